@@ -1,0 +1,39 @@
+# Everything runs from `.venv` in this folder. TORCH may name another build, e.g. TORCH="torch --index-url ...".
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+MODEL_ARGS ?=
+
+.PHONY: setup demo test lint stubs bench acceptance train
+
+setup: .venv/ready ## make .venv with everything for development
+
+.venv/ready: pyproject.toml constraints.txt
+	python3 -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[all,dev]"
+	touch $@
+
+demo: setup ## start everything, three prompts, figures, stop everything
+	$(BIN)/python -m examples.demo
+
+test: setup ## the whole test suite
+	$(BIN)/python -m pytest
+
+lint: setup ## style, types, imports, stubs, schemas
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m protos.generate --check
+	npx --yes @bufbuild/buf@1.75.0 lint
+
+stubs: setup ## make the gRPC stubs from the schemas
+	$(BIN)/python -m protos.generate
+
+bench: setup ## generate(), assisted generate() and Tandem side by side
+	$(BIN)/python -m benchmarks.throughput $(MODEL_ARGS)
+
+acceptance: setup ## tokens per round of the pair, chains and trees
+	$(BIN)/python -m benchmarks.acceptance $(MODEL_ARGS)
+
+train: setup ## train the embedded pair: make train CORPORA=folder
+	nice $(BIN)/python -m models.training.train $(CORPORA) --out models/embedded

@@ -1,0 +1,222 @@
+"""Tokens per round of a pair: rounds of several generations at once against a real verifier and drafter.
+
+Starts both services in this process on loopback and drives the orchestrator's own rounds. Greedy and seeded draws are
+functions of the prompt, so a run without fallback rounds gives the same figures on every machine whose logits agree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Annotated, Any
+
+import typer
+from prometheus_client import CollectorRegistry
+from rich.table import Table
+from transformers.utils import logging
+
+import drafter_service.service
+import models
+import verifier_service.service
+from benchmarks import report
+from benchmarks.prompts import story_count, tokenised
+from benchmarks.wire import Traffic, metered
+from engine.config import ModelServiceConfig
+from orchestrator.clients import DrafterClient, VerifierClient
+from orchestrator.generation import Generation
+from orchestrator.policy import Policy
+from orchestrator.rounds import Round, run_round
+from protos import codec, rpc
+from protos.errors import TandemError
+from protos.process import configure_logging
+from protos.types import DraftShape, SamplingParams
+
+TEMPERATURES = (0.0, 0.7, 1.0)
+SHAPES = {
+    "chain of 1": DraftShape.chain(1),
+    "chain of 2": DraftShape.chain(2),
+    "chain of 4": DraftShape.chain(4),
+    "chain of 8": DraftShape.chain(8),
+    "tree of 8": DraftShape(levels=6, branches=4, nodes=8),
+    "tree of 16": DraftShape(levels=8, branches=4, nodes=16),
+    "tree of 32": DraftShape(levels=10, branches=4, nodes=32),
+}
+AT_ONCE = 8
+DESCRIBE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A drafter and a verifier that serve, and where generations end."""
+
+    drafter: DrafterClient
+    verifier: VerifierClient
+    traffic: Traffic
+    end_token_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One row of the table: what all rounds of one shape at one temperature made. Bytes are per round."""
+
+    name: str
+    shape: DraftShape
+    temperature: float
+    rounds: int
+    fallback_rounds: int  # an overloaded machine makes some; they lower the figures
+    tokens: int
+    drafted: int
+    accepted: int
+    mean_bytes_up: float
+    max_bytes_up: int
+    mean_bytes_down: float
+    max_bytes_down: int
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Emitted tokens per round."""
+        return self.tokens / self.rounds
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted out of drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+
+@asynccontextmanager
+async def serving(target: Path, draft: Path) -> AsyncIterator[Pair]:
+    """Both services while the scope lasts; raises Unusable."""
+    traffic = Traffic("Verify")
+    async with (
+        verifier_service.service.serving(ModelServiceConfig(model=target), CollectorRegistry()) as verifier_address,
+        drafter_service.service.serving(ModelServiceConfig(model=draft), CollectorRegistry()) as drafter_address,
+        metered(verifier_address, traffic) as to_verifier,
+        rpc.connect(drafter_address) as to_drafter,
+    ):
+        verifier = VerifierClient(to_verifier)
+        described = await verifier.describe(DESCRIBE_SECONDS)
+        yield Pair(DrafterClient(to_drafter), verifier, traffic, frozenset(described.end_token_ids))
+
+
+async def complete(pair: Pair, generation: Generation, shape: DraftShape) -> list[Round]:
+    """All rounds of a generation; its sessions are closed."""
+    policy, rounds = Policy(shape), []
+    try:
+        while generation.finish is None:
+            done = await run_round(generation, pair.drafter, pair.verifier, policy)
+            rounds.append(done)
+    finally:
+        for service in (pair.drafter, pair.verifier):
+            with suppress(TandemError):  # the service reclaims idle sessions by itself
+                await service.close(generation.session_id)
+    return rounds
+
+
+async def measure(
+    pair: Pair, prompts: Sequence[tuple[int, ...]], max_new_tokens: int, name: str, temperature: float
+) -> Figures:
+    """One row: every prompt, with its index as the seed."""
+    places = asyncio.Semaphore(AT_ONCE)
+    pair.traffic.clear()
+
+    async def one(index: int) -> list[Round]:
+        generation = Generation(
+            session_id=secrets.token_bytes(codec.SESSION_ID_BYTES),
+            prompt=prompts[index],
+            sampling=SamplingParams(temperature=temperature, seed=index),
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=pair.end_token_ids,
+        )
+        async with places:
+            return await complete(pair, generation, SHAPES[name])
+
+    rounds = [done for each in await asyncio.gather(*map(one, range(len(prompts)))) for done in each]
+    return figures(name, temperature, rounds, pair.traffic)
+
+
+def figures(name: str, temperature: float, rounds: Sequence[Round], traffic: Traffic) -> Figures:
+    """What the rounds add up to."""
+    return Figures(
+        name=name,
+        shape=SHAPES[name],
+        temperature=temperature,
+        rounds=len(rounds),
+        fallback_rounds=sum(done.fallback for done in rounds),
+        tokens=sum(len(done.advance.tokens) for done in rounds),
+        drafted=sum(done.advance.drafted for done in rounds),
+        accepted=sum(done.advance.accepted for done in rounds),
+        mean_bytes_up=mean(traffic.up),
+        max_bytes_up=max(traffic.up),
+        mean_bytes_down=mean(traffic.down),
+        max_bytes_down=max(traffic.down),
+    )
+
+
+async def measure_all(
+    target: Path, draft: Path, prompts: Sequence[tuple[int, ...]], max_new_tokens: int
+) -> list[Figures]:
+    """All rows."""
+    async with serving(target, draft) as pair:
+        return [
+            await measure(pair, prompts, max_new_tokens, name, temperature)
+            for temperature in TEMPERATURES
+            for name in SHAPES
+        ]
+
+
+def table(rows: Sequence[Figures]) -> Table:
+    """What people see."""
+    headings = (
+        "T",
+        "draft",
+        "levels",
+        "branches",
+        "rounds",
+        "without\na draft",
+        "mean acceptance\nlength",
+        "accepted/\ndrafted",
+    )
+    shown = Table(*headings, "bytes up\nmean (max)", "bytes down\nmean (max)", box=None)
+    for row in rows:
+        shown.add_row(
+            *(f"{row.temperature:g}", row.name, str(row.shape.levels), str(row.shape.branches), str(row.rounds)),
+            str(row.fallback_rounds),
+            f"{row.mean_acceptance_length:.2f}",
+            f"{row.acceptance_rate:.1%}",
+            f"{row.mean_bytes_up:.0f} ({row.max_bytes_up})",
+            f"{row.mean_bytes_down:.0f} ({row.max_bytes_down})",
+        )
+    return shown
+
+
+def entry(row: Figures) -> dict[str, Any]:
+    """The same for programs."""
+    rates = {"mean_acceptance_length": row.mean_acceptance_length, "acceptance_rate": row.acceptance_rate}
+    return asdict(row) | rates
+
+
+def main(
+    target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
+    draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
+    prompts: Annotated[int, typer.Option(help="how many story prompts", min=1, max=story_count())] = 40,
+    max_new_tokens: Annotated[int, typer.Option(help="a generation also ends where its story ends", min=2)] = 64,
+    json: Annotated[Path | None, typer.Option("--json", help="write the figures to this file too")] = None,
+) -> None:
+    """Tokens per round of a pair, by draft shape and temperature."""
+    configure_logging("warning")
+    logging.disable_progress_bar()
+    try:
+        rows = asyncio.run(measure_all(target, draft, tokenised(target, prompts), max_new_tokens))
+    except TandemError as problem:
+        raise SystemExit(f"error: {problem}") from None
+    heading = report.title(target, draft, f"{prompts} prompts, up to {max_new_tokens} tokens each")
+    report.publish(heading, table(rows), [entry(row) for row in rows], json)
+
+
+if __name__ == "__main__":
+    typer.run(main)

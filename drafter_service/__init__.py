@@ -1,0 +1,1 @@
+"""Proposes token trees on a cheap device."""

@@ -1,0 +1,7 @@
+"""Start a drafter: `python -m drafter_service --model DIR`."""
+
+from drafter_service.service import serving
+from engine.command import command
+
+if __name__ == "__main__":
+    command("drafter", serving)

@@ -1,0 +1,103 @@
+"""Growing a token tree best-first under a node budget, a level at a time.
+
+Pure: scores come in, nodes to look behind come out. A node's score is the predicted log-probability that it stands,
+the sum over its path; children never score above their parent. So a node that is not among the best `nodes` known
+has no descendant in the final tree, and looking only behind those that are gives the exact best-first tree
+(2402.12374, 2406.16858).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from protos.types import Draft, DraftShape
+
+ROOT = -1
+
+
+@dataclass(slots=True)
+class Node:
+    """A guessed token; `place` is where its keys lie behind the context once it was fed."""
+
+    token: int
+    parent: int
+    depth: int
+    score: float
+    place: int | None = None
+
+
+@dataclass(slots=True)
+class Growth:
+    """A growing tree. `room` bounds the nodes that may be fed."""
+
+    shape: DraftShape
+    room: int
+    nodes: list[Node] = field(default_factory=list)
+    fed: list[int] = field(default_factory=list)
+
+    def sprout(self, parent: int, children: Sequence[tuple[int, float]]) -> None:
+        """Add children (token, log-probability that it follows), likeliest first."""
+        depth, score = 0, 0.0
+        if parent != ROOT:
+            depth, score = self.nodes[parent].depth + 1, self.nodes[parent].score
+        for token, gain in children[: self.shape.branches] if depth < self.shape.levels else ():
+            self.nodes.append(Node(token, parent, depth, score + min(gain, 0.0)))
+
+    def frontier(self) -> list[int]:
+        """The nodes to look behind next: unfed, above the last level, among the best; none when the tree is done."""
+        chosen = [
+            node
+            for node in self._best()
+            if self.nodes[node].place is None and self.nodes[node].depth + 1 < self.shape.levels
+        ]
+        chosen = sorted(chosen)[: self.room - len(self.fed)]
+        for node in chosen:
+            self.nodes[node].place = len(self.fed)
+            self.fed.append(node)
+        return chosen
+
+    def fed_parents(self) -> tuple[int, ...]:
+        """The fed nodes as a tree, in the order in which they were fed."""
+        return tuple(self._place(self.nodes[node].parent) for node in self.fed)
+
+    def finish(self) -> tuple[Draft, tuple[int, ...]]:
+        """The tree with the likeliest child first, and the places of its leading nodes as far as they were fed."""
+        kept = set(self._best())
+        order: list[int] = []
+        stack = self._kept_children(ROOT, kept)
+        while stack:
+            node = stack.pop()
+            order.append(node)
+            stack += self._kept_children(node, kept)
+        index = {node: position for position, node in enumerate(order)} | {ROOT: -1}
+        draft = Draft(
+            tuple(self.nodes[node].token for node in order),
+            tuple(index[self.nodes[node].parent] for node in order),
+        )
+        trunk: list[int] = []
+        for position, node in enumerate(order):
+            place = self.nodes[node].place
+            if place is None or draft.parents[position] != position - 1:
+                break
+            trunk.append(place)
+        return draft, tuple(trunk)
+
+    def _best(self) -> list[int]:
+        """The best nodes within the budget; among equals the older one, so that no child precedes its parent."""
+        return heapq.nsmallest(
+            self.shape.nodes, range(len(self.nodes)), key=lambda node: (-self.nodes[node].score, node)
+        )
+
+    def _kept_children(self, parent: int, kept: set[int]) -> list[int]:
+        """Kept children, likeliest last."""
+        found = [node for node in kept if self.nodes[node].parent == parent]
+        return sorted(found, key=lambda node: (self.nodes[node].score, -node))
+
+    def _place(self, node: int) -> int:
+        if node == ROOT:
+            return ROOT
+        place = self.nodes[node].place
+        assert place is not None, "a child is fed after its parent"
+        return place

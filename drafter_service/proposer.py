@@ -1,0 +1,74 @@
+"""Proposing one draft: extend the session, then grow a chain or tree level by level.
+
+A job for the model thread: every level is one step, shared with all other sessions that are drafting. The drafter adds
+the target's own noise to its logits, so both tend to pick the same token although no probability crosses the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import torch
+
+from drafter_service.growth import ROOT, Growth
+from engine import sampling
+from engine.forward import SCRATCH
+from engine.plan import Segment
+from engine.sessions import Sessions
+from protos import tree
+from protos.types import Context, DraftShape, Proposal, SamplingParams
+
+SHORTLIST = 256  # likeliest tokens that get noise
+LOGIT_ERROR = 0.6  # how far a draft logit is typically off; measured by `make acceptance`, flat over 0.5-0.7
+Children = list[tuple[int, float]]
+
+
+def propose(
+    sessions: Sessions, context: Context, shape: DraftShape, params: SamplingParams, token_count: int
+) -> Generator[Segment, torch.Tensor, Proposal]:
+    """Yields a segment per level, takes their logits, returns the proposal.
+
+    Only tokens below `token_count` are proposed. The session ends up holding the context and, in order, the
+    draft's leading nodes as far as they were fed.
+    """
+    session = sessions.extend(context)
+    logits = yield Segment(
+        slot=session.slot,
+        context=context.base,
+        tokens=context.tokens,
+        parents=tree.chain(len(context.tokens)),
+        wanted=1,
+    )
+    sessions.keep(session, context.length)
+    growth = Growth(shape, SCRATCH)
+    (children,) = likely_children(logits[:, :token_count], params, context.length, shape.branches)
+    growth.sprout(ROOT, children)
+    position = context.length
+    while frontier := growth.frontier():
+        position += 1
+        logits = yield Segment(
+            slot=session.slot,
+            context=context.length,
+            tokens=tuple(growth.nodes[node].token for node in frontier),
+            parents=growth.fed_parents(),
+            wanted=len(frontier),
+        )
+        rows = likely_children(logits[:, :token_count], params, position, shape.branches)
+        for node, children in zip(frontier, rows, strict=True):
+            growth.sprout(node, children)
+    draft, trunk = growth.finish()
+    cached = sessions.keep(session, context.length, trunk)
+    return Proposal(draft, cached, session.epoch)
+
+
+def likely_children(logits: torch.Tensor, params: SamplingParams, position: int, count: int) -> list[Children]:
+    """Per row of [rows, vocab], the `count` tokens that most likely are the target's draw, with log-probabilities.
+
+    The target draws argmax(log p + noise). The drafter's logits are off by some scale, and so is log q by that scale
+    over the temperature: softmax((log q + noise) / error) predicts who wins.
+    """
+    ids, scores = sampling.perturbed(logits, params, position, SHORTLIST)
+    error = LOGIT_ERROR / (params.temperature or 1.0)
+    top = (scores / error).log_softmax(-1).topk(min(count, scores.shape[-1]), dim=-1)
+    tokens = ids.gather(-1, top.indices).tolist()
+    return [list(zip(row, gains, strict=True)) for row, gains in zip(tokens, top.values.tolist(), strict=True)]

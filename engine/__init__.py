@@ -1,0 +1,1 @@
+"""Many sessions on one model: what drafter and verifier share. Torch lives here."""

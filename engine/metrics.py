@@ -1,0 +1,58 @@
+"""What a model service tells Prometheus: steps, batches, queues and sessions.
+
+Names follow the field's: histograms and counters where a rate makes sense, gauges read when scraped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engine.scheduler import StepReport
+from engine.sessions import Sessions
+
+SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+
+
+class ModelMetrics:
+    """Metrics of one model service; `verb` is what it does: verify or draft."""
+
+    def __init__(self, verb: str, registry: CollectorRegistry) -> None:
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"tandem_{verb}_{name}", text, buckets=buckets, registry=registry)
+
+        self._forward = histogram("forward_seconds", "One forward pass over a batch", SECONDS)
+        self._queue = histogram("queue_seconds", "From a call's arrival to its first forward pass", SECONDS)
+        self._sessions = histogram("batch_sessions", "Sessions in a forward pass", COUNTS)
+        self._tokens = histogram("batch_tokens", "Tokens fed in a forward pass", COUNTS)
+
+    def observe(self, report: StepReport) -> None:
+        """Count one forward pass; called on the model thread."""
+        self._forward.observe(report.seconds)
+        self._sessions.observe(report.sessions)
+        self._tokens.observe(report.tokens)
+        for seconds in report.queue_seconds:
+            self._queue.observe(seconds)
+
+
+class SessionCollector(Collector):
+    """Reads the session table at every scrape."""
+
+    def __init__(self, sessions: Sessions, usage: Callable[[], float]) -> None:
+        self._sessions, self._usage = sessions, usage
+
+    def collect(self) -> list[Metric]:
+        """Called by the exporter."""
+        misses = CounterMetricFamily("tandem_session_misses", "Calls told to resend everything", labels=["reason"])
+        misses.add_metric(["not_cached"], self._sessions.misses)
+        evictions = CounterMetricFamily("tandem_session_evictions", "Sessions reclaimed", labels=["reason"])
+        evictions.add_metric(["idle"], self._sessions.expired)
+        stale = CounterMetricFamily("tandem_stale_turns", "Calls older than one already served")
+        stale.add_metric([], self._sessions.stale)
+        sessions = GaugeMetricFamily("tandem_sessions", "Sessions that hold a cache", len(self._sessions))
+        usage = GaugeMetricFamily("tandem_kv_cache_usage_perc", "Used part of the slots, 0 to 1", self._usage())
+        return [misses, evictions, stale, sessions, usage]

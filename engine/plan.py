@@ -1,0 +1,155 @@
+"""One step laid out: which tokens are fed, where their keys go, and who sees whom.
+
+Everything that is the same in all layers is computed here, once per step. Pure: no model, no cache.
+
+Rows are grouped into tiles so that a token's logits do not depend on what else is in the step: a tile's rows are
+padded to a multiple of four (matrix kernels round differently for one to three rows) and its keys to a length that
+depends on positions alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.kv import BLOCK
+from protos import tree
+
+ROWS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One session's share of a step.
+
+    `context` cached tokens are seen by every row. Behind them lies a tree, `parents`, of which the first nodes may
+    be cached already; `tokens` are its last nodes, fed now. Logits are wanted for the last `wanted` of them.
+    """
+
+    slot: int
+    context: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    wanted: int
+
+    @property
+    def cached(self) -> int:
+        """Nodes of the tree that are cached already."""
+        return len(self.parents) - len(self.tokens)
+
+
+@dataclass(slots=True)
+class Tile:
+    """Rows of one session that attend to the same stretch of its slab."""
+
+    slot: int
+    rows: slice
+    keys: int
+    allowed: torch.Tensor  # bool [rows, keys]
+    distance: torch.Tensor  # int [rows, keys]: positions from key to row
+    pad: int
+    _bias: dict[tuple[int | None, int, torch.dtype], torch.Tensor] = field(default_factory=dict)
+
+    def bias(self, window: int | None, repeat: int, dtype: torch.dtype) -> torch.Tensor:
+        """The additive mask, [1, 1, repeat * (rows + pad), keys]."""
+        key = (window, repeat, dtype)
+        if key not in self._bias:
+            allowed = self.allowed if window is None else self.allowed & (self.distance < window)
+            if self.pad:
+                allowed = torch.cat([allowed, allowed[:1].expand(self.pad, -1)])
+            bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+            bias.masked_fill_(~allowed, torch.finfo(dtype).min)
+            self._bias[key] = bias.repeat(repeat, 1)[None, None]
+        return self._bias[key]
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """A step of several segments, packed. `fed` counts real rows; the rest is padding that is never stored."""
+
+    token_ids: torch.Tensor  # [1, rows]
+    positions: torch.Tensor  # [1, rows]
+    fed: int
+    write_slots: torch.Tensor  # [fed]
+    write_places: torch.Tensor  # [fed]
+    logits_rows: torch.Tensor  # [wanted rows, padded to ROWS]
+    wanted: list[int]  # per segment
+    tiles: list[Tile]
+
+
+def plan(segments: Sequence[Segment], device: torch.device) -> StepPlan:
+    """Lay out one step."""
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    places: list[int] = []
+    logits_rows: list[int] = []
+    tiles: list[Tile] = []
+    for segment in segments:
+        depths = tree.depths(segment.parents)
+        start, cached, count = len(ids), segment.cached, len(segment.tokens)
+        tiles += _tiles(segment, depths, start)
+        ids += segment.tokens
+        positions += [segment.context + depth for depth in depths[cached:]]
+        slots += [segment.slot] * count
+        first = segment.context + cached
+        places += range(first, first + count)
+        logits_rows += range(start + count - segment.wanted, start + count)
+    fed = len(ids)
+    padding = max(0, ROWS - fed)
+    spare = [logits_rows[0]] * max(0, ROWS - len(logits_rows))
+
+    def tensor(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, device=device)
+
+    return StepPlan(
+        token_ids=tensor(ids + ids[:1] * padding)[None],
+        positions=tensor(positions + positions[:1] * padding)[None],
+        fed=fed,
+        write_slots=tensor(slots),
+        write_places=tensor(places),
+        logits_rows=tensor(logits_rows + spare),
+        wanted=[segment.wanted for segment in segments],
+        tiles=tiles,
+    )
+
+
+def _tiles(segment: Segment, depths: list[int], start: int) -> list[Tile]:
+    """The tiles of one segment: the trunk of its tree cut at block borders, then the side branches together."""
+    context, cached, nodes = segment.context, segment.cached, len(segment.parents)
+    trunk = max(cached, tree.trunk(segment.parents))
+    visible = _visible(segment.parents)  # [nodes, nodes]
+    place = torch.tensor([*range(context), *(context + depth for depth in depths)])  # key positions
+    tiles = []
+    first = cached
+    while first < nodes:
+        if first < trunk:
+            end = (context + first) // BLOCK * BLOCK + BLOCK
+            last, keys = min(trunk, end - context), end
+        else:
+            last, keys = nodes, -(-(context + nodes) // BLOCK) * BLOCK
+        rows = last - first
+        known = min(keys, context + nodes)
+        allowed = torch.zeros(rows, keys, dtype=torch.bool)
+        allowed[:, :context] = True
+        allowed[:, context:known] = visible[first:last, : known - context]
+        distance = torch.zeros(rows, keys, dtype=torch.long)
+        distance[:, :known] = place[context + first : context + last, None] - place[None, :known]
+        at = slice(start + first - cached, start + last - cached)
+        tiles.append(Tile(segment.slot, at, keys, allowed, distance, -rows % ROWS))
+        first = last
+    return tiles
+
+
+def _visible(parents: tuple[int, ...]) -> torch.Tensor:
+    """Which nodes each node sees, itself and its ancestors, bool [nodes, nodes]."""
+    trunk, nodes = tree.trunk(parents), len(parents)
+    visible = torch.zeros(nodes, nodes, dtype=torch.bool)
+    visible[:trunk, :trunk] = torch.ones(trunk, trunk, dtype=torch.bool).tril()
+    for node in range(trunk, nodes):
+        if parents[node] >= 0:
+            visible[node] = visible[parents[node]]
+        visible[node, node] = True
+    return visible

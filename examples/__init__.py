@@ -1,0 +1,1 @@
+"""Programs that use a running Tandem as any client would."""

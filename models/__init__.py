@@ -1,0 +1,7 @@
+"""The embedded pair: a small target and its drafter, trained here on simple English (see README.md)."""
+
+from pathlib import Path
+
+EMBEDDED = Path(__file__).parent / "embedded"
+TARGET = EMBEDDED / "target"
+DRAFT = EMBEDDED / "draft"

@@ -1,0 +1,106 @@
+"""The training text: documents of several corpora as token streams, the last part of each held out.
+
+Reads plain text files whose documents are separated by a line `<|endoftext|>`; knows nothing of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+END = "<|endoftext|>"
+PAD = "<|pad|>"
+HELD_OUT = 0.025
+TYPOGRAPHY = str.maketrans(
+    {"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'", "\u2026": "...", "\u2014": " - "}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One corpus file and how often it is drawn relative to the others."""
+
+    file: str
+    weight: float
+    simple: bool = True  # the tokenizer is trained on simple English alone
+
+
+SOURCES = (
+    Source("tinystories.txt", 6.0),
+    Source("fairytaleqa_stories.txt", 1.0),
+    Source("gutenberg_fairy_tales.txt", 0.7),
+    Source("african_storybook_en.txt", 1.0),
+    Source("gutenberg_short_stories.txt", 1.3, simple=False),
+)
+
+
+def plain(text: str) -> str:
+    """Undo UTF-8 that was read as Windows-1252 and straighten quotes: a small model has no room for spellings."""
+    lines = []
+    for line in text.split("\n"):
+        try:
+            line = line.encode("cp1252").decode("utf-8")
+        except UnicodeError:
+            line = line.replace("â€œ", '"').replace("â€\x9d", '"').replace("â€™", "'").replace("â€", '"')
+        lines.append(line.translate(TYPOGRAPHY).rstrip())
+    return "\n".join(lines)
+
+
+def documents(path: Path) -> list[str]:
+    """The documents of a corpus file, in order, cleaned."""
+    docs = path.read_text(encoding="utf-8", errors="replace").split(END)
+    return [text for doc in docs if (text := plain(doc).strip())]
+
+
+def split(docs: list[str]) -> tuple[list[str], list[str]]:
+    """(training, held out): the held-out part is the last 2.5 % of the documents."""
+    cut = max(1, len(docs) - max(1, round(len(docs) * HELD_OUT)))
+    return docs[:cut], docs[cut:]
+
+
+def train_tokenizer(texts: Iterator[str], entries: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer; padding has an id of its own so that it never hides a real token."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=entries,
+            special_tokens=[END, PAD],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe, eos_token=END, pad_token=PAD, clean_up_tokenization_spaces=False
+    )
+
+
+class Stream:
+    """Token windows drawn at random places from several corpora."""
+
+    def __init__(self, tokens: list[np.ndarray], weights: list[float], seed: int) -> None:
+        self._tokens = tokens
+        self._weights = np.array(weights) / sum(weights)
+        self._random = np.random.default_rng(seed)
+
+    def batch(self, rows: int, length: int) -> torch.Tensor:
+        """A batch of windows, int64 [rows, length]."""
+        windows = []
+        for source in self._random.choice(len(self._tokens), size=rows, p=self._weights):
+            start = self._random.integers(0, len(self._tokens[source]) - length)
+            windows.append(self._tokens[source][start : start + length].astype(np.int64))
+        return torch.from_numpy(np.stack(windows))
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, docs: list[str]) -> np.ndarray:
+    """Documents as one stream of ids with an end token after each, uint16 [tokens]."""
+    end = tokenizer.eos_token_id
+    ids = [i for row in tokenizer(docs)["input_ids"] for i in (*row, end)]
+    return np.array(ids, dtype=np.uint16)

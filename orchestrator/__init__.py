@@ -1,0 +1,1 @@
+"""Runs rounds for many requests: propose -> verify -> advance."""

@@ -1,0 +1,87 @@
+"""One request's answer as it grows: text, figures and times."""
+
+from __future__ import annotations
+
+import time
+
+from orchestrator.metrics import FrontMetrics, Tally
+from orchestrator.request import Order
+from orchestrator.text import TextStream
+from protos.tandem.v1 import orchestrator_pb2 as api
+from protos.tandem.v1 import rounds_pb2
+
+
+class Answer:
+    """Takes rounds and makes chunks, which leave out the `known` first tokens that the client has already."""
+
+    def __init__(self, ordered: Order, stream: TextStream, seed: int, metrics: FrontMetrics, known: int) -> None:
+        self.finished = False
+        self._known = known
+        self._run, self._stream, self._seed, self._metrics = ordered.run, stream, seed, metrics
+        self._prompt_tokens = len(ordered.run.prompt)
+        self._tally = Tally()
+        self._tokens: list[int] = []
+        self._end = rounds_pb2.RunResponse()
+        self._arrived = self._began = self._last = time.monotonic()
+        self._first: float | None = None
+
+    def started(self) -> None:
+        """The request got its place."""
+        self._began = time.monotonic()
+        self._metrics.prompt_tokens.inc(self._prompt_tokens)
+        self._metrics.queue.observe(self._began - self._arrived)
+
+    def add(self, step: rounds_pb2.RunResponse) -> api.Chunk:
+        """Take one round; the chunk it makes ends at a stop string."""
+        old, fresh = step.tokens[: self._known], step.tokens[self._known :]
+        _, used_old = self._stream.push(old)
+        text, used_fresh = self._stream.push(fresh)
+        self._known -= used_old
+        del step.tokens[used_old + used_fresh :]
+        step.accepted = min(step.accepted, len(step.tokens))
+        self._end = step
+        if step.finish_reason or self._stream.matched is not None:
+            self.finished = True
+            text += self._stream.finish()
+        self._tally.add(step)
+        self._metrics.add(step)
+        self._tokens += step.tokens
+        self._clock()
+        return api.Chunk(text=text, token_ids=fresh[:used_fresh], completion_tokens=len(self._tokens))
+
+    def complete(self) -> api.GenerateResponse:
+        """The whole answer."""
+        reason = api.FINISH_REASON_STOP if self._stream.matched is not None else self._end.finish_reason
+        now, first = self._last, self._first or self._last
+        self._metrics.total.observe(now - self._arrived)
+        if len(self._tokens) > 1:
+            self._metrics.per_token.observe((now - first) / (len(self._tokens) - 1))
+        self._metrics.finished.labels(api.FinishReason.Name(reason).rpartition("_")[2].lower()).inc()
+        response = api.GenerateResponse(
+            request_id=self._run.request_id,
+            text=self._stream.text,
+            token_ids=self._tokens,
+            finish_reason=reason,
+            usage=api.Usage(prompt_tokens=self._prompt_tokens, completion_tokens=len(self._tokens)),
+            timing=api.Timing(
+                queue_seconds=self._began - self._arrived,
+                time_to_first_token_seconds=first - self._arrived,
+                total_seconds=now - self._arrived,
+            ),
+            speculation=self._tally.summary(),
+            seed=self._seed,
+        )
+        if self._stream.matched is not None:
+            response.matched_text = self._stream.matched
+        elif self._end.HasField("matched_token_id"):
+            response.matched_token_id = self._end.matched_token_id
+        return response
+
+    def _clock(self) -> None:
+        now = time.monotonic()
+        if self._first is None:
+            self._first = now
+            self._metrics.first_token.observe(now - self._arrived)
+        else:
+            self._metrics.gap.observe(now - self._last)
+        self._last = now

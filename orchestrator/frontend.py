@@ -1,0 +1,131 @@
+"""The client API: text in, text out, as it grows.
+
+Admits requests, runs them on the worker pool, turns tokens into text and counts. Owns the tokens streamed so far, so a
+lost worker costs a resume and never an error at the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+
+from grpc import aio
+from structlog.contextvars import bind_contextvars
+from tokenizers import Tokenizer
+
+from orchestrator.answer import Answer
+from orchestrator.metrics import FrontMetrics
+from orchestrator.pool import WorkerPool
+from orchestrator.replicas import Replicas
+from orchestrator.request import Limits, order
+from orchestrator.text import TextStream
+from protos.errors import Busy, InvalidRequest
+from protos.tandem.v1 import orchestrator_pb2 as api
+from protos.tandem.v1 import orchestrator_pb2_grpc
+
+NAME = api.DESCRIPTOR.services_by_name["OrchestratorService"].full_name
+Context: TypeAlias = "aio.ServicerContext[Any, Any]"
+Event = api.StreamGenerateResponse
+
+
+class Admission:
+    """Bounds the requests in rounds and the requests that wait for a place."""
+
+    def __init__(self, max_running: int, max_waiting: int, metrics: FrontMetrics) -> None:
+        self._places = asyncio.Semaphore(max_running)
+        self._max_waiting = max_waiting
+        self._metrics = metrics
+        self.running = 0
+        self.waiting = 0
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """A place in the running set; raises Busy when too many wait."""
+        if self._places.locked() and self.waiting >= self._max_waiting:
+            raise Busy(f"{self.waiting} requests are waiting", retry_after=0.5)
+        self.waiting += 1
+        self._export()
+        try:
+            await self._places.acquire()
+        finally:
+            self.waiting -= 1
+            self._export()
+        self.running += 1
+        self._export()
+        try:
+            yield
+        finally:
+            self.running -= 1
+            self._places.release()
+            self._export()
+
+    def _export(self) -> None:
+        self._metrics.running.set(self.running)
+        self._metrics.waiting.set(self.waiting)
+
+
+class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
+    """Serves one model."""
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        replicas: Replicas,
+        tokenizer: Tokenizer,
+        limits: Limits,
+        metrics: FrontMetrics,
+        admission: Admission,
+    ) -> None:
+        self._pool, self._replicas, self._tokenizer = pool, replicas, tokenizer
+        self._limits, self._metrics, self._admission = limits, metrics, admission
+
+    async def Generate(self, request: api.GenerateRequest, context: Context) -> api.GenerateResponse:
+        """The whole answer: the last event of the stream."""
+        answers = [event.complete async for event in self._events(request) if event.HasField("complete")]
+        return answers[-1]
+
+    async def StreamGenerate(self, request: api.StreamGenerateRequest, context: Context) -> AsyncIterator[Event]:
+        """The answer as it grows; the tokens that the client has already are not sent again."""
+        _check_resumable(request)
+        async for event in self._events(request.request, request.resume_from):
+            if event.HasField("complete") or event.chunk.token_ids:
+                yield event
+
+    async def GetStatus(self, request: api.GetStatusRequest, context: Context) -> api.GetStatusResponse:
+        """What is served and how it is doing."""
+        return await self._replicas.status(self._admission.running, self._admission.waiting)
+
+    async def _events(self, request: api.GenerateRequest, known: int = 0) -> AsyncIterator[Event]:
+        """Chunks without the `known` first tokens, then the complete answer."""
+        request_id = request.request_id or secrets.token_hex(8)
+        bind_contextvars(request_id=request_id)
+        seed = secrets.randbits(64)
+        ordered = order(request, request_id, seed, self._limits, self._tokenise)
+        seed = request.sampling.seed if request.sampling.HasField("seed") else seed
+        answer = Answer(ordered, TextStream(self._tokenizer, ordered.stop), seed, self._metrics, known)
+        async with self._admission.place():
+            answer.started()
+            steps = self._pool.run(ordered.run)
+            try:
+                async for step in steps:
+                    chunk = answer.add(step)
+                    yield Event(chunk=chunk)
+                    if answer.finished:
+                        break
+            finally:
+                await steps.aclose()  # type: ignore[attr-defined]
+        yield Event(complete=answer.complete())
+
+    def _tokenise(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text).ids)
+
+
+def _check_resumable(request: api.StreamGenerateRequest) -> None:
+    """Only a text that is a function of the request can be continued."""
+    sampling = request.request.sampling
+    greedy = sampling.HasField("temperature") and sampling.temperature == 0
+    if request.resume_from and not (greedy or sampling.HasField("seed")):
+        raise InvalidRequest.of("resume_from", "needs sampling.seed, or temperature 0")

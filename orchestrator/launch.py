@@ -1,0 +1,166 @@
+"""`tandem up`: all three services on this machine, each a process of its own, watched and restarted.
+
+A service that dies before it ever served ends the whole with its one-line error; one that dies later is started again
+on its old port. Children hold a leash: whatever ends this process ends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from protos import rpc
+from protos.errors import IncompatibleModels, Unusable
+from protos.fingerprint import fingerprint
+from protos.process import LEASH, told_to_stop
+
+HOST = "127.0.0.1"
+GRACE_SECONDS = 20.0
+RESTART_SECONDS = 1.0
+
+Report = Callable[[str, dict[str, str]], None]
+
+
+@dataclass(slots=True)
+class Service:
+    """One child process and the flags it is (re)started with."""
+
+    role: str
+    module: str
+    flags: list[str]
+    process: asyncio.subprocess.Process | None = None
+    serving: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def live(self, report: Report) -> None:
+        """Run the child, again and again; returns if it dies before it ever served."""
+        while True:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                self.module,
+                *self.flags,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env=os.environ | {LEASH: "1"},
+                start_new_session=True,  # Ctrl-C reaches this process alone, which stops the rest in order
+            )
+            await self._listen(report)
+            await self.process.wait()
+            if not self.serving.is_set():
+                return
+            report("restarting", {"role": self.role})
+            await asyncio.sleep(RESTART_SECONDS)
+
+    async def stop(self) -> None:
+        """Drop the leash and wait; kill what does not go."""
+        if self.process is None or self.process.returncode is not None:
+            return
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            await asyncio.wait_for(self.process.wait(), GRACE_SECONDS)
+        except TimeoutError:
+            self.process.kill()
+            await self.process.wait()
+
+    async def _listen(self, report: Report) -> None:
+        assert self.process is not None and self.process.stdout is not None
+        async for line in self.process.stdout:
+            try:
+                fact = json.loads(line)
+                event = fact.pop("event")
+            except (ValueError, KeyError):  # not an announcement: a library's own words
+                sys.stderr.write(line.decode(errors="replace"))
+                continue
+            report(event, fact)
+            if event == "serving":
+                self.serving.set()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to start: two model directories and the port of the client API, 0 for a free one."""
+
+    target: Path
+    draft: Path
+    port: int
+    workers: int = 1
+    ray: bool = True
+    threads: int = 1
+
+    def services(self) -> list[Service]:
+        """The three services on ports that are free now; raises Unusable, IncompatibleModels."""
+        for folder in (self.target, self.draft):
+            if not (folder / "config.json").is_file():
+                raise Unusable(f"{folder} is not a model directory: it has no config.json")
+        if fingerprint(self.target) != fingerprint(self.draft):
+            raise IncompatibleModels(f"the tokenizers of {self.target} and {self.draft} differ")
+        port = rpc.free_port(HOST, self.port)
+        verifier, drafter = rpc.free_port(HOST), rpc.free_port(HOST)
+        model = ["--threads", str(self.threads)]
+        return [
+            Service("verifier", "verifier_service", ["--model", str(self.target), "--port", str(verifier), *model]),
+            Service("drafter", "drafter_service", ["--model", str(self.draft), "--port", str(drafter), *model]),
+            Service(
+                "orchestrator",
+                "orchestrator",
+                [
+                    *("--verifier", f"{HOST}:{verifier}", "--drafter", f"{HOST}:{drafter}"),
+                    *("--tokenizer", str(self.target), "--port", str(port), "--workers", str(self.workers)),
+                    "--ray" if self.ray else "--no-ray",
+                ],
+            ),
+        ]
+
+
+@asynccontextmanager
+async def up(plan: Plan, report: Report) -> AsyncIterator[asyncio.Future[None]]:
+    """All services while the scope lasts; yields, once they serve, a future that ends when one cannot go on.
+
+    Raises Unusable if a service does not come up.
+    """
+    services = plan.services()
+    lives = [asyncio.create_task(service.live(report)) for service in services]
+    try:
+        first_death = asyncio.ensure_future(_first(lives))
+        all_serve = asyncio.gather(*(service.serving.wait() for service in services))
+        await asyncio.wait((first_death, all_serve), return_when=asyncio.FIRST_COMPLETED)
+        if not all_serve.done():
+            all_serve.cancel()
+            raise Unusable("a service did not start; its own line above says why")
+        yield first_death
+    finally:
+        for task in lives:
+            task.cancel()
+        await asyncio.gather(*lives, first_death, return_exceptions=True)
+        await services[-1].stop()  # the orchestrator closes its sessions on the others first
+        await asyncio.gather(*(service.stop() for service in services))
+
+
+async def run_until_stopped(plan: Plan, report: Report, ready: Callable[[], None]) -> None:
+    """Serve until Ctrl-C or SIGTERM."""
+    stop = asyncio.ensure_future(told_to_stop())
+
+    async def serve() -> None:
+        async with up(plan, report) as death:
+            ready()
+            await death
+
+    serving = asyncio.ensure_future(serve())
+    await asyncio.wait((stop, serving), return_when=asyncio.FIRST_COMPLETED)
+    for task in (stop, serving):
+        task.cancel()
+    with suppress(asyncio.CancelledError):
+        await serving
+
+
+async def _first(lives: list[asyncio.Task[None]]) -> None:
+    """Wait for the first life to end; raises what ended it."""
+    ended, _ = await asyncio.wait(lives, return_when=asyncio.FIRST_COMPLETED)
+    await ended.pop()

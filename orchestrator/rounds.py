@@ -1,0 +1,107 @@
+"""One round: propose -> verify -> advance, with one retry rule.
+
+Read this file first. A round without a draft is plain decoding, so a lost drafter is no special case.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import structlog
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
+
+from orchestrator.generation import Advance, Cursor, Generation
+from orchestrator.policy import Policy
+from orchestrator.ports import Drafter, Verifier
+from protos.errors import InvalidRequest, SessionMiss, TandemError
+from protos.status import is_transient
+from protos.types import NO_DRAFT, Context, Draft, DraftShape, Verdict
+
+PATIENCE_SECONDS = 30.0  # with a verifier that is lost or busy
+
+log = structlog.get_logger()
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a round did and how long each phase took, in seconds."""
+
+    advance: Advance
+    fallback: bool
+    propose_seconds: float
+    verify_seconds: float
+    advance_seconds: float
+
+
+async def run_round(generation: Generation, drafter: Drafter, verifier: Verifier, policy: Policy) -> Round:
+    """Advance a generation by one round; raises a TandemError when the verifier cannot be had."""
+    began = time.perf_counter()
+    shape = policy.next(generation.remaining)
+    draft = await propose(generation, drafter, policy, shape) if shape.levels else NO_DRAFT
+    proposed = time.perf_counter()
+    try:
+        verdict = await verify(generation, verifier, draft)
+    except InvalidRequest as error:  # a drafter is not trusted: its draft may be unfit, the request is not
+        if not draft.tokens:
+            raise
+        log.warning("an unfit draft", problem=str(error))
+        policy.failed()
+        draft = NO_DRAFT
+        verdict = await verify(generation, verifier, draft)
+    verified = time.perf_counter()
+    wanted = policy.wants_draft and generation.remaining > 1
+    advance = generation.advance(draft, verdict)
+    return Round(
+        advance,
+        fallback=wanted and not draft.tokens,
+        propose_seconds=proposed - began,
+        verify_seconds=verified - proposed,
+        advance_seconds=time.perf_counter() - verified,
+    )
+
+
+async def propose(generation: Generation, drafter: Drafter, policy: Policy, shape: DraftShape) -> Draft:
+    """The drafter's draft, or none if it cannot be had."""
+    try:
+        proposal = await ask(
+            generation,
+            generation.drafter,
+            lambda context: drafter.propose(context, shape, generation.sampling),
+        )
+    except TandemError as error:
+        log.warning("no draft", reason=error.reason)
+        policy.failed()
+        return NO_DRAFT
+    policy.drafted()
+    generation.drafted(proposal)
+    return proposal.draft
+
+
+async def verify(generation: Generation, verifier: Verifier, draft: Draft) -> Verdict:
+    """The verifier's verdict, asked for again, with back-off, while it may still come."""
+    async for attempt in AsyncRetrying(
+        retry=retry_if_exception(lambda e: isinstance(e, TandemError) and is_transient(e)),
+        wait=wait_random_exponential(multiplier=0.05, max=1.0),
+        stop=stop_after_delay(PATIENCE_SECONDS),
+        reraise=True,
+    ):
+        with attempt:
+            return await ask(
+                generation,
+                generation.verifier,
+                lambda context: verifier.verify(context, draft, generation.sampling),
+            )
+    raise AssertionError("the last attempt returns or raises")
+
+
+async def ask(generation: Generation, cursor: Cursor, call: Callable[[Context], Awaitable[Answer]]) -> Answer:
+    """Call with the next context; a service that does not hold the session is told everything, once."""
+    try:
+        return await call(generation.context(cursor))
+    except SessionMiss:
+        cursor.forget()
+        return await call(generation.context(cursor))

@@ -1,0 +1,70 @@
+"""Tokens to text as they come: never half a character, never a part of a stop string.
+
+Wraps a Hugging Face tokenizer; holds one completion's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from protos.errors import Unusable
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a model directory; raises Unusable."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise Unusable(f"{folder} has no tokenizer.json: a fast Hugging Face tokenizer is needed")
+    return Tokenizer.from_file(str(path))
+
+
+class TextStream:
+    """The text of a growing completion."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+        self.text = ""
+        self.matched: str | None = None
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stop = stop
+        self._held = ""
+
+    def push(self, tokens: Iterable[int]) -> tuple[str, int]:
+        """Add tokens up to the first stop string: (text that is final now, tokens used)."""
+        fresh, used = "", 0
+        for token in tokens:
+            if self.matched is not None:
+                break
+            used += 1
+            fresh += self._take(self._stream.step(self._tokenizer, token) or "")
+        self.text += fresh
+        return fresh, used
+
+    def finish(self) -> str:
+        """The text that was held back in case a stop string would come; it did not."""
+        rest, self._held = self._held, ""
+        self.text += rest
+        return rest
+
+    def _take(self, piece: str) -> str:
+        """Add a piece; what may yet become a stop string is held back."""
+        self._held += piece
+        found = [(at, stop) for stop in self._stop if (at := self._held.find(stop)) >= 0]
+        if found:
+            at, self.matched = min(found)
+            final, self._held = self._held[:at], ""
+            return final
+        keep = max((_overlap(self._held, stop) for stop in self._stop), default=0)
+        cut = len(self._held) - keep
+        final, self._held = self._held[:cut], self._held[cut:]
+        return final
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The longest end of the text that begins the stop string."""
+    longest = min(len(text), len(stop) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

@@ -1,0 +1,130 @@
+"""Every error that crosses a process border, and its gRPC status: one table for both ends.
+
+    TandemError
+    |- InvalidRequest      INVALID_ARGUMENT     names every offending field
+    |- SessionMiss         NOT_FOUND            resend once from base 0
+    |- StaleTurn           ABORTED              drop: a newer call is already served
+    |- Busy                RESOURCE_EXHAUSTED   back off for `retry_after` seconds
+    |- IncompatibleModels  FAILED_PRECONDITION  never pair them
+    |- Unavailable         UNAVAILABLE          a peer cannot be used now
+    |  `- TransportLost    (never sent)         the peer did not answer: try another replica
+    |- DeadlineExceeded    DEADLINE_EXCEEDED    the caller's time ran out
+    |- Internal            INTERNAL             a bug; the message says nothing of the request
+    `- Unusable            (never sent)         a process cannot start: what, and why
+
+Names gRPC only for its status codes; nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from grpc import StatusCode
+
+
+class TandemError(Exception):
+    """The root: a message of one line that never holds prompt text."""
+
+    status: ClassVar[StatusCode] = StatusCode.INTERNAL
+    reason: ClassVar[str] = "INTERNAL"
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One field that cannot be used as it is."""
+
+    field: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.field} {self.problem}"
+
+
+class InvalidRequest(TandemError):
+    """The request can never be served."""
+
+    status = StatusCode.INVALID_ARGUMENT
+    reason = "INVALID_REQUEST"
+
+    def __init__(self, *violations: Violation) -> None:
+        super().__init__("; ".join(str(violation) for violation in violations))
+        self.violations = violations
+
+    @classmethod
+    def of(cls, field: str, problem: str) -> InvalidRequest:
+        """The common case of one field."""
+        return cls(Violation(field, problem))
+
+
+class SessionMiss(TandemError):
+    """The service does not hold the session as the caller believes."""
+
+    status = StatusCode.NOT_FOUND
+    reason = "SESSION_MISS"
+
+
+class StaleTurn(TandemError):
+    """A newer call of the session was already served."""
+
+    status = StatusCode.ABORTED
+    reason = "STALE_TURN"
+
+
+class Busy(TandemError):
+    """No room now."""
+
+    status = StatusCode.RESOURCE_EXHAUSTED
+    reason = "BUSY"
+
+    def __init__(self, message: str, retry_after: float = 0.05) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class IncompatibleModels(TandemError):
+    """Drafter, verifier or front end speak different tokens."""
+
+    status = StatusCode.FAILED_PRECONDITION
+    reason = "INCOMPATIBLE_MODELS"
+
+
+class Unavailable(TandemError):
+    """Something that the request needs cannot be used now."""
+
+    status = StatusCode.UNAVAILABLE
+    reason = "UNAVAILABLE"
+
+
+class TransportLost(Unavailable):
+    """The peer itself did not answer."""
+
+
+class DeadlineExceeded(TandemError):
+    """The caller's time ran out."""
+
+    status = StatusCode.DEADLINE_EXCEEDED
+    reason = "DEADLINE_EXCEEDED"
+
+
+class Internal(TandemError):
+    """A bug on the side that answers."""
+
+
+class Unusable(TandemError):
+    """A process cannot start with what it was given."""
+
+
+BY_REASON: dict[str, type[TandemError]] = {
+    error.reason: error
+    for error in (
+        InvalidRequest,
+        SessionMiss,
+        StaleTurn,
+        Busy,
+        IncompatibleModels,
+        Unavailable,
+        DeadlineExceeded,
+        Internal,
+    )
+}

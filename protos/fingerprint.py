@@ -1,0 +1,33 @@
+"""The fingerprint of a tokenizer: two models fit together if their ids mean the same tokens.
+
+Reads `tokenizer.json`; loads no tokenizer library, so that every service can afford it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from protos.errors import Unusable
+
+
+def tokens_by_id(folder: Path) -> dict[int, str]:
+    """What every id of the model directory's tokenizer stands for; raises Unusable."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise Unusable(f"{folder} has no tokenizer.json: a fast Hugging Face tokenizer is needed")
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    vocabulary = content["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        tokens = {index: token for token, index in vocabulary.items()}
+    else:  # a unigram model lists [token, score] pairs
+        tokens = {index: pair[0] for index, pair in enumerate(vocabulary)}
+    return tokens | {added["id"]: added["content"] for added in content.get("added_tokens", ())}
+
+
+def fingerprint(folder: Path) -> str:
+    """A short hash of what every id stands for, e.g. `9f86d081884c7d65`; raises Unusable."""
+    lines = (f"{index} {token!r}" for index, token in sorted(tokens_by_id(folder).items()))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

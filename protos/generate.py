@@ -1,0 +1,58 @@
+"""Make the committed stubs from the schemas, or check that they are fresh.
+
+python -m protos.generate [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+from grpc_tools import protoc
+
+ROOT = Path(__file__).parent
+STUBS = Path("tandem/v1")
+
+
+def generate(out: Path) -> None:
+    """Write stubs for every schema under `out`, importable as `protos.tandem.v1`."""
+    schemas = sorted(str(path.relative_to(ROOT)) for path in (ROOT / STUBS).glob("*.proto"))
+    kinds = ("python", "grpc_python", "mypy", "mypy_grpc")
+    arguments = ["protoc", f"-I{ROOT}", *(f"--{kind}_out={out}" for kind in kinds), *schemas]
+    if protoc.main(arguments) != 0:
+        raise SystemExit("protoc failed")
+    for stub in (out / STUBS).glob("*_pb2*"):
+        text = stub.read_text()
+        text = re.sub(r"^from tandem\.v1 import", "from protos.tandem.v1 import", text, flags=re.M)
+        stub.write_text(text)
+
+
+def stale(fresh: Path) -> list[str]:
+    """Names of committed stubs that differ from the fresh ones, or that only one side has."""
+    names = {path.name for side in (ROOT, fresh) for path in (side / STUBS).glob("*_pb2*")}
+
+    def content(side: Path, name: str) -> bytes:
+        path = side / STUBS / name
+        return path.read_bytes() if path.exists() else b""
+
+    return sorted(name for name in names if content(ROOT, name) != content(fresh, name))
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="make the gRPC stubs")
+    parser.add_argument("--check", action="store_true", help="change nothing, fail if a stub is stale")
+    if not parser.parse_args().check:
+        generate(ROOT)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        generate(Path(folder))
+        if names := stale(Path(folder)):
+            sys.exit(f"stale stubs: {', '.join(names)}; run `make stubs`")
+
+
+if __name__ == "__main__":
+    main()

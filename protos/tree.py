@@ -1,0 +1,57 @@
+"""Token trees: what follows from `parents` alone. A chain is a tree of width one.
+
+Pure; parents come in topological order and -1 is the root, which is not a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def chain(length: int) -> tuple[int, ...]:
+    """The parents of a straight tree."""
+    return tuple(range(-1, length - 1))
+
+
+def is_chain(parents: Sequence[int]) -> bool:
+    """Whether no node has a sibling."""
+    return all(parent == node - 1 for node, parent in enumerate(parents))
+
+
+def problem(parents: Sequence[int]) -> str | None:
+    """Why these are not the parents of a tree in topological order, or None."""
+    for node, parent in enumerate(parents):
+        if not -1 <= parent < node:
+            return f"of node {node} is {parent}, not in -1..{node - 1}"
+    return None
+
+
+def depths(parents: Sequence[int]) -> list[int]:
+    """Levels below the root: its children have depth 0."""
+    result: list[int] = []
+    for parent in parents:
+        result.append(0 if parent < 0 else result[parent] + 1)
+    return result
+
+
+def children(parents: Sequence[int]) -> list[list[int]]:
+    """Children in order, of the root first: [0] is the root's, [n + 1] is node n's."""
+    result: list[list[int]] = [[] for _ in range(len(parents) + 1)]
+    for node, parent in enumerate(parents):
+        result[parent + 1].append(node)
+    return result
+
+
+def hang(length: int, parents: Sequence[int]) -> tuple[int, ...]:
+    """The parents of a chain of `length` nodes with the tree hung below its last node."""
+    return chain(length) + tuple(length + parent for parent in parents)
+
+
+def trunk(parents: Sequence[int]) -> int:
+    """How many leading nodes form a chain from the root: the principal path when the likeliest child comes first."""
+    return next((node for node, parent in enumerate(parents) if parent != node - 1), len(parents))
+
+
+def leading(path: Sequence[int]) -> int:
+    """How many nodes of a path are the tree's leading nodes, in order."""
+    return next((step for step, node in enumerate(path) if node != step), len(path))

@@ -1,0 +1,176 @@
+"""What the tests share: the embedded pair, tiny random pairs, and real services on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import hypothesis
+import pytest
+import torch
+import transformers
+from prometheus_client import CollectorRegistry
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+import drafter_service.service
+import models
+import verifier_service.service
+from engine.config import ModelServiceConfig
+from orchestrator import cluster, server
+from orchestrator.clients import DrafterClient, VerifierClient
+from orchestrator.config import OrchestratorConfig
+from protos import process, rpc
+from protos.tandem.v1 import orchestrator_pb2_grpc
+from tests.families import build
+
+PROMPTS = Path(__file__).parents[1] / "benchmarks" / "story_prompts.jsonl"
+
+hypothesis.settings.register_profile("tandem", deadline=None)  # other load on the machine is no failure
+hypothesis.settings.load_profile("tandem")
+transformers.utils.logging.disable_progress_bar()
+torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two model directories."""
+
+    target: Path
+    draft: Path
+
+
+@dataclass(frozen=True)
+class Services:
+    """A drafter and a verifier that serve."""
+
+    pair: Pair
+    drafter: str
+    verifier: str
+    drafter_client: DrafterClient
+    verifier_client: VerifierClient
+
+    async def assert_no_session_is_left(self) -> None:
+        """Closing is asynchronous: it may take a moment, not more."""
+        for _ in range(100):
+            left = [(await client.describe(5)).sessions for client in (self.drafter_client, self.verifier_client)]
+            if left == [0, 0]:
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"sessions left on drafter and verifier: {left}")
+
+
+@dataclass(frozen=True)
+class Tandem:
+    """A whole system."""
+
+    services: Services
+    stub: Any
+    metrics_url: str
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[str]:
+    """80 beginnings of stories."""
+    return [json.loads(line)["prompt"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Pair:
+    """The trained pair."""
+    return Pair(models.TARGET, models.DRAFT)
+
+
+@pytest.fixture(scope="session")
+def target(embedded: Pair) -> PreTrainedModel:
+    """The trained target as transformers runs it, untouched by us."""
+    return AutoModelForCausalLM.from_pretrained(embedded.target, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="session")
+def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]:
+    """Makes a tiny random model directory of a family, with the embedded tokenizer."""
+    made: dict[tuple[str, int], Path] = {}
+
+    def make(family: str, seed: int) -> Path:
+        if (family, seed) not in made:
+            folder = made[family, seed] = tmp_path_factory.mktemp(f"{family}-{seed}-", numbered=True)
+            build(family, seed).save_pretrained(folder)
+            for name in ("tokenizer.json", "tokenizer_config.json"):
+                shutil.copy(models.TARGET / name, folder)
+        return made[family, seed]
+
+    return make
+
+
+@asynccontextmanager
+async def serve_models(pair: Pair, **options: Any) -> AsyncIterator[Services]:
+    """A real drafter and a real verifier on loopback."""
+    async with AsyncExitStack() as scope:
+        addresses, channels = [], []
+        for module, folder in ((drafter_service.service, pair.draft), (verifier_service.service, pair.target)):
+            config = ModelServiceConfig(model=folder, **options)
+            address = await scope.enter_async_context(module.serving(config, CollectorRegistry()))
+            addresses.append(address)
+            channels.append(await scope.enter_async_context(rpc.connect(address)))
+        drafter, verifier = DrafterClient(channels[0]), VerifierClient(channels[1])
+        services = Services(pair, addresses[0], addresses[1], drafter, verifier)
+        yield services
+        await services.assert_no_session_is_left()
+
+
+@asynccontextmanager
+async def serve_all(services: Services, **options: Any) -> AsyncIterator[Tandem]:
+    """An orchestrator in front of them."""
+    config = OrchestratorConfig(
+        verifier=services.verifier, drafter=services.drafter, tokenizer=services.pair.target, port=0, **options
+    )
+    registry = CollectorRegistry()
+    with process.metrics_served("127.0.0.1", 0, registry) as port:
+        async with server.serving(config, registry) as address, rpc.connect(address) as channel:
+            stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+            yield Tandem(services, stub, f"http://127.0.0.1:{port}/metrics")
+
+
+@pytest.fixture(scope="session")
+async def services(embedded: Pair) -> AsyncIterator[Services]:
+    """The embedded pair, served."""
+    async with serve_models(embedded) as services:
+        yield services
+
+
+@pytest.fixture(scope="session")
+def ray() -> Iterator[None]:
+    """One real Ray for all tests that need it."""
+    with cluster.running(cluster.LOCAL, 2):
+        yield
+
+
+@pytest.fixture(scope="session")
+async def tandem(ray: None, services: Services) -> AsyncIterator[Tandem]:
+    """The whole system on the embedded pair, with two round workers on Ray."""
+    async with serve_all(services, workers=2) as tandem:
+        yield tandem
+
+
+@pytest.fixture
+async def nothing_left(services: Services) -> AsyncIterator[None]:
+    """Fails the test if it leaves a session or a task behind."""
+    before = asyncio.all_tasks()
+    yield
+    await services.assert_no_session_is_left()
+    await asyncio.sleep(0.1)
+    ours = asyncio.all_tasks() - before - {asyncio.current_task()}
+    left = {task for task in ours if "grpcio" not in repr(task)}  # the servers' own
+    assert not left
+
+
+def code_of(error: pytest.ExceptionInfo[grpc.aio.AioRpcError]) -> grpc.StatusCode:
+    """The status of a failed call."""
+    return error.value.code()

@@ -1,0 +1,77 @@
+"""Two tokenizers have one fingerprint exactly if every id means the same token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import models
+from protos.errors import Unusable
+from protos.fingerprint import fingerprint, tokens_by_id
+
+VOCABULARY = {"a": 0, "b": 1, "ab": 2, "世": 3}
+
+
+def write(folder: Path, vocabulary: Any, added: list[dict[str, Any]] | None = None, **more: Any) -> Path:
+    """A model directory with this tokenizer."""
+    content = {"model": {"vocab": vocabulary, **more}} | ({"added_tokens": added} if added is not None else {})
+    folder.mkdir(exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """A tokenizer of four tokens."""
+    return write(tmp_path / "plain", VOCABULARY)
+
+
+def test_the_embedded_pair_fits_together() -> None:
+    assert fingerprint(models.TARGET) == fingerprint(models.DRAFT)
+    assert len(fingerprint(models.TARGET)) == 16
+    assert len(tokens_by_id(models.TARGET)) == 4096
+
+
+def test_the_order_in_the_file_and_how_text_is_split_do_not_matter(plain: Path, tmp_path: Path) -> None:
+    turned = dict(reversed(VOCABULARY.items()))
+    assert fingerprint(write(tmp_path / "turned", turned, merges=["a b"])) == fingerprint(plain)
+
+
+def test_a_unigram_list_of_the_same_tokens_has_the_same_fingerprint(plain: Path, tmp_path: Path) -> None:
+    pairs = [[token, -float(index)] for token, index in VOCABULARY.items()]
+    assert fingerprint(write(tmp_path / "unigram", pairs)) == fingerprint(plain)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"a": 0, "b": 1, "ac": 2, "世": 3},
+        {"a": 1, "b": 0, "ab": 2, "世": 3},
+        {"a": 0, "b": 1, "ab": 2},
+        {"a": 0, "b": 1, "ab": 2, "世": 4},
+        {"a": 0, "b": 1, "ab": 2, "世": 3, "界": 4},
+    ],
+)
+def test_one_changed_token_changes_the_fingerprint(plain: Path, tmp_path: Path, other: dict[str, int]) -> None:
+    assert fingerprint(write(tmp_path / "other", other)) != fingerprint(plain)
+
+
+def test_an_added_token_counts_and_wins_over_the_vocabulary(plain: Path, tmp_path: Path) -> None:
+    end = {"id": 3, "content": "<end>"}
+    replaced = write(tmp_path / "replaced", VOCABULARY, [end])
+    assert tokens_by_id(replaced)[3] == "<end>"
+    assert fingerprint(replaced) != fingerprint(plain)
+    assert fingerprint(write(tmp_path / "none", VOCABULARY, [])) == fingerprint(plain)
+
+
+def test_a_token_with_a_line_break_is_not_taken_for_two_tokens(tmp_path: Path) -> None:
+    one, two = write(tmp_path / "one", {"a\n1 b": 0}), write(tmp_path / "two", {"a": 0, "b": 1})
+    assert fingerprint(one) != fingerprint(two)
+
+
+def test_a_folder_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(Unusable, match=f"{tmp_path} has no tokenizer.json"):
+        fingerprint(tmp_path)

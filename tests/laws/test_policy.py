@@ -1,0 +1,81 @@
+"""How much to draft: the configured shape, never more than can be used, nothing while the drafter rests."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.policy import LONGEST_REST, Policy
+from protos.types import MAX_LEVELS, MAX_NODES, DraftShape
+
+levels = st.integers(1, MAX_LEVELS)
+shapes = st.builds(DraftShape, levels, st.integers(1, 8), st.integers(1, MAX_NODES))
+
+
+def rested(policy: Policy) -> int:
+    """Rounds until the next draft."""
+    return next(rounds for rounds in range(10 * LONGEST_REST) if policy.next(1000).levels)
+
+
+@given(shapes, st.integers(MAX_LEVELS + 1, 10_000))
+def test_far_from_the_end_a_tree_is_asked_for_as_configured(shape: DraftShape, remaining: int) -> None:
+    asked = Policy(shape).next(remaining)
+    assert (asked.levels, asked.branches) == (shape.levels, shape.branches)
+    assert asked.nodes == (shape.nodes if shape.branches > 1 else min(shape.nodes, shape.levels))
+
+
+@given(shapes, st.integers(0, 2 * MAX_LEVELS))
+def test_no_more_is_drafted_than_can_be_emitted_beside_the_verifiers_own_token(
+    shape: DraftShape, remaining: int
+) -> None:
+    asked = Policy(shape).next(remaining)
+    assert asked.levels == max(0, min(shape.levels, remaining - 1))
+    assert asked.nodes <= shape.nodes
+    assert asked.nodes <= asked.levels or asked.branches > 1, "a chain has one node on a level"
+
+
+@given(levels, st.integers(2, 2 * MAX_LEVELS))
+def test_a_chain_gets_a_node_for_every_level(length: int, remaining: int) -> None:
+    depth = min(length, remaining - 1)
+    assert Policy(DraftShape.chain(length)).next(remaining) == DraftShape.chain(depth)
+
+
+@pytest.mark.parametrize("remaining", [0, 1, 2, 100])
+def test_no_levels_never_draft(remaining: int) -> None:
+    policy = Policy(DraftShape(0, 4, 16))
+    assert not policy.wants_draft
+    assert policy.next(remaining).levels == 0
+
+
+def test_each_failure_in_a_row_doubles_the_rest_up_to_the_longest() -> None:
+    policy, rests = Policy(DraftShape.chain(4)), []
+    for _ in range(9):
+        policy.failed()
+        rests.append(rested(policy))
+    assert rests == [1, 2, 4, 8, 16, 32, 32, 32, 32]
+    assert max(rests) == LONGEST_REST
+
+
+def test_an_answer_ends_the_row_of_failures() -> None:
+    policy = Policy(DraftShape.chain(4))
+    for _ in range(4):
+        policy.failed()
+    assert rested(policy) == 8
+    policy.drafted()
+    policy.failed()
+    assert rested(policy) == 1
+
+
+def test_a_drafter_that_never_failed_never_rests() -> None:
+    policy = Policy(DraftShape.chain(4))
+    for _ in range(50):
+        assert policy.next(1000).levels == 4
+        policy.drafted()
+
+
+def test_a_resting_drafter_is_still_wanted() -> None:
+    policy = Policy(DraftShape.chain(4))
+    policy.failed()
+    assert policy.wants_draft
+    assert policy.next(1000).levels == 0

@@ -1,0 +1,136 @@
+"""Tokens to text as they come: nothing lost, no half characters, no part of a stop string."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+import models
+from orchestrator.text import TextStream, load_tokenizer
+from protos.errors import Unusable
+
+LOST = "\ufffd"
+TOKENIZER: Tokenizer = load_tokenizer(models.TARGET)
+scripts = st.sampled_from("aé ñ.\nßЖ世界😀👩‍🚀🇫🇷한ไ\u0301") | st.characters(codec="utf-8", exclude_characters=LOST)
+texts = st.text(scripts, max_size=40)
+stops = st.lists(st.text("abc é世", min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+def ids_of(text: str) -> list[int]:
+    """Tokens of a text."""
+    return list(TOKENIZER.encode(text).ids)
+
+
+def streamed(stream: TextStream, ids: list[int], size: int) -> tuple[list[str], int]:
+    """The pieces of a completion that comes `size` tokens at a time, and how many tokens were used."""
+    pieces, used = [], 0
+    for start in range(0, len(ids), size):
+        piece, count = stream.push(ids[start : start + size])
+        pieces.append(piece)
+        used += count
+        if stream.matched is not None:
+            break
+    return [*pieces, stream.finish()], used
+
+
+@given(texts, st.integers(1, 6))
+def test_the_pieces_are_the_text_and_none_is_half_a_character(text: str, size: int) -> None:
+    ids = ids_of(text)
+    stream = TextStream(TOKENIZER)
+    pieces, used = streamed(stream, ids, size)
+    assert "".join(pieces) == stream.text == TOKENIZER.decode(ids) == text
+    assert not any(LOST in piece for piece in pieces)
+    assert used == len(ids)
+
+
+@given(st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1) | st.integers(2, 300), max_size=30))
+def test_whatever_tokens_a_model_emits_the_text_begins_what_they_decode_to(ids: list[int]) -> None:
+    """Also tokens that are no text: a lone byte of a character may be held back to the end, never invented."""
+    stream = TextStream(TOKENIZER)
+    streamed(stream, ids, 1)
+    whole = TOKENIZER.decode(ids)
+    assert whole.startswith(stream.text)
+    assert set(whole[len(stream.text) :]) <= {LOST}
+
+
+def test_a_character_of_several_tokens_comes_with_its_last_token() -> None:
+    ids = ids_of("世")
+    assert len(ids) > 1
+    stream = TextStream(TOKENIZER)
+    assert [stream.push([token])[0] for token in ids] == [""] * (len(ids) - 1) + ["世"]
+
+
+def test_special_tokens_have_no_text() -> None:
+    end = TOKENIZER.token_to_id("<|endoftext|>")
+    assert end is not None
+    stream = TextStream(TOKENIZER)
+    assert streamed(stream, [*ids_of("one"), end], 1)[0][-2:] == ["", ""]
+    assert stream.text == "one"
+
+
+@given(st.text("abc é世", max_size=30), stops, st.integers(1, 5))
+def test_the_text_ends_before_the_first_stop_string(text: str, stop: list[str], size: int) -> None:
+    """However many tokens come at once: the first token that completes one is the last that is used."""
+    ids = ids_of(text)
+    stream = TextStream(TOKENIZER, stop)
+    pieces, used = streamed(stream, ids, size)
+    grown = [TOKENIZER.decode(ids[:count]).rstrip(LOST) for count in range(len(ids) + 1)]
+    first = next((count for count, known in enumerate(grown) if any(s in known for s in stop)), None)
+    if first is None:
+        assert (stream.matched, stream.text, used) == (None, text, len(ids))
+    else:
+        at = min(grown[first].find(s) for s in stop if s in grown[first])
+        assert (stream.text, used) == (text[:at], first)
+        assert stream.matched in stop and text.startswith(stream.matched, at)
+    assert "".join(pieces) == stream.text
+
+
+@given(st.text("abc é世", max_size=30), stops)
+def test_nothing_that_was_shown_is_part_of_a_stop_string_or_taken_back(text: str, stop: list[str]) -> None:
+    ids = ids_of(text)
+    stream = TextStream(TOKENIZER, stop)
+    shown = ""
+    for token in ids:
+        shown += stream.push([token])[0]
+        assert shown == stream.text
+        assert text.startswith(shown)
+        assert not any(s in shown for s in stop)
+        if stream.matched is not None:
+            return
+    assert stream.text + stream.finish() == text
+
+
+def test_what_may_become_a_stop_string_is_held_back_until_it_does_not() -> None:
+    stream = TextStream(TOKENIZER, ["\n\nEND"])
+    first, *rest = (ids_of(part) for part in ("one\n\n", "E", "very"))
+    assert stream.push(first) == ("one", len(first))
+    assert stream.push(rest[0]) == ("", 1)
+    assert stream.push(rest[1])[0] == "\n\nEvery"
+    assert stream.matched is None
+
+
+def test_what_was_held_back_is_released_at_the_end() -> None:
+    stream = TextStream(TOKENIZER, ["abc"])
+    assert stream.push(ids_of("xab"))[0] == "x"
+    assert stream.finish() == "ab"
+    assert stream.finish() == ""
+    assert stream.text == "xab"
+
+
+def test_a_stop_string_across_token_borders_is_found_and_the_rest_is_unused() -> None:
+    before, after = ids_of("Once upon a time"), ids_of(" there was")
+    stream = TextStream(TOKENIZER, ["n a ti"])
+    text, used = stream.push([*before, *after])
+    assert text == "Once upo"
+    assert used <= len(before)
+    assert (stream.matched, stream.finish()) == ("n a ti", "")
+    assert stream.push(after) == ("", 0)
+
+
+def test_a_folder_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(Unusable, match=r"has no tokenizer\.json"):
+        load_tokenizer(tmp_path)

@@ -1,0 +1,96 @@
+"""What follows from `parents` alone, against the plainest way to say it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protos import tree
+
+Parents = tuple[int, ...]
+parents_of_trees = st.integers(0, 24).flatmap(
+    lambda size: st.tuples(*(st.integers(-1, node - 1) for node in range(size)))
+)
+
+
+def path_to(parents: Parents, node: int) -> list[int]:
+    """The nodes from the root's child down to `node`."""
+    path: list[int] = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+@given(parents_of_trees)
+def test_a_depth_counts_the_nodes_between_a_node_and_the_root(parents: Parents) -> None:
+    assert tree.depths(parents) == [len(path_to(parents, node)) - 1 for node in range(len(parents))]
+
+
+@given(parents_of_trees)
+def test_children_are_in_order_and_every_node_is_the_child_of_its_parent_alone(parents: Parents) -> None:
+    found = tree.children(parents)
+    assert len(found) == len(parents) + 1
+    for parent in range(-1, len(parents)):
+        assert found[parent + 1] == [node for node in range(len(parents)) if parents[node] == parent]
+
+
+@given(st.integers(0, 12))
+def test_a_chain_is_one_path(length: int) -> None:
+    parents = tree.chain(length)
+    assert len(parents) == length
+    assert tree.is_chain(parents)
+    assert all(path_to(parents, node) == list(range(node + 1)) for node in range(length))
+
+
+@given(parents_of_trees)
+def test_a_tree_is_a_chain_exactly_if_no_node_has_a_sibling(parents: Parents) -> None:
+    assert tree.is_chain(parents) == (len(set(parents)) == len(parents))
+
+
+@given(st.integers(0, 8), parents_of_trees)
+def test_a_hung_tree_keeps_its_paths_below_the_chain(length: int, parents: Parents) -> None:
+    hung = tree.hang(length, parents)
+    assert tree.problem(hung) is None
+    assert hung[:length] == tree.chain(length)
+    for node in range(len(parents)):
+        below = [length + step for step in path_to(parents, node)]
+        assert path_to(hung, length + node) == [*range(length), *below]
+
+
+@given(parents_of_trees)
+def test_the_trunk_is_the_longest_start_that_is_a_chain(parents: Parents) -> None:
+    chains = [size for size in range(len(parents) + 1) if tree.is_chain(parents[:size])]
+    assert tree.trunk(parents) == max(chains)
+
+
+@given(parents_of_trees, st.data())
+def test_leading_counts_the_part_of_a_path_that_lies_where_it_was_written(
+    parents: Parents, data: st.DataObject
+) -> None:
+    node = data.draw(st.integers(-1, len(parents) - 1))
+    path = path_to(parents, node)
+    lengths = [size for size in range(len(path) + 1) if path[:size] == list(range(size))]
+    assert tree.leading(path) == max(lengths)
+    assert tree.leading(path) <= tree.trunk(parents)
+
+
+@given(parents_of_trees)
+def test_a_tree_in_topological_order_is_no_problem(parents: Parents) -> None:
+    assert tree.problem(parents) is None
+
+
+@given(parents_of_trees.filter(len), st.data())
+def test_a_parent_that_is_not_earlier_is_a_problem_that_names_node_and_limit(
+    parents: Parents, data: st.DataObject
+) -> None:
+    node = data.draw(st.integers(0, len(parents) - 1))
+    parent = data.draw(st.integers(node, 2 * len(parents)) | st.integers(-9, -2))
+    broken = (*parents[:node], parent, *parents[node + 1 :])
+    assert tree.problem(broken) == f"of node {node} is {parent}, not in -1..{node - 1}"
+
+
+@pytest.mark.parametrize("path", [(), (0,), (0, 1, 2)])
+def test_a_path_of_leading_nodes_is_wholly_leading(path: Parents) -> None:
+    assert tree.leading(path) == len(path)

@@ -1,0 +1,167 @@
+"""Drafter and verifier, each over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Any
+
+import pytest
+
+from orchestrator.generation import Generation
+from protos.errors import Busy, InvalidRequest, SessionMiss, StaleTurn
+from protos.types import NO_DRAFT, Context, Draft, DraftShape, SamplingParams
+from tests.conftest import Pair, Services, serve_models
+
+GREEDY = SamplingParams()
+PROMPT = (400, 500, 600, 700)
+
+
+def fresh(tokens: tuple[int, ...] = PROMPT, turn: int = 1) -> Context:
+    return Context(secrets.token_bytes(16), turn, 0, tokens)
+
+
+@pytest.fixture(autouse=True)
+async def _nothing_left(nothing_left: None) -> None:
+    """Every test here closes what it opens."""
+
+
+async def test_a_retried_round_gives_the_same_verdict(services: Services) -> None:
+    context, sampling = fresh(), SamplingParams(temperature=1.0, seed=5)
+    draft = Draft((1, 2, 3), (-1, -1, 0))
+    first = await services.verifier_client.verify(context, draft, sampling)
+    again = Context(context.session_id, 2, 0, context.tokens)
+    assert await services.verifier_client.verify(again, draft, sampling) == first
+    await services.verifier_client.close(context.session_id)
+
+
+async def test_a_rejected_token_leaves_no_trace_in_the_cache(services: Services) -> None:
+    """After a wrong draft the next token is what a session without it would say."""
+    marred, clean = fresh(), fresh()
+    wrong = Draft((9, 10, 11), (-1, 0, 1))
+    one = await services.verifier_client.verify(marred, wrong, GREEDY)
+    two = await services.verifier_client.verify(clean, NO_DRAFT, GREEDY)
+    assert (one.accepted, one.next_token, one.cached_len) == ((), two.next_token, two.cached_len)
+    for turn in range(2, 6):
+        base, token = len(PROMPT) + turn - 2, (one.next_token,)
+        follow = Context(marred.session_id, turn, base, token, one.epoch)
+        one = await services.verifier_client.verify(follow, wrong, GREEDY)
+        follow = Context(clean.session_id, turn, base, token, two.epoch)
+        two = await services.verifier_client.verify(follow, NO_DRAFT, GREEDY)
+        assert one.next_token == two.next_token
+    for context in (marred, clean):
+        await services.verifier_client.close(context.session_id)
+
+
+async def test_an_unknown_session_must_be_sent_from_the_start(services: Services) -> None:
+    lost = Context(secrets.token_bytes(16), 1, 10, (5,))
+    with pytest.raises(SessionMiss):
+        await services.verifier_client.verify(lost, NO_DRAFT, GREEDY)
+    with pytest.raises(SessionMiss):
+        await services.drafter_client.propose(lost, DraftShape.chain(2), GREEDY)
+
+
+async def test_an_older_turn_is_refused(services: Services) -> None:
+    context = fresh(turn=3)
+    await services.verifier_client.verify(context, NO_DRAFT, GREEDY)
+    with pytest.raises(StaleTurn):
+        await services.verifier_client.verify(context, NO_DRAFT, GREEDY)
+    await services.verifier_client.close(context.session_id)
+
+
+async def test_a_call_meant_for_a_lost_session_is_a_miss(services: Services) -> None:
+    context = fresh()
+    verdict = await services.verifier_client.verify(context, NO_DRAFT, GREEDY)
+    late = Context(context.session_id, 2, 0, PROMPT, epoch=verdict.epoch ^ 1)
+    with pytest.raises(SessionMiss):
+        await services.verifier_client.verify(late, NO_DRAFT, GREEDY)
+    await services.verifier_client.close(context.session_id)
+
+
+@pytest.mark.parametrize(
+    ("context", "draft", "field"),
+    [
+        (Context(b"short", 1, 0, (1,)), NO_DRAFT, "context.session_id"),
+        (fresh(()), NO_DRAFT, "context.tokens"),
+        (fresh((5000,)), NO_DRAFT, "context.tokens"),
+        (fresh((1,) * 600), NO_DRAFT, "context.tokens"),
+        (fresh(), Draft((4096,), (-1,)), "draft.tokens"),
+        (fresh(), Draft((1,) * 65, tuple(range(-1, 64))), "draft.tokens"),
+        (fresh(), Draft((1, 2), (-1, 5)), "draft.parents"),
+    ],
+)
+async def test_bad_input_is_refused_by_the_fields_name(
+    services: Services, context: Context, draft: Draft, field: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        await services.verifier_client.verify(context, draft, GREEDY)
+    assert [violation.field for violation in refusal.value.violations] == [field]
+
+
+async def test_drafts_keep_their_shape(services: Services) -> None:
+    context = fresh()
+    chain = await services.drafter_client.propose(context, DraftShape.chain(5), GREEDY)
+    assert chain.draft.parents == (-1, 0, 1, 2, 3)
+    assert chain.cached_len == len(PROMPT) + 4
+    again = Context(context.session_id, 2, 0, PROMPT, chain.epoch)
+    wide = await services.drafter_client.propose(again, DraftShape(4, 3, 12), GREEDY)
+    assert len(wide.draft) == 12
+    assert max(map(wide.draft.parents.count, wide.draft.parents)) <= 3
+    assert wide.draft.tokens[0] == chain.draft.tokens[0]
+    await services.drafter_client.close(context.session_id)
+
+
+async def test_a_draft_is_the_same_whatever_was_cached(services: Services) -> None:
+    """Keeping leading nodes of the last draft saves work and changes nothing."""
+    sampling, shape = SamplingParams(temperature=0.7, seed=11), DraftShape(5, 3, 14)
+    warm = Generation(secrets.token_bytes(16), PROMPT, sampling, 40)
+    while warm.finish is None:
+        proposal = await services.drafter_client.propose(warm.context(warm.drafter), shape, sampling)
+        warm.drafted(proposal)
+        committed = fresh(warm.prompt + tuple(warm.completion))
+        cold = await services.drafter_client.propose(committed, shape, sampling)
+        assert proposal.draft == cold.draft
+        await services.drafter_client.close(committed.session_id)
+        verdict = await services.verifier_client.verify(warm.context(warm.verifier), proposal.draft, sampling)
+        warm.advance(proposal.draft, verdict)
+    await services.drafter_client.close(warm.session_id)
+    await services.verifier_client.close(warm.session_id)
+
+
+async def test_when_all_sessions_are_taken_the_caller_is_told_to_wait(embedded: Pair) -> None:
+    async with serve_models(embedded, max_sessions=2) as services:
+        held = [fresh(), fresh()]
+        for context in held:
+            await services.verifier_client.verify(context, NO_DRAFT, GREEDY)
+        with pytest.raises(Busy) as refusal:
+            await services.verifier_client.verify(fresh(), NO_DRAFT, GREEDY)
+        assert refusal.value.retry_after > 0
+        await services.verifier_client.close(held[0].session_id)
+        third = fresh()
+        await services.verifier_client.verify(third, NO_DRAFT, GREEDY)
+        for context in (held[1], third):
+            await services.verifier_client.close(context.session_id)
+
+
+async def test_an_orphaned_session_is_reclaimed(embedded: Pair) -> None:
+    async with serve_models(embedded, session_ttl=0.3) as services:
+        await services.verifier_client.verify(fresh(), NO_DRAFT, GREEDY)
+        assert (await services.verifier_client.describe(5)).sessions == 1
+        await asyncio.sleep(1.6)
+        assert (await services.verifier_client.describe(5)).sessions == 0
+
+
+async def test_calls_that_wait_share_a_forward_pass(embedded: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[int] = []
+    from engine.metrics import ModelMetrics
+
+    def observe(self: ModelMetrics, report: Any) -> None:
+        batches.append(report.sessions)
+
+    monkeypatch.setattr(ModelMetrics, "observe", observe)
+    async with serve_models(embedded) as services:
+        contexts = [fresh((100 + n, 200, 300)) for n in range(12)]
+        await asyncio.gather(*(services.verifier_client.verify(c, NO_DRAFT, GREEDY) for c in contexts))
+        assert sum(batches) == 12
+        assert max(batches) >= 4
+        await asyncio.gather(*(services.verifier_client.close(c.session_id) for c in contexts))

@@ -1,0 +1,167 @@
+"""The `tandem` command as a person runs it: processes of their own, one-line errors, nothing left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+import models
+from examples import demo
+
+TANDEM = [sys.executable, "-m", "orchestrator.cli"]
+
+
+@dataclass(frozen=True)
+class Up:
+    """A running `tandem up`."""
+
+    process: subprocess.Popen[str]
+    address: str
+    mark: str
+
+
+def tandem(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*TANDEM, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def up() -> Iterator[Up]:
+    """`tandem up` on free ports; stopping it must leave nothing."""
+    mark = secrets.token_hex(8)
+    environment = os.environ | {"TANDEM_DEMO": mark}
+    with subprocess.Popen(
+        [*TANDEM, "up", "--port", "0"], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        output = ""
+        while not (found := re.search(r"client API on (\S+)\.", output)):
+            line = process.stdout.readline()
+            assert line, output
+            output += line
+        yield Up(process, found[1], mark)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert demo.left_running(mark) == []
+
+
+def test_generate_streams_text_and_sums_up(up: Up) -> None:
+    run = tandem(
+        "generate", "--address", up.address, "--temperature", "0", "--max-new-tokens", "30", "Once upon a time"
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("Once upon a time")
+    assert re.search(r"\d+ tokens in \d+ rounds, [\d.]+ per round; \d+ of \d+ draft tokens accepted", run.stdout)
+
+
+def test_json_prints_the_whole_response(up: Up) -> None:
+    run = tandem("generate", "--address", up.address, "--seed", "4", "--max-new-tokens", "20", "--json", "A dog")
+    answer = json.loads(run.stdout)
+    assert answer["usage"]["completionTokens"] == len(answer["tokenIds"])
+    assert answer["speculation"]["numSpecSteps"] > 0
+    assert answer["seed"] == "4"
+
+
+def test_status_shows_both_replicas(up: Up) -> None:
+    run = tandem("status", "--address", up.address)
+    assert [word in run.stdout for word in ("verifier", "drafter", "float32", "0 running")] == [True] * 4
+
+
+@pytest.mark.parametrize("role", ["drafter_service", "verifier_service", "ray::RoundWorker"])
+def test_a_killed_service_comes_back_and_the_text_is_the_same(up: Up, role: str) -> None:
+    question = (
+        "generate",
+        "--address",
+        up.address,
+        "--seed",
+        "4",
+        "--max-new-tokens",
+        "40",
+        "--json",
+        "A dog and a cat",
+    )
+    before = json.loads(tandem(*question).stdout)["text"]
+    children = psutil.Process(up.process.pid).children(recursive=True)
+    victims = [child for child in children if any(role in word for word in child.cmdline()[:3])]
+    assert victims
+    for victim in victims:
+        victim.kill()
+    for _ in range(2):
+        run = tandem(*question)
+        assert run.returncode == 0, run.stderr
+        assert json.loads(run.stdout)["text"] == before
+    assert up.process.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--temperature", "-1"], ["sampling.temperature", "-1", "0"]),
+        (["--top-p", "1.5"], ["sampling.top_p", "1.5", "1"]),
+        (["--max-new-tokens", "0"], ["stopping.max_new_tokens", "0", "1"]),
+        (["--num-speculative-tokens", "99"], ["num_speculative_tokens", "99", "32"]),
+        (["--branches", "0"], ["branches", "0", "1..64"]),
+    ],
+)
+def test_a_bad_option_is_one_line_that_names_it(up: Up, arguments: list[str], words: list[str]) -> None:
+    refused_in_one_line(tandem("generate", "--address", up.address, *arguments, "Hello"), words)
+
+
+def test_a_prompt_longer_than_the_context_is_one_line(up: Up) -> None:
+    refused_in_one_line(tandem("generate", "--address", up.address, "word " * 600), ["text", "512"])
+
+
+def test_without_a_server_the_client_says_so() -> None:
+    refused_in_one_line(tandem("generate", "--address", "127.0.0.1:1", "Hello"), ["127.0.0.1:1", "tandem up"])
+
+
+def test_an_unknown_model_directory_is_one_line(tmp_path: Path) -> None:
+    refused_in_one_line(tandem("up", "--port", "0", "--target", tmp_path), [str(tmp_path), "config.json"])
+    refused_in_one_line(tandem("verifier", "--model", tmp_path), [str(tmp_path), "config.json"])
+
+
+def test_tokenizers_that_differ_are_one_line(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(models.DRAFT, other)
+    content = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    first, second = list(vocabulary)[300:302]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (other / "tokenizer.json").write_text(json.dumps(content))
+    run = tandem("up", "--port", "0", "--draft", other)
+    refused_in_one_line(run, [str(models.TARGET), str(other), "tokenizers"])
+
+
+def test_a_port_in_use_is_one_line_and_nothing_is_left() -> None:
+    mark = secrets.token_hex(8)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        command = [*TANDEM, "up", "--port", port]
+        run = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TANDEM_DEMO": mark})
+        refused_in_one_line(run, [port])
+        refused_in_one_line(tandem("verifier", "--model", models.TARGET, "--port", port), [port])
+    time.sleep(0.5)
+    assert demo.left_running(mark) == []
+
+
+def refused_in_one_line(run: subprocess.CompletedProcess[str], words: list[str]) -> None:
+    """Exit code 1, one line on standard error, every word in it."""
+    assert run.returncode == 1, run.stdout + run.stderr
+    lines = run.stderr.strip().splitlines()
+    assert len(lines) == 1, run.stderr
+    assert [word for word in words if word not in lines[0]] == []

@@ -1,0 +1,148 @@
+"""The promise: the same text as the target alone, from any drafter or none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from orchestrator.text import load_tokenizer
+from protos import codec
+from protos.tandem.v1 import orchestrator_pb2 as api
+from protos.types import SamplingParams
+from tests import reference
+from tests.conftest import Pair, Services, Tandem, serve_all, serve_models
+from tests.families import SERVED
+
+TOKENS = 64
+NEAR_TIE = 1e-4
+AT_ONCE = 16
+
+MakeModel = Callable[[str, int], Path]
+
+
+def ask(prompt: str | list[int], **options: Any) -> api.GenerateRequest:
+    """A request; `levels` and `branches` shape the draft."""
+    request = api.GenerateRequest(stopping=api.Stopping(max_new_tokens=options.get("tokens", TOKENS)))
+    if isinstance(prompt, str):
+        request.text = prompt
+    else:
+        request.token_ids.ids.extend(prompt)
+    request.sampling.temperature = options.get("temperature", 0)
+    if "seed" in options:
+        request.sampling.seed = options["seed"]
+    if "levels" in options:
+        request.speculation.num_speculative_tokens = options["levels"]
+    if "branches" in options:
+        request.speculation.branches = options["branches"]
+    return request
+
+
+async def texts(stub: Any, requests: list[api.GenerateRequest]) -> list[tuple[int, ...]]:
+    """The completions of many requests, some of them at once."""
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def one(request: api.GenerateRequest) -> tuple[int, ...]:
+        async with places:
+            return tuple((await stub.Generate(request)).token_ids)
+
+    return await asyncio.gather(*(one(request) for request in requests))
+
+
+@pytest.fixture(scope="module")
+async def random_drafter(ray: None, embedded: Pair, make_model: MakeModel) -> AsyncIterator[Tandem]:
+    """The trained target with a drafter that knows nothing."""
+    async with (
+        serve_models(Pair(embedded.target, make_model("llama", 5))) as services,
+        serve_all(services, ray=False) as tandem,
+    ):
+        yield tandem
+
+
+@pytest.fixture(scope="module")
+def tokenizer(embedded: Pair) -> Tokenizer:
+    return load_tokenizer(embedded.target)
+
+
+async def test_greedy_text_is_generates_own(
+    tandem: Tandem, target: PreTrainedModel, tokenizer: Tokenizer, prompts: list[str]
+) -> None:
+    """100 prompts through client, Ray, drafter and verifier against `generate()` of the target."""
+    hundred = prompts + [prompt.rpartition(" ")[0] for prompt in prompts[:20]]
+    served = await texts(tandem.stub, [ask(prompt) for prompt in hundred])
+    differing = []
+    for prompt, completion in zip(hundred, served, strict=True):
+        ids = tokenizer.encode(prompt).ids
+        alone = tuple(reference.generate(target, ids, TOKENS))
+        if completion != alone:
+            place = next(i for i, (a, b) in enumerate(zip(completion, alone, strict=False)) if a != b)
+            margin = reference.margins(target, ids, list(alone))[place]
+            differing.append(f"{prompt!r} differs at token {place}, where the margin is {margin:.2g}")
+    assert not differing
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+async def test_one_text_per_prompt_and_seed_whatever_the_draft(
+    tandem: Tandem,
+    random_drafter: Tandem,
+    target: PreTrainedModel,
+    tokenizer: Tokenizer,
+    prompts: list[str],
+    temperature: float,
+) -> None:
+    forty = list(enumerate(prompts[:40]))
+
+    def requests(**shape: int) -> list[api.GenerateRequest]:
+        return [ask(prompt, temperature=temperature, seed=seed, **shape) for seed, prompt in forty]
+
+    undrafted = await texts(tandem.stub, requests(levels=0))
+    shapes = ({}, {"levels": 1, "branches": 1}, {"levels": 4, "branches": 1}, {"levels": 8, "branches": 1})
+    for shape in (*shapes, {"levels": 4, "branches": 3}):
+        assert await texts(tandem.stub, requests(**shape)) == undrafted, shape
+    for shape in ({"levels": 4, "branches": 3}, {"levels": 4, "branches": 1}):
+        assert await texts(random_drafter.stub, requests(**shape)) == undrafted, shape
+    for (seed, prompt), served in list(zip(forty, undrafted, strict=True))[:10]:
+        rounded = codec.decode_sampling(codec.encode_sampling(SamplingParams(temperature, seed=seed)))
+        ids = tokenizer.encode(prompt).ids
+        assert tuple(reference.sample(target, ids, TOKENS, rounded, end=0)) == served
+
+
+async def test_sixteen_at_once_read_as_if_alone(
+    tandem: Tandem, services: Services, prompts: list[str], nothing_left: None
+) -> None:
+    mixed = [
+        ask(prompt[: 10 + 7 * n], temperature=n % 3 / 2, seed=n, tokens=8 + 5 * n)
+        for n, prompt in enumerate(prompts[:16])
+    ]
+    alone = [await tandem.stub.Generate(request) for request in mixed]
+    together = await asyncio.gather(*(tandem.stub.Generate(request) for request in mixed))
+    assert [r.text for r in together] == [r.text for r in alone]
+    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
+    await services.assert_no_session_is_left()
+
+
+@pytest.mark.parametrize("family", SERVED)
+@pytest.mark.parametrize("own_drafter", [True, False], ids=["drafted-by-itself", "drafted-by-a-stranger"])
+async def test_other_architectures_keep_the_promise(
+    family: str, own_drafter: bool, make_model: MakeModel, prompts: list[str]
+) -> None:
+    """A tiny random target, once with itself as drafter (all is accepted) and once with another random model."""
+    folder = make_model(family, 0)
+    draft = folder if own_drafter else make_model(family, 1)
+    alone = AutoModelForCausalLM.from_pretrained(folder).eval()
+    rows = [[37 * n % 4000 + 2, 91, 17 * n % 4000 + 2] for n in range(8)]
+    async with serve_models(Pair(folder, draft)) as services, serve_all(services, ray=False) as tandem:
+        greedy = await asyncio.gather(*(tandem.stub.Generate(ask(row)) for row in rows))
+        seeded = [[ask(row, temperature=1.0, seed=3, levels=n) for row in rows] for n in (0, 5)]
+        plain, drafted = [await texts(tandem.stub, requests) for requests in seeded]
+    for row, answer in zip(rows, greedy, strict=True):
+        assert list(answer.token_ids) == reference.generate(alone, row, TOKENS)
+    assert plain == drafted
+    accepted = sum(answer.speculation.num_accepted_draft_tokens for answer in greedy)
+    rounds = sum(answer.speculation.num_spec_steps for answer in greedy)
+    assert (accepted / rounds > 3) == own_drafter

@@ -1,0 +1,1 @@
+"""Decides, once and for all, which draft tokens stand."""

@@ -1,0 +1,7 @@
+"""Start a verifier: `python -m verifier_service --model DIR`."""
+
+from engine.command import command
+from verifier_service.service import serving
+
+if __name__ == "__main__":
+    command("verifier", serving)
