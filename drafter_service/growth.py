@@ -9,6 +9,7 @@ has no descendant in the final tree, and looking only behind those that are give
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -36,6 +37,7 @@ class Growth:
     room: int
     nodes: list[Node] = field(default_factory=list)
     fed: list[int] = field(default_factory=list)
+    bar: float = -math.inf  # what a node must score above to be among the best
 
     def sprout(self, parent: int, children: Sequence[tuple[int, float]]) -> None:
         """Add children (token, log-probability that it follows), likeliest first."""
@@ -43,14 +45,16 @@ class Growth:
         if parent != ROOT:
             depth, score = self.nodes[parent].depth + 1, self.nodes[parent].score
         for token, gain in children[: self.shape.branches] if depth < self.shape.levels else ():
-            self.nodes.append(Node(token, parent, depth, score + min(gain, 0.0)))
+            if score + min(gain, 0.0) > self.bar:
+                self.nodes.append(Node(token, parent, depth, score + min(gain, 0.0)))
 
     def frontier(self) -> list[int]:
         """The nodes to look behind next: unfed, above the last level, among the best; none when the tree is done."""
+        best = self._best()
+        if best and len(best) == self.shape.nodes:
+            self.bar = self.nodes[best[-1]].score
         chosen = [
-            node
-            for node in self._best()
-            if self.nodes[node].place is None and self.nodes[node].depth + 1 < self.shape.levels
+            node for node in best if self.nodes[node].place is None and self.nodes[node].depth + 1 < self.shape.levels
         ]
         chosen = sorted(chosen)[: self.room - len(self.fed)]
         for node in chosen:

@@ -6,6 +6,7 @@ the target's own noise to its logits, so both tend to pick the same token althou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 
 import torch
@@ -14,7 +15,7 @@ from drafter_service.growth import ROOT, Growth
 from engine import sampling
 from engine.forward import SCRATCH
 from engine.plan import Segment
-from engine.sessions import Sessions
+from engine.sessions import Sessions, prefill
 from protos import tree
 from protos.types import Context, DraftShape, Proposal, SamplingParams
 
@@ -32,13 +33,8 @@ def propose(
     draft's leading nodes as far as they were fed.
     """
     session = sessions.extend(context)
-    logits = yield Segment(
-        slot=session.slot,
-        context=context.base,
-        tokens=context.tokens,
-        parents=tree.chain(len(context.tokens)),
-        wanted=1,
-    )
+    base, tokens = yield from prefill(session, context)
+    logits = yield Segment(session.slot, base, tokens, tree.chain(len(tokens)), wanted=1)
     sessions.keep(session, context.length)
     growth = Growth(shape, SCRATCH)
     (children,) = likely_children(logits[:, :token_count], params, context.length, shape.branches)
@@ -68,7 +64,7 @@ def likely_children(logits: torch.Tensor, params: SamplingParams, position: int,
     over the temperature: softmax((log q + noise) / error) predicts who wins.
     """
     ids, scores = sampling.perturbed(logits, params, position, SHORTLIST)
-    error = LOGIT_ERROR / (params.temperature or 1.0)
-    top = (scores / error).log_softmax(-1).topk(min(count, scores.shape[-1]), dim=-1)
-    tokens = ids.gather(-1, top.indices).tolist()
-    return [list(zip(row, gains, strict=True)) for row, gains in zip(tokens, top.values.tolist(), strict=True)]
+    sharpness = min(max((params.temperature or 1.0) / LOGIT_ERROR, 1e-6), 1e6)
+    top = (scores * sharpness).log_softmax(-1).topk(min(count, scores.shape[-1]), dim=-1)
+    rows = zip(ids.gather(-1, top.indices).tolist(), top.values.tolist(), strict=True)
+    return [[(token, gain) for token, gain in zip(*row, strict=True) if gain > -math.inf] for row in rows]

@@ -30,7 +30,10 @@ class Forward:
 
     @torch.inference_mode()
     def __call__(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """Feed all segments in one pass; float32 logits per segment, [wanted, vocab]."""
+        """Feed all segments in one pass; float32 logits per segment, [wanted, vocab].
+
+        Where a model overflows, its logits are NaN; the slot is wiped, so that the next session is not harmed.
+        """
         step = plan(segments, self.model.device)
         with attention.stepping(attention.Step(step, self.cache)):
             logits = self.model.network(
@@ -40,7 +43,11 @@ class Forward:
                 use_cache=False,
                 logits_to_keep=step.logits_rows,
             ).logits[0]
-        return list(logits[: sum(step.wanted)].float().split(step.wanted))
+        rows = list(logits[: sum(step.wanted)].float().split(step.wanted))
+        for segment, own in zip(segments, rows, strict=True):
+            if own.isnan().any():
+                self.cache.wipe(segment.slot)
+        return rows
 
 
 def self_test(forward: Forward, name: str) -> float:

@@ -62,7 +62,7 @@ class Host:
 
     async def close(self, session_id: bytes) -> None:
         """Forget a session, in turn with the other work on it."""
-        await self.thread.run(session_id, lambda: self.sessions.close(session_id))
+        await self.thread.run(session_id, lambda: self.sessions.close(session_id), always=True)
 
 
 @asynccontextmanager
@@ -92,6 +92,6 @@ def _load(config: ModelServiceConfig) -> Forward:
     except RuntimeError as error:
         size = f"{config.max_sessions} sessions of {context_length} tokens"
         raise Unusable(f"{size} do not fit into memory; lower max_sessions or context_length") from error
-    worst = self_test(forward, str(config.model))
+    worst = self_test(Forward(model, 2, min(64, context_length)), str(config.model))
     log.info("model ready", model=str(config.model), self_test_difference=worst)
     return forward

@@ -23,7 +23,10 @@ class LayerGeometry:
 
 
 class SlabCache:
-    """Slots of `length` positions in every layer. Never holds NaN: masked keys are multiplied by zero, not skipped."""
+    """Slots of `length` positions in every layer.
+
+    Must not hold NaN: masked keys are multiplied by zero, not skipped.
+    """
 
     def __init__(
         self,
@@ -57,6 +60,11 @@ class SlabCache:
         """Return a slot; its content is dead but stays finite."""
         assert slot not in self._free
         self._free.append(slot)
+
+    def wipe(self, slot: int) -> None:
+        """Make a slot's content finite again."""
+        for store in (*self.keys, *self.values):
+            store[slot].zero_()
 
     def compact(self, slot: int, start: int, path: Sequence[int]) -> None:
         """Move the rows `start + path[i]` to `start + i` in every layer."""

@@ -53,8 +53,9 @@ def load(folder: Path, dtype: str = "float32", device: str = "cpu") -> Model:
         )
         network = network.eval().requires_grad_(False)
         network.to(torch.device(device))
-    except (OSError, ValueError, RuntimeError) as error:
-        raise Unusable(f"{folder} cannot be loaded: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # the loaders underneath raise whatever they like
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise Unusable(f"{folder} cannot be loaded on {device}: {reason}") from error
     _refuse_rope(folder, config)
     layers = adopt(network)
     vocab_size = network.get_output_embeddings().weight.shape[0]

@@ -48,7 +48,8 @@ class Tile:
     rows: slice
     keys: int
     allowed: torch.Tensor  # bool [rows, keys]
-    distance: torch.Tensor  # int [rows, keys]: positions from key to row
+    row_positions: torch.Tensor  # [rows]
+    key_positions: torch.Tensor  # [keys]
     pad: int
     _bias: dict[tuple[int | None, int, torch.dtype], torch.Tensor] = field(default_factory=dict)
 
@@ -56,7 +57,9 @@ class Tile:
         """The additive mask, [1, 1, repeat * (rows + pad), keys]."""
         key = (window, repeat, dtype)
         if key not in self._bias:
-            allowed = self.allowed if window is None else self.allowed & (self.distance < window)
+            allowed = self.allowed
+            if window is not None:
+                allowed = allowed & (self.row_positions[:, None] - self.key_positions < window)
             if self.pad:
                 allowed = torch.cat([allowed, allowed[:1].expand(self.pad, -1)])
             bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
@@ -99,7 +102,7 @@ def plan(segments: Sequence[Segment], device: torch.device) -> StepPlan:
         logits_rows += range(start + count - segment.wanted, start + count)
     fed = len(ids)
     padding = max(0, ROWS - fed)
-    spare = [logits_rows[0]] * max(0, ROWS - len(logits_rows))
+    spare = [0] * max(0, ROWS - len(logits_rows))
 
     def tensor(values: list[int]) -> torch.Tensor:
         return torch.tensor(values, device=device)
@@ -120,36 +123,35 @@ def _tiles(segment: Segment, depths: list[int], start: int) -> list[Tile]:
     """The tiles of one segment: the trunk of its tree cut at block borders, then the side branches together."""
     context, cached, nodes = segment.context, segment.cached, len(segment.parents)
     trunk = max(cached, tree.trunk(segment.parents))
-    visible = _visible(segment.parents)  # [nodes, nodes]
-    place = torch.tensor([*range(context), *(context + depth for depth in depths)])  # key positions
+    positions = torch.tensor([*range(context), *(context + depth for depth in depths)])  # by place in the slab
+    side = _side(segment.parents, trunk)
     tiles = []
     first = cached
     while first < nodes:
+        end = -(-(context + nodes) // BLOCK) * BLOCK
+        last = nodes
         if first < trunk:
             end = (context + first) // BLOCK * BLOCK + BLOCK
-            last, keys = min(trunk, end - context), end
+            last = min(trunk, end - context)
+            allowed = torch.arange(end) <= torch.arange(context + first, context + last)[:, None]
         else:
-            last, keys = nodes, -(-(context + nodes) // BLOCK) * BLOCK
-        rows = last - first
-        known = min(keys, context + nodes)
-        allowed = torch.zeros(rows, keys, dtype=torch.bool)
-        allowed[:, :context] = True
-        allowed[:, context:known] = visible[first:last, : known - context]
-        distance = torch.zeros(rows, keys, dtype=torch.long)
-        distance[:, :known] = place[context + first : context + last, None] - place[None, :known]
-        at = slice(start + first - cached, start + last - cached)
-        tiles.append(Tile(segment.slot, at, keys, allowed, distance, -rows % ROWS))
+            allowed = torch.zeros(nodes - first, end, dtype=torch.bool)
+            allowed[:, :context] = True
+            allowed[:, context : context + nodes] = side[first - trunk :]
+        keys = torch.zeros(end, dtype=torch.long)
+        keys[: len(positions)] = positions[:end]
+        rows = slice(start + first - cached, start + last - cached)
+        own = positions[context + first : context + last]
+        tiles.append(Tile(segment.slot, rows, end, allowed, own, keys, (first - last) % ROWS))
         first = last
     return tiles
 
 
-def _visible(parents: tuple[int, ...]) -> torch.Tensor:
-    """Which nodes each node sees, itself and its ancestors, bool [nodes, nodes]."""
-    trunk, nodes = tree.trunk(parents), len(parents)
-    visible = torch.zeros(nodes, nodes, dtype=torch.bool)
-    visible[:trunk, :trunk] = torch.ones(trunk, trunk, dtype=torch.bool).tril()
-    for node in range(trunk, nodes):
-        if parents[node] >= 0:
-            visible[node] = visible[parents[node]]
-        visible[node, node] = True
+def _side(parents: tuple[int, ...], trunk: int) -> torch.Tensor:
+    """Which nodes those behind the trunk see, themselves and their ancestors: bool [nodes - trunk, nodes]."""
+    visible = torch.zeros(len(parents) - trunk, len(parents), dtype=torch.bool)
+    for row, node in enumerate(range(trunk, len(parents))):
+        while node >= 0:
+            visible[row, node] = True
+            node = parents[node]
     return visible

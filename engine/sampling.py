@@ -29,6 +29,7 @@ def warp(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
         warpers.append(TopKLogitsWarper(sampling.top_k))
     if sampling.top_p < 1:
         warpers.append(TopPLogitsWarper(sampling.top_p))
+    logits = logits - logits.amax(-1, keepdim=True)  # else a tiny temperature would make infinities
     no_ids = torch.LongTensor(logits.shape[0], 0)  # these warpers look at the scores alone
     return warpers(no_ids, logits).log_softmax(-1)
 

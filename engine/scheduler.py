@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ Forward = Callable[[Sequence[Segment]], list[torch.Tensor]]
 log = structlog.get_logger()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Task:
     """A job, whose turn on a session it is, and who waits for it."""
 
@@ -92,8 +93,9 @@ class ModelThread:
             self._wake.notify()
         self._thread.join()
 
-    async def run(self, owner: bytes, start: Callable[[], Job | None]) -> Any:
-        """Queue a job of a session and await its answer. `start` is called on the model thread.
+    async def run(self, owner: bytes, start: Callable[[], Job | None], always: bool = False) -> Any:
+        """Queue a job of a session and await its answer. `start` is called on the model thread. What frees room is
+        taken `always`, however long the queue.
 
         Raises what the job raises, Busy if the queue is full, Unavailable when stopping. Cancelling drops a job that
         waits; one that runs is finished and its answer dropped.
@@ -102,11 +104,16 @@ class ModelThread:
         with self._wake:
             if self._stopping:
                 raise Unavailable("the service is stopping")
-            if len(self._waiting) >= self._queue_limit:
+            if len(self._waiting) >= self._queue_limit and not always:
                 raise Busy(f"{self._queue_limit} calls are waiting")
             self._waiting.append(task)
             self._wake.notify()
-        return await asyncio.wrap_future(task.answer)
+        try:
+            return await asyncio.wrap_future(task.answer)
+        except asyncio.CancelledError:
+            with self._wake, suppress(ValueError):
+                self._waiting.remove(task)
+            raise
 
     def _loop(self) -> None:
         with torch.inference_mode():
@@ -181,6 +188,9 @@ def _begin(task: Task) -> None:
 def _advance(task: Task, logits: torch.Tensor) -> None:
     """Give a task its logits; it either wants another step or is done."""
     assert task.job is not None
+    if logits.isnan().any():
+        _fail(task, Internal("the model overflowed: its logits are not numbers"))
+        return
     try:
         task.segment = task.job.send(logits)
     except StopIteration as done:

@@ -6,12 +6,18 @@ lock. A cache is a mirror that may be lost at any time: whoever is told SessionM
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from engine.kv import SlabCache
+from engine.plan import Segment
+from protos import tree
 from protos.errors import Busy, InvalidRequest, SessionMiss, StaleTurn
 from protos.types import Context
+
+CHUNK = 256  # tokens of a context fed in one step
 
 
 @dataclass(slots=True)
@@ -27,6 +33,15 @@ class Session:
     length: int
     turn: int
     used: float
+
+
+def prefill(session: Session, context: Context) -> Generator[Segment, torch.Tensor, tuple[int, tuple[int, ...]]]:
+    """Feed a long context in chunks, so that no step grows with it; (tokens held then, the rest to feed)."""
+    base, tokens = context.base, context.tokens
+    while len(tokens) > CHUNK:
+        yield Segment(session.slot, base, tokens[:CHUNK], tree.chain(CHUNK), wanted=0)
+        base, tokens = base + CHUNK, tokens[CHUNK:]
+    return base, tokens
 
 
 class Sessions:

@@ -49,14 +49,18 @@ def up(
 def generate(
     prompt: Annotated[str, typer.Argument(help="the text to continue")],
     address: Address = ADDRESS,
-    max_new_tokens: Annotated[int | None, typer.Option(help="default 128", min=0)] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="default 128", min=0, max=2**32 - 1)] = None,
     temperature: Annotated[float | None, typer.Option(help="default 1; 0 is greedy")] = None,
     top_p: Annotated[float | None, typer.Option(help="nucleus, 1 is off")] = None,
-    top_k: Annotated[int | None, typer.Option(help="0 is off", min=0)] = None,
-    seed: Annotated[int | None, typer.Option(help="the server picks one and reports it", min=0)] = None,
+    top_k: Annotated[int | None, typer.Option(help="0 is off", min=0, max=2**32 - 1)] = None,
+    seed: Annotated[int | None, typer.Option(help="the server picks one and reports it", min=0, max=2**64 - 1)] = None,
     stop: Annotated[list[str] | None, typer.Option(help="stop string, may be repeated")] = None,
-    num_speculative_tokens: Annotated[int | None, typer.Option(help="levels; 0 decodes plainly", min=0)] = None,
-    branches: Annotated[int | None, typer.Option(help="children per node; 1 drafts a chain", min=0)] = None,
+    num_speculative_tokens: Annotated[
+        int | None, typer.Option(help="levels; 0 decodes plainly", min=0, max=2**32 - 1)
+    ] = None,
+    branches: Annotated[
+        int | None, typer.Option(help="children per node; 1 drafts a chain", min=0, max=2**32 - 1)
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="print the whole GenerateResponse")] = False,
 ) -> None:
     """Continue a text; accepted draft tokens are coloured."""

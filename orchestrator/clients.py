@@ -9,6 +9,7 @@ import grpc
 from structlog.contextvars import get_contextvars
 
 from protos import codec, rpc, status
+from protos.errors import Internal
 from protos.tandem.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from protos.types import (
     Context,
@@ -30,9 +31,12 @@ Response = TypeVar("Response")
 async def _answer(call: Awaitable[Response]) -> Response:
     """Await a call; a failed one raises the TandemError that it stands for."""
     try:
-        return await call
+        response = await call
     except grpc.aio.AioRpcError as failure:
         raise status.decode(failure) from None
+    if response is None:
+        raise Internal("the answer cannot be decoded")
+    return response
 
 
 def _metadata() -> tuple[tuple[str, str], ...]:

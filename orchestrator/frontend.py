@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeAlias
 
 from grpc import aio
-from structlog.contextvars import bind_contextvars
 from tokenizers import Tokenizer
 
 from orchestrator.answer import Answer
@@ -84,39 +83,36 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
     async def Generate(self, request: api.GenerateRequest, context: Context) -> api.GenerateResponse:
         """The whole answer: the last event of the stream."""
-        answers = [event.complete async for event in self._events(request) if event.HasField("complete")]
-        return answers[-1]
+        async with aclosing(self._events(request)) as events:
+            return [event.complete async for event in events if event.HasField("complete")][-1]
 
     async def StreamGenerate(self, request: api.StreamGenerateRequest, context: Context) -> AsyncIterator[Event]:
         """The answer as it grows; the tokens that the client has already are not sent again."""
         _check_resumable(request)
-        async for event in self._events(request.request, request.resume_from):
-            if event.HasField("complete") or event.chunk.token_ids:
-                yield event
+        async with aclosing(self._events(request.request, request.resume_from)) as events:
+            async for event in events:
+                if event.HasField("complete") or event.chunk.token_ids:
+                    yield event
 
     async def GetStatus(self, request: api.GetStatusRequest, context: Context) -> api.GetStatusResponse:
         """What is served and how it is doing."""
         return await self._replicas.status(self._admission.running, self._admission.waiting)
 
-    async def _events(self, request: api.GenerateRequest, known: int = 0) -> AsyncIterator[Event]:
+    async def _events(self, request: api.GenerateRequest, known: int = 0) -> AsyncGenerator[Event, None]:
         """Chunks without the `known` first tokens, then the complete answer."""
         request_id = request.request_id or secrets.token_hex(8)
-        bind_contextvars(request_id=request_id)
         seed = secrets.randbits(64)
-        ordered = order(request, request_id, seed, self._limits, self._tokenise)
+        ordered = await asyncio.to_thread(order, request, request_id, seed, self._limits, self._tokenise)
         seed = request.sampling.seed if request.sampling.HasField("seed") else seed
         answer = Answer(ordered, TextStream(self._tokenizer, ordered.stop), seed, self._metrics, known)
         async with self._admission.place():
             answer.started()
-            steps = self._pool.run(ordered.run)
-            try:
+            async with aclosing(self._pool.run(ordered.run)) as steps:
                 async for step in steps:
                     chunk = answer.add(step)
                     yield Event(chunk=chunk)
                     if answer.finished:
                         break
-            finally:
-                await steps.aclose()  # type: ignore[attr-defined]
         yield Event(complete=answer.complete())
 
     def _tokenise(self, text: str) -> list[int]:

@@ -7,7 +7,6 @@ on its old port. Children hold a leash: whatever ends this process ends them.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -18,7 +17,7 @@ from pathlib import Path
 from protos import rpc
 from protos.errors import IncompatibleModels, Unusable
 from protos.fingerprint import fingerprint
-from protos.process import LEASH, told_to_stop
+from protos.process import LEASH, announcement, told_to_stop
 
 HOST = "127.0.0.1"
 GRACE_SECONDS = 20.0
@@ -47,6 +46,7 @@ class Service:
                 *self.flags,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
+                limit=1 << 20,
                 env=os.environ | {LEASH: "1"},
                 start_new_session=True,  # Ctrl-C reaches this process alone, which stops the rest in order
             )
@@ -72,12 +72,11 @@ class Service:
     async def _listen(self, report: Report) -> None:
         assert self.process is not None and self.process.stdout is not None
         async for line in self.process.stdout:
-            try:
-                fact = json.loads(line)
-                event = fact.pop("event")
-            except (ValueError, KeyError):  # not an announcement: a library's own words
+            fact = announcement(line)
+            if fact is None:  # a library's own words
                 sys.stderr.write(line.decode(errors="replace"))
                 continue
+            event = fact.pop("event")
             report(event, fact)
             if event == "serving":
                 self.serving.set()

@@ -38,10 +38,10 @@ class Policy:
         return DraftShape(levels, self.shape.branches, min(self.shape.nodes, most))
 
     def drafted(self) -> None:
-        """The drafter answered."""
+        """A draft came and was fit to be verified."""
         self.failures = 0
 
     def failed(self) -> None:
-        """The drafter did not."""
+        """None came, or an unfit one."""
         self.failures += 1
         self.rest = min(LONGEST_REST, 1 << (self.failures - 1))

@@ -6,7 +6,7 @@ Knows nothing of how workers are started: a Supervisor tells where worker i serv
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,13 +35,19 @@ class Supervisor(Protocol):
         """Where worker `index` serves; waits until it lives."""
 
 
-@dataclass(slots=True)
-class Link:
-    """The connection to one worker; None while it is being brought back."""
+@dataclass(slots=True, eq=False)
+class Connection:
+    """A channel to one worker and the requests that run over it; a lost one is closed when the last of them is gone."""
 
-    index: int
-    load: int = 0
-    channel: grpc.aio.Channel | None = None
+    channel: grpc.aio.Channel
+    users: int = 0
+    lost: bool = False
+
+    async def release(self) -> None:
+        """One request less."""
+        self.users -= 1
+        if self.lost and self.users == 0:
+            await self.channel.close()
 
 
 class WorkerPool:
@@ -49,32 +55,29 @@ class WorkerPool:
 
     def __init__(self, supervisor: Supervisor, resumed: Callable[[], None]) -> None:
         self._supervisor, self._resumed = supervisor, resumed
-        self._links = [Link(index) for index in range(supervisor.count)]
+        self._living: dict[int, Connection] = {}
         self._mending: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
 
     async def __aenter__(self) -> WorkerPool:
-        await asyncio.gather(*(self._mend(link) for link in self._links))
+        await asyncio.gather(*(self._mend(index) for index in range(self._supervisor.count)))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         for task in self._mending:
             task.cancel()
         await asyncio.gather(*self._mending, return_exceptions=True)
-        for link in self._links:
-            if link.channel is not None:
-                await link.channel.close()
+        for connection in self._living.values():
+            await connection.channel.close()
 
-    async def run(self, request: rounds_pb2.RunRequest) -> AsyncIterator[rounds_pb2.RunResponse]:
+    async def run(self, request: rounds_pb2.RunRequest) -> AsyncGenerator[rounds_pb2.RunResponse, None]:
         """Stream the rounds of a request. Appends what was streamed to `request.completion`, which is all that
         another worker needs to go on. Raises a TandemError."""
         losses = 0
         while True:
-            link = await self._pick()
-            assert link.channel is not None
-            channel = link.channel
-            link.load += 1
-            call = rounds_pb2_grpc.RoundWorkerServiceStub(channel).Run(
+            index, connection = await self._pick()
+            connection.users += 1
+            call = rounds_pb2_grpc.RoundWorkerServiceStub(connection.channel).Run(
                 request, metadata=rpc.metadata_of(request.request_id, (CELL_KEY, self._supervisor.key))
             )
             try:
@@ -86,49 +89,57 @@ class WorkerPool:
                         return
                 return
             except grpc.aio.AioRpcError as failure:
-                error = status.decode(failure)
                 losses += 1
-                if not isinstance(error, TransportLost) or losses > MOST_LOSSES:
-                    raise error from None
-                log.warning("a round worker was lost", worker=link.index, tokens=len(request.completion))
+                self._judge(failure, losses)
+                log.warning("a round worker was lost", worker=index, tokens=len(request.completion))
                 self._resumed()
-                self._lose(link, channel)
+                if failure.code() is grpc.StatusCode.UNAVAILABLE:  # the worker; else this stream alone
+                    self._lose(index, connection)
             finally:
-                link.load -= 1
                 call.cancel()
+                await connection.release()
 
-    async def _pick(self) -> Link:
+    def _judge(self, failure: grpc.aio.AioRpcError, losses: int) -> None:
+        """Raise what a failed stream stands for, unless another worker may go on."""
+        error = status.decode(failure)
+        if not isinstance(error, TransportLost):
+            raise error from None
+        if losses > MOST_LOSSES:
+            raise Unavailable(f"{losses} round workers were lost in a row") from None
+
+    async def _pick(self) -> tuple[int, Connection]:
         """The living worker with least to do."""
         async with self._changed:
             try:
-                await asyncio.wait_for(self._changed.wait_for(self._living), READY_SECONDS)
+                await asyncio.wait_for(self._changed.wait_for(lambda: self._living), READY_SECONDS)
             except TimeoutError:
                 raise Unavailable("no round worker is up") from None
-            return min(self._living(), key=lambda link: link.load)
+            return min(self._living.items(), key=lambda item: (item[1].users, item[0]))
 
-    def _living(self) -> list[Link]:
-        return [link for link in self._links if link.channel is not None]
-
-    def _lose(self, link: Link, channel: grpc.aio.Channel) -> None:
+    def _lose(self, index: int, connection: Connection) -> None:
         """Take a worker out and bring it back in the background; several requests may notice the same loss."""
-        if link.channel is not channel:
+        if self._living.get(index) is not connection:
             return
-        link.channel = None
-        task = asyncio.create_task(self._mend(link, channel))
+        del self._living[index]
+        connection.lost = True
+        task = asyncio.create_task(self._mend(index))
         self._mending.add(task)
         task.add_done_callback(self._mending.discard)
 
-    async def _mend(self, link: Link, lost: grpc.aio.Channel | None = None) -> None:
+    async def _mend(self, index: int) -> None:
         """Connect to a worker, as often as it takes: it may die again before it answers."""
-        if lost is not None:
-            await lost.close()
         while True:
-            channel = rpc.connect(await self._supervisor.endpoint(link.index))
+            try:
+                channel = rpc.connect(await self._supervisor.endpoint(index))
+            except Exception as error:  # whatever the supervisor meets, the worker must come back
+                log.warning("a round worker has no endpoint", worker=index, problem=type(error).__name__)
+                await asyncio.sleep(MEND_SECONDS)
+                continue
             try:
                 await asyncio.wait_for(channel.channel_ready(), MEND_SECONDS)
                 break
             except TimeoutError:
                 await channel.close()
         async with self._changed:
-            link.channel = channel
+            self._living[index] = Connection(channel)
             self._changed.notify_all()

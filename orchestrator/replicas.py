@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
@@ -28,6 +29,7 @@ class Replicas:
 
     def __init__(self, config: OrchestratorConfig, verifier: grpc.aio.Channel, drafter: grpc.aio.Channel) -> None:
         self._config = config
+        self._fingerprint = fingerprint(config.tokenizer)
         self._verifier, self._drafter = VerifierClient(verifier), DrafterClient(drafter)
 
     async def introduce(self) -> ModelDescription:
@@ -40,8 +42,7 @@ class Replicas:
             target = await self._verifier.describe(self._config.start_seconds)
         except TandemError as error:
             raise Unusable(f"no verifier answers at {self._config.verifier}") from error
-        ours = fingerprint(self._config.tokenizer)
-        _same(self._config.tokenizer, ours, target.name, target.tokenizer_fingerprint)
+        _same(self._config.tokenizer, self._fingerprint, target.name, target.tokenizer_fingerprint)
         try:
             draft = await self._drafter.describe(min(DRAFTER_SECONDS, self._config.start_seconds))
         except TandemError:
@@ -52,11 +53,12 @@ class Replicas:
 
     async def status(self, running: int, waiting: int) -> api.GetStatusResponse:
         """What is served and how it is doing."""
-        target, verifier = await _look(self._config.verifier, self._verifier.describe)
-        _, drafter = await _look(self._config.drafter, self._drafter.describe)
+        (target, verifier), (_, drafter) = await asyncio.gather(
+            _look(self._config.verifier, self._verifier.describe), _look(self._config.drafter, self._drafter.describe)
+        )
         model = api.ModelStatus(
             name=target.name if target else "",
-            tokenizer_fingerprint=fingerprint(self._config.tokenizer),
+            tokenizer_fingerprint=self._fingerprint,
             verifiers=[verifier],
             drafters=[drafter],
             requests_running=running,

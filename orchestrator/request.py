@@ -17,6 +17,7 @@ from protos.types import MAX_LEVELS, MAX_NODES, DraftShape, ModelDescription, Sa
 
 DEFAULT_MAX_NEW_TOKENS = 128
 MAX_STOP_STRINGS = 16
+LONGEST_REQUEST_ID = 128
 
 Fields = Iterator[Violation]
 
@@ -27,6 +28,7 @@ class Limits:
 
     model: ModelDescription
     default_shape: DraftShape
+    longest_prompt: int  # bytes of text that may fit into the context
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,14 @@ def order(
 ) -> Order:
     """Check and complete a request; `seed` is used if it has none. Raises InvalidRequest naming every bad field."""
     violations = [*_unsupported(request), *_sampling(request.sampling), *_stopping(request.stopping)]
-    violations += [*_speculation(request.speculation), *_model(request.model, limits.model)]
-    prompt = tokenise(request.text) if request.WhichOneof("prompt") == "text" else list(request.token_ids.ids)
+    violations += [*_speculation(request.speculation), *_model(request.model, limits.model), *_request_id(request_id)]
+    prompt = list(request.token_ids.ids)
+    if request.WhichOneof("prompt") == "text":
+        size = len(request.text.encode())
+        if size > limits.longest_prompt:
+            most = f"the {limits.longest_prompt} that the context of {limits.model.context_length} tokens can hold"
+            raise InvalidRequest(*violations, Violation("text", f"has {size} bytes, above {most}"))
+        prompt = tokenise(request.text)
     violations += _prompt(request, prompt, limits.model)
     if violations:
         raise InvalidRequest(*violations)
@@ -127,6 +135,11 @@ def _speculation(wish: api.Speculation) -> Fields:
 def _model(name: str, served: ModelDescription) -> Fields:
     if name and name != served.name:
         yield Violation("model", f"is {name!r}; served is {served.name!r}")
+
+
+def _request_id(request_id: str) -> Fields:
+    if not (len(request_id) <= LONGEST_REQUEST_ID and request_id.isascii() and request_id.isprintable()):
+        yield Violation("request_id", f"is not at most {LONGEST_REQUEST_ID} printable ASCII characters")
 
 
 def _prompt(request: api.GenerateRequest, prompt: list[int], model: ModelDescription) -> Fields:

@@ -45,6 +45,8 @@ async def run_round(generation: Generation, drafter: Drafter, verifier: Verifier
     proposed = time.perf_counter()
     try:
         verdict = await verify(generation, verifier, draft)
+        if draft.tokens:
+            policy.drafted()
     except InvalidRequest as error:  # a drafter is not trusted: its draft may be unfit, the request is not
         if not draft.tokens:
             raise
@@ -76,7 +78,6 @@ async def propose(generation: Generation, drafter: Drafter, policy: Policy, shap
         log.warning("no draft", reason=error.reason)
         policy.failed()
         return NO_DRAFT
-    policy.drafted()
     generation.drafted(proposal)
     return proposal.draft
 

@@ -14,7 +14,7 @@ from orchestrator.metrics import FrontMetrics
 from orchestrator.pool import WorkerPool
 from orchestrator.replicas import Replicas
 from orchestrator.request import Limits
-from orchestrator.text import load_tokenizer
+from orchestrator.text import load_tokenizer, longest_token
 from protos import rpc
 from protos.tandem.v1 import orchestrator_pb2_grpc
 from protos.types import DraftShape
@@ -35,7 +35,7 @@ async def serving(config: OrchestratorConfig, registry: CollectorRegistry) -> As
                 pool,
                 replicas,
                 tokenizer,
-                Limits(target, shape),
+                Limits(target, shape, target.context_length * longest_token(tokenizer)),
                 metrics,
                 Admission(config.max_running, config.max_waiting, metrics),
             )

@@ -22,6 +22,11 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer.from_file(str(path))
 
 
+def longest_token(tokenizer: Tokenizer) -> int:
+    """Bytes of the longest token as the vocabulary writes it, at least four for a character of its own."""
+    return max(4, *(len(token.encode()) for token in tokenizer.get_vocab()))
+
+
 class TextStream:
     """The text of a growing completion."""
 

@@ -54,7 +54,7 @@ def decode_sampling(message: common_pb2.SamplingParams) -> types.SamplingParams:
     """Message to sampling; raises InvalidRequest."""
     violations = []
     if not (math.isfinite(message.temperature) and message.temperature >= 0):
-        violations.append(Violation("sampling.temperature", f"is {message.temperature}, below 0"))
+        violations.append(Violation("sampling.temperature", f"is {message.temperature}, below 0 or not finite"))
     if not 0 <= message.top_p <= 1:
         violations.append(Violation("sampling.top_p", f"is {message.top_p}, not in 0..1"))
     if violations:
@@ -74,6 +74,8 @@ def decode_shape(message: common_pb2.DraftShape) -> types.DraftShape:
         raise InvalidRequest.of("shape.levels", limit)
     if message.nodes > types.MAX_NODES:
         raise InvalidRequest.of("shape.nodes", f"is {message.nodes}, above {types.MAX_NODES}")
+    if message.branches > types.MAX_NODES:
+        raise InvalidRequest.of("shape.branches", f"is {message.branches}, above {types.MAX_NODES}")
     return types.DraftShape(message.levels, message.branches, message.nodes)
 
 

@@ -7,7 +7,7 @@
     |- Busy                RESOURCE_EXHAUSTED   back off for `retry_after` seconds
     |- IncompatibleModels  FAILED_PRECONDITION  never pair them
     |- Unavailable         UNAVAILABLE          a peer cannot be used now
-    |  `- TransportLost    (never sent)         the peer did not answer: try another replica
+    |  `- TransportLost    (sent as its parent) the peer did not answer: try another replica
     |- DeadlineExceeded    DEADLINE_EXCEEDED    the caller's time ran out
     |- Internal            INTERNAL             a bug; the message says nothing of the request
     `- Unusable            (never sent)         a process cannot start: what, and why

@@ -18,8 +18,11 @@ def tokens_by_id(folder: Path) -> dict[int, str]:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise Unusable(f"{folder} has no tokenizer.json: a fast Hugging Face tokenizer is needed")
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    vocabulary = content["model"]["vocab"]
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        vocabulary = content["model"]["vocab"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Unusable(f"{path} is not a tokenizer with a vocabulary") from error
     if isinstance(vocabulary, dict):
         tokens = {index: token for token, index in vocabulary.items()}
     else:  # a unigram model lists [token, score] pairs

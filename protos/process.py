@@ -42,6 +42,15 @@ def announce(event: str, **fields: str | int) -> None:
     print(json.dumps({"event": event, **fields}), flush=True)
 
 
+def announcement(line: bytes) -> dict[str, str] | None:
+    """The fact that a line announces, or None if it is something else."""
+    try:
+        fact = json.loads(line)
+    except ValueError:
+        return None
+    return fact if isinstance(fact, dict) and {"event", "role"} <= fact.keys() else None
+
+
 @contextmanager
 def metrics_served(host: str, port: int, registry: CollectorRegistry = REGISTRY) -> Iterator[int]:
     """Serve `/metrics` while the scope lasts; yields the port. Port 0 takes a free one. Raises Unusable."""

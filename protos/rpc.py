@@ -14,12 +14,13 @@ from typing import Any, TypeAlias
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from protos import status
-from protos.errors import Internal, TandemError, Unusable
+from protos.errors import Internal, InvalidRequest, TandemError, Unusable
 
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_CONCURRENT_CALLS = 2048
@@ -90,15 +91,33 @@ class Boundary(aio.ServerInterceptor):
         wrap = _stream if handler.response_streaming else _unary
         return make(
             wrap(behaviour, str(given or "")),
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=_tolerant(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
+
+
+def _tolerant(deserialise: Any) -> Any:
+    """A deserialiser whose failure reaches the handler, where it gets a proper status."""
+
+    def call(payload: bytes) -> Any:
+        try:
+            return deserialise(payload)
+        except DecodeError:
+            return InvalidRequest.of("request", "cannot be decoded")
+
+    return call
+
+
+def _check(request: Any) -> None:
+    if isinstance(request, InvalidRequest):
+        raise request
 
 
 def _unary(behaviour: Any, request_id: str) -> Any:
     async def call(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
+                _check(request)
                 return await behaviour(request, context)
             except Exception as error:
                 await _abort(context, error)
@@ -110,6 +129,7 @@ def _stream(behaviour: Any, request_id: str) -> Any:
     async def call(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
+                _check(request)
                 responses = behaviour(request, context)
                 if inspect.isawaitable(responses):  # a handler that writes through the context
                     await responses

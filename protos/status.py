@@ -7,6 +7,7 @@ transport: the peer did not answer.
 from __future__ import annotations
 
 from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc import StatusCode
 from grpc.aio import AioRpcError, Metadata
@@ -80,7 +81,10 @@ def decode(failure: AioRpcError) -> TandemError:
 def _details(failure: AioRpcError) -> status_pb2.Status:
     trailing = failure.trailing_metadata()
     packed = trailing.get(DETAILS_KEY, b"") if trailing is not None else b""
-    return status_pb2.Status.FromString(packed if isinstance(packed, bytes) else packed.encode())
+    try:
+        return status_pb2.Status.FromString(packed if isinstance(packed, bytes) else packed.encode())
+    except DecodeError:  # a peer may say anything
+        return status_pb2.Status()
 
 
 def _authored(kind: type[TandemError], message: str, status: status_pb2.Status) -> TandemError:

@@ -11,7 +11,7 @@ import torch
 
 from engine import sampling
 from engine.plan import Segment
-from engine.sessions import Sessions
+from engine.sessions import Sessions, prefill
 from protos import tree
 from protos.types import Context, Draft, SamplingParams, Verdict
 from verifier_service.acceptance import match
@@ -20,7 +20,9 @@ from verifier_service.acceptance import match
 def verify(
     sessions: Sessions, context: Context, draft: Draft, params: SamplingParams
 ) -> Generator[Segment, torch.Tensor, Verdict]:
-    """Yields one segment, takes its logits, returns the verdict. A retried call gives the same verdict.
+    """Yields the segment to verify, after those of a long context, and returns the verdict.
+
+    A retried call gives the same verdict.
 
     Until the walk is done the session counts as holding the context's base only, so that whatever ends the job
     early leaves nothing behind.
@@ -29,11 +31,12 @@ def verify(
     sessions.check_room("context.tokens", context.length)
     sessions.check_room("draft.tokens", context.length + max(depths, default=-1) + 1)
     session = sessions.extend(context)
+    base, tokens = yield from prefill(session, context)
     logits = yield Segment(
         slot=session.slot,
-        context=context.base,
-        tokens=context.tokens + draft.tokens,
-        parents=tree.hang(len(context.tokens), draft.parents),
+        context=base,
+        tokens=tokens + draft.tokens,
+        parents=tree.hang(len(tokens), draft.parents),
         wanted=1 + len(draft),
     )  # [1 + nodes, vocab]
 

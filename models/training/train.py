@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("corpora", type=Path, help="folder with the corpus files")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=90)
-    parser.add_argument("--tokens", type=int, default=2048, help="tokens per step")
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens per step")
     parser.add_argument("--init", type=Path, help="start from this pair instead of random weights")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

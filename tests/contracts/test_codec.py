@@ -27,7 +27,8 @@ samplings = st.builds(
     top_p=st.floats(0.0009765625, 1, width=32),
     seed=st.integers(0, (1 << 64) - 1),
 ) | st.just(types.SamplingParams())
-shapes = st.builds(types.DraftShape, st.integers(0, types.MAX_LEVELS), small, st.integers(0, types.MAX_NODES))
+levels, nodes = st.integers(0, types.MAX_LEVELS), st.integers(0, types.MAX_NODES)
+shapes = st.builds(types.DraftShape, levels, nodes, nodes)
 drafts = st.integers(0, types.MAX_NODES).flatmap(
     lambda size: st.builds(
         types.Draft,
@@ -102,10 +103,11 @@ REFUSED = [
     (
         codec.decode_sampling,
         common_pb2.SamplingParams(temperature=-0.5, top_p=2),
-        {"sampling.temperature": "is -0.5, below 0", "sampling.top_p": "is 2.0, not in 0..1"},
+        {"sampling.temperature": "is -0.5, below 0 or not finite", "sampling.top_p": "is 2.0, not in 0..1"},
     ),
     (codec.decode_shape, common_pb2.DraftShape(levels=33), {"shape.levels": "is 33, above 32"}),
     (codec.decode_shape, common_pb2.DraftShape(levels=32, nodes=65), {"shape.nodes": "is 65, above 64"}),
+    (codec.decode_shape, common_pb2.DraftShape(levels=32, branches=65), {"shape.branches": "is 65, above 64"}),
     (codec.decode_draft, common_pb2.Draft(tokens=[1] * 65), {"draft.tokens": "has 65 nodes, above 64"}),
     (
         codec.decode_draft,

@@ -213,3 +213,16 @@ async def test_a_port_in_use_is_refused_by_its_number() -> None:
         with pytest.raises(errors.Unusable, match=f"port {port} on 127.0.0.1"):
             async with rpc.serving("127.0.0.1", port, {}):
                 raise AssertionError("two servers share a port")
+
+
+@pytest.mark.parametrize("method", [f"/{VERIFIER}/Verify", f"/{ROUNDS}/Run"])
+async def test_bytes_that_are_no_message_are_an_invalid_request(method: str) -> None:
+    async with refusing(Internal("never reached")) as channel:
+        with pytest.raises(aio.AioRpcError) as failure:
+            if method.endswith("Run"):
+                await channel.unary_stream(method)(b"\xff\xff").read()
+            else:
+                await channel.unary_unary(method)(b"\xff\xff")
+    arrived = status.decode(failure.value)
+    assert isinstance(arrived, InvalidRequest)
+    assert [violation.field for violation in arrived.violations] == ["request"]

@@ -14,7 +14,7 @@ from protos.tandem.v1 import orchestrator_pb2 as api
 from protos.types import MAX_LEVELS, MAX_NODES, DraftShape, ModelDescription, SamplingParams
 
 MODEL = ModelDescription("tiny", "f" * 16, 100, 50, (0, 7), "cpu", "float32")
-LIMITS = Limits(MODEL, DraftShape(6, 4, 16))
+LIMITS = Limits(MODEL, DraftShape(6, 4, 16), 1000)
 SEED = 12345
 
 
@@ -150,6 +150,20 @@ def test_a_bad_prompt_is_named_beside_other_bad_fields() -> None:
     assert set(violations(request)) == {"sampling.temperature", "token_ids"}
 
 
+def test_a_text_that_can_never_fit_is_refused_before_it_is_tokenised() -> None:
+    def never(text: str) -> list[int]:
+        raise AssertionError("tokenised")
+
+    with pytest.raises(InvalidRequest, match="text has 1001 bytes, above the 1000"):
+        order(ask(text="x" * 1001), "id", SEED, LIMITS, never)
+
+
+@pytest.mark.parametrize("request_id", ["ä", "a\nb", "a\0b", "x" * 129])
+def test_a_request_id_that_cannot_travel_is_refused(request_id: str) -> None:
+    with pytest.raises(InvalidRequest, match="request_id"):
+        order(ask(), request_id, SEED, LIMITS, tokenise)
+
+
 def test_a_request_of_a_prompt_alone_gets_every_default() -> None:
     run = ordered(ask(text="abc")).run
     assert (run.request_id, list(run.prompt), list(run.completion)) == ("id-1", tokenise("abc"), [])
@@ -160,7 +174,7 @@ def test_a_request_of_a_prompt_alone_gets_every_default() -> None:
 
 
 def test_the_default_length_is_128_where_there_is_room() -> None:
-    roomy = Limits(ModelDescription("tiny", "", 100, 4096, (), "", ""), LIMITS.default_shape)
+    roomy = Limits(ModelDescription("tiny", "", 100, 4096, (), "", ""), LIMITS.default_shape, 1000)
     assert order(ask(), "", SEED, roomy, tokenise).run.max_new_tokens == 128
 
 
@@ -206,6 +220,6 @@ def test_a_wish_for_speculation_becomes_a_shape(wish: dict[str, int], shape: Dra
 
 def test_a_chain_longer_than_the_default_is_not_cut_to_the_default() -> None:
     """Where chains are the default, who asks for more levels gets a node for each: nothing is silently ignored."""
-    chains = Limits(MODEL, DraftShape.chain(6))
+    chains = Limits(MODEL, DraftShape.chain(6), 1000)
     run = order(speculation(num_speculative_tokens=12), "id", SEED, chains, tokenise).run
     assert codec.decode_shape(run.shape) == DraftShape.chain(12)

@@ -89,6 +89,15 @@ def test_greedy_takes_the_first_of_equals() -> None:
     assert draw(torch.tensor([0.0, 2.0, 2.0]), SamplingParams(), 0) == 1
 
 
+@pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-20, 1e20, 3e38])
+def test_no_temperature_makes_infinities(temperature: float) -> None:
+    logits = torch.tensor([-80.0, 30.0, 2.0, 29.0])
+    scores = warp(logits[None], SamplingParams(temperature))[0]
+    assert not scores.isnan().any()
+    if temperature < 1:
+        assert draw(logits, SamplingParams(temperature, seed=1), 4) == 1
+
+
 def test_one_allowed_token_is_always_drawn() -> None:
     logits = torch.tensor([0.0, 5.0, 1.0])
     assert {draw(logits, SamplingParams(1.0, top_k=1, seed=s), 3) for s in range(50)} == {1}

@@ -104,7 +104,8 @@ def test_a_model_that_would_answer_garbage_is_refused_by_name(family: str, make_
 
 def test_the_self_test_notices_a_wrong_mask(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seeing all earlier rows instead of one's ancestors is the mistake that a tree mask guards against."""
-    monkeypatch.setattr("engine.plan._visible", lambda parents: torch.ones(len(parents), len(parents)).tril().bool())
+    everything = lambda parents, trunk: torch.ones(len(parents), len(parents)).tril().bool()[trunk:]  # noqa: E731
+    monkeypatch.setattr("engine.plan._side", everything)
     with pytest.raises(Unusable, match="differ by"):
         self_test(Forward(load(make_model("llama", 0)), 2, 64), "llama")
 

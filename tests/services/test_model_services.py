@@ -165,3 +165,33 @@ async def test_calls_that_wait_share_a_forward_pass(embedded: Pair, monkeypatch:
         assert sum(batches) == 12
         assert max(batches) >= 4
         await asyncio.gather(*(services.verifier_client.close(c.session_id) for c in contexts))
+
+
+async def test_a_long_context_is_fed_in_chunks_with_the_same_result(services: Services) -> None:
+    """Tokens past one chunk, sent at once or bit by bit, lead to the same draw."""
+    tokens = tuple(3 + 7 * n % 4000 for n in range(400))
+    whole, bits = fresh(tokens), fresh(tokens[:30])
+    at_once = await services.verifier_client.verify(whole, NO_DRAFT, GREEDY)
+    verdict = await services.verifier_client.verify(bits, NO_DRAFT, GREEDY)
+    for turn, base in enumerate(range(30, 400, 37), start=2):
+        part = Context(bits.session_id, turn, base, tokens[base : base + 37], verdict.epoch)
+        verdict = await services.verifier_client.verify(part, NO_DRAFT, GREEDY)
+    assert (verdict.next_token, verdict.cached_len) == (at_once.next_token, at_once.cached_len)
+    for context in (whole, bits):
+        await services.verifier_client.close(context.session_id)
+
+
+async def test_a_draft_that_reaches_past_the_context_is_refused_and_harms_nobody(services: Services) -> None:
+    long = fresh((5,) * 510)
+    with pytest.raises(InvalidRequest, match=r"draft\.tokens"):
+        await services.verifier_client.verify(long, Draft.chain((1, 2, 3)), GREEDY)
+    proposal = await services.drafter_client.propose(long, DraftShape.chain(8), GREEDY)
+    assert len(proposal.draft) == 2
+    await services.drafter_client.close(long.session_id)
+
+
+async def test_impossible_tokens_are_not_drafted(services: Services) -> None:
+    context, only = fresh(), SamplingParams(temperature=1.0, top_k=1)
+    proposal = await services.drafter_client.propose(context, DraftShape(4, 4, 16), only)
+    assert proposal.draft.parents == (-1, 0, 1, 2)
+    await services.drafter_client.close(context.session_id)

@@ -14,7 +14,7 @@ from grpc import aio
 from orchestrator.pool import MOST_LOSSES, WorkerPool
 from orchestrator.worker import CELL_KEY, CellGuard
 from protos import rpc
-from protos.errors import Internal, InvalidRequest, TandemError, TransportLost
+from protos.errors import Internal, InvalidRequest, TandemError, Unavailable
 from protos.tandem.v1 import orchestrator_pb2 as api
 from protos.tandem.v1 import rounds_pb2, rounds_pb2_grpc
 
@@ -184,10 +184,19 @@ async def test_an_error_that_a_worker_means_is_passed_on_and_not_tried_again(err
 async def test_a_request_that_kills_every_worker_fails_and_spares_the_pool() -> None:
     worker = Worker([2] * (MOST_LOSSES + 1))
     async with pooled(worker) as (pool, _):
-        with pytest.raises(TransportLost):
+        with pytest.raises(Unavailable, match="6 round workers"):
             await collect(pool)
         assert len(worker.asked) == MOST_LOSSES + 1
         assert await collect(pool) == list(range(COUNT))
+
+
+async def test_a_request_that_kills_workers_does_not_hurt_its_neighbours() -> None:
+    """They share a channel with it, and their tokens come all the same."""
+    calm, deadly = Worker([]), Worker([2] * (MOST_LOSSES + 1))
+    calm.deaths = deadly.deaths  # whoever comes to token 2 first dies; the others pass
+    async with pooled(calm) as (pool, _):
+        texts = await asyncio.gather(*(collect(pool) for _ in range(8)))
+    assert texts == [list(range(COUNT))] * 8
 
 
 async def test_progress_forgives_losses() -> None:

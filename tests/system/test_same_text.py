@@ -137,7 +137,7 @@ async def test_other_architectures_keep_the_promise(
     alone = AutoModelForCausalLM.from_pretrained(folder).eval()
     rows = [[37 * n % 4000 + 2, 91, 17 * n % 4000 + 2] for n in range(8)]
     async with serve_models(Pair(folder, draft)) as services, serve_all(services, ray=False) as tandem:
-        greedy = await asyncio.gather(*(tandem.stub.Generate(ask(row)) for row in rows))
+        greedy = await asyncio.gather(*(tandem.stub.Generate(ask(row, levels=6, branches=1)) for row in rows))
         seeded = [[ask(row, temperature=1.0, seed=3, levels=n) for row in rows] for n in (0, 5)]
         plain, drafted = [await texts(tandem.stub, requests) for requests in seeded]
     for row, answer in zip(rows, greedy, strict=True):
