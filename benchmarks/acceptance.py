@@ -1,7 +1,8 @@
-"""Tokens per round of a pair: rounds of several generations at once against a real verifier and drafter.
+"""Tokens per round of a pair, measured on rounds against a real verifier and drafter.
 
-Starts both services in this process on loopback and drives the orchestrator's own rounds. Greedy and seeded draws are
-functions of the prompt, so a run without fallback rounds gives the same figures on every machine whose logits agree.
+Starts both services in this process on loopback and drives the orchestrator's own rounds. Greedy
+and seeded draws are functions of the prompt, so a run without fallback rounds gives the same
+figures on every machine whose logits agree.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import models
 import verifier_service.service
 from benchmarks import report
 from benchmarks.prompts import story_count, tokenised
-from benchmarks.wire import Traffic, metered
+from benchmarks.wire import Meter, Traffic
 from engine.config import ModelServiceConfig
 from orchestrator.clients import DrafterClient, VerifierClient
 from orchestrator.generation import Generation
@@ -62,7 +63,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One row of the table: what all rounds of one shape at one temperature made. Bytes are per round."""
+    """One row of the table: all rounds of one shape at one temperature. Bytes are per round."""
 
     name: str
     shape: DraftShape
@@ -93,9 +94,13 @@ async def serving(target: Path, draft: Path) -> AsyncIterator[Pair]:
     """Both services while the scope lasts; raises Unusable."""
     traffic = Traffic("Verify")
     async with (
-        verifier_service.service.serving(ModelServiceConfig(model=target), CollectorRegistry()) as verifier_address,
-        drafter_service.service.serving(ModelServiceConfig(model=draft), CollectorRegistry()) as drafter_address,
-        metered(verifier_address, traffic) as to_verifier,
+        verifier_service.service.serving(
+            ModelServiceConfig(model=target), CollectorRegistry()
+        ) as verifier_address,
+        drafter_service.service.serving(
+            ModelServiceConfig(model=draft), CollectorRegistry()
+        ) as drafter_address,
+        rpc.connect(verifier_address, Meter(traffic)) as to_verifier,
         rpc.connect(drafter_address) as to_drafter,
     ):
         verifier = VerifierClient(to_verifier)
@@ -118,7 +123,11 @@ async def complete(pair: Pair, generation: Generation, shape: DraftShape) -> lis
 
 
 async def measure(
-    pair: Pair, prompts: Sequence[tuple[int, ...]], max_new_tokens: int, name: str, temperature: float
+    pair: Pair,
+    prompts: Sequence[tuple[int, ...]],
+    max_new_tokens: int,
+    name: str,
+    temperature: float,
 ) -> Figures:
     """One row: every prompt, with its index as the seed."""
     places = asyncio.Semaphore(AT_ONCE)
@@ -135,7 +144,9 @@ async def measure(
         async with places:
             return await complete(pair, generation, SHAPES[name])
 
-    rounds = [done for each in await asyncio.gather(*map(one, range(len(prompts)))) for done in each]
+    rounds = [
+        done for each in await asyncio.gather(*map(one, range(len(prompts)))) for done in each
+    ]
     return figures(name, temperature, rounds, pair.traffic)
 
 
@@ -184,7 +195,13 @@ def table(rows: Sequence[Figures]) -> Table:
     shown = Table(*headings, "bytes up\nmean (max)", "bytes down\nmean (max)", box=None)
     for row in rows:
         shown.add_row(
-            *(f"{row.temperature:g}", row.name, str(row.shape.levels), str(row.shape.branches), str(row.rounds)),
+            *(
+                f"{row.temperature:g}",
+                row.name,
+                str(row.shape.levels),
+                str(row.shape.branches),
+                str(row.rounds),
+            ),
             str(row.fallback_rounds),
             f"{row.mean_acceptance_length:.2f}",
             f"{row.acceptance_rate:.1%}",
@@ -196,16 +213,25 @@ def table(rows: Sequence[Figures]) -> Table:
 
 def entry(row: Figures) -> dict[str, Any]:
     """The same for programs."""
-    rates = {"mean_acceptance_length": row.mean_acceptance_length, "acceptance_rate": row.acceptance_rate}
+    rates = {
+        "mean_acceptance_length": row.mean_acceptance_length,
+        "acceptance_rate": row.acceptance_rate,
+    }
     return asdict(row) | rates
 
 
 def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
-    prompts: Annotated[int, typer.Option(help="how many story prompts", min=1, max=story_count())] = 40,
-    max_new_tokens: Annotated[int, typer.Option(help="a generation also ends where its story ends", min=2)] = 64,
-    json: Annotated[Path | None, typer.Option("--json", help="write the figures to this file too")] = None,
+    prompts: Annotated[
+        int, typer.Option(help="how many story prompts", min=1, max=story_count())
+    ] = 40,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="a generation also ends where its story ends", min=2)
+    ] = 64,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="write the figures to this file too")
+    ] = None,
 ) -> None:
     """Tokens per round of a pair, by draft shape and temperature."""
     configure_logging("warning")

@@ -1,4 +1,5 @@
-"""The prompts of all benchmarks: the first words of short stories that no model of the embedded pair was trained on.
+"""The prompts of all benchmarks: the first words of short stories that no model of the embedded
+pair was trained on.
 
 Reads the file beside it and tokenises as the orchestrator does; knows nothing of models.
 """
@@ -15,7 +16,9 @@ FILE = Path(__file__).with_name("story_prompts.jsonl")
 
 def story_prompts() -> list[str]:
     """All prompts."""
-    return [str(json.loads(line)["prompt"]) for line in FILE.read_text(encoding="utf-8").splitlines()]
+    return [
+        str(json.loads(line)["prompt"]) for line in FILE.read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def story_count() -> int:

@@ -37,11 +37,15 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def publish(heading: str, table: Table, rows: Sequence[Mapping[str, Any]], file: Path | None) -> None:
+def publish(
+    heading: str, table: Table, rows: Sequence[Mapping[str, Any]], file: Path | None
+) -> None:
     """Print the table and, if a file is given, write its rows there."""
     console = Console(highlight=False)
     console.width = max(console.width, NARROWEST)
     console.print(heading, soft_wrap=True)
     console.print(table)
     if file:
-        file.write_text(json.dumps({"title": heading, "rows": rows}, indent=2) + "\n", encoding="utf-8")
+        file.write_text(
+            json.dumps({"title": heading, "rows": rows}, indent=2) + "\n", encoding="utf-8"
+        )

@@ -1,4 +1,5 @@
-"""The systems that the throughput benchmark compares: transformers' `generate()` and Tandem's client API.
+"""The systems that the throughput benchmark compares: transformers' `generate()` and Tandem's
+client API.
 
 Each turns a prompt into greedy tokens; timing and comparing them is not done here.
 """
@@ -67,7 +68,9 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Tandem:
-    """The client API; `levels` and `branches` as the server chooses unless given, levels 0 decodes plainly."""
+    """The client API; `levels` and `branches` as the server chooses unless given, levels 0 decodes
+    plainly.
+    """
 
     stub: Any
     levels: int | None = None
@@ -90,13 +93,17 @@ class Tandem:
 
 def load(folder: Path) -> Any:
     """A model as transformers loads it, float32."""
-    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    network = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True
+    )
     return network.eval()
 
 
 @asynccontextmanager
 async def tandem_up(target: Path, draft: Path, ray: bool) -> AsyncIterator[Any]:
-    """`tandem up` on a free port while the scope lasts; yields a stub of its client API. Raises Unusable."""
+    """`tandem up` on a free port while the scope lasts; yields a stub of its client API. Raises
+    Unusable.
+    """
     addresses: dict[str, str] = {}
 
     def report(event: str, fact: dict[str, str]) -> None:

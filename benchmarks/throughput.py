@@ -1,7 +1,8 @@
-"""Tokens per second, side by side in one run: plain `generate()`, transformers' assisted decoding, and Tandem.
+"""Tokens per second, side by side in one run: plain `generate()`, transformers' assisted decoding,
+and Tandem.
 
-Greedy, one core per process, float32. The systems take turns prompt by prompt, so that a noisy machine hits all alike,
-and must emit the same tokens.
+Greedy, one core per process, float32. The systems take turns prompt by prompt, so that a noisy
+machine hits all alike, and must emit the same tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ REFERENCE = "generate()"
 
 @dataclass(slots=True)
 class Runs:
-    """What one system did: per request its tokens and seconds; `wall` seconds in all, shared ones counted once."""
+    """What one system did: per request its tokens and seconds; `wall` seconds in all, shared ones
+    counted once.
+    """
 
     completions: list[Completion] = field(default_factory=list)
     prompts: list[Prompt] = field(default_factory=list)
@@ -70,7 +73,9 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """What is compared: systems that serve one request at a time, and one that serves several at once."""
+    """What is compared: systems that serve one request at a time, and one that serves several at
+    once.
+    """
 
     alone: Mapping[str, System]
     together: tuple[str, System]
@@ -89,7 +94,9 @@ class Contest:
         for index in track(range(len(prompts)), "measuring", transient=True):
             first = index % len(names)
             for name in names[first:] + names[:first]:
-                await timed(self.alone[name], prompts[index : index + 1], self.max_new_tokens, runs[name])
+                await timed(
+                    self.alone[name], prompts[index : index + 1], self.max_new_tokens, runs[name]
+                )
             if index % AT_ONCE == 0:
                 name, system = self.together
                 batch = [prompts[(index + place) % len(prompts)] for place in range(AT_ONCE)]
@@ -127,11 +134,13 @@ async def compete(
             "Tandem, chain of 4": Tandem(stub, levels=4, branches=1),
             "Tandem, plain decoding": Tandem(stub, levels=0),
         }
-        return await Contest(alone, (f"Tandem, {AT_ONCE} at once", Tandem(stub)), max_new_tokens).run(prompts)
+        return await Contest(
+            alone, (f"Tandem, {AT_ONCE} at once", Tandem(stub)), max_new_tokens
+        ).run(prompts)
 
 
 def entries(runs: Mapping[str, Runs]) -> list[dict[str, Any]]:
-    """One entry per system; the ratios are to plain `generate()`, and noise pulls at the total one."""
+    """One entry per system; ratios are to plain `generate()`; noise pulls at the total one."""
     reference = runs[REFERENCE]
     return [
         {
@@ -168,19 +177,31 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
 def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
-    prompts: Annotated[int, typer.Option(help="how many story prompts", min=1, max=story_count())] = 20,
-    max_new_tokens: Annotated[int, typer.Option(help="a completion also ends where its story ends", min=2)] = 64,
-    ray: Annotated[bool, typer.Option(help="Tandem's round workers as Ray actors, as `tandem up` has them")] = True,
-    json: Annotated[Path | None, typer.Option("--json", help="write the figures to this file too")] = None,
+    prompts: Annotated[
+        int, typer.Option(help="how many story prompts", min=1, max=story_count())
+    ] = 20,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="a completion also ends where its story ends", min=2)
+    ] = 64,
+    ray: Annotated[
+        bool, typer.Option(help="Tandem's round workers as Ray actors, as `tandem up` has them")
+    ] = True,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="write the figures to this file too")
+    ] = None,
 ) -> None:
     """Tokens per second of Tandem and of transformers, side by side."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
-        rows = entries(asyncio.run(compete(target, draft, tokenised(target, prompts), max_new_tokens, ray)))
+        rows = entries(
+            asyncio.run(compete(target, draft, tokenised(target, prompts), max_new_tokens, ray))
+        )
     except TandemError as problem:
         raise SystemExit(f"error: {problem}") from None
-    heading = report.title(target, draft, f"{prompts} prompts, up to {max_new_tokens} tokens each, greedy")
+    heading = report.title(
+        target, draft, f"{prompts} prompts, up to {max_new_tokens} tokens each, greedy"
+    )
     report.publish(heading, table(rows), rows, json)
 
 

@@ -1,18 +1,16 @@
-"""How many bytes the calls of a channel carry: the protobuf payloads, without HTTP/2 framing and metadata.
+"""How many bytes the calls of a channel carry: the protobuf payloads, without HTTP/2 framing and
+metadata.
 
 Sees the messages that are really sent; changes none.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from grpc import aio
-
-from protos import rpc
 
 
 @dataclass(slots=True)
@@ -48,14 +46,6 @@ class Meter(aio.UnaryUnaryClientInterceptor):
             self._traffic.up.append(request.ByteSize())
             self._traffic.down.append(response.ByteSize())
         return call
-
-
-@asynccontextmanager
-async def metered(address: str, traffic: Traffic) -> AsyncIterator[aio.Channel]:
-    """A channel as `rpc.connect` opens it that counts its traffic."""
-    meter = Meter(traffic)
-    async with aio.insecure_channel(address, options=rpc.CLIENT_OPTIONS, interceptors=[meter]) as channel:
-        yield channel
 
 
 def _name(method: str | bytes) -> str:

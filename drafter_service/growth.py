@@ -1,9 +1,9 @@
 """Growing a token tree best-first under a node budget, a level at a time.
 
-Pure: scores come in, nodes to look behind come out. A node's score is the predicted log-probability that it stands,
-the sum over its path; children never score above their parent. So a node that is not among the best `nodes` known
-has no descendant in the final tree, and looking only behind those that are gives the exact best-first tree
-(2402.12374, 2406.16858).
+Pure: scores come in, nodes to look behind come out. A node's score is the predicted log-probability
+that it stands, the sum over its path; children never score above their parent. So a node that is
+not among the best `nodes` known has no descendant in the final tree, and looking only behind those
+that are gives the exact best-first tree (2402.12374, 2406.16858).
 """
 
 from __future__ import annotations
@@ -49,12 +49,16 @@ class Growth:
                 self.nodes.append(Node(token, parent, depth, score + min(gain, 0.0)))
 
     def frontier(self) -> list[int]:
-        """The nodes to look behind next: unfed, above the last level, among the best; none when the tree is done."""
+        """The nodes to look behind next: unfed, above the last level, among the best; none when the
+        tree is done.
+        """
         best = self._best()
         if best and len(best) == self.shape.nodes:
             self.bar = self.nodes[best[-1]].score
         chosen = [
-            node for node in best if self.nodes[node].place is None and self.nodes[node].depth + 1 < self.shape.levels
+            node
+            for node in best
+            if self.nodes[node].place is None and self.nodes[node].depth + 1 < self.shape.levels
         ]
         chosen = sorted(chosen)[: self.room - len(self.fed)]
         for node in chosen:
@@ -67,7 +71,9 @@ class Growth:
         return tuple(self._place(self.nodes[node].parent) for node in self.fed)
 
     def finish(self) -> tuple[Draft, tuple[int, ...]]:
-        """The tree with the likeliest child first, and the places of its leading nodes as far as they were fed."""
+        """The tree with the likeliest child first, and the places of its leading nodes as far as
+        they were fed.
+        """
         kept = set(self._best())
         order: list[int] = []
         stack = self._kept_children(ROOT, kept)
@@ -89,9 +95,13 @@ class Growth:
         return draft, tuple(trunk)
 
     def _best(self) -> list[int]:
-        """The best nodes within the budget; among equals the older one, so that no child precedes its parent."""
+        """The best nodes within the budget; among equals the older one, so that no child precedes
+        its parent.
+        """
         return heapq.nsmallest(
-            self.shape.nodes, range(len(self.nodes)), key=lambda node: (-self.nodes[node].score, node)
+            self.shape.nodes,
+            range(len(self.nodes)),
+            key=lambda node: (-self.nodes[node].score, node),
         )
 
     def _kept_children(self, parent: int, kept: set[int]) -> list[int]:

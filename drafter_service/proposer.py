@@ -1,7 +1,8 @@
 """Proposing one draft: extend the session, then grow a chain or tree level by level.
 
-A job for the model thread: every level is one step, shared with all other sessions that are drafting. The drafter adds
-the target's own noise to its logits, so both tend to pick the same token although no probability crosses the wire.
+A job for the model thread: every level is one step, shared with all other sessions that are
+drafting. The drafter adds the target's own noise to its logits, so both tend to pick the same token
+although no probability crosses the wire.
 """
 
 from __future__ import annotations
@@ -20,17 +21,23 @@ from protos import tree
 from protos.types import Context, DraftShape, Proposal, SamplingParams
 
 SHORTLIST = 256  # likeliest tokens that get noise
-LOGIT_ERROR = 0.6  # how far a draft logit is typically off; measured by `make acceptance`, flat over 0.5-0.7
+LOGIT_ERROR = (
+    0.6  # how far a draft logit is typically off; measured by `make acceptance`, flat over 0.5-0.7
+)
 Children = list[tuple[int, float]]
 
 
 def propose(
-    sessions: Sessions, context: Context, shape: DraftShape, params: SamplingParams, token_count: int
+    sessions: Sessions,
+    context: Context,
+    shape: DraftShape,
+    params: SamplingParams,
+    token_count: int,
 ) -> Generator[Segment, torch.Tensor, Proposal]:
     """Yields a segment per level, takes their logits, returns the proposal.
 
-    Only tokens below `token_count` are proposed. The session ends up holding the context and, in order, the
-    draft's leading nodes as far as they were fed.
+    Only tokens below `token_count` are proposed. The session ends up holding the context and, in
+    order, the draft's leading nodes as far as they were fed.
     """
     session = sessions.extend(context)
     base, tokens = yield from prefill(session, context)
@@ -57,14 +64,20 @@ def propose(
     return Proposal(draft, cached, session.epoch)
 
 
-def likely_children(logits: torch.Tensor, params: SamplingParams, position: int, count: int) -> list[Children]:
-    """Per row of [rows, vocab], the `count` tokens that most likely are the target's draw, with log-probabilities.
+def likely_children(
+    logits: torch.Tensor, params: SamplingParams, position: int, count: int
+) -> list[Children]:
+    """Per row of [rows, vocab], the `count` tokens that most likely are the target's draw, with
+    log-probabilities.
 
-    The target draws argmax(log p + noise). The drafter's logits are off by some scale, and so is log q by that scale
-    over the temperature: softmax((log q + noise) / error) predicts who wins.
+    The target draws argmax(log p + noise). The drafter's logits are off by some scale, and so is
+    log q by that scale over the temperature: softmax((log q + noise) / error) predicts who wins.
     """
     ids, scores = sampling.perturbed(logits, params, position, SHORTLIST)
     sharpness = min(max((params.temperature or 1.0) / LOGIT_ERROR, 1e-6), 1e6)
     top = (scores * sharpness).log_softmax(-1).topk(min(count, scores.shape[-1]), dim=-1)
     rows = zip(ids.gather(-1, top.indices).tolist(), top.values.tolist(), strict=True)
-    return [[(token, gain) for token, gain in zip(*row, strict=True) if gain > -math.inf] for row in rows]
+    return [
+        [(token, gain) for token, gain in zip(*row, strict=True) if gain > -math.inf]
+        for row in rows
+    ]

@@ -27,7 +27,9 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
     def __init__(self, host: Host) -> None:
         self._host = host
 
-    async def Propose(self, request: drafter_pb2.ProposeRequest, context: Context) -> drafter_pb2.ProposeResponse:
+    async def Propose(
+        self, request: drafter_pb2.ProposeRequest, context: Context
+    ) -> drafter_pb2.ProposeResponse:
         """The next draft of one session."""
         call = codec.decode_context(request.context)
         shape = self._fitting(codec.decode_shape(request.shape), call.length)
@@ -64,6 +66,8 @@ async def serving(config: ModelServiceConfig, registry: CollectorRegistry) -> As
     """A drafter while the scope lasts; yields its address."""
     async with hosting(config, "draft", registry) as host:
         service = DrafterService(host)
-        services = {NAME: lambda s: drafter_pb2_grpc.add_DrafterServiceServicer_to_server(service, s)}
+        services = {
+            NAME: lambda s: drafter_pb2_grpc.add_DrafterServiceServicer_to_server(service, s)
+        }
         async with rpc.serving(config.host, config.port, services) as address:
             yield address

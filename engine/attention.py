@@ -1,7 +1,8 @@
 """The attention hook: what a Hugging Face model calls instead of its own attention.
 
-Stores the step's keys and values in the slabs and attends tile by tile on views of them. The step travels through a
-context variable because not every model passes keyword arguments on to its attention.
+Stores the step's keys and values in the slabs and attends tile by tile on views of them. The step
+travels through a context variable because not every model passes keyword arguments on to its
+attention.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from engine.plan import StepPlan
 from protos.errors import Unusable
 
 NAME = "tandem"
-IGNORED = {"dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "cache_position"}
+IGNORED = {
+    "dropout",
+    "is_causal",
+    "position_ids",
+    "use_cache",
+    "output_attentions",
+    "cache_position",
+}
 
 
 @dataclass(slots=True)
@@ -62,7 +70,9 @@ def attend(
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of the current step; [1, rows, heads, value size]. Refuses options that would change the result."""
+    """Attention of the current step; [1, rows, heads, value size]. Refuses options that would
+    change the result.
+    """
     for name, option in options.items():
         if name not in IGNORED and option is not None:
             raise Unusable(f"the model's attention asks for {name!r}, which is not supported")
@@ -81,9 +91,13 @@ def attend(
     for tile in plan.tiles:
         tile_query = query[:, :, tile.rows]
         if tile.pad:
-            tile_query = torch.cat([tile_query, tile_query[:, :, :1].expand(-1, -1, tile.pad, -1)], 2)
+            tile_query = torch.cat(
+                [tile_query, tile_query[:, :, :1].expand(-1, -1, tile.pad, -1)], 2
+            )
         attended = F.scaled_dot_product_attention(
-            tile_query.reshape(1, kv_heads, -1, query.shape[3]),  # query groups as rows: no copy of the keys
+            tile_query.reshape(
+                1, kv_heads, -1, query.shape[3]
+            ),  # query groups as rows: no copy of the keys
             keys[tile.slot : tile.slot + 1, :, : tile.keys],
             values[tile.slot : tile.slot + 1, :, : tile.keys],
             attn_mask=tile.bias(sliding_window, heads // kv_heads, query.dtype),

@@ -14,7 +14,7 @@ import transformers
 import typer
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from engine.config import ModelServiceConfig, configured
+from engine.config import ModelServiceConfig
 from protos import process
 from protos.errors import TandemError
 
@@ -28,19 +28,27 @@ def command(role: str, serve: Serve) -> None:
         model: Annotated[Path | None, typer.Option(help="Hugging Face model directory")] = None,
         host: Annotated[str | None, typer.Option(help="address to listen on")] = None,
         port: Annotated[int | None, typer.Option(help="0 takes a free port")] = None,
-        metrics_port: Annotated[int | None, typer.Option(help="Prometheus port, 0 takes a free one")] = None,
+        metrics_port: Annotated[
+            int | None, typer.Option(help="Prometheus port, 0 takes a free one")
+        ] = None,
         dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16")] = None,
         device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
         threads: Annotated[int | None, typer.Option(help="CPU threads of the model")] = None,
         max_sessions: Annotated[int | None, typer.Option(help="sessions that fit")] = None,
-        max_batch_sessions: Annotated[int | None, typer.Option(help="sessions in one forward pass")] = None,
-        context_length: Annotated[int | None, typer.Option(help="tokens per session, at most the model's")] = None,
-        session_ttl: Annotated[float | None, typer.Option(help="seconds until an idle session is reclaimed")] = None,
+        max_batch_sessions: Annotated[
+            int | None, typer.Option(help="sessions in one forward pass")
+        ] = None,
+        context_length: Annotated[
+            int | None, typer.Option(help="tokens per session, at most the model's")
+        ] = None,
+        session_ttl: Annotated[
+            float | None, typer.Option(help="seconds until an idle session is reclaimed")
+        ] = None,
         log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error")] = None,
     ) -> None:
         flags = {name: value for name, value in locals().items() if name not in ("role", "serve")}
         try:
-            config = configured(role, flags)
+            config = process.configured(ModelServiceConfig, role, flags)
         except TandemError as error:
             raise SystemExit(f"error: {error}") from error
         process.configure_logging(config.log_level)
@@ -56,5 +64,7 @@ async def run(role: str, config: ModelServiceConfig, serve: Serve) -> None:
     process.announce("loading", role=role, model=str(config.model))
     with process.metrics_served(config.host, config.metrics_port) as metrics_port:
         async with serve(config, REGISTRY) as address:
-            process.announce("serving", role=role, address=address, metrics=f"{config.host}:{metrics_port}")
+            process.announce(
+                "serving", role=role, address=address, metrics=f"{config.host}:{metrics_port}"
+            )
             await process.forever()

@@ -8,14 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
-
-from protos.errors import Unusable
 
 
 class ModelServiceConfig(BaseSettings):
-    """One drafter or verifier process. Environment: `TANDEM__DRAFTER__PORT`, `TANDEM__VERIFIER__THREADS`, ..."""
+    """One drafter or verifier process. Environment: `TANDEM__DRAFTER__PORT`,
+    `TANDEM__VERIFIER__THREADS`, ...
+    """
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid")
 
@@ -31,13 +31,3 @@ class ModelServiceConfig(BaseSettings):
     context_length: int | None = Field(default=None, ge=2)
     session_ttl: float = Field(default=120.0, gt=0)
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
-
-
-def configured(role: str, flags: dict[str, object]) -> ModelServiceConfig:
-    """The configuration of a role from the flags that were given; raises Unusable naming every bad field."""
-    given = {name: value for name, value in flags.items() if value is not None}
-    try:
-        return ModelServiceConfig(_env_prefix=f"TANDEM__{role.upper()}__", **given)  # type: ignore[arg-type, call-arg]
-    except ValidationError as error:
-        problems = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise Unusable(f"{role}: {'; '.join(problems)}") from error

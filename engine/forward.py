@@ -26,13 +26,16 @@ class Forward:
     def __init__(self, model: Model, slots: int, context_length: int) -> None:
         self.model = model
         self.context_length = context_length
-        self.cache = SlabCache(model.layers, slots, context_length + SCRATCH, model.dtype, model.device)
+        self.cache = SlabCache(
+            model.layers, slots, context_length + SCRATCH, model.dtype, model.device
+        )
 
     @torch.inference_mode()
     def __call__(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """Feed all segments in one pass; float32 logits per segment, [wanted, vocab].
 
-        Where a model overflows, its logits are NaN; the slot is wiped, so that the next session is not harmed.
+        Where a model overflows, its logits are NaN; the slot is wiped, so that the next session is
+        not harmed.
         """
         step = plan(segments, self.model.device)
         with attention.stepping(attention.Step(step, self.cache)):
@@ -53,14 +56,20 @@ class Forward:
 def self_test(forward: Forward, name: str) -> float:
     """Compare a tree, fed in two steps beside a second session, with plain passes over each branch.
 
-    Returns the largest difference; raises Unusable if the model does not compute the same through the hook.
+    Returns the largest difference; raises Unusable if the model does not compute the same through
+    the hook.
     """
     model, network = forward.model, forward.model.network
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, model.vocab_size, (24,), generator=generator).tolist()
     context, nodes, parents = tuple(ids[:10]), tuple(ids[10:16]), (-1, 0, 0, 1, 2, -1)
     first, second = forward.cache.take(), forward.cache.take()
-    forward([Segment(first, 0, context[:-1], tree.chain(9), 1), Segment(second, 0, tuple(ids[16:]), tree.chain(8), 1)])
+    forward(
+        [
+            Segment(first, 0, context[:-1], tree.chain(9), 1),
+            Segment(second, 0, tuple(ids[16:]), tree.chain(8), 1),
+        ]
+    )
     fed, hung = (context[-1], *nodes), tree.hang(1, parents)
     (rows,) = forward([Segment(first, 9, fed, hung, len(fed))])
     forward.cache.give_back(second)
@@ -78,5 +87,7 @@ def self_test(forward: Forward, name: str) -> float:
         worst = max(worst, (logits - rows[node + 1]).abs().max().item())
     network.set_attn_implementation(attention.NAME)
     if not worst <= TOLERANCE[model.dtype] * max(1.0, rows.abs().max().item() / 10):
-        raise Unusable(f"{name} cannot be served: its logits through our attention differ by {worst:.2g}")
+        raise Unusable(
+            f"{name} cannot be served: its logits through our attention differ by {worst:.2g}"
+        )
     return worst

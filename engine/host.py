@@ -1,6 +1,7 @@
 """One model in one process: loaded, self-tested, with its sessions and its model thread.
 
-The scope in which a drafter or a verifier serves; what it does with the logits is the service's own business.
+The scope in which a drafter or a verifier serves; what it does with the logits is the service's own
+business.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Host:
     def check_tokens(self, field: str, tokens: tuple[int, ...]) -> None:
         """Raise InvalidRequest if a token is not in the vocabulary."""
         if tokens and max(tokens) >= self.forward.model.vocab_size:
-            limit = f"has token {max(tokens)}, above the vocabulary's last, {self.forward.model.vocab_size - 1}"
+            last = self.forward.model.vocab_size - 1
+            limit = f"has token {max(tokens)}, above the vocabulary's last, {last}"
             raise InvalidRequest.of(field, limit)
 
     async def close(self, session_id: bytes) -> None:
@@ -66,14 +68,20 @@ class Host:
 
 
 @asynccontextmanager
-async def hosting(config: ModelServiceConfig, verb: str, registry: CollectorRegistry) -> AsyncIterator[Host]:
+async def hosting(
+    config: ModelServiceConfig, verb: str, registry: CollectorRegistry
+) -> AsyncIterator[Host]:
     """Load the model and run its thread while the scope lasts; raises Unusable."""
     torch.set_num_threads(config.threads)
     forward = await asyncio.to_thread(_load, config)
-    sessions = Sessions(forward.cache, forward.context_length, _new_epoch, config.session_ttl, time.monotonic)
+    sessions = Sessions(
+        forward.cache, forward.context_length, _new_epoch, config.session_ttl, time.monotonic
+    )
     metrics = ModelMetrics(verb, registry)
     registry.register(SessionCollector(sessions, lambda: len(sessions) / config.max_sessions))
-    with ModelThread(forward, config.max_batch_sessions, metrics.observe, sessions.expire) as thread:
+    with ModelThread(
+        forward, config.max_batch_sessions, metrics.observe, sessions.expire
+    ) as thread:
         yield Host(forward, sessions, thread, config, fingerprint(config.model))
 
 
@@ -91,7 +99,9 @@ def _load(config: ModelServiceConfig) -> Forward:
         forward = Forward(model, config.max_sessions, context_length)
     except RuntimeError as error:
         size = f"{config.max_sessions} sessions of {context_length} tokens"
-        raise Unusable(f"{size} do not fit into memory; lower max_sessions or context_length") from error
+        raise Unusable(
+            f"{size} do not fit into memory; lower max_sessions or context_length"
+        ) from error
     worst = self_test(Forward(model, 2, min(64, context_length)), str(config.model))
     log.info("model ready", model=str(config.model), self_test_difference=worst)
     return forward

@@ -44,7 +44,9 @@ class SlabCache:
             return torch.zeros(slots, heads, self.length, size, dtype=dtype, device=device)
 
         with torch.inference_mode():
-            self.keys = [slab(layer.heads, layer.key_size) for layer in layers]  # [slots, heads, length, size]
+            self.keys = [
+                slab(layer.heads, layer.key_size) for layer in layers
+            ]  # [slots, heads, length, size]
             self.values = [slab(layer.heads, layer.value_size) for layer in layers]
 
     @property
@@ -74,4 +76,6 @@ class SlabCache:
         source = torch.tensor([start + node for node, _ in moves], device=self.keys[0].device)
         target = torch.tensor([start + place for _, place in moves], device=self.keys[0].device)
         for store in (*self.keys, *self.values):
-            store[slot, :, target] = store[slot, :, source]  # the right side is a copy: overlap is safe
+            store[slot, :, target] = store[
+                slot, :, source
+            ]  # the right side is a copy: overlap is safe

@@ -1,6 +1,7 @@
 """What a model service tells Prometheus: steps, batches, queues and sessions.
 
-Names follow the field's: histograms and counters where a rate makes sense, gauges read when scraped.
+Names follow the field's: histograms and counters where a rate makes sense, gauges read when
+scraped.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class ModelMetrics:
             return Histogram(f"tandem_{verb}_{name}", text, buckets=buckets, registry=registry)
 
         self._forward = histogram("forward_seconds", "One forward pass over a batch", SECONDS)
-        self._queue = histogram("queue_seconds", "From a call's arrival to its first forward pass", SECONDS)
+        self._queue = histogram(
+            "queue_seconds", "From a call's arrival to its first forward pass", SECONDS
+        )
         self._sessions = histogram("batch_sessions", "Sessions in a forward pass", COUNTS)
         self._tokens = histogram("batch_tokens", "Tokens fed in a forward pass", COUNTS)
 
@@ -47,12 +50,20 @@ class SessionCollector(Collector):
 
     def collect(self) -> list[Metric]:
         """Called by the exporter."""
-        misses = CounterMetricFamily("tandem_session_misses", "Calls told to resend everything", labels=["reason"])
+        misses = CounterMetricFamily(
+            "tandem_session_misses", "Calls told to resend everything", labels=["reason"]
+        )
         misses.add_metric(["not_cached"], self._sessions.misses)
-        evictions = CounterMetricFamily("tandem_session_evictions", "Sessions reclaimed", labels=["reason"])
+        evictions = CounterMetricFamily(
+            "tandem_session_evictions", "Sessions reclaimed", labels=["reason"]
+        )
         evictions.add_metric(["idle"], self._sessions.expired)
         stale = CounterMetricFamily("tandem_stale_turns", "Calls older than one already served")
         stale.add_metric([], self._sessions.stale)
-        sessions = GaugeMetricFamily("tandem_sessions", "Sessions that hold a cache", len(self._sessions))
-        usage = GaugeMetricFamily("tandem_kv_cache_usage_perc", "Used part of the slots, 0 to 1", self._usage())
+        sessions = GaugeMetricFamily(
+            "tandem_sessions", "Sessions that hold a cache", len(self._sessions)
+        )
+        usage = GaugeMetricFamily(
+            "tandem_kv_cache_usage_perc", "Used part of the slots, 0 to 1", self._usage()
+        )
         return [misses, evictions, stale, sessions, usage]

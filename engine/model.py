@@ -1,6 +1,8 @@
-"""A Hugging Face causal language model as the engine needs it: loaded, checked, refused when it cannot work.
+"""A Hugging Face causal language model as the engine needs it: loaded, checked, refused when it
+cannot work.
 
-Loads safetensors only and runs no code from the model directory. Raises Unusable with a line that names the model.
+Loads safetensors only and runs no code from the model directory. Raises Unusable with a line that
+names the model.
 """
 
 from __future__ import annotations
@@ -72,12 +74,16 @@ def load(folder: Path, dtype: str = "float32", device: str = "cpu") -> Model:
 
 
 def adopt(network: PreTrainedModel) -> tuple[LayerGeometry, ...]:
-    """Put our attention into a model and read off what each layer stores; raises Unusable if a layer goes around it."""
+    """Put our attention into a model and read off what each layer stores; raises Unusable if a
+    layer goes around it.
+    """
     kind = type(network).__name__
     network.set_attn_implementation(NAME)
     config = network.config.get_text_config()
     if config._attn_implementation != NAME:
-        raise Unusable(f"{kind} cannot be served: it does not use transformers' attention interface")
+        raise Unusable(
+            f"{kind} cannot be served: it does not use transformers' attention interface"
+        )
     probe = Probe()
     device = network.device
     ids = torch.zeros(1, 4, dtype=torch.long, device=device)
@@ -91,7 +97,8 @@ def adopt(network: PreTrainedModel) -> tuple[LayerGeometry, ...]:
     expected = set(range(config.num_hidden_layers))
     if set(probe.layers) != expected:
         raise Unusable(
-            f"{kind} cannot be served: only {len(probe.layers)} of {len(expected)} layers attend through the interface"
+            f"{kind} cannot be served: only {len(probe.layers)} of {len(expected)} layers"
+            " attend through the interface"
         )
     return tuple(probe.layers[layer] for layer in sorted(probe.layers))
 
@@ -100,7 +107,9 @@ def _refuse_rope(folder: Path, config: Any) -> None:
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     kind = rope.get("rope_type") if isinstance(rope, dict) else None
     if kind in BATCH_DEPENDENT_ROPE:
-        raise Unusable(f"{folder} cannot be served: its {kind!r} rotary positions depend on the longest session")
+        raise Unusable(
+            f"{folder} cannot be served: its {kind!r} rotary positions depend on the whole batch"
+        )
 
 
 def _context_length(config: Any) -> int:

@@ -2,9 +2,9 @@
 
 Everything that is the same in all layers is computed here, once per step. Pure: no model, no cache.
 
-Rows are grouped into tiles so that a token's logits do not depend on what else is in the step: a tile's rows are
-padded to a multiple of four (matrix kernels round differently for one to three rows) and its keys to a length that
-depends on positions alone.
+Rows are grouped into tiles so that a token's logits do not depend on what else is in the step: a
+tile's rows are padded to a multiple of four (matrix kernels round differently for one to three
+rows) and its keys to a length that depends on positions alone.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ ROWS = 4
 class Segment:
     """One session's share of a step.
 
-    `context` cached tokens are seen by every row. Behind them lies a tree, `parents`, of which the first nodes may
-    be cached already; `tokens` are its last nodes, fed now. Logits are wanted for the last `wanted` of them.
+    `context` cached tokens are seen by every row. Behind them lies a tree, `parents`, of which the
+    first nodes may be cached already; `tokens` are its last nodes, fed now. Logits are wanted for
+    the last `wanted` of them.
     """
 
     slot: int
@@ -70,7 +71,9 @@ class Tile:
 
 @dataclass(slots=True)
 class StepPlan:
-    """A step of several segments, packed. `fed` counts real rows; the rest is padding that is never stored."""
+    """A step of several segments, packed. `fed` counts real rows; the rest is padding that is never
+    stored.
+    """
 
     token_ids: torch.Tensor  # [1, rows]
     positions: torch.Tensor  # [1, rows]
@@ -120,10 +123,14 @@ def plan(segments: Sequence[Segment], device: torch.device) -> StepPlan:
 
 
 def _tiles(segment: Segment, depths: list[int], start: int) -> list[Tile]:
-    """The tiles of one segment: the trunk of its tree cut at block borders, then the side branches together."""
+    """The tiles of one segment: the trunk of its tree cut at block borders, then the side branches
+    together.
+    """
     context, cached, nodes = segment.context, segment.cached, len(segment.parents)
     trunk = max(cached, tree.trunk(segment.parents))
-    positions = torch.tensor([*range(context), *(context + depth for depth in depths)])  # by place in the slab
+    positions = torch.tensor(
+        [*range(context), *(context + depth for depth in depths)]
+    )  # by place in the slab
     side = _side(segment.parents, trunk)
     tiles = []
     first = cached
@@ -148,7 +155,9 @@ def _tiles(segment: Segment, depths: list[int], start: int) -> list[Tile]:
 
 
 def _side(parents: tuple[int, ...], trunk: int) -> torch.Tensor:
-    """Which nodes those behind the trunk see, themselves and their ancestors: bool [nodes - trunk, nodes]."""
+    """Which nodes those behind the trunk see, themselves and their ancestors: bool [nodes - trunk,
+    nodes].
+    """
     visible = torch.zeros(len(parents) - trunk, len(parents), dtype=torch.bool)
     for row, node in enumerate(range(trunk, len(parents))):
         while node >= 0:

@@ -1,7 +1,8 @@
 """From logits to the next token: warp, add keyed noise, take the maximum.
 
-The noise is a Gumbel variate made by a counter-based hash of (seed, position, token id), so a draw is a pure function:
-it does not matter who draws, when, or how often (protocol: the acceptance walk). Source of the trick: Gumbel-max.
+The noise is a Gumbel variate made by a counter-based hash of (seed, position, token id), so a draw
+is a pure function: it does not matter who draws, when, or how often (protocol: the acceptance
+walk). Source of the trick: Gumbel-max.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _MASK_64 = (1 << 64) - 1
 
 
 def warp(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
-    """Log-probabilities of the distribution to draw from, [rows, vocab]; temperature, then top-k, then top-p."""
+    """Log-probabilities of the distribution to draw from, [rows, vocab]; temperature, then top-k,
+    then top-p.
+    """
     warpers = LogitsProcessorList()
     if not sampling.greedy and sampling.temperature != 1:
         warpers.append(TemperatureLogitsWarper(sampling.temperature))
@@ -35,7 +38,9 @@ def warp(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
 
 
 def gumbel(seed: int, position: int, token_ids: torch.Tensor) -> torch.Tensor:
-    """The noise of token ids at a position, float32 of their shape; the same bits from the hash on every device."""
+    """The noise of token ids at a position, float32 of their shape; the same bits from the hash on
+    every device.
+    """
     low, high = _key(seed, position)
     state = _mix(_mix(token_ids.to(torch.int32) ^ low) ^ high)
     uniform = (state.to(torch.float64) + (2**31 + 0.5)) * 2.0**-32  # (0, 1)
@@ -54,7 +59,8 @@ def draw(logits: torch.Tensor, sampling: SamplingParams, position: int) -> int:
 def perturbed(
     logits: torch.Tensor, sampling: SamplingParams, position: int, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` likeliest token ids of each row and their scores with noise, [rows, count] each, unordered.
+    """The `count` likeliest token ids of each row and their scores with noise, [rows, count] each,
+    unordered.
 
     What a drafter ranks: it only guesses, so noise on its likeliest tokens is enough.
     """
@@ -79,7 +85,9 @@ def _signed(word: int) -> int:
 
 
 def _mix(state: torch.Tensor) -> torch.Tensor:
-    """A bijective 32-bit mixer in wrapping int32 arithmetic (constants: Wellons' hash prospector, "lowbias32")."""
+    """A bijective 32-bit mixer in wrapping int32 arithmetic (constants: Wellons' hash prospector,
+    "lowbias32").
+    """
     state = (state ^ _shift(state, 16)) * 0x7FEB352D
     state = (state ^ _shift(state, 15)) * _signed(0x846CA68B)
     return state ^ _shift(state, 16)

@@ -1,8 +1,8 @@
 """The model thread: every job that waits or runs gets its share of the next forward pass.
 
-A job is a generator: it yields the segment that it wants fed, receives the logits, and returns its answer. Verifying
-takes one step, drafting one per level, and a new job joins at the next step; there are no phases. The event loop only
-queues and awaits.
+A job is a generator: it yields the segment that it wants fed, receives the logits, and returns its
+answer. Verifying takes one step, drafting one per level, and a new job joins at the next step;
+there are no phases. The event loop only queues and awaits.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class StepReport:
 
 
 def admit(waiting: Sequence[Task], running: Sequence[Task], most: int) -> list[Task]:
-    """Which waiting tasks start now: in order, one at a time per session, at most `most` at work. Pure."""
+    """Which waiting tasks start now: in order, one at a time per session, at most `most` at work.
+    Pure.
+    """
     owners = {task.owner for task in running}
     chosen: list[Task] = []
     for task in waiting:
@@ -94,11 +96,11 @@ class ModelThread:
         self._thread.join()
 
     async def run(self, owner: bytes, start: Callable[[], Job | None], always: bool = False) -> Any:
-        """Queue a job of a session and await its answer. `start` is called on the model thread. What frees room is
-        taken `always`, however long the queue.
+        """Queue a job of a session and await its answer. `start` is called on the model thread.
+        What frees room is taken `always`, however long the queue.
 
-        Raises what the job raises, Busy if the queue is full, Unavailable when stopping. Cancelling drops a job that
-        waits; one that runs is finished and its answer dropped.
+        Raises what the job raises, Busy if the queue is full, Unavailable when stopping. Cancelling
+        drops a job that waits; one that runs is finished and its answer dropped.
         """
         task = Task(owner, start, Future(), time.perf_counter())
         with self._wake:
@@ -123,7 +125,9 @@ class ModelThread:
                         self._step()
                 except Exception as error:
                     log.error("a step failed", exc_info=error)
-                    self._abandon(self._running, Internal("the forward pass failed; see the server's log"))
+                    self._abandon(
+                        self._running, Internal("the forward pass failed; see the server's log")
+                    )
                     self._running = []
         with self._wake:
             self._abandon([*self._running, *self._waiting], Unavailable("the service is stopping"))

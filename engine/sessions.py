@@ -1,7 +1,8 @@
 """The session rule: keep `base` cached tokens, drop the rest, append.
 
-Decides whether a call may touch a session and what its slab holds; used by the model thread alone, so it needs no
-lock. A cache is a mirror that may be lost at any time: whoever is told SessionMiss resends everything.
+Decides whether a call may touch a session and what its slab holds; used by the model thread alone,
+so it needs no lock. A cache is a mirror that may be lost at any time: whoever is told SessionMiss
+resends everything.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ CHUNK = 256  # tokens of a context fed in one step
 class Session:
     """What one slot holds: `length` committed tokens, as of `turn`.
 
-    `epoch` is drawn when the session is opened. A call that builds on cached tokens names the epoch that it was
-    answered with, so a late call that opens the session anew can never pass for the session that was lost.
+    `epoch` is drawn when the session is opened. A call that builds on cached tokens names the epoch
+    that it was answered with, so a late call that opens the session anew can never pass for the
+    session that was lost.
     """
 
     slot: int
@@ -35,8 +37,12 @@ class Session:
     used: float
 
 
-def prefill(session: Session, context: Context) -> Generator[Segment, torch.Tensor, tuple[int, tuple[int, ...]]]:
-    """Feed a long context in chunks, so that no step grows with it; (tokens held then, the rest to feed)."""
+def prefill(
+    session: Session, context: Context
+) -> Generator[Segment, torch.Tensor, tuple[int, tuple[int, ...]]]:
+    """Feed a long context in chunks, so that no step grows with it; (tokens held then, the rest to
+    feed).
+    """
     base, tokens = context.base, context.tokens
     while len(tokens) > CHUNK:
         yield Segment(session.slot, base, tokens[:CHUNK], tree.chain(CHUNK), wanted=0)
@@ -45,7 +51,8 @@ def prefill(session: Session, context: Context) -> Generator[Segment, torch.Tens
 
 
 class Sessions:
-    """All sessions of one cache. `clock` gives seconds; sessions idle for `ttl` of them are reclaimed.
+    """All sessions of one cache. `clock` gives seconds; sessions idle for `ttl` of them are
+    reclaimed.
 
     `new_epoch` gives a fresh random number, never 0, for each session that is opened.
     """
@@ -93,10 +100,14 @@ class Sessions:
     def check_room(self, field: str, length: int) -> None:
         """Raise InvalidRequest if a session of `length` tokens would not fit."""
         if length > self._context_length:
-            raise InvalidRequest.of(field, f"reach token {length}, above the context of {self._context_length}")
+            raise InvalidRequest.of(
+                field, f"reach token {length}, above the context of {self._context_length}"
+            )
 
     def keep(self, session: Session, start: int, path: Sequence[int] = ()) -> int:
-        """Keep the first `start` tokens and, moved behind them, the rows of a tree path; returns the length held."""
+        """Keep the first `start` tokens and, moved behind them, the rows of a tree path; returns
+        the length held.
+        """
         self._cache.compact(session.slot, start, path)
         session.length = start + len(path)
         session.used = self._clock()
@@ -118,5 +129,7 @@ class Sessions:
     def _admit(self, session_id: bytes) -> Session:
         if not self._cache.free:
             raise Busy(f"all {self._cache.slots} sessions are in use")
-        session = self._open[session_id] = Session(self._cache.take(), self._new_epoch(), 0, 0, self._clock())
+        session = self._open[session_id] = Session(
+            self._cache.take(), self._new_epoch(), 0, 0, self._clock()
+        )
         return session

@@ -30,7 +30,10 @@ PROMPTS = (
 def running(mark: str) -> Iterator[str]:
     """Everything up, in the background; yields the address of the client API."""
     process = subprocess.Popen(
-        [*TANDEM, "up", "--port", "0"], stdout=subprocess.PIPE, text=True, env=os.environ | {"TANDEM_DEMO": mark}
+        [*TANDEM, "up", "--port", "0"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TANDEM_DEMO": mark},
     )
     assert process.stdout is not None
     try:
@@ -49,17 +52,34 @@ def running(mark: str) -> Iterator[str]:
 def generate(address: str, prompt: str, *options: str) -> subprocess.CompletedProcess[str]:
     """One `tandem generate`."""
     captured = subprocess.PIPE if "--json" in options else None
-    command = [*TANDEM, "generate", "--address", address, "--max-new-tokens", "100", *options, prompt]
-    return subprocess.run(command, stdout=captured, text=True, check=True, env=os.environ | {"FORCE_COLOR": "1"})
+    command = [
+        *TANDEM,
+        "generate",
+        "--address",
+        address,
+        "--max-new-tokens",
+        "100",
+        *options,
+        prompt,
+    ]
+    return subprocess.run(
+        command, stdout=captured, text=True, check=True, env=os.environ | {"FORCE_COLOR": "1"}
+    )
 
 
 def left_running(mark: str) -> list[str]:
-    """Command lines of processes that carry the mark in their environment: everything that the demo started."""
+    """Command lines of processes that carry the mark in their environment: everything that the demo
+    started.
+    """
     lines = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if mark.encode() in (folder / "environ").read_bytes() and folder.name != str(os.getpid()):
-                lines.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+            if mark.encode() in (folder / "environ").read_bytes() and folder.name != str(
+                os.getpid()
+            ):
+                lines.append(
+                    (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
     return lines
 
 
@@ -78,9 +98,14 @@ def main() -> None:
             drafted += answer["speculation"]["numDraftTokens"]
             accepted += answer["speculation"]["numAcceptedDraftTokens"]
             tokens += answer["usage"]["completionTokens"]
-        print(f"Together: {tokens} tokens in {rounds} rounds, {tokens / rounds:.2f} per round;", end=" ")
+        print(
+            f"Together: {tokens} tokens in {rounds} rounds, {tokens / rounds:.2f} per round;",
+            end=" ",
+        )
         print(f"{accepted} of {drafted} draft tokens accepted ({accepted / drafted:.0%}).")
-        print("Green was guessed by the drafter; all of it is what the target alone would have said.")
+        print(
+            "Green was guessed by the drafter; all of it is what the target alone would have said."
+        )
     if left := left_running(mark):
         raise SystemExit(f"error: {len(left)} processes are left: {left}")
     print("Stopped; no process is left.")

@@ -1,4 +1,6 @@
-"""The embedded pair: a small target and its drafter, trained here on simple English (see README.md)."""
+"""The embedded pair: a small target and its drafter, trained here on simple English (see
+README.md).
+"""
 
 from pathlib import Path
 

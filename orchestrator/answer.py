@@ -12,9 +12,13 @@ from protos.tandem.v1 import rounds_pb2
 
 
 class Answer:
-    """Takes rounds and makes chunks, which leave out the `known` first tokens that the client has already."""
+    """Takes rounds and makes chunks, which leave out the `known` first tokens that the client has
+    already.
+    """
 
-    def __init__(self, ordered: Order, stream: TextStream, seed: int, metrics: FrontMetrics, known: int) -> None:
+    def __init__(
+        self, ordered: Order, stream: TextStream, seed: int, metrics: FrontMetrics, known: int
+    ) -> None:
         self.finished = False
         self._known = known
         self._run, self._stream, self._seed, self._metrics = ordered.run, stream, seed, metrics
@@ -47,16 +51,22 @@ class Answer:
         self._metrics.add(step)
         self._tokens += step.tokens
         self._clock()
-        return api.Chunk(text=text, token_ids=fresh[:used_fresh], completion_tokens=len(self._tokens))
+        return api.Chunk(
+            text=text, token_ids=fresh[:used_fresh], completion_tokens=len(self._tokens)
+        )
 
     def complete(self) -> api.GenerateResponse:
         """The whole answer."""
-        reason = api.FINISH_REASON_STOP if self._stream.matched is not None else self._end.finish_reason
+        reason = (
+            api.FINISH_REASON_STOP if self._stream.matched is not None else self._end.finish_reason
+        )
         now, first = self._last, self._first or self._last
         self._metrics.total.observe(now - self._arrived)
         if len(self._tokens) > 1:
             self._metrics.per_token.observe((now - first) / (len(self._tokens) - 1))
-        self._metrics.finished.labels(api.FinishReason.Name(reason).rpartition("_")[2].lower()).inc()
+        self._metrics.finished.labels(
+            api.FinishReason.Name(reason).rpartition("_")[2].lower()
+        ).inc()
         response = api.GenerateResponse(
             request_id=self._run.request_id,
             text=self._stream.text,

@@ -24,7 +24,9 @@ from protos.tandem.v1 import orchestrator_pb2_grpc
 ADDRESS = "127.0.0.1:50051"
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Speculative decoding as services.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Speculative decoding as services."
+)
 console = Console(highlight=False)
 Result = TypeVar("Result")
 Address = Annotated[str, typer.Option(help="of the client API", envvar="TANDEM_ADDRESS")]
@@ -34,10 +36,14 @@ Address = Annotated[str, typer.Option(help="of the client API", envvar="TANDEM_A
 def up(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
-    port: Annotated[int, typer.Option(help="of the client API, 0 takes a free one", min=0, max=65535)] = 50051,
+    port: Annotated[
+        int, typer.Option(help="of the client API, 0 takes a free one", min=0, max=65535)
+    ] = 50051,
     workers: Annotated[int, typer.Option(help="round workers", min=1)] = 1,
     threads: Annotated[int, typer.Option(help="CPU threads per model", min=1)] = 1,
-    ray: Annotated[bool, typer.Option(help="round workers as Ray actors, or inside the orchestrator")] = True,
+    ray: Annotated[
+        bool, typer.Option(help="round workers as Ray actors, or inside the orchestrator")
+    ] = True,
 ) -> None:
     """Start drafter, verifier and orchestrator on this machine; Ctrl-C stops everything."""
     plan = launch.Plan(target, draft, port, workers, ray, threads)
@@ -49,11 +55,15 @@ def up(
 def generate(
     prompt: Annotated[str, typer.Argument(help="the text to continue")],
     address: Address = ADDRESS,
-    max_new_tokens: Annotated[int | None, typer.Option(help="default 128", min=0, max=2**32 - 1)] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="default 128", min=0, max=2**32 - 1)
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="default 1; 0 is greedy")] = None,
     top_p: Annotated[float | None, typer.Option(help="nucleus, 1 is off")] = None,
     top_k: Annotated[int | None, typer.Option(help="0 is off", min=0, max=2**32 - 1)] = None,
-    seed: Annotated[int | None, typer.Option(help="the server picks one and reports it", min=0, max=2**64 - 1)] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="the server picks one and reports it", min=0, max=2**64 - 1)
+    ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="stop string, may be repeated")] = None,
     num_speculative_tokens: Annotated[
         int | None, typer.Option(help="levels; 0 decodes plainly", min=0, max=2**32 - 1)
@@ -68,7 +78,9 @@ def generate(
         text=prompt,
         sampling=api.Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed),
         stopping=api.Stopping(max_new_tokens=max_new_tokens, stop=stop or ()),
-        speculation=api.Speculation(num_speculative_tokens=num_speculative_tokens, branches=branches),
+        speculation=api.Speculation(
+            num_speculative_tokens=num_speculative_tokens, branches=branches
+        ),
     )
     _run(_generate(address, request, json))
 
@@ -90,7 +102,9 @@ async def _generate(address: str, request: api.GenerateRequest, as_json: bool) -
             print(MessageToJson(response, always_print_fields_with_no_presence=True))
             return
         served = await stub.GetStatus(api.GetStatusRequest())
-        tokenizer = terminal.matching_tokenizer(models.TARGET, served.models[0].tokenizer_fingerprint)
+        tokenizer = terminal.matching_tokenizer(
+            models.TARGET, served.models[0].tokenizer_fingerprint
+        )
         completion = terminal.Completion(console, tokenizer, request.text)
         async for event in stub.StreamGenerate(api.StreamGenerateRequest(request=request)):
             if event.HasField("chunk"):

@@ -49,7 +49,9 @@ class DrafterClient:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = drafter_pb2_grpc.DrafterServiceStub(channel)
 
-    async def propose(self, context: Context, shape: DraftShape, sampling: SamplingParams) -> Proposal:
+    async def propose(
+        self, context: Context, shape: DraftShape, sampling: SamplingParams
+    ) -> Proposal:
         """A draft for the context."""
         request = drafter_pb2.ProposeRequest(
             context=codec.encode_context(context),

@@ -1,7 +1,7 @@
 """Round workers as Ray actors: Ray places and restarts them, and never carries a token.
 
-The only file that names Ray. Each worker opens a gRPC port of its own on its node and tells it through an actor call,
-which Ray queues until the actor lives again: supervision without polling.
+The only file that names Ray. Each worker opens a gRPC port of its own on its node and tells it
+through an actor call, which Ray queues until the actor lives again: supervision without polling.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ class RoundWorker:
         self._address: str | None = None
 
     async def endpoint(self) -> str:
-        """Where it serves; starts the server at the first call after every (re)start of the actor."""
+        """Where it serves; starts the server at the first call after every restart of the actor."""
         if self._address is None:
             import ray
 
             host = ray.util.get_node_ip_address()
-            self._address = await self._scope.enter_async_context(worker.serving(host, *self._arguments))
+            self._address = await self._scope.enter_async_context(
+                worker.serving(host, *self._arguments)
+            )
         return self._address
 
     async def drain(self) -> None:
@@ -57,20 +59,27 @@ class RaySupervisor:
 
     async def drain(self) -> None:
         """Stop all workers in order."""
-        await asyncio.gather(*(actor.drain.remote() for actor in self._actors), return_exceptions=True)
+        await asyncio.gather(
+            *(actor.drain.remote() for actor in self._actors), return_exceptions=True
+        )
 
 
 @contextmanager
 def running(address: str, workers: int) -> Iterator[None]:
-    """Ray while the scope lasts: a cluster joined, or a small private one on loopback that leaves nothing behind.
+    """Ray while the scope lasts: a cluster joined, or a small private one on loopback that leaves
+    nothing behind.
 
     Enter it in the main thread, before gRPC is used: Ray starts processes and sets signal handlers.
     """
     private = address == LOCAL
     if private:
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # read at import: every socket on loopback
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = (
+            "0"  # read at import: every socket on loopback
+        )
         os.environ["RAY_AUTH_MODE"] = "token"
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # else Ray writes one into the home directory
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(
+            32
+        )  # else Ray writes one into the home directory
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
     import ray
@@ -82,7 +91,12 @@ def running(address: str, workers: int) -> Iterator[None]:
             "include_dashboard": False,
             "_temp_dir": folder,
         }
-        ray.init(address, log_to_driver=False, logging_level=logging.WARNING, **(small if private else {}))
+        ray.init(
+            address,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            **(small if private else {}),
+        )
         try:
             yield
         finally:

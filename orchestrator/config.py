@@ -5,17 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from protos.errors import Unusable
 from protos.types import MAX_LEVELS, MAX_NODES
 
 
 class OrchestratorConfig(BaseSettings):
     """One front end and its round workers. Environment: `TANDEM__ORCHESTRATOR__PORT`, ..."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix="TANDEM__ORCHESTRATOR__")
+    model_config = SettingsConfigDict(frozen=True, extra="forbid")
 
     verifier: str
     drafter: str
@@ -33,12 +32,3 @@ class OrchestratorConfig(BaseSettings):
     draft_nodes: int = Field(default=16, ge=1, le=MAX_NODES)
     start_seconds: float = Field(default=120.0, gt=0)
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
-
-
-def configured(flags: dict[str, object]) -> OrchestratorConfig:
-    """The configuration from the flags that were given; raises Unusable naming every bad field."""
-    try:
-        return OrchestratorConfig(**{name: value for name, value in flags.items() if value is not None})  # type: ignore[arg-type]
-    except ValidationError as error:
-        problems = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise Unusable(f"orchestrator: {'; '.join(problems)}") from error

@@ -1,7 +1,7 @@
 """The client API: text in, text out, as it grows.
 
-Admits requests, runs them on the worker pool, turns tokens into text and counts. Owns the tokens streamed so far, so a
-lost worker costs a resume and never an error at the client.
+Admits requests, runs them on the worker pool, turns tokens into text and counts. Owns the tokens
+streamed so far, so a lost worker costs a resume and never an error at the client.
 """
 
 from __future__ import annotations
@@ -81,12 +81,16 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         self._pool, self._replicas, self._tokenizer = pool, replicas, tokenizer
         self._limits, self._metrics, self._admission = limits, metrics, admission
 
-    async def Generate(self, request: api.GenerateRequest, context: Context) -> api.GenerateResponse:
+    async def Generate(
+        self, request: api.GenerateRequest, context: Context
+    ) -> api.GenerateResponse:
         """The whole answer: the last event of the stream."""
         async with aclosing(self._events(request)) as events:
             return [event.complete async for event in events if event.HasField("complete")][-1]
 
-    async def StreamGenerate(self, request: api.StreamGenerateRequest, context: Context) -> AsyncIterator[Event]:
+    async def StreamGenerate(
+        self, request: api.StreamGenerateRequest, context: Context
+    ) -> AsyncIterator[Event]:
         """The answer as it grows; the tokens that the client has already are not sent again."""
         _check_resumable(request)
         async with aclosing(self._events(request.request, request.resume_from)) as events:
@@ -94,17 +98,25 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                 if event.HasField("complete") or event.chunk.token_ids:
                     yield event
 
-    async def GetStatus(self, request: api.GetStatusRequest, context: Context) -> api.GetStatusResponse:
+    async def GetStatus(
+        self, request: api.GetStatusRequest, context: Context
+    ) -> api.GetStatusResponse:
         """What is served and how it is doing."""
         return await self._replicas.status(self._admission.running, self._admission.waiting)
 
-    async def _events(self, request: api.GenerateRequest, known: int = 0) -> AsyncGenerator[Event, None]:
+    async def _events(
+        self, request: api.GenerateRequest, known: int = 0
+    ) -> AsyncGenerator[Event, None]:
         """Chunks without the `known` first tokens, then the complete answer."""
         request_id = request.request_id or secrets.token_hex(8)
         seed = secrets.randbits(64)
-        ordered = await asyncio.to_thread(order, request, request_id, seed, self._limits, self._tokenise)
+        ordered = await asyncio.to_thread(
+            order, request, request_id, seed, self._limits, self._tokenise
+        )
         seed = request.sampling.seed if request.sampling.HasField("seed") else seed
-        answer = Answer(ordered, TextStream(self._tokenizer, ordered.stop), seed, self._metrics, known)
+        answer = Answer(
+            ordered, TextStream(self._tokenizer, ordered.stop), seed, self._metrics, known
+        )
         async with self._admission.place():
             answer.started()
             async with aclosing(self._pool.run(ordered.run)) as steps:

@@ -1,6 +1,7 @@
 """One request's state: the committed tokens, what the two services hold of them, and when it ends.
 
-Pure: calls and answers are values. The committed tokens are owned here alone; both caches are mirrors.
+Pure: calls and answers are values. The committed tokens are owned here alone; both caches are
+mirrors.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ class Finish(Enum):
 
 @dataclass(slots=True)
 class Cursor:
-    """What a service is believed to hold: `cached` committed tokens of the session that it opened as `epoch`."""
+    """What a service is believed to hold: `cached` committed tokens of the session that it opened
+    as `epoch`.
+    """
 
     turn: int = 0
     cached: int = 0
@@ -34,7 +37,9 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """What one round added: emitted tokens, of which `accepted` were drafted, out of `drafted` verified."""
+    """What one round added: emitted tokens, of which `accepted` were drafted, out of `drafted`
+    verified.
+    """
 
     tokens: tuple[int, ...]
     drafted: int
@@ -82,7 +87,9 @@ class Generation:
         self.drafter.cached, self.drafter.epoch = proposal.cached_len, proposal.epoch
 
     def advance(self, draft: Draft, verdict: Verdict) -> Advance:
-        """Commit the accepted path and the next token, up to the first stop token, and move both cursors."""
+        """Commit the accepted path and the next token, up to the first stop token, and move both
+        cursors.
+        """
         kept = self.length + tree.leading(verdict.accepted)
         self.drafter.cached = min(self.drafter.cached, kept)
         self.verifier.cached, self.verifier.epoch = verdict.cached_len, verdict.epoch

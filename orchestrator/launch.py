@@ -1,7 +1,8 @@
-"""`tandem up`: all three services on this machine, each a process of its own, watched and restarted.
+"""`tandem up`: all three services on this machine, each a process of its own, watched and
+restarted.
 
-A service that dies before it ever served ends the whole with its one-line error; one that dies later is started again
-on its old port. Children hold a leash: whatever ends this process ends them.
+A service that dies before it ever served ends the whole with its one-line error; one that dies
+later is started again on its old port. Children hold a leash: whatever ends this process ends them.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Service:
                 stdout=asyncio.subprocess.PIPE,
                 limit=1 << 20,
                 env=os.environ | {LEASH: "1"},
-                start_new_session=True,  # Ctrl-C reaches this process alone, which stops the rest in order
+                # Ctrl-C reaches this process alone, which stops the rest in order
+                start_new_session=True,
             )
             await self._listen(report)
             await self.process.wait()
@@ -104,14 +106,29 @@ class Plan:
         verifier, drafter = rpc.free_port(HOST), rpc.free_port(HOST)
         model = ["--threads", str(self.threads)]
         return [
-            Service("verifier", "verifier_service", ["--model", str(self.target), "--port", str(verifier), *model]),
-            Service("drafter", "drafter_service", ["--model", str(self.draft), "--port", str(drafter), *model]),
+            Service(
+                "verifier",
+                "verifier_service",
+                ["--model", str(self.target), "--port", str(verifier), *model],
+            ),
+            Service(
+                "drafter",
+                "drafter_service",
+                ["--model", str(self.draft), "--port", str(drafter), *model],
+            ),
             Service(
                 "orchestrator",
                 "orchestrator",
                 [
                     *("--verifier", f"{HOST}:{verifier}", "--drafter", f"{HOST}:{drafter}"),
-                    *("--tokenizer", str(self.target), "--port", str(port), "--workers", str(self.workers)),
+                    *(
+                        "--tokenizer",
+                        str(self.target),
+                        "--port",
+                        str(port),
+                        "--workers",
+                        str(self.workers),
+                    ),
                     "--ray" if self.ray else "--no-ray",
                 ],
             ),
@@ -120,7 +137,8 @@ class Plan:
 
 @asynccontextmanager
 async def up(plan: Plan, report: Report) -> AsyncIterator[asyncio.Future[None]]:
-    """All services while the scope lasts; yields, once they serve, a future that ends when one cannot go on.
+    """All services while the scope lasts; yields, once they serve, a future that ends when one
+    cannot go on.
 
     Raises Unusable if a service does not come up.
     """

@@ -1,7 +1,7 @@
 """What the front end counts: for one request, and for Prometheus, in the same place.
 
-Counters live in the front end because round workers come and go; a summary and the counters grow by the same
-messages, so they always agree.
+Counters live in the front end because round workers come and go; a summary and the counters grow by
+the same messages, so they always agree.
 """
 
 from __future__ import annotations
@@ -70,9 +70,13 @@ class FrontMetrics:
         self.drafted = counter("spec_decode_num_draft_tokens", "Draft tokens verified")
         self.accepted = counter("spec_decode_num_accepted_tokens", "Draft tokens that stand")
         self.accepted_at = counter(
-            "spec_decode_num_accepted_tokens_per_pos", "Rounds that accepted beyond a position", "position"
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Rounds that accepted beyond a position",
+            "position",
         )
-        self.fallback = counter("speculation_fallback", "Rounds without the draft they wanted", "reason")
+        self.fallback = counter(
+            "speculation_fallback", "Rounds without the draft they wanted", "reason"
+        )
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of accepted requests")
         self.generation_tokens = counter("generation_tokens", "Tokens emitted")
         self.finished = counter("request_success", "Finished requests", "finished_reason")
@@ -80,12 +84,24 @@ class FrontMetrics:
         self.running = gauge("num_requests_running", "Requests in rounds")
         self.waiting = gauge("num_requests_waiting", "Requests waiting for a place")
         self.draft_length = histogram("draft_length", "Draft tokens per round", LENGTHS)
-        self.accepted_length = histogram("accepted_length", "Accepted draft tokens per round", LENGTHS)
-        self.phase = histogram("round_duration_seconds", "Phases of a round", PHASE_SECONDS, "phase")
-        self.first_token = histogram("time_to_first_token_seconds", "Arrival to first token", REQUEST_SECONDS)
-        self.gap = histogram("inter_token_latency_seconds", "Gap between streamed outputs", PHASE_SECONDS)
-        self.per_token = histogram("time_per_output_token_seconds", "Amortised, after the first", PHASE_SECONDS)
-        self.total = histogram("e2e_request_latency_seconds", "Arrival to last token", REQUEST_SECONDS)
+        self.accepted_length = histogram(
+            "accepted_length", "Accepted draft tokens per round", LENGTHS
+        )
+        self.phase = histogram(
+            "round_duration_seconds", "Phases of a round", PHASE_SECONDS, "phase"
+        )
+        self.first_token = histogram(
+            "time_to_first_token_seconds", "Arrival to first token", REQUEST_SECONDS
+        )
+        self.gap = histogram(
+            "inter_token_latency_seconds", "Gap between streamed outputs", PHASE_SECONDS
+        )
+        self.per_token = histogram(
+            "time_per_output_token_seconds", "Amortised, after the first", PHASE_SECONDS
+        )
+        self.total = histogram(
+            "e2e_request_latency_seconds", "Arrival to last token", REQUEST_SECONDS
+        )
         self.queue = histogram("request_queue_time_seconds", "Waiting for a place", REQUEST_SECONDS)
 
     def add(self, step: rounds_pb2.RunResponse) -> None:

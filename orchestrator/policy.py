@@ -1,7 +1,7 @@
 """How much to draft next.
 
-Pure. Asks for the configured shape, never for more levels than can still be emitted, and for nothing while the
-drafter rests after a failure.
+Pure. Asks for the configured shape, never for more levels than can still be emitted, and for
+nothing while the drafter rests after a failure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LONGEST_REST = 32  # rounds
 
 @dataclass(slots=True)
 class Policy:
-    """The draft of one generation; after n failures in a row the drafter rests for 2^(n-1) rounds."""
+    """The draft of one generation; after n failures in a row the drafter rests 2^(n-1) rounds."""
 
     shape: DraftShape
     failures: int = 0
@@ -27,7 +27,9 @@ class Policy:
         return self.shape.levels > 0
 
     def next(self, remaining: int) -> DraftShape:
-        """The shape for a round when `remaining` tokens may still be emitted; one is the verifier's own."""
+        """The shape for a round when `remaining` tokens may still be emitted; one is the verifier's
+        own.
+        """
         if self.rest:
             self.rest -= 1
             return NO_DRAFT_SHAPE

@@ -1,6 +1,8 @@
-"""The round workers as the front end sees them: who is up, who has least to do, and what happens when one is lost.
+"""The round workers as the front end sees them: who is up, who has least to do, and what happens
+when one is lost.
 
-Knows nothing of how workers are started: a Supervisor tells where worker i serves, as often as it is asked.
+Knows nothing of how workers are started: a Supervisor tells where worker i serves, as often as it
+is asked.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class Supervisor(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """A channel to one worker and the requests that run over it; a lost one is closed when the last of them is gone."""
+    """A channel to one worker and the requests that run over it; a lost one is closed when the last
+    of them is gone.
+    """
 
     channel: grpc.aio.Channel
     users: int = 0
@@ -70,15 +74,19 @@ class WorkerPool:
         for connection in self._living.values():
             await connection.channel.close()
 
-    async def run(self, request: rounds_pb2.RunRequest) -> AsyncGenerator[rounds_pb2.RunResponse, None]:
-        """Stream the rounds of a request. Appends what was streamed to `request.completion`, which is all that
-        another worker needs to go on. Raises a TandemError."""
+    async def run(
+        self, request: rounds_pb2.RunRequest
+    ) -> AsyncGenerator[rounds_pb2.RunResponse, None]:
+        """Stream the rounds of a request. Appends what was streamed to `request.completion`, which
+        is all that another worker needs to go on. Raises a TandemError.
+        """
         losses = 0
         while True:
             index, connection = await self._pick()
             connection.users += 1
             call = rounds_pb2_grpc.RoundWorkerServiceStub(connection.channel).Run(
-                request, metadata=rpc.metadata_of(request.request_id, (CELL_KEY, self._supervisor.key))
+                request,
+                metadata=rpc.metadata_of(request.request_id, (CELL_KEY, self._supervisor.key)),
             )
             try:
                 async for step in call:
@@ -93,7 +101,9 @@ class WorkerPool:
                 self._judge(failure, losses)
                 log.warning("a round worker was lost", worker=index, tokens=len(request.completion))
                 self._resumed()
-                if failure.code() is grpc.StatusCode.UNAVAILABLE:  # the worker; else this stream alone
+                if (
+                    failure.code() is grpc.StatusCode.UNAVAILABLE
+                ):  # the worker; else this stream alone
                     self._lose(index, connection)
             finally:
                 call.cancel()
@@ -117,7 +127,9 @@ class WorkerPool:
             return min(self._living.items(), key=lambda item: (item[1].users, item[0]))
 
     def _lose(self, index: int, connection: Connection) -> None:
-        """Take a worker out and bring it back in the background; several requests may notice the same loss."""
+        """Take a worker out and bring it back in the background; several requests may notice the
+        same loss.
+        """
         if self._living.get(index) is not connection:
             return
         del self._living[index]
@@ -132,7 +144,9 @@ class WorkerPool:
             try:
                 channel = rpc.connect(await self._supervisor.endpoint(index))
             except Exception as error:  # whatever the supervisor meets, the worker must come back
-                log.warning("a round worker has no endpoint", worker=index, problem=type(error).__name__)
+                log.warning(
+                    "a round worker has no endpoint", worker=index, problem=type(error).__name__
+                )
                 await asyncio.sleep(MEND_SECONDS)
                 continue
             try:

@@ -10,7 +10,9 @@ from protos.types import Context, Draft, DraftShape, Proposal, SamplingParams, V
 class Drafter(Protocol):
     """Proposes; whatever it answers cannot change the text."""
 
-    async def propose(self, context: Context, shape: DraftShape, sampling: SamplingParams) -> Proposal:
+    async def propose(
+        self, context: Context, shape: DraftShape, sampling: SamplingParams
+    ) -> Proposal:
         """A draft for the context; raises a TandemError."""
 
     async def close(self, session_id: bytes) -> None:

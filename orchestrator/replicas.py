@@ -27,16 +27,19 @@ log = structlog.get_logger()
 class Replicas:
     """One verifier and one drafter."""
 
-    def __init__(self, config: OrchestratorConfig, verifier: grpc.aio.Channel, drafter: grpc.aio.Channel) -> None:
+    def __init__(
+        self, config: OrchestratorConfig, verifier: grpc.aio.Channel, drafter: grpc.aio.Channel
+    ) -> None:
         self._config = config
         self._fingerprint = fingerprint(config.tokenizer)
         self._verifier, self._drafter = VerifierClient(verifier), DrafterClient(drafter)
 
     async def introduce(self) -> ModelDescription:
-        """Wait for both and check that they and our tokenizer speak the same tokens; the target's description.
+        """Wait for both and check that they and our tokenizer speak the same tokens; the target's
+        description.
 
-        Raises Unusable without a verifier, IncompatibleModels if they do not fit. Without a drafter it goes on
-        after a while: a round without a draft is plain decoding.
+        Raises Unusable without a verifier, IncompatibleModels if they do not fit. Without a drafter
+        it goes on after a while: a round without a draft is plain decoding.
         """
         try:
             target = await self._verifier.describe(self._config.start_seconds)
@@ -48,13 +51,16 @@ class Replicas:
         except TandemError:
             log.warning("no drafter answers; decoding without drafts", address=self._config.drafter)
         else:
-            _same(draft.name, draft.tokenizer_fingerprint, target.name, target.tokenizer_fingerprint)
+            _same(
+                draft.name, draft.tokenizer_fingerprint, target.name, target.tokenizer_fingerprint
+            )
         return target
 
     async def status(self, running: int, waiting: int) -> api.GetStatusResponse:
         """What is served and how it is doing."""
         (target, verifier), (_, drafter) = await asyncio.gather(
-            _look(self._config.verifier, self._verifier.describe), _look(self._config.drafter, self._drafter.describe)
+            _look(self._config.verifier, self._verifier.describe),
+            _look(self._config.drafter, self._drafter.describe),
         )
         model = api.ModelStatus(
             name=target.name if target else "",
@@ -89,4 +95,6 @@ async def _look(
 
 def _same(left: Path | str, left_print: str, right: Path | str, right_print: str) -> None:
     if left_print != right_print:
-        raise IncompatibleModels(f"the tokenizers of {left} and {right} differ ({left_print}, {right_print})")
+        raise IncompatibleModels(
+            f"the tokenizers of {left} and {right} differ ({left_print}, {right_print})"
+        )

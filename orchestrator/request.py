@@ -46,14 +46,25 @@ def order(
     limits: Limits,
     tokenise: Callable[[str], list[int]],
 ) -> Order:
-    """Check and complete a request; `seed` is used if it has none. Raises InvalidRequest naming every bad field."""
-    violations = [*_unsupported(request), *_sampling(request.sampling), *_stopping(request.stopping)]
-    violations += [*_speculation(request.speculation), *_model(request.model, limits.model), *_request_id(request_id)]
+    """Check and complete a request; `seed` is used if it has none. Raises InvalidRequest naming
+    every bad field.
+    """
+    violations = [
+        *_unsupported(request),
+        *_sampling(request.sampling),
+        *_stopping(request.stopping),
+    ]
+    violations += [
+        *_speculation(request.speculation),
+        *_model(request.model, limits.model),
+        *_request_id(request_id),
+    ]
     prompt = list(request.token_ids.ids)
     if request.WhichOneof("prompt") == "text":
         size = len(request.text.encode())
         if size > limits.longest_prompt:
-            most = f"the {limits.longest_prompt} that the context of {limits.model.context_length} tokens can hold"
+            whole = f"the context of {limits.model.context_length} tokens can hold"
+            most = f"the {limits.longest_prompt} that {whole}"
             raise InvalidRequest(*violations, Violation("text", f"has {size} bytes, above {most}"))
         prompt = tokenise(request.text)
     violations += _prompt(request, prompt, limits.model)
@@ -83,8 +94,12 @@ def _sampling_params(sampling: api.Sampling, seed: int) -> SamplingParams:
 
 
 def _shape(wish: api.Speculation, default: DraftShape) -> DraftShape:
-    """Levels and branches as wished. Who names the branches gets levels x branches nodes, else the default budget."""
-    levels = wish.num_speculative_tokens if wish.HasField("num_speculative_tokens") else default.levels
+    """Levels and branches as wished. Who names the branches gets levels x branches nodes, else the
+    default budget.
+    """
+    levels = (
+        wish.num_speculative_tokens if wish.HasField("num_speculative_tokens") else default.levels
+    )
     branches = wish.branches if wish.HasField("branches") else default.branches
     budget = MAX_NODES if wish.HasField("branches") or branches == 1 else default.nodes
     return DraftShape(levels, branches, min(budget, levels * branches))
@@ -109,8 +124,12 @@ def _unsupported(request: api.GenerateRequest) -> Fields:
 
 
 def _sampling(sampling: api.Sampling) -> Fields:
-    if sampling.HasField("temperature") and not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
-        yield Violation("sampling.temperature", f"is {sampling.temperature:g}, below 0 or not finite")
+    if sampling.HasField("temperature") and not (
+        math.isfinite(sampling.temperature) and sampling.temperature >= 0
+    ):
+        yield Violation(
+            "sampling.temperature", f"is {sampling.temperature:g}, below 0 or not finite"
+        )
     if sampling.HasField("top_p") and not 0 < sampling.top_p <= 1:
         yield Violation("sampling.top_p", f"is {sampling.top_p:g}, not above 0 and at most 1")
 
@@ -119,7 +138,9 @@ def _stopping(stopping: api.Stopping) -> Fields:
     if stopping.HasField("max_new_tokens") and stopping.max_new_tokens == 0:
         yield Violation("stopping.max_new_tokens", "is 0, below 1")
     if len(stopping.stop) > MAX_STOP_STRINGS:
-        yield Violation("stopping.stop", f"has {len(stopping.stop)} strings, above {MAX_STOP_STRINGS}")
+        yield Violation(
+            "stopping.stop", f"has {len(stopping.stop)} strings, above {MAX_STOP_STRINGS}"
+        )
     if "" in stopping.stop:
         yield Violation("stopping.stop", "has an empty string")
 
@@ -138,8 +159,12 @@ def _model(name: str, served: ModelDescription) -> Fields:
 
 
 def _request_id(request_id: str) -> Fields:
-    if not (len(request_id) <= LONGEST_REQUEST_ID and request_id.isascii() and request_id.isprintable()):
-        yield Violation("request_id", f"is not at most {LONGEST_REQUEST_ID} printable ASCII characters")
+    if not (
+        len(request_id) <= LONGEST_REQUEST_ID and request_id.isascii() and request_id.isprintable()
+    ):
+        yield Violation(
+            "request_id", f"is not at most {LONGEST_REQUEST_ID} printable ASCII characters"
+        )
 
 
 def _prompt(request: api.GenerateRequest, prompt: list[int], model: ModelDescription) -> Fields:
@@ -148,10 +173,15 @@ def _prompt(request: api.GenerateRequest, prompt: list[int], model: ModelDescrip
     if not prompt:
         yield Violation(field, "is empty")
     elif max(prompt) >= model.vocab_size:
-        yield Violation(field, f"has token {max(prompt)}, above the vocabulary's last, {model.vocab_size - 1}")
+        yield Violation(
+            field, f"has token {max(prompt)}, above the vocabulary's last, {model.vocab_size - 1}"
+        )
     elif len(prompt) >= model.context_length:
         room = f"leave no room in the context of {model.context_length}"
         yield Violation(field, f"has {len(prompt)} tokens, which {room}")
     elif len(prompt) + wanted > model.context_length:
-        problem = f"is {wanted}: with a prompt of {len(prompt)} tokens it exceeds the context of {model.context_length}"
+        problem = (
+            f"is {wanted}: with a prompt of {len(prompt)} tokens"
+            f" it exceeds the context of {model.context_length}"
+        )
         yield Violation("stopping.max_new_tokens", problem)

@@ -1,6 +1,7 @@
 """One round: propose -> verify -> advance, with one retry rule.
 
-Read this file first. A round without a draft is plain decoding, so a lost drafter is no special case.
+Read this file first. A round without a draft is plain decoding, so a lost drafter is no special
+case.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Round:
     advance_seconds: float
 
 
-async def run_round(generation: Generation, drafter: Drafter, verifier: Verifier, policy: Policy) -> Round:
+async def run_round(
+    generation: Generation, drafter: Drafter, verifier: Verifier, policy: Policy
+) -> Round:
     """Advance a generation by one round; raises a TandemError when the verifier cannot be had."""
     began = time.perf_counter()
     shape = policy.next(generation.remaining)
@@ -47,7 +50,9 @@ async def run_round(generation: Generation, drafter: Drafter, verifier: Verifier
         verdict = await verify(generation, verifier, draft)
         if draft.tokens:
             policy.drafted()
-    except InvalidRequest as error:  # a drafter is not trusted: its draft may be unfit, the request is not
+    except (
+        InvalidRequest
+    ) as error:  # a drafter is not trusted: its draft may be unfit, the request is not
         if not draft.tokens:
             raise
         log.warning("an unfit draft", problem=str(error))
@@ -66,7 +71,9 @@ async def run_round(generation: Generation, drafter: Drafter, verifier: Verifier
     )
 
 
-async def propose(generation: Generation, drafter: Drafter, policy: Policy, shape: DraftShape) -> Draft:
+async def propose(
+    generation: Generation, drafter: Drafter, policy: Policy, shape: DraftShape
+) -> Draft:
     """The drafter's draft, or none if it cannot be had."""
     try:
         proposal = await ask(
@@ -99,8 +106,12 @@ async def verify(generation: Generation, verifier: Verifier, draft: Draft) -> Ve
     raise AssertionError("the last attempt returns or raises")
 
 
-async def ask(generation: Generation, cursor: Cursor, call: Callable[[Context], Awaitable[Answer]]) -> Answer:
-    """Call with the next context; a service that does not hold the session is told everything, once."""
+async def ask(
+    generation: Generation, cursor: Cursor, call: Callable[[Context], Awaitable[Answer]]
+) -> Answer:
+    """Call with the next context; a service that does not hold the session is told everything,
+    once.
+    """
     try:
         return await call(generation.context(cursor))
     except SessionMiss:

@@ -22,14 +22,19 @@ from protos.types import DraftShape
 
 @asynccontextmanager
 async def serving(config: OrchestratorConfig, registry: CollectorRegistry) -> AsyncIterator[str]:
-    """The client API while the scope lasts; yields its address. Raises Unusable or IncompatibleModels."""
+    """The client API while the scope lasts; yields its address. Raises Unusable or
+    IncompatibleModels.
+    """
     tokenizer = load_tokenizer(config.tokenizer)
     supervising = cluster.supervising if config.ray else local.supervising
     async with rpc.connect(config.verifier) as verifier, rpc.connect(config.drafter) as drafter:
         replicas = Replicas(config, verifier, drafter)
         target = await replicas.introduce()
         metrics = FrontMetrics(registry)
-        async with supervising(config) as supervisor, WorkerPool(supervisor, metrics.resumes.inc) as pool:
+        async with (
+            supervising(config) as supervisor,
+            WorkerPool(supervisor, metrics.resumes.inc) as pool,
+        ):
             shape = DraftShape(config.draft_levels, config.draft_branches, config.draft_nodes)
             service = OrchestratorService(
                 pool,
@@ -39,6 +44,10 @@ async def serving(config: OrchestratorConfig, registry: CollectorRegistry) -> As
                 metrics,
                 Admission(config.max_running, config.max_waiting, metrics),
             )
-            services = {NAME: lambda s: orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(service, s)}
+            services = {
+                NAME: lambda s: orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(
+                    service, s
+                )
+            }
             async with rpc.serving(config.host, config.port, services) as address:
                 yield address

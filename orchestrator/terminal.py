@@ -29,7 +29,9 @@ class Progress:
         """One announcement of a service."""
         role = f"{fact['role']:<12}"
         if event == "serving":
-            self._console.print(f"[green]serving[/]     {role} {fact['address']}  metrics {fact['metrics']}/metrics")
+            self._console.print(
+                f"[green]serving[/]     {role} {fact['address']}  metrics {fact['metrics']}/metrics"
+            )
             if fact["role"] == "orchestrator":
                 self._api = fact["address"]
         elif event == "loading":
@@ -39,12 +41,18 @@ class Progress:
 
     def ready(self) -> None:
         """Everything serves."""
-        self._console.print(f"\nTandem is up: client API on [bold]{self._api}[/]. Ctrl-C stops everything.")
-        self._console.print(f'Try: tandem generate --address {self._api} "Once upon a time"', soft_wrap=True)
+        self._console.print(
+            f"\nTandem is up: client API on [bold]{self._api}[/]. Ctrl-C stops everything."
+        )
+        self._console.print(
+            f'Try: tandem generate --address {self._api} "Once upon a time"', soft_wrap=True
+        )
 
 
 def matching_tokenizer(folder: Path, wanted: str) -> Tokenizer | None:
-    """The tokenizer of a model directory, if it is the served one; it tells which text belongs to which token."""
+    """The tokenizer of a model directory, if it is the served one; it tells which text belongs to
+    which token.
+    """
     try:
         return load_tokenizer(folder) if fingerprint(folder) == wanted else None
     except Unusable:
@@ -79,7 +87,8 @@ class Completion:
         self._console.print(
             f"\n[dim]{tokens} tokens in {figures.num_spec_steps} rounds, "
             f"{figures.mean_acceptance_length:.2f} per round; "
-            f"{figures.num_accepted_draft_tokens} of {figures.num_draft_tokens} draft tokens accepted; "
+            f"{figures.num_accepted_draft_tokens} of {figures.num_draft_tokens} "
+            "draft tokens accepted; "
             f"{speed:.0f} tokens/s; seed {done.seed}[/]",
             soft_wrap=True,
         )
@@ -90,13 +99,25 @@ class Completion:
 
 def show_status(console: Console, response: api.GetStatusResponse) -> None:
     """A table of replicas."""
-    table = Table("role", "address", "serving", "model", "device", "dtype", "sessions", "round trip", box=None)
+    table = Table(
+        "role", "address", "serving", "model", "device", "dtype", "sessions", "round trip", box=None
+    )
     for model in response.models:
-        replicas = [("verifier", r) for r in model.verifiers] + [("drafter", r) for r in model.drafters]
+        replicas = [("verifier", r) for r in model.verifiers] + [
+            ("drafter", r) for r in model.drafters
+        ]
         for role, replica in replicas:
-            row = (role, replica.address, "yes" if replica.serving else "no", replica.model, replica.device)
+            row = (
+                role,
+                replica.address,
+                "yes" if replica.serving else "no",
+                replica.model,
+                replica.device,
+            )
             trip = f"{replica.round_trip_seconds * 1000:.1f} ms" if replica.serving else ""
             table.add_row(*row, replica.dtype, str(replica.sessions), trip)
     console.print(table, soft_wrap=True)
     for model in response.models:
-        console.print(f"{model.name}: {model.requests_running} running, {model.requests_waiting} waiting")
+        console.print(
+            f"{model.name}: {model.requests_running} running, {model.requests_waiting} waiting"
+        )

@@ -23,7 +23,9 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def longest_token(tokenizer: Tokenizer) -> int:
-    """Bytes of the longest token as the vocabulary writes it, at least four for a character of its own."""
+    """Bytes of the longest token as the vocabulary writes it, at least four for a character of its
+    own.
+    """
     return max(4, *(len(token.encode()) for token in tokenizer.get_vocab()))
 
 

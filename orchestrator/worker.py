@@ -122,7 +122,9 @@ async def serving(host: str, verifier: str, drafter: str, key: str) -> AsyncIter
     """A round worker on a free port while the scope lasts; yields its address."""
     async with rpc.connect(verifier) as to_verifier, rpc.connect(drafter) as to_drafter:
         service = RoundWorkerService(DrafterClient(to_drafter), VerifierClient(to_verifier))
-        services = {NAME: lambda s: rounds_pb2_grpc.add_RoundWorkerServiceServicer_to_server(service, s)}
+        services = {
+            NAME: lambda s: rounds_pb2_grpc.add_RoundWorkerServiceServicer_to_server(service, s)
+        }
         async with rpc.serving(host, 0, services, CellGuard(key)) as address:
             yield address
         await service.drained()

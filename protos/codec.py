@@ -1,6 +1,8 @@
-"""Types to messages and back: the only hand-written code that names protobuf fields of the internal services.
+"""Types to messages and back: the only hand-written code that names protobuf fields of the internal
+services.
 
-Decoding refuses what cannot be a value of its type, naming the field; limits of a model are the service's to check.
+Decoding refuses what cannot be a value of its type, naming the field; limits of a model are the
+service's to check.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ def decode_context(message: common_pb2.Context) -> types.Context:
         violations.append(Violation("context.tokens", "is empty"))
     if violations:
         raise InvalidRequest(*violations)
-    return types.Context(message.session_id, message.turn, message.base, tuple(message.tokens), message.epoch)
+    return types.Context(
+        message.session_id, message.turn, message.base, tuple(message.tokens), message.epoch
+    )
 
 
 def encode_sampling(sampling: types.SamplingParams) -> common_pb2.SamplingParams:
@@ -54,12 +58,16 @@ def decode_sampling(message: common_pb2.SamplingParams) -> types.SamplingParams:
     """Message to sampling; raises InvalidRequest."""
     violations = []
     if not (math.isfinite(message.temperature) and message.temperature >= 0):
-        violations.append(Violation("sampling.temperature", f"is {message.temperature}, below 0 or not finite"))
+        violations.append(
+            Violation("sampling.temperature", f"is {message.temperature}, below 0 or not finite")
+        )
     if not 0 <= message.top_p <= 1:
         violations.append(Violation("sampling.top_p", f"is {message.top_p}, not in 0..1"))
     if violations:
         raise InvalidRequest(*violations)
-    return types.SamplingParams(message.temperature, message.top_k, message.top_p or 1.0, message.seed)
+    return types.SamplingParams(
+        message.temperature, message.top_k, message.top_p or 1.0, message.seed
+    )
 
 
 def encode_shape(shape: types.DraftShape) -> common_pb2.DraftShape:
@@ -89,7 +97,9 @@ def encode_draft(draft: types.Draft) -> common_pb2.Draft:
 def decode_draft(message: common_pb2.Draft) -> types.Draft:
     """Message to draft; raises InvalidRequest."""
     if len(message.tokens) > types.MAX_NODES:
-        raise InvalidRequest.of("draft.tokens", f"has {len(message.tokens)} nodes, above {types.MAX_NODES}")
+        raise InvalidRequest.of(
+            "draft.tokens", f"has {len(message.tokens)} nodes, above {types.MAX_NODES}"
+        )
     if not message.parents:
         return types.Draft.chain(tuple(message.tokens))
     parents = tuple(parent - 1 for parent in message.parents)
@@ -127,7 +137,9 @@ def encode_verdict(verdict: types.Verdict) -> verifier_pb2.VerifyResponse:
 
 def decode_verdict(message: verifier_pb2.VerifyResponse) -> types.Verdict:
     """Message to verdict."""
-    return types.Verdict(tuple(message.accepted), message.next_token, message.cached_len, message.epoch)
+    return types.Verdict(
+        tuple(message.accepted), message.next_token, message.cached_len, message.epoch
+    )
 
 
 def encode_model(model: types.ModelDescription) -> common_pb2.ModelDescription:

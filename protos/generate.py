@@ -21,7 +21,10 @@ def generate(out: Path) -> None:
     """Write stubs for every schema under `out`, importable as `protos.tandem.v1`."""
     schemas = sorted(str(path.relative_to(ROOT)) for path in (ROOT / STUBS).glob("*.proto"))
     kinds = ("python", "grpc_python", "mypy", "mypy_grpc")
-    arguments = ["protoc", f"-I{ROOT}", *(f"--{kind}_out={out}" for kind in kinds), *schemas]
+    beside = Path(sys.executable).parent  # where pip put the plugins, on the path or not
+    plugins = [f"--plugin=protoc-gen-{kind}={beside}/protoc-gen-{kind}" for kind in kinds[2:]]
+    outputs = [f"--{kind}_out={out}" for kind in kinds]
+    arguments = ["protoc", f"-I{ROOT}", *plugins, *outputs, *schemas]
     if protoc.main(arguments) != 0:
         raise SystemExit("protoc failed")
     for stub in (out / STUBS).glob("*_pb2*"):
@@ -44,7 +47,9 @@ def stale(fresh: Path) -> list[str]:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="make the gRPC stubs")
-    parser.add_argument("--check", action="store_true", help="change nothing, fail if a stub is stale")
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing, fail if a stub is stale"
+    )
     if not parser.parse_args().check:
         generate(ROOT)
         return

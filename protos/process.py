@@ -1,4 +1,4 @@
-"""Running as a process: logs, the metrics port, signals, and the line that says "I serve".
+"""Running as a process: settings, logs, the metrics port, signals, and the line "I serve".
 
 `tandem up` reads the announcements of the services it started; people read them in a terminal.
 """
@@ -11,14 +11,18 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 import structlog
 from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings
 
 from protos.errors import TandemError, Unusable
 
+Settings = TypeVar("Settings", bound=BaseSettings)
 LEASH = "TANDEM_LEASH"  # set: stop when standard input closes, so that nobody outlives the parent
 
 
@@ -32,13 +36,28 @@ def configure_logging(level: str) -> None:
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[level.upper()]
+        ),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
 
 
+def configured(kind: type[Settings], role: str, flags: Mapping[str, object]) -> Settings:
+    """A role's settings: the flags that were given, then `TANDEM__<ROLE>__...`, then defaults.
+
+    Raises Unusable naming every bad field.
+    """
+    given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
+    try:
+        return kind(_env_prefix=f"TANDEM__{role.upper()}__", **given)
+    except ValidationError as error:
+        problems = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise Unusable(f"{role}: {'; '.join(problems)}") from error
+
+
 def announce(event: str, **fields: str | int) -> None:
-    """Tell the parent, or the person at the terminal, one fact as a JSON line on standard output."""
+    """Tell the parent, or a person, one fact as a JSON line on standard output."""
     print(json.dumps({"event": event, **fields}), flush=True)
 
 
@@ -53,11 +72,15 @@ def announcement(line: bytes) -> dict[str, str] | None:
 
 @contextmanager
 def metrics_served(host: str, port: int, registry: CollectorRegistry = REGISTRY) -> Iterator[int]:
-    """Serve `/metrics` while the scope lasts; yields the port. Port 0 takes a free one. Raises Unusable."""
+    """Serve `/metrics` while the scope lasts; yields the port. Port 0 takes a free one. Raises
+    Unusable.
+    """
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
-        raise Unusable(f"metrics port {port} on {host} cannot be opened: {error.strerror}") from error
+        raise Unusable(
+            f"metrics port {port} on {host} cannot be opened: {error.strerror}"
+        ) from error
     try:
         yield server.server_port
     finally:

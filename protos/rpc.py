@@ -55,9 +55,9 @@ SERVER_OPTIONS = [
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
-def connect(address: str) -> aio.Channel:
+def connect(address: str, *interceptors: aio.ClientInterceptor) -> aio.Channel:
     """A channel to a service of ours; connects lazily and again after every loss."""
-    return aio.insecure_channel(address, options=CLIENT_OPTIONS)
+    return aio.insecure_channel(address, options=CLIENT_OPTIONS, interceptors=interceptors)
 
 
 def free_port(host: str, wanted: int = 0) -> int:
@@ -85,7 +85,9 @@ class Boundary(aio.ServerInterceptor):
         if handler is None or handler.request_streaming:
             return handler
         make = (
-            grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
+            grpc.unary_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.unary_unary_rpc_method_handler
         )
         behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
         wrap = _stream if handler.response_streaming else _unary
@@ -143,7 +145,7 @@ def _stream(behaviour: Any, request_id: str) -> Any:
 
 
 async def _abort(context: aio.ServicerContext[Any, Any], error: Exception) -> None:
-    """End the call with the error's status; a bug is logged here and not described to the caller."""
+    """End the call with the error's status; a bug is logged and not described to the caller."""
     if isinstance(error, aio.AbortError):
         raise error
     if not isinstance(error, TandemError):
@@ -155,11 +157,15 @@ async def _abort(context: aio.ServicerContext[Any, Any], error: Exception) -> No
 
 @asynccontextmanager
 async def serving(
-    host: str, port: int, services: dict[str, Callable[[aio.Server], None]], *guards: aio.ServerInterceptor
+    host: str,
+    port: int,
+    services: dict[str, Callable[[aio.Server], None]],
+    *guards: aio.ServerInterceptor,
 ) -> AsyncIterator[str]:
     """Serve until the scope ends; yields the address. `services` maps full names to registrations.
 
-    Health knows "" and every service; both are NOT_SERVING while draining. Raises Unusable if the port is taken.
+    Health knows "" and every service; both are NOT_SERVING while draining. Raises Unusable if the
+    port is taken.
     """
     if port:
         free_port(host, port)  # asks first: gRPC itself would write lines of its own
@@ -172,11 +178,15 @@ async def serving(
         register(server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    reflection.enable_server_reflection(
+        (*services, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+    )
     try:
         bound = server.add_insecure_port(f"{host}:{port}")
     except RuntimeError as error:
-        raise Unusable(f"port {port} on {host} cannot be opened: it is in use or not ours") from error
+        raise Unusable(
+            f"port {port} on {host} cannot be opened: it is in use or not ours"
+        ) from error
     await server.start()
     for name in ("", *services):
         await checks.set(name, health_pb2.HealthCheckResponse.SERVING)

@@ -1,7 +1,7 @@
 """Errors to gRPC statuses and back, with `google.rpc` details.
 
-What is raised on one side of a call is raised on the other. A status without our details was made by the
-transport: the peer did not answer.
+What is raised on one side of a call is raised on the other. A status without our details was made
+by the transport: the peer did not answer.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ def _details(failure: AioRpcError) -> status_pb2.Status:
     trailing = failure.trailing_metadata()
     packed = trailing.get(DETAILS_KEY, b"") if trailing is not None else b""
     try:
-        return status_pb2.Status.FromString(packed if isinstance(packed, bytes) else packed.encode())
+        return status_pb2.Status.FromString(
+            packed if isinstance(packed, bytes) else packed.encode()
+        )
     except DecodeError:  # a peer may say anything
         return status_pb2.Status()
 

@@ -48,7 +48,9 @@ def hang(length: int, parents: Sequence[int]) -> tuple[int, ...]:
 
 
 def trunk(parents: Sequence[int]) -> int:
-    """How many leading nodes form a chain from the root: the principal path when the likeliest child comes first."""
+    """How many leading nodes form a chain from the root: the principal path when the likeliest
+    child comes first.
+    """
     return next((node for node, parent in enumerate(parents) if parent != node - 1), len(parents))
 
 

@@ -13,10 +13,12 @@ MAX_LEVELS = 32
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a call says about the committed tokens: keep `base` cached tokens, drop the rest, append `tokens`.
+    """What a call says about the committed tokens: keep `base` cached tokens, drop the rest, append
+    `tokens`.
 
-    `turn` grows with every call of a session on a service; `epoch` is the one that the session
-    was answered with last, 0 when it is opened. `tokens` is never empty: the newest committed token was never fed.
+    `turn` grows with every call of a session on a service; `epoch` is the one that the session was
+    answered with last, 0 when it is opened. `tokens` is never empty: the newest committed token was
+    never fed.
     """
 
     session_id: bytes
@@ -48,7 +50,9 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class DraftShape:
-    """How much to draft: at most `nodes` nodes on `levels` levels, at most `branches` children each."""
+    """How much to draft: at most `nodes` nodes on `levels` levels, at most `branches` children
+    each.
+    """
 
     levels: int
     branches: int = 1
@@ -84,7 +88,9 @@ NO_DRAFT = Draft()
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A drafter's answer. It holds `cached_len` tokens: committed ones, then the draft's leading nodes."""
+    """A drafter's answer. It holds `cached_len` tokens: committed ones, then the draft's leading
+    nodes.
+    """
 
     draft: Draft
     cached_len: int
@@ -93,7 +99,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A verifier's answer: the nodes that stand, as a path from the root, and the one next token."""
+    """A verifier's answer: the nodes that stand, a path from the root, and the next token."""
 
     accepted: tuple[int, ...]
     next_token: int

@@ -32,7 +32,9 @@ from tests.families import build
 
 PROMPTS = Path(__file__).parents[1] / "benchmarks" / "story_prompts.jsonl"
 
-hypothesis.settings.register_profile("tandem", deadline=None)  # other load on the machine is no failure
+hypothesis.settings.register_profile(
+    "tandem", deadline=None
+)  # other load on the machine is no failure
 hypothesis.settings.load_profile("tandem")
 transformers.utils.logging.disable_progress_bar()
 torch.set_num_threads(1)
@@ -59,7 +61,10 @@ class Services:
     async def assert_no_session_is_left(self) -> None:
         """Closing is asynchronous: it may take a moment, not more."""
         for _ in range(100):
-            left = [(await client.describe(5)).sessions for client in (self.drafter_client, self.verifier_client)]
+            left = [
+                (await client.describe(5)).sessions
+                for client in (self.drafter_client, self.verifier_client)
+            ]
             if left == [0, 0]:
                 return
             await asyncio.sleep(0.05)
@@ -100,7 +105,9 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int],
 
     def make(family: str, seed: int) -> Path:
         if (family, seed) not in made:
-            folder = made[family, seed] = tmp_path_factory.mktemp(f"{family}-{seed}-", numbered=True)
+            folder = made[family, seed] = tmp_path_factory.mktemp(
+                f"{family}-{seed}-", numbered=True
+            )
             build(family, seed).save_pretrained(folder)
             for name in ("tokenizer.json", "tokenizer_config.json"):
                 shutil.copy(models.TARGET / name, folder)
@@ -114,7 +121,10 @@ async def serve_models(pair: Pair, **options: Any) -> AsyncIterator[Services]:
     """A real drafter and a real verifier on loopback."""
     async with AsyncExitStack() as scope:
         addresses, channels = [], []
-        for module, folder in ((drafter_service.service, pair.draft), (verifier_service.service, pair.target)):
+        for module, folder in (
+            (drafter_service.service, pair.draft),
+            (verifier_service.service, pair.target),
+        ):
             config = ModelServiceConfig(model=folder, **options)
             address = await scope.enter_async_context(module.serving(config, CollectorRegistry()))
             addresses.append(address)
@@ -129,7 +139,11 @@ async def serve_models(pair: Pair, **options: Any) -> AsyncIterator[Services]:
 async def serve_all(services: Services, **options: Any) -> AsyncIterator[Tandem]:
     """An orchestrator in front of them."""
     config = OrchestratorConfig(
-        verifier=services.verifier, drafter=services.drafter, tokenizer=services.pair.target, port=0, **options
+        verifier=services.verifier,
+        drafter=services.drafter,
+        tokenizer=services.pair.target,
+        port=0,
+        **options,
     )
     registry = CollectorRegistry()
     with process.metrics_served("127.0.0.1", 0, registry) as port:

@@ -31,7 +31,9 @@ CONFIGS = {
     "bloom": lambda: tf.BloomConfig(n_layer=2, hidden_size=64, n_head=4, **ENDS),
     "gemma2": lambda: tf.Gemma2Config(**LLAMA, **ENDS, head_dim=16),
     "llama_dynamic": lambda: tf.LlamaConfig(
-        **LLAMA, **ENDS, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+        **LLAMA,
+        **ENDS,
+        rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
     ),
 }
 SERVED = ("gpt2", "gpt_neox", "llama", "qwen2")

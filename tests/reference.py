@@ -13,13 +13,19 @@ def generate(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]
     """Greedy `generate()`."""
     ids = torch.tensor([prompt])
     output = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, pad_token_id=1
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=count,
+        do_sample=False,
+        pad_token_id=1,
     )
     return output[0, len(prompt) :].tolist()
 
 
 @torch.inference_mode()
-def sample(model: PreTrainedModel, prompt: list[int], count: int, params: SamplingParams, end: int) -> list[int]:
+def sample(
+    model: PreTrainedModel, prompt: list[int], count: int, params: SamplingParams, end: int
+) -> list[int]:
     """One token at a time through transformers' own cache, drawn with the keyed noise."""
     tokens, fed, cache = list(prompt), 0, None
     while len(tokens) < len(prompt) + count:
@@ -34,6 +40,8 @@ def sample(model: PreTrainedModel, prompt: list[int], count: int, params: Sampli
 @torch.inference_mode()
 def margins(model: PreTrainedModel, prompt: list[int], completion: list[int]) -> list[float]:
     """Per completion token, how far the likeliest logit is above the second."""
-    logits = model(torch.tensor([prompt + completion]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+    logits = model(torch.tensor([prompt + completion]), use_cache=False).logits[
+        0, len(prompt) - 1 : -1
+    ]
     top = logits.float().topk(2).values
     return (top[:, 0] - top[:, 1]).tolist()

@@ -10,11 +10,15 @@ from collections.abc import Callable, Sequence
 from protos import tree
 
 
-def match(tokens: Sequence[int], parents: Sequence[int], choice: Callable[[int], int]) -> tuple[tuple[int, ...], int]:
-    """Follow the target's own choices down the tree: (accepted nodes as a path from the root, next token).
+def match(
+    tokens: Sequence[int], parents: Sequence[int], choice: Callable[[int], int]
+) -> tuple[tuple[int, ...], int]:
+    """Follow the target's own choices down the tree: (accepted nodes as a path from the root, next
+    token).
 
-    `choice(node)` is the token that the target draws behind a node, -1 being the root; it is asked only at nodes
-    that are reached. What is emitted is always the target's draw, so no draft can change the text.
+    `choice(node)` is the token that the target draws behind a node, -1 being the root; it is asked
+    only at nodes that are reached. What is emitted is always the target's draw, so no draft can
+    change the text.
     """
     children = tree.children(parents)
     path: list[int] = []

@@ -25,7 +25,9 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
     def __init__(self, host: Host) -> None:
         self._host = host
 
-    async def Verify(self, request: verifier_pb2.VerifyRequest, context: Context) -> verifier_pb2.VerifyResponse:
+    async def Verify(
+        self, request: verifier_pb2.VerifyRequest, context: Context
+    ) -> verifier_pb2.VerifyResponse:
         """One round of one session."""
         call = codec.decode_context(request.context)
         draft = codec.decode_draft(request.draft)
@@ -48,7 +50,9 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         self, request: verifier_pb2.DescribeVerifierRequest, context: Context
     ) -> verifier_pb2.DescribeVerifierResponse:
         """The model and how full it is."""
-        return verifier_pb2.DescribeVerifierResponse(model=codec.encode_model(self._host.describe()))
+        return verifier_pb2.DescribeVerifierResponse(
+            model=codec.encode_model(self._host.describe())
+        )
 
 
 @asynccontextmanager
@@ -56,6 +60,8 @@ async def serving(config: ModelServiceConfig, registry: CollectorRegistry) -> As
     """A verifier while the scope lasts; yields its address."""
     async with hosting(config, "verify", registry) as host:
         service = VerifierService(host)
-        services = {NAME: lambda s: verifier_pb2_grpc.add_VerifierServiceServicer_to_server(service, s)}
+        services = {
+            NAME: lambda s: verifier_pb2_grpc.add_VerifierServiceServicer_to_server(service, s)
+        }
         async with rpc.serving(config.host, config.port, services) as address:
             yield address

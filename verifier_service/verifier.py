@@ -24,8 +24,8 @@ def verify(
 
     A retried call gives the same verdict.
 
-    Until the walk is done the session counts as holding the context's base only, so that whatever ends the job
-    early leaves nothing behind.
+    Until the walk is done the session counts as holding the context's base only, so that whatever
+    ends the job early leaves nothing behind.
     """
     depths = tree.depths(draft.parents)
     sessions.check_room("context.tokens", context.length)

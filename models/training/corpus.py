@@ -1,6 +1,7 @@
 """The training text: documents of several corpora as token streams, the last part of each held out.
 
-Reads plain text files whose documents are separated by a line `<|endoftext|>`; knows nothing of models.
+Reads plain text files whose documents are separated by a line `<|endoftext|>`; knows nothing of
+models.
 """
 
 from __future__ import annotations
@@ -41,13 +42,20 @@ SOURCES = (
 
 
 def plain(text: str) -> str:
-    """Undo UTF-8 that was read as Windows-1252 and straighten quotes: a small model has no room for spellings."""
+    """Undo UTF-8 that was read as Windows-1252 and straighten quotes: a small model has no room for
+    spellings.
+    """
     lines = []
     for line in text.split("\n"):
         try:
             line = line.encode("cp1252").decode("utf-8")
         except UnicodeError:
-            line = line.replace("â€œ", '"').replace("â€\x9d", '"').replace("â€™", "'").replace("â€", '"')
+            line = (
+                line.replace("â€œ", '"')
+                .replace("â€\x9d", '"')
+                .replace("â€™", "'")
+                .replace("â€", '"')
+            )
         lines.append(line.translate(TYPOGRAPHY).rstrip())
     return "\n".join(lines)
 
@@ -65,7 +73,7 @@ def split(docs: list[str]) -> tuple[list[str], list[str]]:
 
 
 def train_tokenizer(texts: Iterator[str], entries: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer; padding has an id of its own so that it never hides a real token."""
+    """A byte-level BPE tokenizer; padding has an id of its own, so it never hides a token."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()

@@ -1,7 +1,9 @@
-"""Train the embedded pair: a small Llama on simple English and, from the same forward pass, its drafter.
+"""Train the embedded pair: a small Llama on simple English and, from the same forward pass, its
+drafter.
 
-The drafter is distilled while the target learns: every batch's target logits are its teacher, so the teacher costs
-nothing, and both learning rates reach zero together. Stops by the clock; nothing here is imported by a service.
+The drafter is distilled while the target learns: every batch's target logits are its teacher, so
+the teacher costs nothing, and both learning rates reach zero together. Stops by the clock; nothing
+here is imported by a service.
 
     python -m models.training.train CORPORA --out models/embedded --minutes 90
 """
@@ -26,8 +28,18 @@ VOCABULARY = 4096
 CONTEXT = 512
 WINDOW = 256  # most steps see windows of this length, the last ones the whole context
 LONG_FROM = 0.88
-TARGET = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4}
-DRAFT = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+TARGET = {
+    "hidden_size": 256,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+DRAFT = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 TARGET_MLP, DRAFT_MLP = 704, 352
 DISTILLATION = 0.7  # weight of KL(target || draft); the rest is cross-entropy on the text
 
@@ -56,7 +68,10 @@ class Optimiser:
         others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
         self._parts: list[tuple[torch.optim.Optimizer, float]] = [
             (torch.optim.Muon(layers, lr=matrix_rate, weight_decay=0.05), matrix_rate),
-            (torch.optim.AdamW(others, lr=other_rate, betas=(0.9, 0.98), weight_decay=0.0), other_rate),
+            (
+                torch.optim.AdamW(others, lr=other_rate, betas=(0.9, 0.98), weight_decay=0.0),
+                other_rate,
+            ),
         ]
 
     def step(self, scale: float) -> None:
@@ -73,18 +88,26 @@ def schedule(progress: float, step: int) -> float:
     return min(1.0, (step + 1) / 100) * min(1.0, max(0.0, (1 - progress) / 0.6))
 
 
-def losses(target: LlamaForCausalLM, draft: LlamaForCausalLM, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(target cross-entropy, draft cross-entropy against teacher and text mixed) of int64 [rows, length + 1]."""
+def losses(
+    target: LlamaForCausalLM, draft: LlamaForCausalLM, batch: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(target cross-entropy, draft cross-entropy against teacher and text mixed) of int64 [rows,
+    length + 1].
+    """
     ids, text = batch[:, :-1], batch[:, 1:].flatten()
     with torch.autocast("cpu", torch.bfloat16):
-        target_logits = target(ids, use_cache=False).logits.flatten(0, 1).float()  # [rows * length, vocab]
+        target_logits = (
+            target(ids, use_cache=False).logits.flatten(0, 1).float()
+        )  # [rows * length, vocab]
         draft_logits = draft(ids, use_cache=False).logits.flatten(0, 1).float()
     teacher = target_logits.detach().softmax(-1) * DISTILLATION
     teacher[torch.arange(len(text)), text] += 1 - DISTILLATION
     return F.cross_entropy(target_logits, text), F.cross_entropy(draft_logits, teacher)
 
 
-def save(out: Path, target: LlamaForCausalLM, draft: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+def save(
+    out: Path, target: LlamaForCausalLM, draft: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> None:
     """Both models in half precision, each with the tokenizer beside it."""
     for name, model in (("target", target), ("draft", draft)):
         half = LlamaForCausalLM(model.config)
@@ -94,13 +117,17 @@ def save(out: Path, target: LlamaForCausalLM, draft: LlamaForCausalLM, tokenizer
 
 
 @torch.no_grad()
-def evaluate(target: LlamaForCausalLM, draft: LlamaForCausalLM, held_out: Stream) -> dict[str, float]:
+def evaluate(
+    target: LlamaForCausalLM, draft: LlamaForCausalLM, held_out: Stream
+) -> dict[str, float]:
     """On held-out text: nats per token of both, and how often their first choices agree."""
     batch = held_out.batch(64, CONTEXT + 1)
     ids, text = batch[:, :-1], batch[:, 1:].flatten()
     choices, row = [], {}
     for name, model in (("target", target), ("draft", draft)):
-        logits = torch.cat([model(part, use_cache=False).logits for part in ids.split(8)]).flatten(0, 1)
+        logits = torch.cat([model(part, use_cache=False).logits for part in ids.split(8)]).flatten(
+            0, 1
+        )
         row[f"{name}_loss"] = round(F.cross_entropy(logits.float(), text).item(), 4)
         choices.append(logits.argmax(-1))
     return row | {"greedy_agreement": round((choices[0] == choices[1]).float().mean().item(), 4)}
@@ -123,13 +150,21 @@ def main() -> None:
     if options.init:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(options.init / "target")
         target, draft = (
-            LlamaForCausalLM.from_pretrained(options.init / name, dtype=torch.float32) for name in ("target", "draft")
+            LlamaForCausalLM.from_pretrained(options.init / name, dtype=torch.float32)
+            for name in ("target", "draft")
         )
     else:
-        simple = (text for source, (docs, _) in zip(SOURCES, parts, strict=True) if source.simple for text in docs)
+        simple = (
+            text
+            for source, (docs, _) in zip(SOURCES, parts, strict=True)
+            if source.simple
+            for text in docs
+        )
         tokenizer = train_tokenizer(simple, VOCABULARY)
         target, draft = build(TARGET, TARGET_MLP, tokenizer), build(DRAFT, DRAFT_MLP, tokenizer)
-    stream = Stream([encode(tokenizer, docs) for docs, _ in parts], [s.weight for s in SOURCES], options.seed)
+    stream = Stream(
+        [encode(tokenizer, docs) for docs, _ in parts], [s.weight for s in SOURCES], options.seed
+    )
     held_out = Stream([encode(tokenizer, parts[0][1])], [1.0], options.seed)
     train(target, draft, tokenizer, stream, held_out, options)
 
@@ -162,7 +197,11 @@ def train(
             raise ArithmeticError(f"the loss is not a number at step {step}")
         if time.monotonic() - saved > 240 or progress >= 1:
             saved = time.monotonic()
-            row = {"step": step, "tokens": step * options.tokens, "minutes": round((saved - start) / 60, 1)}
+            row = {
+                "step": step,
+                "tokens": step * options.tokens,
+                "minutes": round((saved - start) / 60, 1),
+            }
             row |= evaluate(target, draft, held_out)
             print(json.dumps(row), flush=True)
             save(options.out, target, draft, tokenizer)

@@ -33,23 +33,32 @@ drafts = st.integers(0, types.MAX_NODES).flatmap(
     lambda size: st.builds(
         types.Draft,
         st.tuples(*[token] * size),
-        st.tuples(*(st.integers(-1, node - 1) for node in range(size))) | st.just(tuple(range(-1, size - 1))),
+        st.tuples(*(st.integers(-1, node - 1) for node in range(size)))
+        | st.just(tuple(range(-1, size - 1))),
     )
 )
 words = st.text(st.characters(codec="utf-8"), max_size=12)
-models = st.builds(types.ModelDescription, words, words, token, token, tokens, words, words, small, small)
+models = st.builds(
+    types.ModelDescription, words, words, token, token, tokens, words, words, small, small
+)
 PAIRS = [
     (contexts, codec.encode_context, codec.decode_context),
     (samplings, codec.encode_sampling, codec.decode_sampling),
     (shapes, codec.encode_shape, codec.decode_shape),
     (drafts, codec.encode_draft, codec.decode_draft),
     (st.builds(types.Proposal, drafts, small, token), codec.encode_proposal, codec.decode_proposal),
-    (st.builds(types.Verdict, tokens, token, small, token), codec.encode_verdict, codec.decode_verdict),
+    (
+        st.builds(types.Verdict, tokens, token, small, token),
+        codec.encode_verdict,
+        codec.decode_verdict,
+    ),
     (models, codec.encode_model, codec.decode_model),
 ]
 
 
-@pytest.mark.parametrize(("values", "encode", "decode"), PAIRS, ids=lambda part: getattr(part, "__name__", ""))
+@pytest.mark.parametrize(
+    ("values", "encode", "decode"), PAIRS, ids=lambda part: getattr(part, "__name__", "")
+)
 @given(data=st.data())
 def test_what_is_sent_arrives(
     values: st.SearchStrategy[Any],
@@ -93,7 +102,11 @@ def context(**fields: Any) -> common_pb2.Context:
 
 
 REFUSED = [
-    (codec.decode_context, context(session_id=bytes(15)), {"context.session_id": "has 15 bytes, not 16"}),
+    (
+        codec.decode_context,
+        context(session_id=bytes(15)),
+        {"context.session_id": "has 15 bytes, not 16"},
+    ),
     (codec.decode_context, context(tokens=[]), {"context.tokens": "is empty"}),
     (
         codec.decode_context,
@@ -103,18 +116,37 @@ REFUSED = [
     (
         codec.decode_sampling,
         common_pb2.SamplingParams(temperature=-0.5, top_p=2),
-        {"sampling.temperature": "is -0.5, below 0 or not finite", "sampling.top_p": "is 2.0, not in 0..1"},
+        {
+            "sampling.temperature": "is -0.5, below 0 or not finite",
+            "sampling.top_p": "is 2.0, not in 0..1",
+        },
     ),
     (codec.decode_shape, common_pb2.DraftShape(levels=33), {"shape.levels": "is 33, above 32"}),
-    (codec.decode_shape, common_pb2.DraftShape(levels=32, nodes=65), {"shape.nodes": "is 65, above 64"}),
-    (codec.decode_shape, common_pb2.DraftShape(levels=32, branches=65), {"shape.branches": "is 65, above 64"}),
-    (codec.decode_draft, common_pb2.Draft(tokens=[1] * 65), {"draft.tokens": "has 65 nodes, above 64"}),
+    (
+        codec.decode_shape,
+        common_pb2.DraftShape(levels=32, nodes=65),
+        {"shape.nodes": "is 65, above 64"},
+    ),
+    (
+        codec.decode_shape,
+        common_pb2.DraftShape(levels=32, branches=65),
+        {"shape.branches": "is 65, above 64"},
+    ),
+    (
+        codec.decode_draft,
+        common_pb2.Draft(tokens=[1] * 65),
+        {"draft.tokens": "has 65 nodes, above 64"},
+    ),
     (
         codec.decode_draft,
         common_pb2.Draft(tokens=[1, 2], parents=[0]),
         {"draft.parents": "has 1 entries for 2 tokens"},
     ),
-    (codec.decode_draft, common_pb2.Draft(parents=[0]), {"draft.parents": "has 1 entries for 0 tokens"}),
+    (
+        codec.decode_draft,
+        common_pb2.Draft(parents=[0]),
+        {"draft.parents": "has 1 entries for 0 tokens"},
+    ),
     (
         codec.decode_draft,
         common_pb2.Draft(tokens=[1, 2], parents=[0, 2]),
@@ -134,14 +166,19 @@ def test_what_cannot_be_a_value_is_refused_by_field(
 ) -> None:
     with pytest.raises(InvalidRequest) as refused:
         decode(message)
-    assert {violation.field: violation.problem for violation in refused.value.violations} == problems
+    assert {
+        violation.field: violation.problem for violation in refused.value.violations
+    } == problems
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_no_number_is_refused(value: float) -> None:
     with pytest.raises(InvalidRequest) as refused:
         codec.decode_sampling(common_pb2.SamplingParams(temperature=value, top_p=value))
-    assert [violation.field for violation in refused.value.violations] == ["sampling.temperature", "sampling.top_p"]
+    assert [violation.field for violation in refused.value.violations] == [
+        "sampling.temperature",
+        "sampling.top_p",
+    ]
 
 
 @given(st.binary(max_size=200))

@@ -15,9 +15,13 @@ from protos.fingerprint import fingerprint, tokens_by_id
 VOCABULARY = {"a": 0, "b": 1, "ab": 2, "世": 3}
 
 
-def write(folder: Path, vocabulary: Any, added: list[dict[str, Any]] | None = None, **more: Any) -> Path:
+def write(
+    folder: Path, vocabulary: Any, added: list[dict[str, Any]] | None = None, **more: Any
+) -> Path:
     """A model directory with this tokenizer."""
-    content = {"model": {"vocab": vocabulary, **more}} | ({"added_tokens": added} if added is not None else {})
+    content = {"model": {"vocab": vocabulary, **more}} | (
+        {"added_tokens": added} if added is not None else {}
+    )
     folder.mkdir(exist_ok=True)
     (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
     return folder
@@ -35,12 +39,16 @@ def test_the_embedded_pair_fits_together() -> None:
     assert len(tokens_by_id(models.TARGET)) == 4096
 
 
-def test_the_order_in_the_file_and_how_text_is_split_do_not_matter(plain: Path, tmp_path: Path) -> None:
+def test_the_order_in_the_file_and_how_text_is_split_do_not_matter(
+    plain: Path, tmp_path: Path
+) -> None:
     turned = dict(reversed(VOCABULARY.items()))
     assert fingerprint(write(tmp_path / "turned", turned, merges=["a b"])) == fingerprint(plain)
 
 
-def test_a_unigram_list_of_the_same_tokens_has_the_same_fingerprint(plain: Path, tmp_path: Path) -> None:
+def test_a_unigram_list_of_the_same_tokens_has_the_same_fingerprint(
+    plain: Path, tmp_path: Path
+) -> None:
     pairs = [[token, -float(index)] for token, index in VOCABULARY.items()]
     assert fingerprint(write(tmp_path / "unigram", pairs)) == fingerprint(plain)
 
@@ -55,7 +63,9 @@ def test_a_unigram_list_of_the_same_tokens_has_the_same_fingerprint(plain: Path,
         {"a": 0, "b": 1, "ab": 2, "世": 3, "界": 4},
     ],
 )
-def test_one_changed_token_changes_the_fingerprint(plain: Path, tmp_path: Path, other: dict[str, int]) -> None:
+def test_one_changed_token_changes_the_fingerprint(
+    plain: Path, tmp_path: Path, other: dict[str, int]
+) -> None:
     assert fingerprint(write(tmp_path / "other", other)) != fingerprint(plain)
 
 

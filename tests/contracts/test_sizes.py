@@ -18,7 +18,12 @@ PACKAGES = (
     "examples",
     "tests",
 )
-FILES = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if "_pb2" not in path.name]
+FILES = [
+    path
+    for package in PACKAGES
+    for path in (ROOT / package).rglob("*.py")
+    if "_pb2" not in path.name
+]
 LONGEST_FILE, LONGEST_FUNCTION, LONGEST_MEDIAN = 250, 50, 9
 
 
@@ -34,7 +39,10 @@ def functions() -> dict[str, int]:
 
 
 def test_no_file_is_longer_than_a_reader_can_follow() -> None:
-    lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
+        for path in FILES
+    }
     assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE} == {}
 
 

@@ -25,7 +25,11 @@ def test_every_schema_has_its_stubs(fresh: Path) -> None:
     schemas = {path.stem for path in (generate.ROOT / generate.STUBS).glob("*.proto")}
     made = {path.name for path in (fresh / generate.STUBS).iterdir()}
     assert schemas == {"common", "drafter", "orchestrator", "rounds", "verifier"}
-    assert made >= {f"{schema}_pb2{end}" for schema in schemas for end in (".py", ".pyi", "_grpc.py", "_grpc.pyi")}
+    assert made >= {
+        f"{schema}_pb2{end}"
+        for schema in schemas
+        for end in (".py", ".pyi", "_grpc.py", "_grpc.pyi")
+    }
 
 
 def test_a_changed_or_missing_stub_is_stale(fresh: Path, tmp_path: Path) -> None:
@@ -36,4 +40,6 @@ def test_a_changed_or_missing_stub_is_stale(fresh: Path, tmp_path: Path) -> None
     (stubs / "common_pb2.py").write_text("# edited\n")
     (stubs / "verifier_pb2_grpc.pyi").unlink()
     (stubs / "more_pb2.py").write_text("# nobody has a schema for this\n")
-    assert {"common_pb2.py", "more_pb2.py", "verifier_pb2_grpc.pyi"} <= set(generate.stale(tmp_path))
+    assert {"common_pb2.py", "more_pb2.py", "verifier_pb2_grpc.pyi"} <= set(
+        generate.stale(tmp_path)
+    )

@@ -51,12 +51,19 @@ async def test_a_round_with_32_nodes_fits_its_budget(
 ) -> None:
     tokenizer, scales = load_tokenizer(services.pair.target), Scales(services.verifier_client)
     for seed, prompt in enumerate(prompts[:6]):
-        sampling = SamplingParams(temperature, top_k=50 if temperature else 0, seed=2**64 - 1 - seed)
-        generation = Generation(secrets.token_bytes(16), tuple(tokenizer.encode(prompt).ids), sampling, 60)
+        sampling = SamplingParams(
+            temperature, top_k=50 if temperature else 0, seed=2**64 - 1 - seed
+        )
+        generation = Generation(
+            secrets.token_bytes(16), tuple(tokenizer.encode(prompt).ids), sampling, 60
+        )
         policy = Policy(DraftShape(8, 4, NODES))
         while generation.finish is None:
             await run_round(generation, services.drafter_client, scales, policy)
         await services.drafter_client.close(generation.session_id)
         await scales.close(generation.session_id)
     assert len(scales.up) >= 30
-    assert (max(scales.up) <= UP, max(scales.down) <= DOWN) == (True, True), (max(scales.up), max(scales.down))
+    assert (max(scales.up) <= UP, max(scales.down) <= DOWN) == (True, True), (
+        max(scales.up),
+        max(scales.down),
+    )

@@ -52,8 +52,12 @@ class Machine:
 
     @asynccontextmanager
     async def running(self, queue_limit: int = 100) -> AsyncIterator[ModelThread]:
-        """A thread whose first step is held by a job of its own, so that what is queued now meets in the next."""
-        with ModelThread(self.forward, MOST, self.reports.append, self.idle.append, queue_limit) as thread:
+        """A thread whose first step is held by a job of its own, so that what is queued now meets
+        in the next.
+        """
+        with ModelThread(
+            self.forward, MOST, self.reports.append, self.idle.append, queue_limit
+        ) as thread:
             first = asyncio.create_task(thread.run(b"first", lambda: steps(1)))
             await asyncio.to_thread(self.began.wait, SECONDS)
             try:
@@ -63,7 +67,9 @@ class Machine:
                 await asyncio.wait_for(asyncio.gather(first, return_exceptions=True), SECONDS)
 
 
-def queue(thread: ModelThread, owner: bytes, start: Callable[[], Job | None]) -> asyncio.Task[object]:
+def queue(
+    thread: ModelThread, owner: bytes, start: Callable[[], Job | None]
+) -> asyncio.Task[object]:
     """A coroutine that waits for a job."""
     return asyncio.create_task(thread.run(owner, start))
 

@@ -1,4 +1,6 @@
-"""A model of a drafter or verifier: real sessions over a real slab whose keys are the tokens that they stand for."""
+"""A model of a drafter or verifier: real sessions over a real slab whose keys are the tokens that
+they stand for.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Message:
-    """A call on its way, and the committed tokens as its sender knew them, which the service never sees."""
+    """A call on its way, and the committed tokens as its sender knew them, which the service never
+    sees.
+    """
 
     context: Context
     committed: Tokens
@@ -48,7 +52,9 @@ class Unfenced(Sessions):
 
 
 class Replica:
-    """A process that serves; no two openings of a session have the same epoch, not even in two processes."""
+    """A process that serves; no two openings of a session have the same epoch, not even in two
+    processes.
+    """
 
     def __init__(self, kind: type[Sessions] = Sessions) -> None:
         self.now = 0.0

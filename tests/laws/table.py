@@ -1,4 +1,6 @@
-"""A model of seven tokens whose next token is a fixed function of the last two, and services that hold it."""
+"""A model of seven tokens whose next token is a fixed function of the last two, and services that
+hold it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def continuation(prompt: Tokens, count: int) -> Tokens:
 
 
 class Mirror:
-    """A session-keeping service: loses its sessions, or fails, as the fate of each call says (None: all is well)."""
+    """A session-keeping service: loses its sessions, or fails, as the fate of each call says (None:
+    all is well).
+    """
 
     def __init__(self, fates: Iterator[TandemError | None] | None = None) -> None:
         self.contexts: list[Context] = []
@@ -85,14 +89,20 @@ class TableVerifier(Mirror):
 
 
 class TableDrafter(Mirror):
-    """Guesses with a function; its draft is a chain, with a wrong sibling for every node if branches allow."""
+    """Guesses with a function; its draft is a chain, with a wrong sibling for every node if
+    branches allow.
+    """
 
-    def __init__(self, guess: Guess = next_token, fates: Iterator[TandemError | None] | None = None) -> None:
+    def __init__(
+        self, guess: Guess = next_token, fates: Iterator[TandemError | None] | None = None
+    ) -> None:
         super().__init__(fates)
         self.shapes: list[DraftShape] = []
         self._guess = guess
 
-    async def propose(self, context: Context, shape: DraftShape, sampling: SamplingParams) -> Proposal:
+    async def propose(
+        self, context: Context, shape: DraftShape, sampling: SamplingParams
+    ) -> Proposal:
         """Guess on from what it holds; its last token is not fed."""
         self.shapes.append(shape)
         tokens = self.extend(context)

@@ -21,7 +21,9 @@ LENGTH = 3
 Tokens = tuple[int, ...]
 Draft = tuple[Tokens, Tokens]
 Drafting = Callable[[Tokens, "Noise"], Draft]
-Noise = dict[Tokens, int]  # the target's draw behind each prefix: what the noise has decided before anyone looks
+Noise = dict[
+    Tokens, int
+]  # the target's draw behind each prefix: what the noise has decided before anyone looks
 
 SAMPLING = [
     SamplingParams(temperature=1.0),
@@ -40,7 +42,9 @@ def table(params: SamplingParams) -> dict[Tokens, list[float]]:
     return dict(zip(prefixes, warp(logits, params).exp().tolist(), strict=True))
 
 
-def outcomes(model: dict[Tokens, list[float]], prefix: Tokens = ()) -> Iterator[tuple[Noise, float]]:
+def outcomes(
+    model: dict[Tokens, list[float]], prefix: Tokens = ()
+) -> Iterator[tuple[Noise, float]]:
     """Every assignment of draws along the reachable text, with its probability."""
     if len(prefix) == LENGTH:
         yield {}, 1.0
@@ -98,9 +102,13 @@ def emitted(noise: Noise, drafting: Drafting) -> Tokens:
 
 @pytest.mark.parametrize("params", SAMPLING, ids=str)
 @pytest.mark.parametrize(
-    "drafting", [chain_of_zeros, knows_the_noise, contradicts_the_noise, wide_tree, nothing], ids=lambda f: f.__name__
+    "drafting",
+    [chain_of_zeros, knows_the_noise, contradicts_the_noise, wide_tree, nothing],
+    ids=lambda f: f.__name__,
 )
-def test_emitted_tokens_have_the_law_of_the_target_alone(params: SamplingParams, drafting: Drafting) -> None:
+def test_emitted_tokens_have_the_law_of_the_target_alone(
+    params: SamplingParams, drafting: Drafting
+) -> None:
     model = table(params)
     law: dict[Tokens, float] = defaultdict(float)
     for noise, probability in outcomes(model):

@@ -1,4 +1,6 @@
-"""One request's state: whatever drafts and verdicts come, the text is exact and the cursors are honest."""
+"""One request's state: whatever drafts and verdicts come, the text is exact and the cursors are
+honest.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,18 @@ PROMPT = (10, 11, 12)
 EPOCH = 5
 
 
-def generation(limit: int = 1000, stop: frozenset[int] = frozenset(), completion: tuple[int, ...] = ()) -> Generation:
+def generation(
+    limit: int = 1000, stop: frozenset[int] = frozenset(), completion: tuple[int, ...] = ()
+) -> Generation:
     """A generation that emits at most `limit` tokens."""
     return Generation(b"s" * 16, PROMPT, SamplingParams(), limit, stop, list(completion))
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What the two services say in one round: a tree, how much of its trunk the drafter holds, and a path."""
+    """What the two services say in one round: a tree, how much of its trunk the drafter holds, and
+    a path.
+    """
 
     draft: Draft
     held: int
@@ -57,7 +63,9 @@ def play(state: Generation, told: Answers) -> Advance:
     state.context(state.drafter)
     state.drafted(Proposal(told.draft, state.length + told.held, EPOCH))
     state.context(state.verifier)
-    return state.advance(told.draft, Verdict(told.path, told.next_token, state.length + len(told.path), EPOCH))
+    return state.advance(
+        told.draft, Verdict(told.path, told.next_token, state.length + len(told.path), EPOCH)
+    )
 
 
 def committed(state: Generation) -> tuple[int, ...]:
@@ -76,7 +84,9 @@ def test_the_completion_is_exactly_what_the_verdicts_say(story: list[Answers]) -
 
 
 @given(rounds)
-def test_a_context_and_what_the_service_keeps_make_the_committed_tokens(story: list[Answers]) -> None:
+def test_a_context_and_what_the_service_keeps_make_the_committed_tokens(
+    story: list[Answers],
+) -> None:
     """The caches are played too: each holds what it was told and what it added."""
     state = generation()
     drafter: tuple[int, ...] = ()
@@ -134,7 +144,13 @@ def test_the_text_ends_with_the_first_stop_token_or_at_the_limit(
         if state.finish is None:
             advances.append((told, play(state, told)))
     assert state.completion == endless[: min(end, limit)]
-    expected = Finish.STOP if end <= min(limit, len(endless)) else Finish.LENGTH if len(endless) >= limit else None
+    expected = (
+        Finish.STOP
+        if end <= min(limit, len(endless))
+        else Finish.LENGTH
+        if len(endless) >= limit
+        else None
+    )
     assert state.finish is expected
     assert state.matched_token_id == (state.completion[-1] if expected is Finish.STOP else None)
     assert state.remaining == limit - len(state.completion)
@@ -176,7 +192,9 @@ def test_a_service_that_forgot_is_sent_everything_as_an_opening() -> None:
 
 
 @given(rounds, rounds)
-def test_a_resumed_generation_goes_on_as_if_nothing_had_happened(before: list[Answers], after: list[Answers]) -> None:
+def test_a_resumed_generation_goes_on_as_if_nothing_had_happened(
+    before: list[Answers], after: list[Answers]
+) -> None:
     whole = generation(limit=30)
     for told in before:
         if whole.finish is None:

@@ -1,4 +1,4 @@
-"""The grown tree is the best-first tree: what one gets by expanding everything and taking the best."""
+"""The grown tree is the best-first tree: what expanding everything and taking the best gives."""
 
 from __future__ import annotations
 
@@ -33,10 +33,14 @@ class World:
 
 
 worlds = st.builds(World, st.integers(0, 1 << 30))
-shapes = st.builds(DraftShape, levels=st.integers(1, 5), branches=st.integers(1, 4), nodes=st.integers(1, 20))
+shapes = st.builds(
+    DraftShape, levels=st.integers(1, 5), branches=st.integers(1, 4), nodes=st.integers(1, 20)
+)
 
 
-def grow(shape: DraftShape, children: Callable[[Path], Children], room: int = PLENTY) -> tuple[Growth, list[Path]]:
+def grow(
+    shape: DraftShape, children: Callable[[Path], Children], room: int = PLENTY
+) -> tuple[Growth, list[Path]]:
     """A finished growth, and the path of every fed node in the order of its place."""
     growth = Growth(shape, room)
     growth.sprout(ROOT, children(()))
@@ -83,7 +87,9 @@ def test_the_tree_has_exactly_the_best_paths_of_all(world: World, shape: DraftSh
 
 
 @given(worlds, shapes)
-def test_the_tree_comes_in_preorder_with_the_likeliest_child_first(world: World, shape: DraftShape) -> None:
+def test_the_tree_comes_in_preorder_with_the_likeliest_child_first(
+    world: World, shape: DraftShape
+) -> None:
     draft, _ = grow(shape, world.children)[0].finish()
     scores = best_paths(shape, world)
 
@@ -102,7 +108,9 @@ def test_the_trunk_says_where_the_leading_nodes_were_fed(world: World, shape: Dr
     leading = paths(draft)[: tree.trunk(draft.parents)]
     expected = [fed.index(path) for path in leading if path in fed]
     assert list(trunk) == expected
-    assert expected == [fed.index(path) for path in leading[: len(expected)]], "only the first of them are held"
+    assert expected == [fed.index(path) for path in leading[: len(expected)]], (
+        "only the first of them are held"
+    )
 
 
 @given(worlds, shapes)
@@ -124,7 +132,9 @@ def test_no_more_is_fed_than_there_is_room_for(world: World, shape: DraftShape, 
 
 
 @given(worlds, st.integers(1, 8))
-def test_one_branch_gives_the_greedy_chain_and_feeds_all_but_its_last_token(world: World, levels: int) -> None:
+def test_one_branch_gives_the_greedy_chain_and_feeds_all_but_its_last_token(
+    world: World, levels: int
+) -> None:
     growth, fed = grow(DraftShape.chain(levels), world.children)
     draft, trunk = growth.finish()
     greedy: Path = ()
@@ -136,7 +146,9 @@ def test_one_branch_gives_the_greedy_chain_and_feeds_all_but_its_last_token(worl
 
 def test_a_sure_drafter_spends_its_budget_on_depth_and_an_unsure_one_on_width() -> None:
     sure, _ = grow(DraftShape(5, 3, 5), lambda path: [(1, -0.01), (2, -5.0), (3, -5.0)])[0].finish()
-    unsure, _ = grow(DraftShape(5, 3, 3), lambda path: [(1, -1.0), (2, -1.1), (3, -1.2)])[0].finish()
+    unsure, _ = grow(DraftShape(5, 3, 3), lambda path: [(1, -1.0), (2, -1.1), (3, -1.2)])[
+        0
+    ].finish()
     assert sure == Draft.chain((1, 1, 1, 1, 1))
     assert unsure == Draft((1, 2, 3), (-1, -1, -1))
 
@@ -161,6 +173,8 @@ def test_no_budget_gives_no_draft() -> None:
 
 
 def test_no_levels_give_no_draft() -> None:
-    """`DraftShape` promises at most `nodes` nodes on `levels` levels, and the schema that 0 levels are nothing."""
+    """`DraftShape` promises at most `nodes` nodes on `levels` levels, and the schema that 0 levels
+    are nothing.
+    """
     draft, _ = grow(DraftShape(0, 2, 4), World(1).children)[0].finish()
     assert draft == Draft()

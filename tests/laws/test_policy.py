@@ -1,4 +1,6 @@
-"""How much to draft: the configured shape, never more than can be used, nothing while the drafter rests."""
+"""How much to draft: the configured shape, never more than can be used, nothing while the drafter
+rests.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def rested(policy: Policy) -> int:
 
 
 @given(shapes, st.integers(MAX_LEVELS + 1, 10_000))
-def test_far_from_the_end_a_tree_is_asked_for_as_configured(shape: DraftShape, remaining: int) -> None:
+def test_far_from_the_end_a_tree_is_asked_for_as_configured(
+    shape: DraftShape, remaining: int
+) -> None:
     asked = Policy(shape).next(remaining)
     assert (asked.levels, asked.branches) == (shape.levels, shape.branches)
     assert asked.nodes == (shape.nodes if shape.branches > 1 else min(shape.nodes, shape.levels))

@@ -1,4 +1,6 @@
-"""A request is completed with defaults, or refused naming every field that is wrong; nothing is ignored."""
+"""A request is completed with defaults, or refused naming every field that is wrong; nothing is
+ignored.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,11 @@ BAD = [
     (stopping(max_new_tokens=0), "stopping.max_new_tokens", "is 0, below 1"),
     (stopping(stop=["x"] * 17), "stopping.stop", f"has 17 strings, above {MAX_STOP_STRINGS}"),
     (stopping(stop=["x", ""]), "stopping.stop", "has an empty string"),
-    (speculation(num_speculative_tokens=33), "speculation.num_speculative_tokens", f"is 33, above {MAX_LEVELS}"),
+    (
+        speculation(num_speculative_tokens=33),
+        "speculation.num_speculative_tokens",
+        f"is 33, above {MAX_LEVELS}",
+    ),
     (speculation(branches=0), "speculation.branches", f"is 0, not in 1..{MAX_NODES}"),
     (speculation(branches=65), "speculation.branches", f"is 65, not in 1..{MAX_NODES}"),
     (ask(model="huge"), "model", "is 'huge'; served is 'tiny'"),
@@ -111,16 +117,22 @@ def test_a_bad_field_is_named_with_its_value_and_its_limit(
 
 
 @pytest.mark.parametrize(("request_", "field"), UNSUPPORTED)
-def test_what_is_not_implemented_is_refused_by_name(request_: api.GenerateRequest, field: str) -> None:
+def test_what_is_not_implemented_is_refused_by_name(
+    request_: api.GenerateRequest, field: str
+) -> None:
     found = violations(request_)
     assert list(found) == [field]
     assert found[field].startswith("is not supported")
 
 
 def test_a_field_that_is_off_asks_for_nothing() -> None:
-    off = api.Sampling(min_p=0, repetition_penalty=1, presence_penalty=0, frequency_penalty=0, top_k=0, top_p=1)
+    off = api.Sampling(
+        min_p=0, repetition_penalty=1, presence_penalty=0, frequency_penalty=0, top_k=0, top_p=1
+    )
     rule = api.Speculation(rule=api.ACCEPTANCE_RULE_MATCH)
-    assert ordered(ask(sampling=off, speculation=rule, stopping=api.Stopping(min_new_tokens=0))) == ordered(ask())
+    assert ordered(
+        ask(sampling=off, speculation=rule, stopping=api.Stopping(min_new_tokens=0))
+    ) == ordered(ask())
 
 
 def test_every_bad_field_is_named_at_once() -> None:
@@ -219,7 +231,9 @@ def test_a_wish_for_speculation_becomes_a_shape(wish: dict[str, int], shape: Dra
 
 
 def test_a_chain_longer_than_the_default_is_not_cut_to_the_default() -> None:
-    """Where chains are the default, who asks for more levels gets a node for each: nothing is silently ignored."""
+    """Where chains are the default, who asks for more levels gets a node for each: nothing is
+    silently ignored.
+    """
     chains = Limits(MODEL, DraftShape.chain(6), 1000)
     run = order(speculation(num_speculative_tokens=12), "id", SEED, chains, tokenise).run
     assert codec.decode_shape(run.shape) == DraftShape.chain(12)

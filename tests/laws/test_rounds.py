@@ -1,4 +1,4 @@
-"""Rounds: the text is the target's own with any drafter and through any fault that can be survived."""
+"""Rounds: the text is the target's own with any drafter, through any fault that can be survived."""
 
 from __future__ import annotations
 
@@ -25,7 +25,14 @@ from protos.errors import (
     Unavailable,
 )
 from protos.types import DraftShape, SamplingParams
-from tests.laws.table import VOCABULARY, TableDrafter, TableVerifier, Tokens, continuation, next_token
+from tests.laws.table import (
+    VOCABULARY,
+    TableDrafter,
+    TableVerifier,
+    Tokens,
+    continuation,
+    next_token,
+)
 
 PROMPT, COUNT = (2, 5, 1), 40
 CHAIN, TREE = DraftShape.chain(4), DraftShape(3, 2, 6)
@@ -44,7 +51,9 @@ drafter_faults: list[TandemError | None] = [
 ]
 
 
-async def generate(drafter: Drafter, verifier: Verifier, shape: DraftShape = CHAIN) -> tuple[Tokens, list[Round]]:
+async def generate(
+    drafter: Drafter, verifier: Verifier, shape: DraftShape = CHAIN
+) -> tuple[Tokens, list[Round]]:
     """A whole completion and its rounds."""
     generation = Generation(b"s" * 16, PROMPT, SamplingParams(), COUNT)
     policy, rounds = Policy(shape), []
@@ -65,7 +74,9 @@ def moody(tokens: Tokens) -> int:
 
 @pytest.mark.parametrize("shape", [CHAIN, TREE, DraftShape(0)], ids=["chain", "tree", "plain"])
 @pytest.mark.parametrize("guess", [next_token, wrong, moody])
-async def test_the_text_is_the_targets_own_with_any_drafter(guess: Callable[[Tokens], int], shape: DraftShape) -> None:
+async def test_the_text_is_the_targets_own_with_any_drafter(
+    guess: Callable[[Tokens], int], shape: DraftShape
+) -> None:
     text, rounds = await generate(TableDrafter(guess), TableVerifier(), shape)
     assert text == continuation(PROMPT, COUNT)
     assert sum((done.advance.tokens for done in rounds), ()) == text
@@ -88,7 +99,9 @@ async def test_a_right_drafter_saves_rounds_and_a_wrong_one_costs_none() -> None
 async def test_no_fault_of_a_drafter_and_no_lost_session_changes_the_text(
     shape: DraftShape, drafting: Fates, verifying: list[bool]
 ) -> None:
-    misses = chain.from_iterable((SessionMiss("evicted"), None) if lost else (None,) for lost in verifying)
+    misses = chain.from_iterable(
+        (SessionMiss("evicted"), None) if lost else (None,) for lost in verifying
+    )
     text, _ = await generate(TableDrafter(moody, iter(drafting)), TableVerifier(misses), shape)
     assert text == continuation(PROMPT, COUNT)
 
@@ -98,7 +111,9 @@ async def test_a_dead_drafter_is_a_flagged_fallback_and_is_asked_ever_less_often
     text, rounds = await generate(drafter, TableVerifier())
     assert text == continuation(PROMPT, COUNT)
     assert len(rounds) == COUNT
-    assert [done.fallback for done in rounds] == [True] * (COUNT - 1) + [False], "the last token is never drafted for"
+    assert [done.fallback for done in rounds] == [True] * (COUNT - 1) + [False], (
+        "the last token is never drafted for"
+    )
     assert len(drafter.contexts) == 6, "in rounds 1, 3, 6, 11, 20 and 37"
 
 
@@ -140,16 +155,24 @@ async def test_a_verifier_that_misses_even_an_opening_fails_the_round() -> None:
     assert len(verifier.contexts) == 2
 
 
-@pytest.mark.parametrize("fault", [Unavailable("down"), TransportLost("gone"), Busy("full"), DeadlineExceeded("late")])
-async def test_a_verifier_that_is_away_for_a_moment_is_asked_again_with_the_same_draft(fault: TandemError) -> None:
-    drafter, verifier = TableDrafter(), TableVerifier(iter([fault, fault, None, fault, SessionMiss("restarted")]))
+@pytest.mark.parametrize(
+    "fault", [Unavailable("down"), TransportLost("gone"), Busy("full"), DeadlineExceeded("late")]
+)
+async def test_a_verifier_that_is_away_for_a_moment_is_asked_again_with_the_same_draft(
+    fault: TandemError,
+) -> None:
+    drafter, verifier = (
+        TableDrafter(),
+        TableVerifier(iter([fault, fault, None, fault, SessionMiss("restarted")])),
+    )
     text, rounds = await generate(drafter, verifier)
     assert text == continuation(PROMPT, COUNT)
     assert len(drafter.contexts) == len(rounds), "the drafter is asked once a round"
 
 
 @pytest.mark.parametrize(
-    "fault", [InvalidRequest.of("context.tokens", "are too many"), StaleTurn("old"), Internal("a bug")]
+    "fault",
+    [InvalidRequest.of("context.tokens", "are too many"), StaleTurn("old"), Internal("a bug")],
 )
 async def test_a_verifier_that_refuses_fails_the_round_at_once(fault: TandemError) -> None:
     verifier = TableVerifier(repeat(fault))
@@ -172,6 +195,8 @@ async def test_a_draft_that_the_verifier_refuses_is_a_fallback_and_never_changes
 async def test_no_level_is_drafted_that_could_not_be_emitted() -> None:
     drafter = TableDrafter(moody)
     _, rounds = await generate(drafter, TableVerifier())
-    remaining = [COUNT - sum(len(done.advance.tokens) for done in rounds[:i]) for i in range(len(rounds))]
+    remaining = [
+        COUNT - sum(len(done.advance.tokens) for done in rounds[:i]) for i in range(len(rounds))
+    ]
     asked = [min(CHAIN.levels, left - 1) for left in remaining if left > 1]
     assert [shape.levels for shape in drafter.shapes] == asked

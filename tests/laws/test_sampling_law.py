@@ -44,7 +44,9 @@ def test_warping_is_what_its_definition_says(temperature: float, top_k: int, top
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**20), st.permutations(range(50)))
-def test_noise_depends_on_seed_position_and_token_alone(seed: int, position: int, order: list[int]) -> None:
+def test_noise_depends_on_seed_position_and_token_alone(
+    seed: int, position: int, order: list[int]
+) -> None:
     whole = gumbel(seed, position, torch.arange(50))
     assert torch.equal(gumbel(seed, position, torch.tensor(order)), whole[order])
     assert torch.isfinite(whole).all()
@@ -62,8 +64,15 @@ def test_neighbouring_seeds_and_positions_share_no_noise(seed: int, position: in
 
 
 def test_the_noise_is_a_gumbel_variate() -> None:
-    """Kolmogorov-Smirnov distance of 200,000 values; 0.005 would be exceeded by chance once in 10^4."""
-    values = torch.cat([gumbel(1, position, torch.arange(2000)) for position in range(100)]).double().sort().values
+    """Kolmogorov-Smirnov distance of 200,000 values; 0.005 would be exceeded by chance once in
+    10^4.
+    """
+    values = (
+        torch.cat([gumbel(1, position, torch.arange(2000)) for position in range(100)])
+        .double()
+        .sort()
+        .values
+    )
     cdf = torch.exp(-torch.exp(-values))
     steps = torch.arange(1, len(values) + 1, dtype=torch.float64) / len(values)
     assert (cdf - steps).abs().max().item() < 0.005
@@ -104,7 +113,9 @@ def test_one_allowed_token_is_always_drawn() -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(0, 1000))
-def test_a_drafter_with_the_targets_logits_ranks_the_targets_draw_first(seed: int, position: int) -> None:
+def test_a_drafter_with_the_targets_logits_ranks_the_targets_draw_first(
+    seed: int, position: int
+) -> None:
     logits = torch.randn(1, 256, generator=torch.Generator().manual_seed(seed))
     params = SamplingParams(temperature=0.9, seed=seed)
     ids, scores = perturbed(logits, params, position, 256)

@@ -1,4 +1,6 @@
-"""The session rule: whatever is lost, late, said twice, evicted or restarted, no cache silently disagrees."""
+"""The session rule: whatever is lost, late, said twice, evicted or restarted, no cache silently
+disagrees.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ from typing import Any, ClassVar, TypeVar
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from engine.sessions import Sessions
 from orchestrator.generation import Cursor, Generation
@@ -43,10 +51,14 @@ class Faults(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.replicas = {"drafter": Replica(self.kind), "verifier": Replica(self.kind)}
-        self.generations = {name: Generation(name, (1, 2, 3), SamplingParams(), LENGTH) for name in (b"a", b"b")}
+        self.generations = {
+            name: Generation(name, (1, 2, 3), SamplingParams(), LENGTH) for name in (b"a", b"b")
+        }
         self.wire: dict[str, list[Message]] = {"drafter": [], "verifier": []}
 
-    def call(self, service: str, generation: Generation, cursor: Cursor, work: tuple[str, Tokens, Tokens]) -> Answer:
+    def call(
+        self, service: str, generation: Generation, cursor: Cursor, work: tuple[str, Tokens, Tokens]
+    ) -> Answer:
         """Ask a service through the network; returns what it answers."""
         fate, tail, path = work
 
@@ -62,10 +74,22 @@ class Faults(RuleBasedStateMachine):
 
         return finished(ask(generation, cursor, send))
 
-    @precondition(lambda self: any(generation.length < LENGTH - 12 for generation in self.generations.values()))
-    @rule(name=names, guessed=guesses, taken=st.integers(0, 4), recovered=tokens, fate=st.tuples(fates, fates))
-    def round(self, name: bytes, guessed: Tokens, taken: int, recovered: int, fate: tuple[str, str]) -> None:
-        """Propose, verify, advance; a fault leaves the round to be tried again, with another draft."""
+    @precondition(
+        lambda self: any(
+            generation.length < LENGTH - 12 for generation in self.generations.values()
+        )
+    )
+    @rule(
+        name=names,
+        guessed=guesses,
+        taken=st.integers(0, 4),
+        recovered=tokens,
+        fate=st.tuples(fates, fates),
+    )
+    def round(
+        self, name: bytes, guessed: Tokens, taken: int, recovered: int, fate: tuple[str, str]
+    ) -> None:
+        """Propose, verify, advance; a fault leaves the round to be tried again."""
         generation = self.generations[name]
         if generation.length >= LENGTH - 12:
             return
@@ -78,7 +102,9 @@ class Faults(RuleBasedStateMachine):
             pass
         path = tuple(range(min(taken, len(draft))))
         try:
-            answer = self.call("verifier", generation, generation.verifier, (fate[1], draft.tokens, path))
+            answer = self.call(
+                "verifier", generation, generation.verifier, (fate[1], draft.tokens, path)
+            )
         except TransportLost:
             generation.drafter.cached = min(generation.drafter.cached, generation.length)
             return
@@ -89,7 +115,10 @@ class Faults(RuleBasedStateMachine):
         """A message comes (again), long after the orchestrator went on."""
         if not self.wire[service]:
             return
-        replica, message = self.replicas[service], self.wire[service][which % len(self.wire[service])]
+        replica, message = (
+            self.replicas[service],
+            self.wire[service][which % len(self.wire[service])],
+        )
         newest = replica.served.get(message.context.session_id)
         stale = newest is not None and message.context.turn <= newest
         try:
@@ -124,7 +153,9 @@ class Faults(RuleBasedStateMachine):
             assert replica.cache.free + len(replica.sessions) == SLOTS
 
 
-quick = settings(max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+quick = settings(
+    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
 
 
 def test_no_fault_makes_a_cache_silently_disagree_with_the_committed_tokens() -> None:
@@ -134,6 +165,8 @@ def test_no_fault_makes_a_cache_silently_disagree_with_the_committed_tokens() ->
 def test_without_the_turn_the_same_faults_make_a_cache_disagree() -> None:
     """The machine above can fail: it does as soon as the fence is taken away."""
     unfenced = type("UnfencedFaults", (Faults,), {"kind": Unfenced})
-    search = settings(quick, max_examples=300, phases=(Phase.generate,), derandomize=True, database=None)
+    search = settings(
+        quick, max_examples=300, phases=(Phase.generate,), derandomize=True, database=None
+    )
     with pytest.raises(AssertionError):
         run_state_machine_as_test(unfenced, settings=search)

@@ -31,7 +31,7 @@ def test_a_late_duplicate_is_refused_and_changes_nothing() -> None:
 
 
 def test_a_late_opening_call_after_an_eviction_is_not_mistaken_for_the_session() -> None:
-    """It may be refused or served; the caller's next call must not take what it left for its own."""
+    """It may be refused or served; the next call must not take what it left for its own."""
     replica = Replica()
     opening = Message(Context(ONE_ID, 1, 0, (1, 2)), (1, 2))
     replica.serve(opening, (3, 4), (0, 1))
@@ -53,7 +53,9 @@ def test_a_late_opening_call_to_another_process_is_not_mistaken_for_the_session(
         replica.serve(Message(Context(ONE_ID, 2, 3, (9,), 1), (1, 2, 5, 9)), (), ())
 
 
-@pytest.mark.parametrize("context", [Context(ONE_ID, 1, 3, (9,), 1), Context(ONE_ID, 1, 0, (9,), 77)])
+@pytest.mark.parametrize(
+    "context", [Context(ONE_ID, 1, 3, (9,), 1), Context(ONE_ID, 1, 0, (9,), 77)]
+)
 def test_what_is_not_held_is_a_miss_that_opens_nothing(context: Context) -> None:
     replica = Replica()
     with pytest.raises(SessionMiss):
@@ -97,7 +99,9 @@ def test_a_full_cache_is_busy_until_a_session_is_closed() -> None:
 
 def test_a_context_above_the_limit_is_refused_with_both_numbers() -> None:
     sessions = Sessions(tiny_cache(), 8, lambda: 1, TTL, lambda: 0.0)
-    with pytest.raises(InvalidRequest, match=r"context\.tokens reach token 9, above the context of 8") as refused:
+    with pytest.raises(
+        InvalidRequest, match=r"context\.tokens reach token 9, above the context of 8"
+    ) as refused:
         sessions.extend(Context(ONE_ID, 1, 0, tuple(range(9))))
     assert [violation.field for violation in refused.value.violations] == ["context.tokens"]
     assert len(sessions) == 0

@@ -15,7 +15,9 @@ from protos.errors import Unusable
 
 LOST = "\ufffd"
 TOKENIZER: Tokenizer = load_tokenizer(models.TARGET)
-scripts = st.sampled_from("aé ñ.\nßЖ世界😀👩‍🚀🇫🇷한ไ\u0301") | st.characters(codec="utf-8", exclude_characters=LOST)
+scripts = st.sampled_from("aé ñ.\nßЖ世界😀👩‍🚀🇫🇷한ไ\u0301") | st.characters(
+    codec="utf-8", exclude_characters=LOST
+)
 texts = st.text(scripts, max_size=40)
 stops = st.lists(st.text("abc é世", min_size=1, max_size=4), min_size=1, max_size=3)
 
@@ -26,7 +28,7 @@ def ids_of(text: str) -> list[int]:
 
 
 def streamed(stream: TextStream, ids: list[int], size: int) -> tuple[list[str], int]:
-    """The pieces of a completion that comes `size` tokens at a time, and how many tokens were used."""
+    """The pieces of a completion that comes `size` tokens at a time, and the tokens used."""
     pieces, used = [], 0
     for start in range(0, len(ids), size):
         piece, count = stream.push(ids[start : start + size])
@@ -49,7 +51,9 @@ def test_the_pieces_are_the_text_and_none_is_half_a_character(text: str, size: i
 
 @given(st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1) | st.integers(2, 300), max_size=30))
 def test_whatever_tokens_a_model_emits_the_text_begins_what_they_decode_to(ids: list[int]) -> None:
-    """Also tokens that are no text: a lone byte of a character may be held back to the end, never invented."""
+    """Also tokens that are no text: a lone byte of a character may be held back to the end, never
+    invented.
+    """
     stream = TextStream(TOKENIZER)
     streamed(stream, ids, 1)
     whole = TOKENIZER.decode(ids)
@@ -74,12 +78,16 @@ def test_special_tokens_have_no_text() -> None:
 
 @given(st.text("abc é世", max_size=30), stops, st.integers(1, 5))
 def test_the_text_ends_before_the_first_stop_string(text: str, stop: list[str], size: int) -> None:
-    """However many tokens come at once: the first token that completes one is the last that is used."""
+    """However many tokens come at once: the first token that completes one is the last that is
+    used.
+    """
     ids = ids_of(text)
     stream = TextStream(TOKENIZER, stop)
     pieces, used = streamed(stream, ids, size)
     grown = [TOKENIZER.decode(ids[:count]).rstrip(LOST) for count in range(len(ids) + 1)]
-    first = next((count for count, known in enumerate(grown) if any(s in known for s in stop)), None)
+    first = next(
+        (count for count, known in enumerate(grown) if any(s in known for s in stop)), None
+    )
     if first is None:
         assert (stream.matched, stream.text, used) == (None, text, len(ids))
     else:
@@ -90,7 +98,9 @@ def test_the_text_ends_before_the_first_stop_string(text: str, stop: list[str], 
 
 
 @given(st.text("abc é世", max_size=30), stops)
-def test_nothing_that_was_shown_is_part_of_a_stop_string_or_taken_back(text: str, stop: list[str]) -> None:
+def test_nothing_that_was_shown_is_part_of_a_stop_string_or_taken_back(
+    text: str, stop: list[str]
+) -> None:
     ids = ids_of(text)
     stream = TextStream(TOKENIZER, stop)
     shown = ""

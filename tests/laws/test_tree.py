@@ -29,11 +29,15 @@ def test_a_depth_counts_the_nodes_between_a_node_and_the_root(parents: Parents) 
 
 
 @given(parents_of_trees)
-def test_children_are_in_order_and_every_node_is_the_child_of_its_parent_alone(parents: Parents) -> None:
+def test_children_are_in_order_and_every_node_is_the_child_of_its_parent_alone(
+    parents: Parents,
+) -> None:
     found = tree.children(parents)
     assert len(found) == len(parents) + 1
     for parent in range(-1, len(parents)):
-        assert found[parent + 1] == [node for node in range(len(parents)) if parents[node] == parent]
+        assert found[parent + 1] == [
+            node for node in range(len(parents)) if parents[node] == parent
+        ]
 
 
 @given(st.integers(0, 12))

@@ -34,7 +34,9 @@ def path_to(parents: tuple[int, ...], node: int) -> list[int]:
 
 @pytest.mark.parametrize("family", [*SERVED, "qwen2_window"])
 @torch.inference_mode()
-def test_every_row_equals_a_plain_pass_over_its_own_path(family: str, make_model: MakeModel) -> None:
+def test_every_row_equals_a_plain_pass_over_its_own_path(
+    family: str, make_model: MakeModel
+) -> None:
     """Chains, trees, prefill, compaction and churn of six sessions, mixed at random."""
     folder = make_model(family, 0)
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -56,7 +58,9 @@ def test_every_row_equals_a_plain_pass_over_its_own_path(family: str, make_model
             first = len(segment.tokens) - segment.wanted
             for row in rng.sample(range(segment.wanted), min(3, segment.wanted)):
                 ids = [segment.tokens[n] for n in path_to(segment.parents, first + row)]
-                logits = plain(torch.tensor([held[segment.slot] + ids]), use_cache=False).logits[0, -1]
+                logits = plain(torch.tensor([held[segment.slot] + ids]), use_cache=False).logits[
+                    0, -1
+                ]
                 worst = max(worst, (logits - rows[row]).abs().max().item())
             path = path_to(segment.parents, rng.randrange(first, len(segment.tokens)))
             forward.cache.compact(segment.slot, segment.context, path)
@@ -67,7 +71,9 @@ def test_every_row_equals_a_plain_pass_over_its_own_path(family: str, make_model
 @pytest.mark.parametrize("family", SERVED)
 @torch.inference_mode()
 def test_a_row_does_not_depend_on_its_company(family: str, make_model: MakeModel) -> None:
-    """Bit for bit: alone and a token at a time, or drafted beside others and prefilled in one piece."""
+    """Bit for bit: alone and a token at a time, or drafted beside others and prefilled in one
+    piece.
+    """
     forward = Forward(load(make_model(family, 0)), slots=3, context_length=200)
     rng = random.Random(2)
     stream = [rng.randrange(4096) for _ in range(150)]
@@ -95,15 +101,21 @@ def test_a_row_does_not_depend_on_its_company(family: str, make_model: MakeModel
 
 
 @pytest.mark.parametrize("family", REFUSED)
-def test_a_model_that_would_answer_garbage_is_refused_by_name(family: str, make_model: MakeModel) -> None:
+def test_a_model_that_would_answer_garbage_is_refused_by_name(
+    family: str, make_model: MakeModel
+) -> None:
     with pytest.raises(Unusable) as refusal:
         self_test(Forward(load(make_model(family, 0)), 2, 64), family)
     assert "\n" not in str(refusal.value)
     assert len(str(refusal.value)) > 20
 
 
-def test_the_self_test_notices_a_wrong_mask(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seeing all earlier rows instead of one's ancestors is the mistake that a tree mask guards against."""
+def test_the_self_test_notices_a_wrong_mask(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seeing all earlier rows instead of one's ancestors is the mistake that a tree mask guards
+    against.
+    """
     everything = lambda parents, trunk: torch.ones(len(parents), len(parents)).tril().bool()[trunk:]  # noqa: E731
     monkeypatch.setattr("engine.plan._side", everything)
     with pytest.raises(Unusable, match="differ by"):

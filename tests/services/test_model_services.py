@@ -116,13 +116,17 @@ async def test_a_draft_is_the_same_whatever_was_cached(services: Services) -> No
     sampling, shape = SamplingParams(temperature=0.7, seed=11), DraftShape(5, 3, 14)
     warm = Generation(secrets.token_bytes(16), PROMPT, sampling, 40)
     while warm.finish is None:
-        proposal = await services.drafter_client.propose(warm.context(warm.drafter), shape, sampling)
+        proposal = await services.drafter_client.propose(
+            warm.context(warm.drafter), shape, sampling
+        )
         warm.drafted(proposal)
         committed = fresh(warm.prompt + tuple(warm.completion))
         cold = await services.drafter_client.propose(committed, shape, sampling)
         assert proposal.draft == cold.draft
         await services.drafter_client.close(committed.session_id)
-        verdict = await services.verifier_client.verify(warm.context(warm.verifier), proposal.draft, sampling)
+        verdict = await services.verifier_client.verify(
+            warm.context(warm.verifier), proposal.draft, sampling
+        )
         warm.advance(proposal.draft, verdict)
     await services.drafter_client.close(warm.session_id)
     await services.verifier_client.close(warm.session_id)
@@ -151,7 +155,9 @@ async def test_an_orphaned_session_is_reclaimed(embedded: Pair) -> None:
         assert (await services.verifier_client.describe(5)).sessions == 0
 
 
-async def test_calls_that_wait_share_a_forward_pass(embedded: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_that_wait_share_a_forward_pass(
+    embedded: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batches: list[int] = []
     from engine.metrics import ModelMetrics
 
@@ -161,7 +167,9 @@ async def test_calls_that_wait_share_a_forward_pass(embedded: Pair, monkeypatch:
     monkeypatch.setattr(ModelMetrics, "observe", observe)
     async with serve_models(embedded) as services:
         contexts = [fresh((100 + n, 200, 300)) for n in range(12)]
-        await asyncio.gather(*(services.verifier_client.verify(c, NO_DRAFT, GREEDY) for c in contexts))
+        await asyncio.gather(
+            *(services.verifier_client.verify(c, NO_DRAFT, GREEDY) for c in contexts)
+        )
         assert sum(batches) == 12
         assert max(batches) >= 4
         await asyncio.gather(*(services.verifier_client.close(c.session_id) for c in contexts))
@@ -181,7 +189,9 @@ async def test_a_long_context_is_fed_in_chunks_with_the_same_result(services: Se
         await services.verifier_client.close(context.session_id)
 
 
-async def test_a_draft_that_reaches_past_the_context_is_refused_and_harms_nobody(services: Services) -> None:
+async def test_a_draft_that_reaches_past_the_context_is_refused_and_harms_nobody(
+    services: Services,
+) -> None:
     long = fresh((5,) * 510)
     with pytest.raises(InvalidRequest, match=r"draft\.tokens"):
         await services.verifier_client.verify(long, Draft.chain((1, 2, 3)), GREEDY)

@@ -1,4 +1,6 @@
-"""The `tandem` command as a person runs it: processes of their own, one-line errors, nothing left running."""
+"""The `tandem` command as a person runs it: processes of their own, one-line errors, nothing left
+running.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Up:
 
 
 def tandem(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*TANDEM, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [*TANDEM, *map(str, arguments)], capture_output=True, text=True, timeout=120
+    )
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +64,34 @@ def up() -> Iterator[Up]:
 
 def test_generate_streams_text_and_sums_up(up: Up) -> None:
     run = tandem(
-        "generate", "--address", up.address, "--temperature", "0", "--max-new-tokens", "30", "Once upon a time"
+        "generate",
+        "--address",
+        up.address,
+        "--temperature",
+        "0",
+        "--max-new-tokens",
+        "30",
+        "Once upon a time",
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith("Once upon a time")
-    assert re.search(r"\d+ tokens in \d+ rounds, [\d.]+ per round; \d+ of \d+ draft tokens accepted", run.stdout)
+    assert re.search(
+        r"\d+ tokens in \d+ rounds, [\d.]+ per round; \d+ of \d+ draft tokens accepted", run.stdout
+    )
 
 
 def test_json_prints_the_whole_response(up: Up) -> None:
-    run = tandem("generate", "--address", up.address, "--seed", "4", "--max-new-tokens", "20", "--json", "A dog")
+    run = tandem(
+        "generate",
+        "--address",
+        up.address,
+        "--seed",
+        "4",
+        "--max-new-tokens",
+        "20",
+        "--json",
+        "A dog",
+    )
     answer = json.loads(run.stdout)
     assert answer["usage"]["completionTokens"] == len(answer["tokenIds"])
     assert answer["speculation"]["numSpecSteps"] > 0
@@ -77,7 +100,9 @@ def test_json_prints_the_whole_response(up: Up) -> None:
 
 def test_status_shows_both_replicas(up: Up) -> None:
     run = tandem("status", "--address", up.address)
-    assert [word in run.stdout for word in ("verifier", "drafter", "float32", "0 running")] == [True] * 4
+    assert [word in run.stdout for word in ("verifier", "drafter", "float32", "0 running")] == [
+        True
+    ] * 4
 
 
 @pytest.mark.parametrize("role", ["drafter_service", "verifier_service", "ray::RoundWorker"])
@@ -116,7 +141,9 @@ def test_a_killed_service_comes_back_and_the_text_is_the_same(up: Up, role: str)
         (["--branches", "0"], ["branches", "0", "1..64"]),
     ],
 )
-def test_a_bad_option_is_one_line_that_names_it(up: Up, arguments: list[str], words: list[str]) -> None:
+def test_a_bad_option_is_one_line_that_names_it(
+    up: Up, arguments: list[str], words: list[str]
+) -> None:
     refused_in_one_line(tandem("generate", "--address", up.address, *arguments, "Hello"), words)
 
 
@@ -125,11 +152,15 @@ def test_a_prompt_longer_than_the_context_is_one_line(up: Up) -> None:
 
 
 def test_without_a_server_the_client_says_so() -> None:
-    refused_in_one_line(tandem("generate", "--address", "127.0.0.1:1", "Hello"), ["127.0.0.1:1", "tandem up"])
+    refused_in_one_line(
+        tandem("generate", "--address", "127.0.0.1:1", "Hello"), ["127.0.0.1:1", "tandem up"]
+    )
 
 
 def test_an_unknown_model_directory_is_one_line(tmp_path: Path) -> None:
-    refused_in_one_line(tandem("up", "--port", "0", "--target", tmp_path), [str(tmp_path), "config.json"])
+    refused_in_one_line(
+        tandem("up", "--port", "0", "--target", tmp_path), [str(tmp_path), "config.json"]
+    )
     refused_in_one_line(tandem("verifier", "--model", tmp_path), [str(tmp_path), "config.json"])
 
 
@@ -152,7 +183,9 @@ def test_a_port_in_use_is_one_line_and_nothing_is_left() -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         command = [*TANDEM, "up", "--port", port]
-        run = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TANDEM_DEMO": mark})
+        run = subprocess.run(
+            command, capture_output=True, text=True, env=os.environ | {"TANDEM_DEMO": mark}
+        )
         refused_in_one_line(run, [port])
         refused_in_one_line(tandem("verifier", "--model", models.TARGET, "--port", port), [port])
     time.sleep(0.5)

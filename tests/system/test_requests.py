@@ -22,7 +22,10 @@ def stream(request: api.GenerateRequest, resume_from: int = 0) -> api.StreamGene
 
 
 async def test_a_stream_adds_up_to_the_answer(tandem: Tandem, nothing_left: None) -> None:
-    events = [event async for event in tandem.stub.StreamGenerate(stream(ask("Once upon a time", tokens=80)))]
+    events = [
+        event
+        async for event in tandem.stub.StreamGenerate(stream(ask("Once upon a time", tokens=80)))
+    ]
     chunks, last = [event.chunk for event in events[:-1]], events[-1].complete
     assert "".join(chunk.text for chunk in chunks) == last.text
     assert [token for chunk in chunks for token in chunk.token_ids] == list(last.token_ids)
@@ -32,7 +35,9 @@ async def test_a_stream_adds_up_to_the_answer(tandem: Tandem, nothing_left: None
 
 
 @pytest.mark.parametrize("resume_from", [0, 1, 7, 30, 40])
-async def test_a_broken_stream_resumes_where_the_client_stopped(tandem: Tandem, resume_from: int) -> None:
+async def test_a_broken_stream_resumes_where_the_client_stopped(
+    tandem: Tandem, resume_from: int
+) -> None:
     request = ask("The king said", temperature=1.0, seed=9, tokens=40)
     whole = await tandem.stub.Generate(request)
     events = [event async for event in tandem.stub.StreamGenerate(stream(request, resume_from))]
@@ -50,7 +55,9 @@ async def test_a_random_text_cannot_be_resumed_without_its_seed(tandem: Tandem) 
     assert "resume_from" in (failure.value.details() or "")
 
 
-async def test_a_stop_string_ends_the_text_before_it(tandem: Tandem, services: Services, nothing_left: None) -> None:
+async def test_a_stop_string_ends_the_text_before_it(
+    tandem: Tandem, services: Services, nothing_left: None
+) -> None:
     request = ask("Once upon a time, there was a little girl named Lily. She", tokens=60)
     whole = (await tandem.stub.Generate(request)).text
     stop = whole[20:26]
@@ -79,7 +86,14 @@ async def test_seeds_that_the_server_picks_are_reported_and_reproduce(tandem: Ta
         (ask([4096]), ["token_ids", "4096", "4095"]),
         (ask(""), ["text", "empty"]),
     ],
-    ids=["long-prompt", "temperature", "no-tokens", "too-many-tokens", "unknown-token", "empty-prompt"],
+    ids=[
+        "long-prompt",
+        "temperature",
+        "no-tokens",
+        "too-many-tokens",
+        "unknown-token",
+        "empty-prompt",
+    ],
 )
 async def test_bad_input_names_the_field_the_value_and_the_limit(
     tandem: Tandem, request_: api.GenerateRequest, words: list[str]
@@ -92,7 +106,9 @@ async def test_bad_input_names_the_field_the_value_and_the_limit(
     assert [word for word in words if word not in message] == []
 
 
-async def test_a_cancelled_request_closes_its_sessions(tandem: Tandem, services: Services, nothing_left: None) -> None:
+async def test_a_cancelled_request_closes_its_sessions(
+    tandem: Tandem, services: Services, nothing_left: None
+) -> None:
     async def abandon(after: int) -> None:
         call = tandem.stub.StreamGenerate(stream(ask("One day", temperature=1.0, tokens=200)))
         for _ in range(after):
@@ -106,7 +122,11 @@ async def test_a_cancelled_request_closes_its_sessions(tandem: Tandem, services:
 async def test_a_killed_round_worker_costs_a_resume_and_not_a_token(tandem: Tandem) -> None:
     requests = [ask("Once there was", temperature=1.0, seed=seed, tokens=120) for seed in range(6)]
     calm = [list((await tandem.stub.Generate(request)).token_ids) for request in requests]
-    workers = [p for p in psutil.process_iter(["cmdline"]) if (p.info["cmdline"] or [""])[0] == "ray::RoundWorker"]
+    workers = [
+        p
+        for p in psutil.process_iter(["cmdline"])
+        if (p.info["cmdline"] or [""])[0] == "ray::RoundWorker"
+    ]
     ours = [p for p in workers if os.getpid() in [parent.pid for parent in p.parents()]]
     assert ours
     running = [asyncio.ensure_future(tandem.stub.Generate(request)) for request in requests]
@@ -121,7 +141,11 @@ async def test_a_lost_drafter_leaves_plain_decoding(embedded: Pair) -> None:
         request = ask("Once upon a time", tokens=40)
         before = await tandem.stub.Generate(request)
         alone = Services(
-            services.pair, "127.0.0.1:1", services.verifier, services.drafter_client, services.verifier_client
+            services.pair,
+            "127.0.0.1:1",
+            services.verifier,
+            services.drafter_client,
+            services.verifier_client,
         )
         async with serve_all(alone, ray=False, start_seconds=0.5) as lame:
             after = await lame.stub.Generate(request)
@@ -140,10 +164,16 @@ def scraped(url: str) -> dict[str, float]:
     return {s.name: s.value for family in families for s in family.samples if not s.labels}
 
 
-async def test_metrics_equal_the_sums_over_the_answers(services: Services, prompts: list[str]) -> None:
-    """50 requests, streamed and not, greedy and sampled, drafted and not, some ended by a stop string."""
+async def test_metrics_equal_the_sums_over_the_answers(
+    services: Services, prompts: list[str]
+) -> None:
+    """50 requests, streamed and not, greedy and sampled, drafted and not, some ended by a stop
+    string.
+    """
     async with serve_all(services, ray=False) as tandem:
-        requests = [ask(p, temperature=n % 2, seed=n, tokens=10 + n) for n, p in enumerate(prompts[:50])]
+        requests = [
+            ask(p, temperature=n % 2, seed=n, tokens=10 + n) for n, p in enumerate(prompts[:50])
+        ]
         for n, request in enumerate(requests):
             if n % 5 == 0:
                 request.speculation.num_speculative_tokens = 0
@@ -153,7 +183,9 @@ async def test_metrics_equal_the_sums_over_the_answers(services: Services, promp
         seen = scraped(tandem.metrics_url)
     figures = [answer.speculation for answer in answers]
     assert seen["tandem_spec_decode_num_drafts_total"] == sum(f.num_spec_steps for f in figures)
-    assert seen["tandem_spec_decode_num_draft_tokens_total"] == sum(f.num_draft_tokens for f in figures)
+    assert seen["tandem_spec_decode_num_draft_tokens_total"] == sum(
+        f.num_draft_tokens for f in figures
+    )
     accepted = sum(f.num_accepted_draft_tokens for f in figures)
     assert seen["tandem_spec_decode_num_accepted_tokens_total"] == accepted > 0
     assert seen["tandem_generation_tokens_total"] == sum(a.usage.completion_tokens for a in answers)

@@ -28,7 +28,9 @@ MakeModel = Callable[[str, int], Path]
 
 def ask(prompt: str | list[int], **options: Any) -> api.GenerateRequest:
     """A request; `levels` and `branches` shape the draft."""
-    request = api.GenerateRequest(stopping=api.Stopping(max_new_tokens=options.get("tokens", TOKENS)))
+    request = api.GenerateRequest(
+        stopping=api.Stopping(max_new_tokens=options.get("tokens", TOKENS))
+    )
     if isinstance(prompt, str):
         request.text = prompt
     else:
@@ -80,9 +82,13 @@ async def test_greedy_text_is_generates_own(
         ids = tokenizer.encode(prompt).ids
         alone = tuple(reference.generate(target, ids, TOKENS))
         if completion != alone:
-            place = next(i for i, (a, b) in enumerate(zip(completion, alone, strict=False)) if a != b)
+            place = next(
+                i for i, (a, b) in enumerate(zip(completion, alone, strict=False)) if a != b
+            )
             margin = reference.margins(target, ids, list(alone))[place]
-            differing.append(f"{prompt!r} differs at token {place}, where the margin is {margin:.2g}")
+            differing.append(
+                f"{prompt!r} differs at token {place}, where the margin is {margin:.2g}"
+            )
     assert not differing
 
 
@@ -101,13 +107,20 @@ async def test_one_text_per_prompt_and_seed_whatever_the_draft(
         return [ask(prompt, temperature=temperature, seed=seed, **shape) for seed, prompt in forty]
 
     undrafted = await texts(tandem.stub, requests(levels=0))
-    shapes = ({}, {"levels": 1, "branches": 1}, {"levels": 4, "branches": 1}, {"levels": 8, "branches": 1})
+    shapes = (
+        {},
+        {"levels": 1, "branches": 1},
+        {"levels": 4, "branches": 1},
+        {"levels": 8, "branches": 1},
+    )
     for shape in (*shapes, {"levels": 4, "branches": 3}):
         assert await texts(tandem.stub, requests(**shape)) == undrafted, shape
     for shape in ({"levels": 4, "branches": 3}, {"levels": 4, "branches": 1}):
         assert await texts(random_drafter.stub, requests(**shape)) == undrafted, shape
     for (seed, prompt), served in list(zip(forty, undrafted, strict=True))[:10]:
-        rounded = codec.decode_sampling(codec.encode_sampling(SamplingParams(temperature, seed=seed)))
+        rounded = codec.decode_sampling(
+            codec.encode_sampling(SamplingParams(temperature, seed=seed))
+        )
         ids = tokenizer.encode(prompt).ids
         assert tuple(reference.sample(target, ids, TOKENS, rounded, end=0)) == served
 
@@ -127,17 +140,26 @@ async def test_sixteen_at_once_read_as_if_alone(
 
 
 @pytest.mark.parametrize("family", SERVED)
-@pytest.mark.parametrize("own_drafter", [True, False], ids=["drafted-by-itself", "drafted-by-a-stranger"])
+@pytest.mark.parametrize(
+    "own_drafter", [True, False], ids=["drafted-by-itself", "drafted-by-a-stranger"]
+)
 async def test_other_architectures_keep_the_promise(
     family: str, own_drafter: bool, make_model: MakeModel, prompts: list[str]
 ) -> None:
-    """A tiny random target, once with itself as drafter (all is accepted) and once with another random model."""
+    """A tiny random target, once with itself as drafter (all is accepted) and once with another
+    random model.
+    """
     folder = make_model(family, 0)
     draft = folder if own_drafter else make_model(family, 1)
     alone = AutoModelForCausalLM.from_pretrained(folder).eval()
     rows = [[37 * n % 4000 + 2, 91, 17 * n % 4000 + 2] for n in range(8)]
-    async with serve_models(Pair(folder, draft)) as services, serve_all(services, ray=False) as tandem:
-        greedy = await asyncio.gather(*(tandem.stub.Generate(ask(row, levels=6, branches=1)) for row in rows))
+    async with (
+        serve_models(Pair(folder, draft)) as services,
+        serve_all(services, ray=False) as tandem,
+    ):
+        greedy = await asyncio.gather(
+            *(tandem.stub.Generate(ask(row, levels=6, branches=1)) for row in rows)
+        )
         seeded = [[ask(row, temperature=1.0, seed=3, levels=n) for row in rows] for n in (0, 5)]
         plain, drafted = [await texts(tandem.stub, requests) for requests in seeded]
     for row, answer in zip(rows, greedy, strict=True):

@@ -1,0 +1,68 @@
+"""What every port offers: health, reflection, and a clear word when it is taken."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from protos import errors, rpc
+from tests.contracts.test_status import ROUNDS, VERIFIER, refusing
+
+
+async def test_health_knows_the_process_and_each_service() -> None:
+    async with refusing(None) as channel:
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        for name in ("", VERIFIER, ROUNDS):
+            answer = await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(aio.AioRpcError) as failure:
+            await health.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=5)
+        assert failure.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_whoever_watches_health_is_told_when_a_server_drains() -> None:
+    """`Watch` is what clients' load balancing uses; it streams without being an async generator."""
+    served: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    stop = asyncio.Event()
+
+    async def serve() -> None:
+        async with rpc.serving("127.0.0.1", 0, {}) as address:
+            served.set_result(address)
+            await stop.wait()
+
+    server = asyncio.create_task(serve())
+    async with rpc.connect(await served) as channel:
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest(service=""), timeout=5)
+        try:
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            stop.set()
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        finally:
+            watch.cancel()
+            stop.set()
+            await server
+
+
+async def test_reflection_lists_the_services() -> None:
+    async with refusing(None) as channel:
+        asked = reflection_pb2.ServerReflectionRequest(list_services="")
+        make: Any = reflection_pb2_grpc.ServerReflectionStub
+        stub = make(channel)
+        answers = [answer async for answer in stub.ServerReflectionInfo(iter([asked]), timeout=5)]
+    names = {service.name for service in answers[0].list_services_response.service}
+    assert names >= {VERIFIER, ROUNDS, "grpc.health.v1.Health"}
+
+
+async def test_a_port_in_use_is_refused_by_its_number() -> None:
+    async with rpc.serving("127.0.0.1", 0, {}) as address:
+        port = int(address.rpartition(":")[2])
+        with pytest.raises(errors.Unusable, match=f"port {port} on 127.0.0.1"):
+            async with rpc.serving("127.0.0.1", port, {}):
+                raise AssertionError("two servers share a port")

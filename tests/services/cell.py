@@ -1,0 +1,124 @@
+"""A cell of round workers over real gRPC that count, and die where a test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from orchestrator.pool import WorkerPool
+from orchestrator.worker import CellGuard
+from protos import rpc
+from protos.tandem.v1 import orchestrator_pb2 as api
+from protos.tandem.v1 import rounds_pb2, rounds_pb2_grpc
+
+KEY, COUNT = "key of the cell", 12
+Context = aio.ServicerContext[Any, Any]
+Death = Callable[["Worker", Context], Any]
+
+
+async def abort(worker: Worker, context: Context) -> None:
+    """The connection breaks: a status that nobody authored."""
+    await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
+
+
+async def stop(worker: Worker, context: Context) -> None:
+    """The process is killed and its port is gone."""
+    assert worker.server is not None
+    asyncio.get_running_loop().create_task(worker.server.stop(0))
+    await asyncio.sleep(60)
+
+
+class Worker(rounds_pb2_grpc.RoundWorkerServiceServicer):
+    """Counts up from the completion, two tokens a round; dies in front of each token in `deaths`,
+    once.
+    """
+
+    def __init__(self, deaths: list[int], death: Death = abort, last: bool = False) -> None:
+        self.deaths, self.death, self.after_the_last = deaths, death, last
+        self.asked: list[list[int]] = []
+        self.load, self.most = 0, 0
+        self.server: aio.Server | None = None
+
+    async def Run(
+        self, request: rounds_pb2.RunRequest, context: Context
+    ) -> AsyncIterator[rounds_pb2.RunResponse]:
+        self.asked.append(list(request.completion))
+        self.load += 1
+        self.most = max(self.most, self.load)
+        try:
+            for token in range(len(request.completion), COUNT, 2):
+                await asyncio.sleep(0.001)
+                if token in self.deaths:
+                    self.deaths.remove(token)
+                    await self.death(self, context)
+                ends = token + 2 == COUNT
+                reason = api.FINISH_REASON_LENGTH if ends else api.FINISH_REASON_UNSPECIFIED
+                yield rounds_pb2.RunResponse(tokens=[token, token + 1], finish_reason=reason)
+            if self.after_the_last:
+                self.after_the_last = False
+                await self.death(self, context)
+        finally:
+            self.load -= 1
+
+    async def start(self) -> str:
+        """Serve on a free port."""
+        self.server = aio.server(interceptors=(CellGuard(KEY), rpc.Boundary()))
+        rounds_pb2_grpc.add_RoundWorkerServiceServicer_to_server(self, self.server)
+        port = self.server.add_insecure_port("127.0.0.1:0")
+        await self.server.start()
+        return f"127.0.0.1:{port}"
+
+
+class Cell:
+    """A supervisor: asked where a worker is, it starts it anew on another port."""
+
+    def __init__(self, *workers: Worker) -> None:
+        self.key, self.count = KEY, len(workers)
+        self.workers = workers
+        self.starts = 0
+        self.resumes = 0
+        self.outdated: list[str] = []
+
+    def resumed(self) -> None:
+        """The pool moved a request."""
+        self.resumes += 1
+
+    async def endpoint(self, index: int) -> str:
+        """Where worker `index` serves; for a while perhaps where it served before it died."""
+        if self.outdated:
+            return self.outdated.pop()
+        self.starts += 1
+        worker = self.workers[index]
+        if worker.server is not None:
+            await worker.server.stop(0)
+        return await worker.start()
+
+
+@asynccontextmanager
+async def pooled(*workers: Worker) -> AsyncIterator[tuple[WorkerPool, Cell]]:
+    """A pool of workers; nothing is left of it."""
+    cell = Cell(*workers)
+    try:
+        async with WorkerPool(cell, cell.resumed) as pool:
+            yield pool, cell
+    finally:
+        for worker in workers:
+            if worker.server is not None:
+                await worker.server.stop(0)
+
+
+async def collect(pool: WorkerPool, seconds: float = 10.0) -> list[int]:
+    """All tokens of one request."""
+    tokens: list[int] = []
+
+    async def read() -> None:
+        async for step in pool.run(rounds_pb2.RunRequest(request_id="id", prompt=[1])):
+            tokens.extend(step.tokens)
+
+    await asyncio.wait_for(read(), seconds)
+    return tokens
