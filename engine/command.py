@@ -53,7 +53,7 @@ def command(role: str, serve: Serve) -> None:
             raise SystemExit(f"error: {error}") from error
         process.configure_logging(config.log_level)
         transformers.utils.logging.disable_progress_bar()
-        process.run(lambda: run(role, config, serve))
+        process.run(run(role, config, serve))
 
     main.__doc__ = f"Start a {role}."
     typer.run(main)

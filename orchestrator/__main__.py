@@ -57,7 +57,7 @@ def main(
     process.configure_logging(config.log_level)
     process.announce("loading", role="orchestrator", model=str(config.tokenizer))
     with cluster.running(config.ray_address, config.workers) if config.ray else nullcontext():
-        process.run(lambda: run(config))
+        process.run(run(config))
 
 
 async def run(config: OrchestratorConfig) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any
 
 import grpc
 import typer
@@ -16,7 +16,7 @@ from rich.console import Console
 
 import models
 from orchestrator import launch, terminal
-from protos import rpc, status
+from protos import process, rpc, status
 from protos.errors import TandemError, TransportLost
 from protos.tandem.v1 import orchestrator_pb2 as api
 from protos.tandem.v1 import orchestrator_pb2_grpc
@@ -28,7 +28,6 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Speculative decoding as services."
 )
 console = Console(highlight=False)
-Result = TypeVar("Result")
 Address = Annotated[str, typer.Option(help="of the client API", envvar="TANDEM_ADDRESS")]
 
 
@@ -48,7 +47,7 @@ def up(
     """Start drafter, verifier and orchestrator on this machine; Ctrl-C stops everything."""
     plan = launch.Plan(target, draft, port, workers, ray, threads)
     progress = terminal.Progress(console)
-    _run(launch.run_until_stopped(plan, progress.report, progress.ready))
+    _run(process.until_stopped(launch.run(plan, progress.report, progress.ready)))
 
 
 @app.command()
@@ -123,14 +122,10 @@ async def _status(address: str, as_json: bool) -> None:
         terminal.show_status(console, response)
 
 
-def _run(work: Awaitable[Result]) -> Result:
+def _run(work: Coroutine[Any, Any, None]) -> None:
     """Run to the end; what goes wrong is one line and exit code 1."""
-
-    async def main() -> Result:
-        return await work
-
     try:
-        return asyncio.run(main())
+        asyncio.run(work)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except grpc.aio.AioRpcError as failure:

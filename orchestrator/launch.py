@@ -11,14 +11,14 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from protos import rpc
 from protos.errors import IncompatibleModels, Unusable
 from protos.fingerprint import fingerprint
-from protos.process import LEASH, announcement, told_to_stop
+from protos.process import LEASH, announcement
 
 HOST = "127.0.0.1"
 GRACE_SECONDS = 20.0
@@ -160,21 +160,12 @@ async def up(plan: Plan, report: Report) -> AsyncIterator[asyncio.Future[None]]:
         await asyncio.gather(*(service.stop() for service in services))
 
 
-async def run_until_stopped(plan: Plan, report: Report, ready: Callable[[], None]) -> None:
-    """Serve until Ctrl-C or SIGTERM."""
-    stop = asyncio.ensure_future(told_to_stop())
-
-    async def serve() -> None:
-        async with up(plan, report) as death:
-            ready()
-            await death
-
-    serving = asyncio.ensure_future(serve())
-    await asyncio.wait((stop, serving), return_when=asyncio.FIRST_COMPLETED)
-    for task in (stop, serving):
-        task.cancel()
-    with suppress(asyncio.CancelledError):
-        await serving
+async def run(plan: Plan, report: Report, ready: Callable[[], None]) -> None:
+    """Serve until cancelled; raises Unusable when it cannot go on."""
+    async with up(plan, report) as death:
+        ready()
+        await death
+        raise Unusable("a service cannot be kept alive")
 
 
 async def _first(lives: list[asyncio.Task[None]]) -> None:

@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -107,19 +107,20 @@ async def forever() -> None:
     await asyncio.get_running_loop().create_future()
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
+async def until_stopped(service: Coroutine[Any, Any, None]) -> None:
+    """Run a service until it ends by itself or somebody tells us to stop; raises what it raises."""
+    serving = asyncio.create_task(service)
+    stop = asyncio.create_task(told_to_stop())
+    await asyncio.wait((serving, stop), return_when=asyncio.FIRST_COMPLETED)
+    for task in (serving, stop):
+        task.cancel()
+    with suppress(asyncio.CancelledError):
+        await serving
+
+
+def run(service: Coroutine[Any, Any, None]) -> None:
     """Run a service until told to stop; what it cannot start with is one line and exit code 1."""
-
-    async def stoppable() -> None:
-        service = asyncio.ensure_future(main())
-        signalled = asyncio.ensure_future(told_to_stop())
-        await asyncio.wait((service, signalled), return_when=asyncio.FIRST_COMPLETED)
-        for task in (service, signalled):
-            task.cancel()
-        with suppress(asyncio.CancelledError):
-            await service
-
     try:
-        asyncio.run(stoppable())
+        asyncio.run(until_stopped(service))
     except TandemError as error:
         sys.exit(f"error: {error}")
