@@ -27,7 +27,7 @@ class OrchestratorConfig(BaseSettings):
     ray_address: str = "local"
     max_running: int = Field(default=32, ge=1)
     max_waiting: int = Field(default=256, ge=0)
-    draft_levels: int = Field(default=8, ge=0, le=MAX_LEVELS)
+    draft_levels: int = Field(default=4, ge=0, le=MAX_LEVELS)
     draft_branches: int = Field(default=4, ge=1, le=MAX_NODES)
     draft_nodes: int = Field(default=16, ge=1, le=MAX_NODES)
     start_seconds: float = Field(default=120.0, gt=0)
