@@ -36,8 +36,8 @@ class Policy:
         levels = min(self.shape.levels, remaining - 1)
         if levels <= 0:
             return NO_DRAFT_SHAPE
-        most = self.shape.nodes if self.shape.branches > 1 else levels
-        return DraftShape(levels, self.shape.branches, min(self.shape.nodes, most))
+        nodes = self.shape.nodes if self.shape.branches > 1 else min(self.shape.nodes, levels)
+        return DraftShape(levels, self.shape.branches, nodes)
 
     def drafted(self) -> None:
         """A draft came and was fit to be verified."""

@@ -12,15 +12,22 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import structlog
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception,
+    stop_after_delay,
+    wait_random_exponential,
+)
 
 from orchestrator.generation import Advance, Cursor, Generation
 from orchestrator.policy import Policy
 from orchestrator.ports import Drafter, Verifier
-from protos.errors import InvalidRequest, SessionMiss, TandemError
+from protos.errors import Busy, InvalidRequest, SessionMiss, TandemError
 from protos.status import is_transient
-from protos.types import NO_DRAFT, Context, Draft, DraftShape, Verdict
+from protos.types import NO_DRAFT, Context, Draft, Verdict
 
+BACK_OFF = wait_random_exponential(multiplier=0.05, max=1.0)
 PATIENCE_SECONDS = 30.0  # with a verifier that is lost or busy
 
 log = structlog.get_logger()
@@ -43,24 +50,11 @@ async def run_round(
 ) -> Round:
     """Advance a generation by one round; raises a TandemError when the verifier cannot be had."""
     began = time.perf_counter()
-    shape = policy.next(generation.remaining)
-    draft = await propose(generation, drafter, policy, shape) if shape.levels else NO_DRAFT
-    proposed = time.perf_counter()
-    try:
-        verdict = await verify(generation, verifier, draft)
-        if draft.tokens:
-            policy.drafted()
-    except (
-        InvalidRequest
-    ) as error:  # a drafter is not trusted: its draft may be unfit, the request is not
-        if not draft.tokens:
-            raise
-        log.warning("an unfit draft", problem=str(error))
-        policy.failed()
-        draft = NO_DRAFT
-        verdict = await verify(generation, verifier, draft)
-    verified = time.perf_counter()
     wanted = policy.wants_draft and generation.remaining > 1
+    draft = await propose(generation, drafter, policy)
+    proposed = time.perf_counter()
+    draft, verdict = await judge(generation, verifier, policy, draft)
+    verified = time.perf_counter()
     advance = generation.advance(draft, verdict)
     return Round(
         advance,
@@ -71,10 +65,11 @@ async def run_round(
     )
 
 
-async def propose(
-    generation: Generation, drafter: Drafter, policy: Policy, shape: DraftShape
-) -> Draft:
-    """The drafter's draft, or none if it cannot be had."""
+async def propose(generation: Generation, drafter: Drafter, policy: Policy) -> Draft:
+    """The drafter's draft; none if none is wanted now or it cannot be had."""
+    shape = policy.next(generation.remaining)
+    if not shape.levels:
+        return NO_DRAFT
     try:
         proposal = await ask(
             generation,
@@ -89,11 +84,30 @@ async def propose(
     return proposal.draft
 
 
+async def judge(
+    generation: Generation, verifier: Verifier, policy: Policy, draft: Draft
+) -> tuple[Draft, Verdict]:
+    """What was verified and the verdict.
+
+    A drafter is not trusted: if its draft is unfit, the round goes on without it.
+    """
+    if draft.tokens:
+        try:
+            verdict = await verify(generation, verifier, draft)
+        except InvalidRequest as error:
+            log.warning("an unfit draft", problem=str(error))
+            policy.failed()
+        else:
+            policy.drafted()
+            return draft, verdict
+    return NO_DRAFT, await verify(generation, verifier, NO_DRAFT)
+
+
 async def verify(generation: Generation, verifier: Verifier, draft: Draft) -> Verdict:
     """The verifier's verdict, asked for again, with back-off, while it may still come."""
     async for attempt in AsyncRetrying(
         retry=retry_if_exception(lambda e: isinstance(e, TandemError) and is_transient(e)),
-        wait=wait_random_exponential(multiplier=0.05, max=1.0),
+        wait=pause,
         stop=stop_after_delay(PATIENCE_SECONDS),
         reraise=True,
     ):
@@ -104,6 +118,12 @@ async def verify(generation: Generation, verifier: Verifier, draft: Draft) -> Ve
                 lambda context: verifier.verify(context, draft, generation.sampling),
             )
     raise AssertionError("the last attempt returns or raises")
+
+
+def pause(state: RetryCallState) -> float:
+    """Seconds until the next attempt: longer each time, and as long as a busy service asks for."""
+    error = state.outcome.exception() if state.outcome else None
+    return BACK_OFF(state) + (error.retry_after if isinstance(error, Busy) else 0.0)
 
 
 async def ask(
