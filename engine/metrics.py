@@ -27,9 +27,7 @@ class ModelMetrics:
             return Histogram(f"tandem_{verb}_{name}", text, buckets=buckets, registry=registry)
 
         self._forward = histogram("forward_seconds", "One forward pass over a batch", SECONDS)
-        self._queue = histogram(
-            "queue_seconds", "From a call's arrival to its first forward pass", SECONDS
-        )
+        self._queue = histogram("queue_seconds", "From a call's arrival to its start", SECONDS)
         self._sessions = histogram("batch_sessions", "Sessions in a forward pass", COUNTS)
         self._tokens = histogram("batch_tokens", "Tokens fed in a forward pass", COUNTS)
 

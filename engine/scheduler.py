@@ -36,7 +36,7 @@ class Task:
     owner: bytes
     start: Callable[[], Job | None]
     answer: Future[Any]
-    queued: float
+    arrived: float
     job: Job | None = None
     segment: Segment | None = None
 
@@ -81,6 +81,7 @@ class ModelThread:
         self._queue_limit = queue_limit
         self._waiting: deque[Task] = deque()
         self._running: list[Task] = []
+        self._queued: list[float] = []  # seconds that the tasks started since the last step waited
         self._wake = threading.Condition()
         self._stopping = False
         self._thread = threading.Thread(target=self._loop, name="model", daemon=True)
@@ -152,6 +153,7 @@ class ModelThread:
         for task in admitted:
             if task.answer.set_running_or_notify_cancel():
                 self._running.append(task)
+                self._queued.append(time.perf_counter() - task.arrived)
                 _begin(task)
         owners = {task.owner for task in self._running}
         self._idle(owners.__contains__)
@@ -166,12 +168,11 @@ class ModelThread:
         began = time.perf_counter()
         logits = self._forward(segments)
         seconds = time.perf_counter() - began
-        queued = [began - task.queued for task in tasks if task.queued]
         for task, rows in zip(tasks, logits, strict=True):
-            task.queued = 0.0
             _advance(task, rows)
         self._running = [task for task in tasks if task.segment]
         tokens = sum(len(segment.tokens) for segment in segments)
+        queued, self._queued = self._queued, []
         self._observe(StepReport(len(segments), tokens, seconds, queued))
 
 
