@@ -168,12 +168,12 @@ class ModelThread:
         began = time.perf_counter()
         logits = self._forward(segments)
         seconds = time.perf_counter() - began
+        queued, self._queued = self._queued, []
+        fed = sum(len(segment.tokens) for segment in segments)
+        self._observe(StepReport(len(segments), fed, seconds, queued))  # before anyone has answers
         for task, rows in zip(tasks, logits, strict=True):
             _advance(task, rows)
         self._running = [task for task in tasks if task.segment]
-        tokens = sum(len(segment.tokens) for segment in segments)
-        queued, self._queued = self._queued, []
-        self._observe(StepReport(len(segments), tokens, seconds, queued))
 
 
 def _begin(task: Task) -> None:
