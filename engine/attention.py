@@ -100,7 +100,7 @@ def attend(
             ),  # query groups as rows: no copy of the keys
             keys[tile.slot : tile.slot + 1, :, : tile.keys],
             values[tile.slot : tile.slot + 1, :, : tile.keys],
-            attn_mask=tile.bias(sliding_window, heads // kv_heads, query.dtype),
+            attn_mask=tile.bias(sliding_window, heads // kv_heads, query),
             scale=scaling,
         )
         count = tile.rows.stop - tile.rows.start

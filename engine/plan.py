@@ -52,20 +52,20 @@ class Tile:
     row_positions: torch.Tensor  # [rows]
     key_positions: torch.Tensor  # [keys]
     pad: int
-    _bias: dict[tuple[int | None, int, torch.dtype], torch.Tensor] = field(default_factory=dict)
+    _bias: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
 
-    def bias(self, window: int | None, repeat: int, dtype: torch.dtype) -> torch.Tensor:
-        """The additive mask, [1, 1, repeat * (rows + pad), keys]."""
-        key = (window, repeat, dtype)
+    def bias(self, window: int | None, repeat: int, like: torch.Tensor) -> torch.Tensor:
+        """The additive mask of `like`'s dtype and device, [1, 1, repeat * (rows + pad), keys]."""
+        key = (window, repeat)
         if key not in self._bias:
             allowed = self.allowed
             if window is not None:
                 allowed = allowed & (self.row_positions[:, None] - self.key_positions < window)
             if self.pad:
                 allowed = torch.cat([allowed, allowed[:1].expand(self.pad, -1)])
-            bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
-            bias.masked_fill_(~allowed, torch.finfo(dtype).min)
-            self._bias[key] = bias.repeat(repeat, 1)[None, None]
+            bias = torch.zeros(allowed.shape, dtype=like.dtype)
+            bias.masked_fill_(~allowed, torch.finfo(like.dtype).min)
+            self._bias[key] = bias.repeat(repeat, 1)[None, None].to(like.device)
         return self._bias[key]
 
 
