@@ -41,7 +41,8 @@ def propose(
     """
     session = sessions.extend(context)
     base, tokens = yield from prefill(session, context)
-    logits = yield Segment(session.slot, base, tokens, tree.chain(len(tokens)), wanted=1)
+    segment = Segment(session.slot, base, tokens, tree.chain(len(tokens)), wanted=1)
+    logits = yield from sessions.feed(context, segment)
     sessions.keep(session, context.length)
     growth = Growth(shape, SCRATCH)
     (children,) = likely_children(logits[:, :token_count], params, context.length, shape.branches)
@@ -49,13 +50,14 @@ def propose(
     position = context.length
     while frontier := growth.frontier():
         position += 1
-        logits = yield Segment(
+        segment = Segment(
             slot=session.slot,
             context=context.length,
             tokens=tuple(growth.nodes[node].token for node in frontier),
             parents=growth.fed_parents(),
             wanted=len(frontier),
         )
+        logits = yield from sessions.feed(context, segment)
         rows = likely_children(logits[:, :token_count], params, position, shape.branches)
         for node, children in zip(frontier, rows, strict=True):
             growth.sprout(node, children)

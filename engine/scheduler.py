@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -111,8 +111,11 @@ class ModelThread:
                 raise Busy(f"{self._queue_limit} calls are waiting")
             self._waiting.append(task)
             self._wake.notify()
+        answer = asyncio.wrap_future(task.answer)
+        if always:  # done even if nobody waits for it any more
+            return await asyncio.shield(answer)
         try:
-            return await asyncio.wrap_future(task.answer)
+            return await answer
         except asyncio.CancelledError:
             with self._wake, suppress(ValueError):
                 self._waiting.remove(task)
@@ -136,7 +139,7 @@ class ModelThread:
     def _abandon(self, tasks: Sequence[Task], error: Exception) -> None:
         """Fail every task that has no answer yet."""
         for task in tasks:
-            if not task.answer.done():
+            with suppress(InvalidStateError):  # it has an answer, or nobody waits any more
                 _fail(task, error)
 
     def _collect(self) -> bool:
@@ -193,9 +196,6 @@ def _begin(task: Task) -> None:
 def _advance(task: Task, logits: torch.Tensor) -> None:
     """Give a task its logits; it either wants another step or is done."""
     assert task.job is not None
-    if logits.isnan().any():
-        _fail(task, Internal("the model overflowed: its logits are not numbers"))
-        return
     try:
         task.segment = task.job.send(logits)
     except StopIteration as done:

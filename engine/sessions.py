@@ -15,7 +15,7 @@ import torch
 from engine.kv import SlabCache
 from engine.plan import Segment
 from protos import tree
-from protos.errors import Busy, InvalidRequest, SessionMiss, StaleTurn
+from protos.errors import Busy, Internal, InvalidRequest, SessionMiss, StaleTurn
 from protos.types import Context
 
 CHUNK = 256  # tokens of a context fed in one step
@@ -103,6 +103,19 @@ class Sessions:
             raise InvalidRequest.of(
                 field, f"reach token {length}, above the context of {self._context_length}"
             )
+
+    def feed(
+        self, context: Context, segment: Segment
+    ) -> Generator[Segment, torch.Tensor, torch.Tensor]:
+        """Feed a segment of a call and return its logits.
+
+        Where the model overflowed they are NaN: the session is closed, raises Internal.
+        """
+        logits = yield segment
+        if logits.isnan().any():
+            self.close(context.session_id)
+            raise Internal("the model overflowed: its logits are not numbers")
+        return logits
 
     def keep(self, session: Session, start: int, path: Sequence[int] = ()) -> int:
         """Keep the first `start` tokens and, moved behind them, the rows of a tree path; returns

@@ -12,11 +12,12 @@ import os
 import secrets
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from orchestrator import worker
 from orchestrator.config import OrchestratorConfig
+from protos import rpc
 
 STORE_BYTES = 80 << 20  # the smallest that Ray takes; nothing is stored
 LOCAL = "local"
@@ -58,10 +59,11 @@ class RaySupervisor:
         return str(await self._actors[index].endpoint.remote())
 
     async def drain(self) -> None:
-        """Stop all workers in order."""
-        await asyncio.gather(
-            *(actor.drain.remote() for actor in self._actors), return_exceptions=True
-        )
+        """Stop all workers in order, as far as they can be reached."""
+        draining = (actor.drain.remote() for actor in self._actors)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(2 * rpc.DRAIN_SECONDS):
+                await asyncio.gather(*draining, return_exceptions=True)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from protos.types import MAX_LEVELS, MAX_NODES
@@ -32,3 +32,9 @@ class OrchestratorConfig(BaseSettings):
     draft_nodes: int = Field(default=16, ge=1, le=MAX_NODES)
     start_seconds: float = Field(default=120.0, gt=0)
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
+
+    @model_validator(mode="after")
+    def _one_local_worker(self) -> OrchestratorConfig:
+        if self.workers > 1 and not self.ray:
+            raise ValueError(f"workers is {self.workers}, above 1, which needs ray")
+        return self

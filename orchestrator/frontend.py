@@ -21,6 +21,7 @@ from orchestrator.pool import WorkerPool
 from orchestrator.replicas import Replicas
 from orchestrator.request import Limits, order
 from orchestrator.text import TextStream
+from protos import codec
 from protos.errors import Busy, InvalidRequest
 from protos.tandem.v1 import orchestrator_pb2 as api
 from protos.tandem.v1 import orchestrator_pb2_grpc
@@ -113,6 +114,7 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         ordered = await asyncio.to_thread(
             order, request, request_id, seed, self._limits, self._tokenise
         )
+        ordered.run.session_id = secrets.token_bytes(codec.SESSION_ID_BYTES)
         seed = request.sampling.seed if request.sampling.HasField("seed") else seed
         answer = Answer(
             ordered, TextStream(self._tokenizer, ordered.stop), seed, self._metrics, known

@@ -17,10 +17,11 @@ import structlog
 
 from orchestrator.worker import CELL_KEY
 from protos import rpc, status
-from protos.errors import TransportLost, Unavailable
+from protos.errors import TransportLost, Unavailable, Unusable
 from protos.tandem.v1 import rounds_pb2, rounds_pb2_grpc
 
 MOST_LOSSES = 5  # in a row without progress: a poison request must not kill the pool
+TURNS = 1 << 16  # more than one worker takes for a request
 READY_SECONDS = 30.0
 MEND_SECONDS = 2.0
 
@@ -63,8 +64,20 @@ class WorkerPool:
         self._mending: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
 
+    @property
+    def living(self) -> int:
+        """Workers that serve now."""
+        return len(self._living)
+
     async def __aenter__(self) -> WorkerPool:
-        await asyncio.gather(*(self._mend(index) for index in range(self._supervisor.count)))
+        """Serve as soon as one worker does; raises Unusable if none comes up."""
+        for index in range(self._supervisor.count):
+            self._start_mending(index)
+        try:
+            await self._pick()
+        except Unavailable as error:
+            await self.__aexit__()
+            raise Unusable(f"no round worker came up within {READY_SECONDS:.0f} s") from error
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -100,6 +113,7 @@ class WorkerPool:
                 losses += 1
                 self._judge(failure, losses)
                 log.warning("a round worker was lost", worker=index, tokens=len(request.completion))
+                request.first_turn += TURNS
                 self._resumed()
                 if (
                     failure.code() is grpc.StatusCode.UNAVAILABLE
@@ -119,12 +133,12 @@ class WorkerPool:
 
     async def _pick(self) -> tuple[int, Connection]:
         """The living worker with least to do."""
-        async with self._changed:
-            try:
-                await asyncio.wait_for(self._changed.wait_for(lambda: self._living), READY_SECONDS)
-            except TimeoutError:
-                raise Unavailable("no round worker is up") from None
-            return min(self._living.items(), key=lambda item: (item[1].users, item[0]))
+        try:
+            async with asyncio.timeout(READY_SECONDS), self._changed:
+                await self._changed.wait_for(lambda: self._living)
+                return min(self._living.items(), key=lambda item: (item[1].users, item[0]))
+        except TimeoutError:
+            raise Unavailable("no round worker is up") from None
 
     def _lose(self, index: int, connection: Connection) -> None:
         """Take a worker out and bring it back in the background; several requests may notice the
@@ -134,6 +148,9 @@ class WorkerPool:
             return
         del self._living[index]
         connection.lost = True
+        self._start_mending(index)
+
+    def _start_mending(self, index: int) -> None:
         task = asyncio.create_task(self._mend(index))
         self._mending.add(task)
         task.add_done_callback(self._mending.discard)

@@ -16,7 +16,7 @@ import structlog
 from grpc import aio
 
 from orchestrator.clients import DrafterClient, VerifierClient
-from orchestrator.generation import Finish, Generation
+from orchestrator.generation import Cursor, Finish, Generation
 from orchestrator.policy import Policy
 from orchestrator.ports import Drafter, Verifier
 from orchestrator.rounds import Round, run_round
@@ -48,12 +48,14 @@ class RoundWorkerService(rounds_pb2_grpc.RoundWorkerServiceServicer):
     ) -> AsyncIterator[rounds_pb2.RunResponse]:
         """Rounds until the generation ends; whatever ends it, its sessions are closed."""
         generation = Generation(
-            session_id=secrets.token_bytes(codec.SESSION_ID_BYTES),
+            session_id=codec.decode_session_id("session_id", request.session_id),
             prompt=tuple(request.prompt),
             sampling=codec.decode_sampling(request.sampling),
             max_new_tokens=request.max_new_tokens,
             stop_token_ids=frozenset(request.stop_token_ids),
             completion=list(request.completion),
+            drafter=Cursor(request.first_turn),
+            verifier=Cursor(request.first_turn),
         )
         policy = Policy(codec.decode_shape(request.shape))
         try:

@@ -52,7 +52,7 @@ def configured(kind: type[Settings], role: str, flags: Mapping[str, object]) -> 
     try:
         return kind(_env_prefix=f"TANDEM__{role.upper()}__", **given)
     except ValidationError as error:
-        problems = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        problems = (": ".join([*map(str, e["loc"]), e["msg"]]) for e in error.errors())
         raise Unusable(f"{role}: {'; '.join(problems)}") from error
 
 

@@ -32,13 +32,14 @@ def verify(
     sessions.check_room("draft.tokens", context.length + max(depths, default=-1) + 1)
     session = sessions.extend(context)
     base, tokens = yield from prefill(session, context)
-    logits = yield Segment(
+    segment = Segment(
         slot=session.slot,
         context=base,
         tokens=tokens + draft.tokens,
         parents=tree.hang(len(tokens), draft.parents),
         wanted=1 + len(draft),
-    )  # [1 + nodes, vocab]
+    )
+    logits = yield from sessions.feed(context, segment)  # [1 + nodes, vocab]
 
     def choice(node: int) -> int:
         position = context.length + (0 if node < 0 else depths[node] + 1)

@@ -172,3 +172,16 @@ async def test_a_call_after_the_scope_ended_is_refused() -> None:
         pass
     with pytest.raises(TandemError):
         await asyncio.wait_for(thread.run(b"a", lambda: steps(1)), 1.0)
+
+
+async def test_what_frees_room_is_done_even_if_its_caller_has_gone() -> None:
+    machine, freed = Machine(), threading.Event()
+    async with machine.running() as thread:
+        busy = queue(thread, b"a", lambda: steps(2))
+        await settle()
+        closing = asyncio.create_task(thread.run(b"a", freed.set, always=True))
+        await settle()
+        closing.cancel()
+        machine.open.set()
+        await busy
+        assert await asyncio.to_thread(freed.wait, SECONDS)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
+import torch
 
+from engine.plan import Segment
 from engine.sessions import Session, Sessions
-from protos.errors import Busy, InvalidRequest, SessionMiss, StaleTurn
+from protos.errors import Busy, Internal, InvalidRequest, SessionMiss, StaleTurn
 from protos.types import Context
 from tests.laws.replica import LENGTH, SLOTS, TTL, Message, Replica, tiny_cache
 
@@ -137,3 +139,15 @@ def test_an_opening_call_starts_an_open_session_again() -> None:
     first = replica.serve(Message(Context(ONE_ID, 1, 0, (1, 2)), (1, 2)), (), ())
     again = replica.serve(Message(Context(ONE_ID, 2, 0, (1, 2, 3)), (1, 2, 3)), (), ())
     assert (again.held, again.epoch, len(replica.sessions)) == (3, first.epoch, 1)
+
+
+def test_a_session_whose_model_overflowed_is_forgotten() -> None:
+    cache = tiny_cache()
+    sessions = Sessions(cache, LENGTH, lambda: 9, TTL, lambda: 0.0)
+    context = Context(b"s" * 16, 1, 0, (1, 2, 3))
+    held = sessions.extend(context)
+    feeding = sessions.feed(context, Segment(held.slot, 0, (1, 2, 3), (-1, 0, 1), 1))
+    next(feeding)
+    with pytest.raises(Internal, match="overflowed"):
+        feeding.send(torch.tensor([[1.0, float("nan")]]))
+    assert (len(sessions), cache.free) == (0, SLOTS)

@@ -105,6 +105,10 @@ async def pooled(*workers: Worker) -> AsyncIterator[tuple[WorkerPool, Cell]]:
     cell = Cell(*workers)
     try:
         async with WorkerPool(cell, cell.resumed) as pool:
+            for _ in range(500):  # it serves as soon as one does
+                if pool.living == len(workers):
+                    break
+                await asyncio.sleep(0.01)
             yield pool, cell
     finally:
         for worker in workers:

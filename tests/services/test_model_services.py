@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from typing import Any
 
 import pytest
 
+from engine.forward import Forward
+from engine.metrics import ModelMetrics
 from orchestrator.generation import Generation
 from protos.errors import Busy, InvalidRequest, SessionMiss, StaleTurn
 from protos.types import NO_DRAFT, Context, Draft, DraftShape, SamplingParams
@@ -148,23 +151,27 @@ async def test_when_all_sessions_are_taken_the_caller_is_told_to_wait(embedded: 
 
 
 async def test_an_orphaned_session_is_reclaimed(embedded: Pair) -> None:
-    async with serve_models(embedded, session_ttl=0.3) as services:
+    async with serve_models(embedded, session_ttl=1.0) as services:
         await services.verifier_client.verify(fresh(), NO_DRAFT, GREEDY)
         assert (await services.verifier_client.describe(5)).sessions == 1
-        await asyncio.sleep(1.6)
-        assert (await services.verifier_client.describe(5)).sessions == 0
+        await services.assert_no_session_is_left()
 
 
 async def test_calls_that_wait_share_a_forward_pass(
     embedded: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches: list[int] = []
-    from engine.metrics import ModelMetrics
 
     def observe(self: ModelMetrics, report: Any) -> None:
         batches.append(report.sessions)
 
+    def slowly(self: Forward, segments: Any) -> Any:
+        time.sleep(0.2)
+        return forward(self, segments)
+
+    forward = Forward.__call__
     monkeypatch.setattr(ModelMetrics, "observe", observe)
+    monkeypatch.setattr(Forward, "__call__", slowly)
     async with serve_models(embedded) as services:
         contexts = [fresh((100 + n, 200, 300)) for n in range(12)]
         await asyncio.gather(

@@ -49,7 +49,7 @@ async def test_requests_go_to_the_worker_with_least_to_do() -> None:
     workers = Worker([]), Worker([]), Worker([])
     async with pooled(*workers) as (pool, _):
         await asyncio.gather(*(collect(pool) for _ in range(9)))
-    assert [worker.most for worker in workers] == [3, 3, 3]
+    assert [len(worker.asked) for worker in workers] == [3, 3, 3]
     assert [worker.load for worker in workers] == [0, 0, 0]
 
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +61,15 @@ def up() -> Iterator[Up]:
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     assert demo.left_running(mark) == []
+
+
+def descendants(up: Up) -> list[tuple[psutil.Process, str]]:
+    """Everything that `tandem up` started and that lives, with the head of its command line."""
+    found = []
+    for child in psutil.Process(up.process.pid).children(recursive=True):
+        with suppress(psutil.Error):
+            found.append((child, " ".join(child.cmdline()[:3])))
+    return found
 
 
 def test_generate_streams_text_and_sums_up(up: Up) -> None:
@@ -119,15 +129,23 @@ def test_a_killed_service_comes_back_and_the_text_is_the_same(up: Up, role: str)
         "A dog and a cat",
     )
     before = json.loads(tandem(*question).stdout)["text"]
-    children = psutil.Process(up.process.pid).children(recursive=True)
-    victims = [child for child in children if any(role in word for word in child.cmdline()[:3])]
+    victims = [child for child in descendants(up) if role in child[1]]
     assert victims
-    for victim in victims:
+    for victim, _ in victims:
         victim.kill()
     for _ in range(2):
         run = tandem(*question)
         assert run.returncode == 0, run.stderr
         assert json.loads(run.stdout)["text"] == before
+    for _ in range(30):
+        model = json.loads(tandem("status", "--address", up.address, "--json").stdout)["models"][0]
+        serving = [replica["serving"] for replica in (*model["verifiers"], *model["drafters"])]
+        if serving == [True, True]:
+            break
+    assert serving == [True, True]
+    assert {child[0].pid for child in descendants(up) if role in child[1]} - {
+        v.pid for v, _ in victims
+    }
     assert up.process.poll() is None
 
 

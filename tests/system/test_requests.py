@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import urllib.request
+from contextlib import suppress
 
 import grpc
 import psutil
@@ -119,21 +119,34 @@ async def test_a_cancelled_request_closes_its_sessions(
     await services.assert_no_session_is_left()
 
 
-async def test_a_killed_round_worker_costs_a_resume_and_not_a_token(tandem: Tandem) -> None:
+async def test_a_killed_round_worker_costs_a_resume_and_neither_a_token_nor_a_session(
+    tandem: Tandem, services: Services
+) -> None:
     requests = [ask("Once there was", temperature=1.0, seed=seed, tokens=120) for seed in range(6)]
     calm = [list((await tandem.stub.Generate(request)).token_ids) for request in requests]
-    workers = [
-        p
-        for p in psutil.process_iter(["cmdline"])
-        if (p.info["cmdline"] or [""])[0] == "ray::RoundWorker"
-    ]
-    ours = [p for p in workers if os.getpid() in [parent.pid for parent in p.parents()]]
-    assert ours
-    running = [asyncio.ensure_future(tandem.stub.Generate(request)) for request in requests]
-    await asyncio.sleep(0.4)
-    for worker in ours:
+    calls = [tandem.stub.StreamGenerate(stream(request)) for request in requests]
+    streams = [aiter(call) for call in calls]
+    begun = [await anext(events) for events in streams]
+    for worker in round_workers():
         worker.send_signal(signal.SIGKILL)
-    assert [list((await call).token_ids) for call in running] == calm
+    texts = []
+    for first, rest in zip(begun, streams, strict=True):
+        events = [first, *[event async for event in rest]]
+        texts.append([token for event in events for token in event.chunk.token_ids])
+    assert texts == calm
+    assert scraped(tandem.metrics_url)["tandem_request_resumes_total"] > 0
+    await services.assert_no_session_is_left()
+
+
+def round_workers() -> list[psutil.Process]:
+    """The Ray actors that this process started."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if child.cmdline()[:1] == ["ray::RoundWorker"]:
+                found.append(child)
+    assert found
+    return found
 
 
 async def test_a_lost_drafter_leaves_plain_decoding(embedded: Pair) -> None:

@@ -31,8 +31,14 @@ class RunRequest(_message.Message):
     MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SHAPE_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    FIRST_TURN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     max_new_tokens: _builtins.int
+    session_id: _builtins.bytes
+    """the front end's, so that whoever ends the request closes the same sessions"""
+    first_turn: _builtins.int
+    """above every turn of the workers that were lost, who are fenced off by it"""
     @_builtins.property
     def prompt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -53,10 +59,12 @@ class RunRequest(_message.Message):
         max_new_tokens: _builtins.int = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         shape: _common_pb2.DraftShape | None = ...,
+        session_id: _builtins.bytes = ...,
+        first_turn: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "shape", b"shape"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion", "max_new_tokens", b"max_new_tokens", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "shape", b"shape", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion", "first_turn", b"first_turn", "max_new_tokens", b"max_new_tokens", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "session_id", b"session_id", "shape", b"shape", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
