@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import grpc
 import structlog
 from grpc import aio
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_fixed
 
 from orchestrator.clients import DrafterClient, VerifierClient
 from orchestrator.generation import Cursor, Finish, Generation
@@ -22,6 +23,7 @@ from orchestrator.ports import Drafter, Verifier
 from orchestrator.rounds import Round, run_round
 from protos import codec, rpc
 from protos.errors import TandemError
+from protos.status import is_transient
 from protos.tandem.v1 import orchestrator_pb2, rounds_pb2, rounds_pb2_grpc
 
 NAME = rounds_pb2.DESCRIPTOR.services_by_name["RoundWorkerService"].full_name
@@ -31,6 +33,12 @@ FINISH = {
     Finish.STOP: orchestrator_pb2.FINISH_REASON_STOP,
     Finish.LENGTH: orchestrator_pb2.FINISH_REASON_LENGTH,
 }
+CLOSING = AsyncRetrying(
+    retry=retry_if_exception(lambda e: isinstance(e, TandemError) and is_transient(e)),
+    wait=wait_fixed(0.2),
+    stop=stop_after_attempt(3),
+    reraise=True,
+)
 
 log = structlog.get_logger()
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -75,7 +83,9 @@ class RoundWorkerService(rounds_pb2_grpc.RoundWorkerServiceServicer):
         services = (self._verifier, self._drafter) if policy.wants_draft else (self._verifier,)
         for service in services:
             try:
-                await service.close(generation.session_id)
+                async for attempt in CLOSING.copy():
+                    with attempt:
+                        await service.close(generation.session_id)
             except TandemError as error:  # the service reclaims idle sessions by itself
                 log.warning("a session was not closed", reason=error.reason)
 
