@@ -44,9 +44,12 @@ class Growth:
         depth, score = 0, 0.0
         if parent != ROOT:
             depth, score = self.nodes[parent].depth + 1, self.nodes[parent].score
-        for token, gain in children[: self.shape.branches] if depth < self.shape.levels else ():
-            if score + min(gain, 0.0) > self.bar:
-                self.nodes.append(Node(token, parent, depth, score + min(gain, 0.0)))
+        if depth == self.shape.levels:
+            return
+        for token, gain in children[: self.shape.branches]:
+            own = score + min(gain, 0.0)
+            if own > self.bar:
+                self.nodes.append(Node(token, parent, depth, own))
 
     def frontier(self) -> list[int]:
         """The nodes to look behind next: unfed, above the last level, among the best; none when the

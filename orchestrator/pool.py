@@ -115,9 +115,7 @@ class WorkerPool:
                 log.warning("a round worker was lost", worker=index, tokens=len(request.completion))
                 request.first_turn += TURNS
                 self._resumed()
-                if (
-                    failure.code() is grpc.StatusCode.UNAVAILABLE
-                ):  # the worker; else this stream alone
+                if failure.code() is grpc.StatusCode.UNAVAILABLE:  # else this stream alone
                     self._lose(index, connection)
             finally:
                 call.cancel()

@@ -106,7 +106,7 @@ async def judge(
 async def verify(generation: Generation, verifier: Verifier, draft: Draft) -> Verdict:
     """The verifier's verdict, asked for again, with back-off, while it may still come."""
     async for attempt in AsyncRetrying(
-        retry=retry_if_exception(lambda e: isinstance(e, TandemError) and is_transient(e)),
+        retry=retry_if_exception(is_transient),
         wait=pause,
         stop=stop_after_delay(PATIENCE_SECONDS),
         reraise=True,

@@ -34,7 +34,7 @@ FINISH = {
     Finish.LENGTH: orchestrator_pb2.FINISH_REASON_LENGTH,
 }
 CLOSING = AsyncRetrying(
-    retry=retry_if_exception(lambda e: isinstance(e, TandemError) and is_transient(e)),
+    retry=retry_if_exception(is_transient),
     wait=wait_fixed(0.2),
     stop=stop_after_attempt(3),
     reraise=True,

@@ -103,6 +103,6 @@ def _authored(kind: type[TandemError], message: str, status: status_pb2.Status) 
     return kind(message) if kind is not InvalidRequest else InvalidRequest.of("request", message)
 
 
-def is_transient(error: TandemError) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether the same call may succeed a little later."""
     return isinstance(error, Unavailable | Busy | DeadlineExceeded)
