@@ -182,6 +182,7 @@ async def test_what_frees_room_is_done_even_if_its_caller_has_gone() -> None:
         closing = asyncio.create_task(thread.run(b"a", freed.set, always=True))
         await settle()
         closing.cancel()
+        await settle()  # its caller has gone before the job can start
         machine.open.set()
         await busy
         assert await asyncio.to_thread(freed.wait, SECONDS)

@@ -41,6 +41,7 @@ class Worker(rounds_pb2_grpc.RoundWorkerServiceServicer):
     def __init__(self, deaths: list[int], death: Death = abort, last: bool = False) -> None:
         self.deaths, self.death, self.after_the_last = deaths, death, last
         self.asked: list[list[int]] = []
+        self.turns: list[int] = []
         self.load, self.most = 0, 0
         self.server: aio.Server | None = None
 
@@ -48,6 +49,7 @@ class Worker(rounds_pb2_grpc.RoundWorkerServiceServicer):
         self, request: rounds_pb2.RunRequest, context: Context
     ) -> AsyncIterator[rounds_pb2.RunResponse]:
         self.asked.append(list(request.completion))
+        self.turns.append(request.first_turn)
         self.load += 1
         self.most = max(self.most, self.load)
         try:

@@ -8,7 +8,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from orchestrator.pool import MOST_LOSSES
+from orchestrator.pool import MOST_LOSSES, TURNS
 from orchestrator.worker import CELL_KEY
 from protos import rpc
 from protos.errors import Internal, InvalidRequest, TandemError, Unavailable
@@ -148,3 +148,10 @@ async def test_a_worker_serves_its_own_cell_only() -> None:
     assert worker.server is not None
     await worker.server.stop(0)
     assert worker.asked == []
+
+
+async def test_a_resumed_request_has_higher_turns_than_the_worker_that_was_lost() -> None:
+    worker = Worker([2, 4])
+    async with pooled(worker) as (pool, _):
+        await collect(pool)
+    assert worker.turns == [0, TURNS, 2 * TURNS]
