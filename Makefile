@@ -2,8 +2,9 @@
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 MODEL_ARGS ?=
+ENGINE_ARGS ?=
 
-.PHONY: setup demo test lint stubs bench acceptance train
+.PHONY: setup demo test lint stubs bench bench-engine bench-gpu acceptance train
 
 setup: .venv/ready ## make .venv with everything for development
 
@@ -31,6 +32,12 @@ stubs: setup ## make the gRPC stubs from the schemas
 
 bench: setup ## generate(), assisted generate() and Tandem side by side
 	$(BIN)/python -m benchmarks.throughput $(MODEL_ARGS)
+
+bench-engine: setup ## step times of the engine: exact, fast, beside transformers
+	$(BIN)/python -m benchmarks.engine $(ENGINE_ARGS)
+
+bench-gpu: setup ## the same on a CUDA device
+	$(BIN)/python -m benchmarks.gpu $(ENGINE_ARGS)
 
 acceptance: setup ## tokens per round of the pair, chains and trees
 	$(BIN)/python -m benchmarks.acceptance $(MODEL_ARGS)

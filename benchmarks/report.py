@@ -1,4 +1,4 @@
-"""What every benchmark prints and writes: on what it was measured, a table, and the same as JSON.
+"""What every benchmark prints and writes: on what it was measured, tables, and the same as JSON.
 
 Looks at this machine and the installed packages; knows nothing of what the figures mean.
 """
@@ -13,8 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 
 CPU_FACTS = Path("/proc/cpuinfo")
 PACKAGES = ("torch", "transformers")
@@ -22,10 +21,14 @@ NARROWEST = 110  # columns; a log file is as wide as its longest line
 
 
 def title(target: Path, draft: Path, what: str) -> str:
-    """The pair, what was asked of it, and where: CPU model, cores, package versions, dtype."""
+    """The pair, what was asked of it, and where."""
+    return f"{target.name} + {draft.name}, {what}: {machine('one thread per model')}, float32"
+
+
+def machine(threads: str) -> str:
+    """CPU model, cores, threads as the caller names them, package versions."""
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
-    machine = f"{processor()}, {os.cpu_count()} cores, one thread per model, {packages}, float32"
-    return f"{target.name} + {draft.name}, {what}: {machine}"
+    return f"{processor()}, {os.cpu_count()} cores, {threads}, {packages}"
 
 
 def processor() -> str:
@@ -38,13 +41,13 @@ def processor() -> str:
 
 
 def publish(
-    heading: str, table: Table, rows: Sequence[Mapping[str, Any]], file: Path | None
+    heading: str, tables: RenderableType, rows: Sequence[Mapping[str, Any]], file: Path | None
 ) -> None:
-    """Print the table and, if a file is given, write its rows there."""
+    """Print a table, or a group of them, and, if a file is given, write its rows there."""
     console = Console(highlight=False)
     console.width = max(console.width, NARROWEST)
     console.print(heading, soft_wrap=True)
-    console.print(table)
+    console.print(tables)
     if file:
         file.write_text(
             json.dumps({"title": heading, "rows": rows}, indent=2) + "\n", encoding="utf-8"

@@ -14,13 +14,13 @@ import torch
 
 from drafter_service.growth import ROOT, Growth
 from engine import sampling
-from engine.forward import SCRATCH
 from engine.plan import Segment
-from engine.sessions import Sessions, prefill
+from engine.sessions import Sessions
 from protos import tree
 from protos.types import Context, DraftShape, Proposal, SamplingParams
 
 SHORTLIST = 256  # likeliest tokens that get noise
+FED_PER_NODE = 4  # nodes looked behind, at most, for one that is proposed
 LOGIT_ERROR = (
     0.6  # how far a draft logit is typically off; measured by `make acceptance`, flat over 0.5-0.7
 )
@@ -39,31 +39,36 @@ def propose(
     Only tokens below `token_count` are proposed. The session ends up holding the context and, in
     order, the draft's leading nodes as far as they were fed.
     """
-    session = sessions.extend(context)
-    base, tokens = yield from prefill(session, context)
-    segment = Segment(session.slot, base, tokens, tree.chain(len(tokens)), wanted=1)
-    logits = yield from sessions.feed(context, segment)
-    sessions.keep(session, context.length)
-    growth = Growth(shape, SCRATCH)
-    (children,) = likely_children(logits[:, :token_count], params, context.length, shape.branches)
-    growth.sprout(ROOT, children)
-    position = context.length
-    while frontier := growth.frontier():
-        position += 1
-        segment = Segment(
-            slot=session.slot,
-            context=context.length,
-            tokens=tuple(growth.nodes[node].token for node in frontier),
-            parents=growth.fed_parents(),
-            wanted=len(frontier),
-        )
+    room = FED_PER_NODE * max(shape.nodes, shape.levels)
+    with sessions.extended(context, room) as session:
+        tokens = context.tokens[session.length - context.base :]
+        parents = tree.chain(len(tokens))
+        segment = Segment(session.room, session.length, tokens, parents, wanted=1)
         logits = yield from sessions.feed(context, segment)
-        rows = likely_children(logits[:, :token_count], params, position, shape.branches)
-        for node, children in zip(frontier, rows, strict=True):
-            growth.sprout(node, children)
-    draft, trunk = growth.finish()
-    cached = sessions.keep(session, context.length, trunk)
-    return Proposal(draft, cached, session.epoch)
+        sessions.keep(session, context, ())
+        growth = Growth(shape, room)
+        (children,) = likely_children(
+            logits[:, :token_count], params, context.length, shape.branches
+        )
+        growth.sprout(ROOT, children)
+        position = context.length
+        while frontier := growth.frontier():
+            position += 1
+            segment = Segment(
+                room=session.room,
+                context=context.length,
+                tokens=tuple(growth.nodes[node].token for node in frontier),
+                parents=growth.fed_parents(),
+                wanted=len(frontier),
+            )
+            logits = yield from sessions.feed(context, segment)
+            rows = likely_children(logits[:, :token_count], params, position, shape.branches)
+            for node, children in zip(frontier, rows, strict=True):
+                growth.sprout(node, children)
+        draft, trunk = growth.finish()
+        fed = [growth.nodes[node].token for node in growth.fed]
+        cached = sessions.keep(session, context, fed, trunk)
+        return Proposal(draft, cached, session.epoch)
 
 
 def likely_children(

@@ -44,7 +44,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
 
     def _fitting(self, shape: DraftShape, length: int) -> DraftShape:
         """The shape without the levels that lie behind the draft model's context."""
-        room = max(0, self._host.forward.context_length - length)
+        room = max(0, self._host.context_length - length)
         return replace(shape, levels=min(shape.levels, room))
 
     async def CloseDraftSession(
@@ -64,7 +64,8 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
 @asynccontextmanager
 async def serving(config: ModelServiceConfig, registry: CollectorRegistry) -> AsyncIterator[str]:
     """A drafter while the scope lasts; yields its address."""
-    async with hosting(config, "draft", registry) as host:
+    exact = False if config.exact is None else config.exact
+    async with hosting(config, "draft", exact, registry) as host:
         service = DrafterService(host)
         services = {
             NAME: lambda s: drafter_pb2_grpc.add_DrafterServiceServicer_to_server(service, s)

@@ -1,8 +1,8 @@
 """The attention hook: what a Hugging Face model calls instead of its own attention.
 
-Stores the step's keys and values in the slabs and attends tile by tile on views of them. The step
-travels through a context variable because not every model passes keyword arguments on to its
-attention.
+Stores the step's keys and values in the pool and attends on views of it: tile by tile, or all rows
+at once where a device has a kernel for that. The step travels through a context variable because
+not every model passes keyword arguments on to its attention.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
-from engine.kv import LayerGeometry, SlabCache
-from engine.plan import StepPlan
+from engine import flash
+from engine.kv import Pool
+from engine.plan import StepPlan, Tile
+from engine.rows import Rows
 from protos.errors import Unusable
 
 NAME = "tandem"
@@ -28,30 +30,40 @@ IGNORED = {
     "position_ids",
     "use_cache",
     "output_attentions",
+    "output_hidden_states",
     "cache_position",
+    "output_router_logits",
 }
 
 
 @dataclass(slots=True)
 class Step:
-    """A forward pass through the slabs."""
+    """A forward pass through the pool."""
 
-    plan: StepPlan
-    cache: SlabCache
-
-
-@dataclass(slots=True)
-class Probe:
-    """A forward pass that only looks: what each layer would store."""
-
-    layers: dict[int, LayerGeometry] = field(default_factory=dict)
+    plan: StepPlan | Rows
+    pool: Pool
 
 
-_current: ContextVar[Step | Probe] = ContextVar("step")
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How a layer turns scores into weights."""
+
+    scaling: float | None = None
+    window: int | None = None
+    softcap: float | None = None  # Gemma 2
+    sinks: torch.Tensor | None = None  # gpt-oss: a score per head that takes weight, [heads]
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is a softmax over all that a row sees."""
+        return self.window is None and self.softcap is None and self.sinks is None
+
+
+_current: ContextVar[Step] = ContextVar("step")
 
 
 @contextmanager
-def stepping(step: Step | Probe) -> Iterator[None]:
+def stepping(step: Step) -> Iterator[None]:
     """Every attention call within the scope belongs to this step."""
     token = _current.set(step)
     try:
@@ -68,44 +80,86 @@ def attend(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of the current step; [1, rows, heads, value size]. Refuses options that would
     change the result.
     """
+    refuse(options)
+    step = _current.get()
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    rule = Rule(scaling, sliding_window, softcap, s_aux)
+    keys, values = step.pool.keys[layer], step.pool.values[layer]
+    new_keys, new_values = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    if isinstance(step.plan, Rows):
+        if not rule.plain:
+            raise Unusable("a layer has a sliding window, capped scores or sinks")
+        keys.index_copy_(0, step.plan.places, new_keys)
+        values.index_copy_(0, step.plan.places, new_values)
+        return flash.attend(step.plan, query, keys, values, scaling)[None], None
+    output = query.new_zeros(query.shape[2], query.shape[1], value.shape[3])
+    for wave in step.plan.waves:
+        keys.index_copy_(0, wave.places, new_keys.index_select(0, wave.rows))
+        values.index_copy_(0, wave.places, new_values.index_select(0, wave.rows))
+        for tile in wave.tiles:
+            seen = slice(tile.start, tile.start + tile.keys)
+            output[tile.rows] = attend_tile(tile, query, keys[seen], values[seen], rule)
+    return output[None], None
+
+
+def refuse(options: dict[str, Any]) -> None:
+    """Raise Unusable if a model asks its attention for something that we would not do."""
     for name, option in options.items():
         if name not in IGNORED and option is not None:
             raise Unusable(f"the model's attention asks for {name!r}, which is not supported")
-    step = _current.get()
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    heads, rows = query.shape[1], query.shape[2]
-    output = query.new_zeros(rows, heads, value.shape[3])
-    if isinstance(step, Probe):
-        step.layers[layer] = LayerGeometry(key.shape[1], key.shape[3], value.shape[3])
-        return output[None], None
-    plan = step.plan
-    keys, values = step.cache.keys[layer], step.cache.values[layer]
-    keys[plan.write_slots, :, plan.write_places] = key[0, :, : plan.fed].transpose(0, 1)
-    values[plan.write_slots, :, plan.write_places] = value[0, :, : plan.fed].transpose(0, 1)
-    kv_heads = key.shape[1]
-    for tile in plan.tiles:
-        tile_query = query[:, :, tile.rows]
-        if tile.pad:
-            tile_query = torch.cat(
-                [tile_query, tile_query[:, :, :1].expand(-1, -1, tile.pad, -1)], 2
-            )
-        attended = F.scaled_dot_product_attention(
-            tile_query.reshape(
-                1, kv_heads, -1, query.shape[3]
-            ),  # query groups as rows: no copy of the keys
-            keys[tile.slot : tile.slot + 1, :, : tile.keys],
-            values[tile.slot : tile.slot + 1, :, : tile.keys],
-            attn_mask=tile.bias(sliding_window, heads // kv_heads, query),
-            scale=scaling,
-        )
-        count = tile.rows.stop - tile.rows.start
-        output[tile.rows] = attended.reshape(heads, count + tile.pad, -1)[:, :count].transpose(0, 1)
-    return output[None], None
+
+
+def attend_tile(
+    tile: Tile, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rule: Rule
+) -> torch.Tensor:
+    """A tile's rows of `query` on its keys and values, [keys, kv heads, size]: [rows, heads, size].
+
+    Query heads that share a key head are folded into rows, so that no key is copied.
+    """
+    heads, kv_heads = query.shape[1], keys.shape[1]
+    repeat = heads // kv_heads
+    rows = query[:, :, tile.rows]
+    if pad := tile.pad(repeat):
+        rows = torch.cat([rows, rows[:, :, :1].expand(-1, -1, pad, -1)], 2)
+    folded = rows.reshape(1, kv_heads, -1, query.shape[3])
+    bias = tile.bias(rule.window, repeat, query)
+    shared = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
+    if rule.softcap is None and rule.sinks is None:
+        mixed = F.scaled_dot_product_attention(folded, *shared, attn_mask=bias, scale=rule.scaling)
+    else:
+        mixed = weigh(folded, *shared, bias, rule)
+    return mixed.reshape(heads, tile.count + pad, -1)[:, : tile.count].transpose(0, 1)
+
+
+def weigh(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    bias: torch.Tensor | None,
+    rule: Rule,
+) -> torch.Tensor:
+    """Attention with capped scores or sinks, spelled out; query [1, kv heads, rows, size]."""
+    scaling = query.shape[3] ** -0.5 if rule.scaling is None else rule.scaling
+    scores = query @ keys.transpose(2, 3) * scaling
+    if rule.softcap is not None:
+        scores = torch.tanh(scores / rule.softcap) * rule.softcap
+    if bias is not None:
+        scores = scores + bias
+    if rule.sinks is None:
+        weights = scores.softmax(-1, dtype=torch.float32)
+    else:
+        sinks = rule.sinks.reshape(1, query.shape[1], -1, 1)
+        sinks = sinks.repeat_interleave(query.shape[2] // sinks.shape[2], 2)
+        joined = torch.cat([scores, sinks.to(scores.dtype)], -1)
+        weights = joined.softmax(-1, dtype=torch.float32)[..., :-1]
+    return weights.to(values.dtype) @ values
 
 
 AttentionInterface.register(NAME, attend)

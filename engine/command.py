@@ -1,4 +1,4 @@
-"""The command line that drafter and verifier share.
+"""The command line that drafter and verifier share: one flag per setting.
 
 Turns flags into a configuration and runs the service until it is told to stop.
 """
@@ -7,46 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
 import transformers
 import typer
 from prometheus_client import REGISTRY, CollectorRegistry
+from pydantic import ByteSize
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 from engine.config import ModelServiceConfig
 from protos import process
 from protos.errors import TandemError
 
 Serve = Callable[[ModelServiceConfig, CollectorRegistry], AbstractAsyncContextManager[str]]
+SIMPLE = (bool, int, float, Path)  # what a flag can be beside text
 
 
 def command(role: str, serve: Serve) -> None:
     """Run `python -m <role>_service`."""
 
-    def main(
-        model: Annotated[Path | None, typer.Option(help="Hugging Face model directory")] = None,
-        host: Annotated[str | None, typer.Option(help="address to listen on")] = None,
-        port: Annotated[int | None, typer.Option(help="0 takes a free port")] = None,
-        metrics_port: Annotated[
-            int | None, typer.Option(help="Prometheus port, 0 takes a free one")
-        ] = None,
-        dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16")] = None,
-        device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
-        threads: Annotated[int | None, typer.Option(help="CPU threads of the model")] = None,
-        max_sessions: Annotated[int | None, typer.Option(help="sessions that fit")] = None,
-        max_batch_sessions: Annotated[
-            int | None, typer.Option(help="sessions in one forward pass")
-        ] = None,
-        context_length: Annotated[
-            int | None, typer.Option(help="tokens per session, at most the model's")
-        ] = None,
-        session_ttl: Annotated[
-            float | None, typer.Option(help="seconds until an idle session is reclaimed")
-        ] = None,
-        log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error")] = None,
-    ) -> None:
-        flags = {name: value for name, value in locals().items() if name not in ("role", "serve")}
+    def main(**flags: Any) -> None:
         try:
             config = process.configured(ModelServiceConfig, role, flags)
         except TandemError as error:
@@ -56,7 +39,24 @@ def command(role: str, serve: Serve) -> None:
         process.run(run(role, config, serve))
 
     main.__doc__ = f"Start a {role}."
+    flags = [_flag(name, field) for name, field in ModelServiceConfig.model_fields.items()]
+    main.__signature__ = Signature(flags)  # type: ignore[attr-defined]
+    main.__annotations__ = {flag.name: flag.annotation for flag in flags}
     typer.run(main)
+
+
+def _flag(name: str, field: FieldInfo) -> Parameter:
+    """A setting as an option that is None when it is not given: then the environment decides."""
+    possible = {field.annotation, *get_args(field.annotation)}
+    kind = next((simple for simple in SIMPLE if simple in possible), str)
+    default = "" if field.default in (None, PydanticUndefined) else f" ({_shown(field.default)})"
+    option = typer.Option(help=f"{field.description}{default}")
+    annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _shown(default: object) -> str:
+    return default.human_readable() if isinstance(default, ByteSize) else str(default)
 
 
 async def run(role: str, config: ModelServiceConfig, serve: Serve) -> None:

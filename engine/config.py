@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import ByteSize, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -19,15 +19,45 @@ class ModelServiceConfig(BaseSettings):
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid")
 
-    model: Path
-    host: str = "127.0.0.1"
-    port: int = Field(default=0, ge=0, le=65535)
-    metrics_port: int = Field(default=0, ge=0, le=65535)
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    device: str = "cpu"
-    threads: int = Field(default=1, ge=1)
-    max_sessions: int = Field(default=64, ge=1)
-    max_batch_sessions: int = Field(default=32, ge=1)
-    context_length: int | None = Field(default=None, ge=2)
-    session_ttl: float = Field(default=120.0, gt=0)
-    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    model: Path = Field(description="Hugging Face model directory")
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(default=0, ge=0, le=65535, description="0 takes a free port")
+    metrics_port: int = Field(
+        default=0, ge=0, le=65535, description="for Prometheus; 0 takes a free one"
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="float32", description="float32, bfloat16, float16 or auto: as the model was saved"
+    )
+    weights: Literal["full", "int8"] = Field(
+        default="full", description="int8: rounded to 8 bits, for drafters on a CPU"
+    )
+    exact: bool | None = Field(
+        default=None,
+        description="logits that do not depend on the rest of a batch; by default a verifier's",
+    )
+    device: str = Field(default="cpu", description="cpu, cuda, cuda:1, ...")
+    threads: int = Field(default=1, ge=1, description="CPU threads of the model")
+    max_sessions: int = Field(default=64, ge=1, description="open sessions")
+    kv_bytes: ByteSize = Field(
+        default=ByteSize(2 << 30), ge=1, description="memory for keys and values, e.g. 4GiB"
+    )
+    max_batch_sessions: int = Field(default=32, ge=1, description="sessions in one forward pass")
+    max_batch_tokens: int = Field(default=512, ge=16, description="tokens in one forward pass")
+    prompt_slack: float = Field(
+        default=0.5, ge=0, description="how much longer a pass may take to let new prompts in"
+    )
+    prompt_seconds: float = Field(
+        default=0.25, gt=0, description="about how long a pass over prompts alone takes"
+    )
+    context_length: int | None = Field(
+        default=None, ge=2, description="tokens per session, at most the model's"
+    )
+    session_ttl: float = Field(
+        default=120.0, gt=0, description="seconds until an idle session is reclaimed"
+    )
+    evict_after: float = Field(
+        default=1.0, ge=0, description="seconds until an idle session may make room for another"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="warning", description="debug, info, warning or error"
+    )

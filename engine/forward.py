@@ -1,93 +1,124 @@
-"""The many-session forward pass: segments in, logits out.
+"""One forward pass for many sessions: the layout, the pool and the model, joined.
 
-Joins model, cache and plan; knows nothing of sessions or of what the logits are for.
+Knows no sessions and no jobs: segments in, logits out, and nothing about what the logits are for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 
 import torch
 
-from engine import attention
-from engine.kv import SlabCache
+from engine import attention, flash
+from engine.graphs import Graphs, Run
+from engine.kv import Pool
+from engine.ladder import agreeing
 from engine.model import Model
-from engine.plan import Segment, plan
-from protos import tree
+from engine.plan import Segment, StepPlan, plan
+from engine.rows import Rows
+from engine.table import SIZES, lay_out
 from protos.errors import Unusable
 
-SCRATCH = 256  # positions behind the context for drafted nodes
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
+
+class Backend(StrEnum):
+    """How a step is run."""
+
+    TILES = "tiles"  # a tile of rows at a time, on any device
+    ROWS = "rows"  # all rows at once, on CUDA
+    GRAPHS = "graphs"  # the same, captured and replayed
 
 
 class Forward:
-    """A model with room for many sessions."""
+    """A model and room for `positions` cached tokens. `exact`: bit for bit the same in any company,
+    where the model allows it. Without a `backend` it takes the fastest that can be used; raises
+    Unusable if the one asked for cannot.
+    """
 
-    def __init__(self, model: Model, slots: int, context_length: int) -> None:
+    def __init__(
+        self, model: Model, positions: int, exact: bool = True, backend: Backend | None = None
+    ) -> None:
         self.model = model
-        self.context_length = context_length
-        self.cache = SlabCache(
-            model.layers, slots, context_length + SCRATCH, model.dtype, model.device
-        )
+        self.exact = exact
+        rows = model.device.type == "cuda" if backend is None else backend is not Backend.TILES
+        self.pool = Pool(model.layers, positions, model.dtype, model.device, spare=int(rows))
+        self.backend = Backend.TILES
+        self._problem: str | None = None
+        self._runner: Run = self._run_eagerly
+        self.sizes: Sequence[int] = SIZES  # rows of a pass
+        if rows:
+            self._choose(backend)
+
+    @property
+    def problem(self) -> str | None:
+        """Why it is not as fast as it could be on its device; None if it is."""
+        return self._runner.problem if isinstance(self._runner, Graphs) else self._problem
 
     @torch.inference_mode()
     def __call__(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """Feed all segments in one pass; float32 logits per segment, [wanted, vocab].
 
-        Where a model overflows, its logits are NaN; the slot is wiped, so that the next session is
+        Where a model overflows, its logits are NaN; the room is wiped, so that the next session is
         not harmed.
         """
-        step = plan(segments, self.model.device)
-        with attention.stepping(attention.Step(step, self.cache)):
-            logits = self.model.network(
+        by_tiles = self.backend is Backend.TILES
+        logits = self._by_tiles(segments) if by_tiles else self._by_rows(segments)
+        rows = list(logits.split([segment.wanted for segment in segments]))
+        if logits.isnan().any():
+            for segment, own in zip(segments, rows, strict=True):
+                if own.isnan().any():
+                    self.pool.wipe(segment.room)
+        return rows
+
+    def _by_tiles(self, segments: Sequence[Segment]) -> torch.Tensor:
+        step = plan(segments, self.model.device, self.exact)
+        return self._run(step)[: sum(step.wanted)].float()
+
+    def _by_rows(self, segments: Sequence[Segment]) -> torch.Tensor:
+        passes = lay_out(segments, self.pool.positions, self.exact, self.sizes)
+        logits = [self._runner(rows)[: rows.wanted].to(torch.float32, copy=True) for rows in passes]
+        return torch.cat(logits)
+
+    def _run(self, step: StepPlan | Rows) -> torch.Tensor:
+        """The model's pass over a step; logits of the rows that were asked for, [rows, vocab]."""
+        with attention.stepping(attention.Step(step, self.pool)):
+            logits: torch.Tensor = self.model.network(
                 input_ids=step.token_ids,
                 position_ids=step.positions,
                 attention_mask=None,
                 use_cache=False,
                 logits_to_keep=step.logits_rows,
             ).logits[0]
-        rows = list(logits[: sum(step.wanted)].float().split(step.wanted))
-        for segment, own in zip(segments, rows, strict=True):
-            if own.isnan().any():
-                self.cache.wipe(segment.slot)
-        return rows
+        return logits
 
+    def _run_eagerly(self, rows: Rows) -> torch.Tensor:
+        return self._run(rows.on(self.model.device))
 
-def self_test(forward: Forward, name: str) -> float:
-    """Compare a tree, fed in two steps beside a second session, with plain passes over each branch.
+    @torch.inference_mode()
+    def _choose(self, backend: Backend | None) -> None:
+        """Go by rows if that can be done."""
+        self._problem = self._row_problem(backend)
+        if self._problem and backend:
+            raise Unusable(f"the model cannot attend by rows: {self._problem}")
+        if self._problem:
+            return
+        self.backend = backend or Backend.GRAPHS
+        if self.backend is Backend.GRAPHS:
+            self._runner = Graphs(self._run, self.model.device)
+        if self.exact:
+            longest, vocabulary = self.model.context_length, self.model.vocab_size
+            self.sizes = agreeing(self._runner, self.pool, longest, vocabulary)
 
-    Returns the largest difference; raises Unusable if the model does not compute the same through
-    the hook.
-    """
-    model, network = forward.model, forward.model.network
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, model.vocab_size, (24,), generator=generator).tolist()
-    context, nodes, parents = tuple(ids[:10]), tuple(ids[10:16]), (-1, 0, 0, 1, 2, -1)
-    first, second = forward.cache.take(), forward.cache.take()
-    forward(
-        [
-            Segment(first, 0, context[:-1], tree.chain(9), 1),
-            Segment(second, 0, tuple(ids[16:]), tree.chain(8), 1),
-        ]
-    )
-    fed, hung = (context[-1], *nodes), tree.hang(1, parents)
-    (rows,) = forward([Segment(first, 9, fed, hung, len(fed))])
-    forward.cache.give_back(second)
-    forward.cache.give_back(first)
-    worst = 0.0
-    network.set_attn_implementation("eager")
-    for node in range(-1, len(nodes)):
-        path, step = [], node
-        while step >= 0:
-            path.append(nodes[step])
-            step = parents[step]
-        plain = torch.tensor([[*context, *reversed(path)]], device=model.device)
-        with torch.inference_mode():
-            logits = network(input_ids=plain, use_cache=False).logits[0, -1].float()
-        worst = max(worst, (logits - rows[node + 1]).abs().max().item())
-    network.set_attn_implementation(attention.NAME)
-    if not worst <= TOLERANCE[model.dtype] * max(1.0, rows.abs().max().item() / 10):
-        raise Unusable(
-            f"{name} cannot be served: its logits through our attention differ by {worst:.2g}"
-        )
-    return worst
+    def _row_problem(self, backend: Backend | None) -> str | None:
+        """Why passes by rows cannot be used, found out by trying one; None if they can."""
+        model = self.model
+        if backend is not Backend.ROWS and model.device.type != "cuda":
+            return f"there are no graphs on {model.device}"
+        if problem := flash.problem(model.layers, model.dtype, model.device):
+            return problem
+        (padding,) = lay_out((), self.pool.positions, exact=False)
+        try:
+            self._run_eagerly(padding)
+        except (RuntimeError, Unusable) as error:
+            return str(error).splitlines()[0]
+        return None

@@ -16,9 +16,13 @@ from dataclasses import dataclass
 import structlog
 import torch
 from prometheus_client import CollectorRegistry
+from pydantic import ByteSize
 
+from engine.batch import Limits
 from engine.config import ModelServiceConfig
-from engine.forward import Forward, self_test
+from engine.exactness import Exactness, self_test
+from engine.forward import Forward
+from engine.kv import BLOCK, position_bytes
 from engine.metrics import ModelMetrics, SessionCollector
 from engine.model import load
 from engine.scheduler import ModelThread
@@ -26,6 +30,8 @@ from engine.sessions import Sessions
 from protos.errors import InvalidRequest, Unusable
 from protos.fingerprint import fingerprint
 from protos.types import ModelDescription
+
+SCRATCH = 256  # positions behind the longest context for drafted nodes
 
 log = structlog.get_logger()
 
@@ -38,6 +44,8 @@ class Host:
     sessions: Sessions
     thread: ModelThread
     config: ModelServiceConfig
+    context_length: int
+    exactness: Exactness
     tokenizer_fingerprint: str
 
     def describe(self) -> ModelDescription:
@@ -47,12 +55,14 @@ class Host:
             name=self.config.model.resolve().name,
             tokenizer_fingerprint=self.tokenizer_fingerprint,
             vocab_size=model.vocab_size,
-            context_length=self.forward.context_length,
+            context_length=self.context_length,
             end_token_ids=model.end_token_ids,
             device=str(model.device),
-            dtype=self.config.dtype,
+            dtype=str(model.dtype).removeprefix("torch."),
             sessions=len(self.sessions),
             max_sessions=self.config.max_sessions,
+            exactness=str(self.exactness),
+            cache_usage=self.sessions.usage,
         )
 
     def check_tokens(self, field: str, tokens: tuple[int, ...]) -> None:
@@ -69,39 +79,61 @@ class Host:
 
 @asynccontextmanager
 async def hosting(
-    config: ModelServiceConfig, verb: str, registry: CollectorRegistry
+    config: ModelServiceConfig, verb: str, exact: bool, registry: CollectorRegistry
 ) -> AsyncIterator[Host]:
     """Load the model and run its thread while the scope lasts; raises Unusable."""
     torch.set_num_threads(config.threads)
-    forward = await asyncio.to_thread(_load, config)
+    forward, exactness = await asyncio.to_thread(prepare, config, exact)
+    context_length = config.context_length or forward.model.context_length
     sessions = Sessions(
-        forward.cache, forward.context_length, _new_epoch, config.session_ttl, time.monotonic
+        forward.pool,
+        context_length,
+        config.max_sessions,
+        _new_epoch,
+        config.session_ttl,
+        time.monotonic,
+        config.evict_after,
     )
-    metrics = ModelMetrics(verb, registry)
-    registry.register(SessionCollector(sessions, lambda: len(sessions) / config.max_sessions))
-    with ModelThread(
-        forward, config.max_batch_sessions, metrics.observe, sessions.expire
-    ) as thread:
-        yield Host(forward, sessions, thread, config, fingerprint(config.model))
+    metrics = ModelMetrics(verb, exactness.problem is None, registry)
+    registry.register(SessionCollector(sessions))
+    limits = Limits(
+        config.max_batch_sessions,
+        config.max_batch_tokens,
+        config.prompt_slack,
+        config.prompt_seconds,
+    )
+    with ModelThread(forward, limits, metrics.observe, sessions.expire) as thread:
+        yield Host(
+            forward, sessions, thread, config, context_length, exactness, fingerprint(config.model)
+        )
 
 
 def _new_epoch() -> int:
     return secrets.randbelow((1 << 32) - 1) + 1
 
 
-def _load(config: ModelServiceConfig) -> Forward:
-    model = load(config.model, config.dtype, config.device)
-    context_length = min(config.context_length or model.context_length, model.context_length)
+def prepare(config: ModelServiceConfig, exact: bool) -> tuple[Forward, Exactness]:
+    """Load a model, find room for its sessions, and try it; raises Unusable."""
+    model = load(config.model, config.dtype, config.device, config.weights)
     if config.context_length and config.context_length > model.context_length:
-        limit = f"is above the model's, {model.context_length}"
+        limit = f"is above what the model can be trusted with, {model.context_length}"
         raise Unusable(f"context_length {config.context_length} {limit}")
-    try:
-        forward = Forward(model, config.max_sessions, context_length)
-    except RuntimeError as error:
-        size = f"{config.max_sessions} sessions of {context_length} tokens"
+    longest = (config.context_length or model.context_length) + SCRATCH
+    each = position_bytes(model.layers, model.dtype)
+    positions = min(config.kv_bytes // each, config.max_sessions * (longest + BLOCK))
+    if positions < longest + BLOCK:
+        one = ByteSize(each * (longest + BLOCK)).human_readable()
         raise Unusable(
-            f"{size} do not fit into memory; lower max_sessions or context_length"
-        ) from error
-    worst = self_test(Forward(model, 2, min(64, context_length)), str(config.model))
-    log.info("model ready", model=str(config.model), self_test_difference=worst)
-    return forward
+            f"kv_bytes {config.kv_bytes.human_readable()} is less than one session needs, {one};"
+            " raise it or lower context_length"
+        )
+    try:
+        forward = Forward(model, positions, exact)
+    except (RuntimeError, MemoryError) as error:
+        size = config.kv_bytes.human_readable()
+        raise Unusable(f"kv_bytes {size} do not fit into memory; lower it") from error
+    exactness = self_test(forward, str(config.model))
+    log.info("model ready", model=str(config.model), exactness=str(exactness))
+    if exact and exactness.problem:
+        log.warning("not exact", model=str(config.model), problem=exactness.problem)
+    return forward, exactness

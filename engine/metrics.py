@@ -6,9 +6,7 @@ scraped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -22,7 +20,7 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 class ModelMetrics:
     """Metrics of one model service; `verb` is what it does: verify or draft."""
 
-    def __init__(self, verb: str, registry: CollectorRegistry) -> None:
+    def __init__(self, verb: str, exact: bool, registry: CollectorRegistry) -> None:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"tandem_{verb}_{name}", text, buckets=buckets, registry=registry)
 
@@ -30,12 +28,24 @@ class ModelMetrics:
         self._queue = histogram("queue_seconds", "From a call's arrival to its start", SECONDS)
         self._sessions = histogram("batch_sessions", "Sessions in a forward pass", COUNTS)
         self._tokens = histogram("batch_tokens", "Tokens fed in a forward pass", COUNTS)
+        self._error = Gauge(
+            f"tandem_{verb}_cost_error_ratio",
+            "How far predicted forward passes are off, smoothed",
+            registry=registry,
+        )
+
+        Gauge(
+            f"tandem_{verb}_exact",
+            "1: the same logits, bit for bit, in any company",
+            registry=registry,
+        ).set(exact)
 
     def observe(self, report: StepReport) -> None:
         """Count one forward pass; called on the model thread."""
         self._forward.observe(report.seconds)
         self._sessions.observe(report.sessions)
         self._tokens.observe(report.tokens)
+        self._error.set(report.cost_error)
         for seconds in report.queue_seconds:
             self._queue.observe(seconds)
 
@@ -43,25 +53,31 @@ class ModelMetrics:
 class SessionCollector(Collector):
     """Reads the session table at every scrape."""
 
-    def __init__(self, sessions: Sessions, usage: Callable[[], float]) -> None:
-        self._sessions, self._usage = sessions, usage
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
 
     def collect(self) -> list[Metric]:
         """Called by the exporter."""
+        counts = self._sessions.counts
         misses = CounterMetricFamily(
             "tandem_session_misses", "Calls told to resend everything", labels=["reason"]
         )
-        misses.add_metric(["not_cached"], self._sessions.misses)
+        misses.add_metric(["not_cached"], counts.misses)
         evictions = CounterMetricFamily(
             "tandem_session_evictions", "Sessions reclaimed", labels=["reason"]
         )
-        evictions.add_metric(["idle"], self._sessions.expired)
+        evictions.add_metric(["idle"], counts.expired)
+        evictions.add_metric(["memory"], counts.evicted)
         stale = CounterMetricFamily("tandem_stale_turns", "Calls older than one already served")
-        stale.add_metric([], self._sessions.stale)
+        stale.add_metric([], counts.stale)
+        reused = CounterMetricFamily(
+            "tandem_reused_tokens", "Tokens found cached by another session of the same client"
+        )
+        reused.add_metric([], counts.reused_tokens)
         sessions = GaugeMetricFamily(
             "tandem_sessions", "Sessions that hold a cache", len(self._sessions)
         )
         usage = GaugeMetricFamily(
-            "tandem_kv_cache_usage_perc", "Used part of the slots, 0 to 1", self._usage()
+            "tandem_kv_cache_usage_perc", "Used part of the memory, 0 to 1", self._sessions.usage
         )
-        return [misses, evictions, stale, sessions, usage]
+        return [misses, evictions, stale, reused, sessions, usage]

@@ -2,25 +2,37 @@
 cannot work.
 
 Loads safetensors only and runs no code from the model directory. Raises Unusable with a line that
-names the model.
+names the model and says what to do instead.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
-from engine.attention import NAME, Probe, stepping
 from engine.kv import LayerGeometry
+from engine.linears import Int8Linear, PackedLinear, can_pack, can_round, replace
+from engine.probe import adopt, refuse_class
 from protos.errors import Unusable
 from protos.fingerprint import tokens_by_id
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
+AUTO = "auto"  # the checkpoint's own
+FULL, INT8 = "full", "int8"
+INSTEAD = "choose one that is served, e.g. Llama, Qwen, Mistral, Gemma, Phi or GPT-2"
+LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,92 +47,124 @@ class Model:
     end_token_ids: tuple[int, ...]
     device: torch.device
     dtype: torch.dtype
+    weights: str = FULL
 
 
-def load(folder: Path, dtype: str = "float32", device: str = "cpu") -> Model:
+def load(folder: Path, dtype: str = "float32", device: str = "cpu", weights: str = FULL) -> Model:
     """Load a model directory; raises Unusable."""
     if not (folder / "config.json").is_file():
         raise Unusable(f"{folder} is not a model directory: it has no config.json")
-    if dtype not in DTYPES:
-        raise Unusable(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     tokens = tokens_by_id(folder)
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        network = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=DTYPES[dtype],
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-        )
-        network = network.eval().requires_grad_(False)
-        network.to(torch.device(device))
-    except Exception as error:  # the loaders underneath raise whatever they like
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise Unusable(f"{folder} cannot be loaded on {device}: {reason}") from error
-    _refuse_rope(folder, config)
-    layers = adopt(network)
-    vocab_size = network.get_output_embeddings().weight.shape[0]
+    with _loading(folder, device):
+        config = AutoConfig.from_pretrained(folder, **LOCAL)
+    with _judging(folder, config):
+        _refuse_config(config)
+    wanted = _dtype(dtype, config)
+    with _loading(folder, device, config):
+        network, missing = _read(folder, wanted, torch.device(device))
+    if missing:
+        lacking = f"its files lack {len(missing)} weights of {type(network).__name__}"
+        raise Unusable(f"{folder} cannot be served: {lacking}, e.g. {missing[0]}; get all files")
+    with _judging(folder, config):
+        found = adopt(network, _context_length(config))
+    _lay_out(network, wanted, weights)
     return Model(
         network=network,
-        layers=layers,
-        vocab_size=vocab_size,
-        token_count=min(max(tokens) + 1, vocab_size),
-        context_length=_context_length(config),
+        layers=found.layers,
+        vocab_size=found.vocab_size,
+        token_count=min(max(tokens) + 1, found.vocab_size),
+        context_length=found.context_length,
         end_token_ids=_end_token_ids(network),
         device=torch.device(device),
-        dtype=DTYPES[dtype],
+        dtype=wanted,
+        weights=weights,
     )
 
 
-def adopt(network: PreTrainedModel) -> tuple[LayerGeometry, ...]:
-    """Put our attention into a model and read off what each layer stores; raises Unusable if a
-    layer goes around it.
+def _read(
+    folder: Path, dtype: torch.dtype, device: torch.device
+) -> tuple[PreTrainedModel, list[str]]:
+    """The network, and names of weights that the files do not have: they would be random."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, use_safetensors=True, output_loading_info=True, **LOCAL
+    )
+    network, report = loaded
+    return network.eval().requires_grad_(False).to(device), sorted(report["missing_keys"])
+
+
+def _lay_out(network: PreTrainedModel, dtype: torch.dtype, weights: str) -> None:
+    """Give a network the linear layers that suit the processor."""
+    if weights == INT8:
+        if not can_round(dtype, network.device):
+            raise Unusable("weights int8 need dtype float32 on a CPU with fbgemm kernels")
+        replace(network, Int8Linear)
+    elif can_pack(dtype, network.device):
+        replace(network, PackedLinear)
+
+
+@contextmanager
+def _loading(folder: Path, device: str, config: PreTrainedConfig | None = None) -> Iterator[None]:
+    """Whatever the loaders underneath raise becomes a line."""
+    try:
+        yield
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        if getattr(config, "quantization_config", None):
+            reason += "; its weights are quantised: get the checkpoint that is not"
+        if "trust_remote_code" in str(error):
+            reason = f"it needs code from its directory, which is never run; {INSTEAD}"
+        raise Unusable(f"{folder} cannot be loaded on {device}: {reason}") from error
+
+
+@contextmanager
+def _judging(folder: Path, config: PreTrainedConfig) -> Iterator[None]:
+    """Put the names of directory and class before what is wrong with them."""
+    try:
+        yield
+    except Unusable as error:
+        name = (config.architectures or [type(config).__name__])[0]
+        raise Unusable(f"{folder} cannot be served: {name} {error}; {INSTEAD}") from error
+
+
+def _refuse_config(config: PreTrainedConfig) -> None:
+    """Raise Unusable for what can be told before the weights are read."""
+    if config.is_encoder_decoder:
+        raise Unusable("is an encoder-decoder")
+    if getattr(config.get_text_config(), "attn_temperature_tuning", False):  # Llama 4
+        raise Unusable("scales attention by a token's place in the batch, not in its text")
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if not isinstance(kind, type):
+        raise Unusable("is not a causal language model")
+    refuse_class(kind)
+
+
+def _dtype(name: str, config: PreTrainedConfig) -> torch.dtype:
+    if name == AUTO:
+        own = config.dtype or config.get_text_config().dtype or torch.float32
+        name = str(own).removeprefix("torch.")
+    if name not in DTYPES:
+        raise Unusable(f"dtype {name!r} is not one of {', '.join([AUTO, *DTYPES])}")
+    return DTYPES[name]
+
+
+def _context_length(config: PreTrainedConfig) -> int:
+    """How far the positions reach, and the same for every session: rotary positions that stretch
+    with the longest text of a call are the original ones up to the original length.
     """
-    kind = type(network).__name__
-    network.set_attn_implementation(NAME)
-    config = network.config.get_text_config()
-    if config._attn_implementation != NAME:
-        raise Unusable(
-            f"{kind} cannot be served: it does not use transformers' attention interface"
-        )
-    probe = Probe()
-    device = network.device
-    ids = torch.zeros(1, 4, dtype=torch.long, device=device)
-    with torch.inference_mode(), stepping(probe):
-        network(
-            input_ids=ids,
-            position_ids=torch.arange(4, device=device)[None],
-            attention_mask=None,
-            use_cache=False,
-        )
-    expected = set(range(config.num_hidden_layers))
-    if set(probe.layers) != expected:
-        raise Unusable(
-            f"{kind} cannot be served: only {len(probe.layers)} of {len(expected)} layers"
-            " attend through the interface"
-        )
-    return tuple(probe.layers[layer] for layer in sorted(probe.layers))
-
-
-def _refuse_rope(folder: Path, config: Any) -> None:
-    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    kind = rope.get("rope_type") if isinstance(rope, dict) else None
-    if kind in BATCH_DEPENDENT_ROPE:
-        raise Unusable(
-            f"{folder} cannot be served: its {kind!r} rotary positions depend on the whole batch"
-        )
-
-
-def _context_length(config: Any) -> int:
     text = config.get_text_config()
     length = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
-    return int(length or 2048)
+    limits = [int(length or 2048)]
+    ropes = getattr(text, "rope_parameters", None) or {}
+    for rope in [ropes] if "rope_type" in ropes else ropes.values():  # one, or one per layer type
+        if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
+            limits.append(rope["original_max_position_embeddings"])
+    return min(limits)
 
 
 def _end_token_ids(network: PreTrainedModel) -> tuple[int, ...]:
     given = network.generation_config.eos_token_id if network.generation_config else None
-    given = network.config.eos_token_id if given is None else given
+    if given is None:
+        given = getattr(network.config.get_text_config(), "eos_token_id", None)
     if given is None:
         return ()
     return tuple(given) if isinstance(given, list | tuple) else (int(given),)

@@ -2,22 +2,25 @@
 
 Everything that is the same in all layers is computed here, once per step. Pure: no model, no cache.
 
-Rows are grouped into tiles so that a token's logits do not depend on what else is in the step: a
-tile's rows are padded to a multiple of four (matrix kernels round differently for one to three
-rows) and its keys to a length that depends on positions alone.
+In exact mode a token's logits do not depend on what else is in the step. A row is attended as if
+its path were the text: at the places of a text, with keys padded to a length that depends on
+positions alone. Only one path of a tree can lie there at a time, so a tree's side branches take
+turns, in waves, and its trunk comes to lie there last. In fast mode a tree is one tile with a mask.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import torch
 
-from engine.kv import BLOCK
+from engine.kv import BLOCK, Room
 from protos import tree
 
-ROWS = 4
+COARSE = 16  # many rows are padded to a multiple of this many
+ROWS = 4  # matrix kernels round differently for fewer rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class Segment:
     the last `wanted` of them.
     """
 
-    slot: int
+    room: Room
     context: int
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
@@ -40,127 +43,204 @@ class Segment:
         """Nodes of the tree that are cached already."""
         return len(self.parents) - len(self.tokens)
 
+    @property
+    def head(self) -> int:
+        """Leading tokens that may be fed in an earlier step: nobody waits for their logits."""
+        return 0 if self.cached else min(len(self.tokens) - self.wanted, tree.trunk(self.parents))
+
+    def cut(self, count: int) -> tuple[Segment, Segment]:
+        """The first `count` tokens of the head, and the rest."""
+        first = Segment(self.room, self.context, self.tokens[:count], tree.chain(count), 0)
+        parents = tuple(parent - count for parent in self.parents[count:])
+        rest = Segment(self.room, self.context + count, self.tokens[count:], parents, self.wanted)
+        return first, rest
+
 
 @dataclass(slots=True)
 class Tile:
-    """Rows of one session that attend to the same stretch of its slab."""
+    """Rows of one session that attend to the same stretch of its room: `keys` positions from
+    `start` on. `allowed`, bool [rows, keys], says who sees whom; None is everybody.
+    """
 
-    slot: int
     rows: slice
+    start: int
     keys: int
-    allowed: torch.Tensor  # bool [rows, keys]
+    allowed: torch.Tensor | None
     row_positions: torch.Tensor  # [rows]
     key_positions: torch.Tensor  # [keys]
-    pad: int
-    _bias: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
+    exact: bool
+    _biases: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
 
-    def bias(self, window: int | None, repeat: int, like: torch.Tensor) -> torch.Tensor:
-        """The additive mask of `like`'s dtype and device, [1, 1, repeat * (rows + pad), keys]."""
+    @property
+    def count(self) -> int:
+        """How many rows."""
+        return int(self.rows.stop - self.rows.start)
+
+    def pad(self, repeat: int) -> int:
+        """Rows to add: attention goes by 32 rows and rounds differently if 1 to 3 are left."""
+        pad = 0
+        while self.exact and 1 <= (self.count + pad) * repeat % 32 < ROWS:
+            pad += 1
+        return pad
+
+    def bias(self, window: int | None, repeat: int, like: torch.Tensor) -> torch.Tensor | None:
+        """The additive mask of `like`'s dtype and device, [1, 1, repeat * (rows + pad), keys]; None
+        if it would be zero.
+        """
+        if self.allowed is None and window is None:
+            return None
         key = (window, repeat)
-        if key not in self._bias:
-            allowed = self.allowed
+        if key not in self._biases:
+            near = torch.ones((), dtype=torch.bool)
             if window is not None:
-                allowed = allowed & (self.row_positions[:, None] - self.key_positions < window)
-            if self.pad:
-                allowed = torch.cat([allowed, allowed[:1].expand(self.pad, -1)])
+                near = self.row_positions[:, None] - self.key_positions < window
+            allowed = near if self.allowed is None else self.allowed & near
+            if pad := self.pad(repeat):
+                allowed = torch.cat([allowed, allowed[:1].expand(pad, -1)])
             bias = torch.zeros(allowed.shape, dtype=like.dtype)
             bias.masked_fill_(~allowed, torch.finfo(like.dtype).min)
-            self._bias[key] = bias.repeat(repeat, 1)[None, None].to(like.device)
-        return self._bias[key]
+            self._biases[key] = bias.repeat(repeat, 1)[None, None].to(like.device)
+        return self._biases[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """Rows whose keys are written, where to, and the tiles that attend after that."""
+
+    rows: torch.Tensor
+    places: torch.Tensor
+    tiles: list[Tile]
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """A step of several segments, packed. `fed` counts real rows; the rest is padding that is never
-    stored.
-    """
+    """A step of several segments, packed; padding rows are never stored."""
 
     token_ids: torch.Tensor  # [1, rows]
     positions: torch.Tensor  # [1, rows]
-    fed: int
-    write_slots: torch.Tensor  # [fed]
-    write_places: torch.Tensor  # [fed]
     logits_rows: torch.Tensor  # [wanted rows, padded to ROWS]
     wanted: list[int]  # per segment
+    waves: list[Wave]
+
+
+@dataclass(slots=True)
+class Turn:
+    """What one segment does in one wave."""
+
+    rows: Sequence[int]
+    places: Sequence[int]
     tiles: list[Tile]
 
 
-def plan(segments: Sequence[Segment], device: torch.device) -> StepPlan:
+def plan(segments: Sequence[Segment], device: torch.device, exact: bool) -> StepPlan:
     """Lay out one step."""
     ids: list[int] = []
     positions: list[int] = []
-    slots: list[int] = []
-    places: list[int] = []
     logits_rows: list[int] = []
-    tiles: list[Tile] = []
+    turns: list[list[Turn]] = []
     for segment in segments:
+        start, count = len(ids), len(segment.tokens)
         depths = tree.depths(segment.parents)
-        start, cached, count = len(ids), segment.cached, len(segment.tokens)
-        tiles += _tiles(segment, depths, start)
+        turns.append(_turns(segment, depths, start, exact))
         ids += segment.tokens
-        positions += [segment.context + depth for depth in depths[cached:]]
-        slots += [segment.slot] * count
-        first = segment.context + cached
-        places += range(first, first + count)
+        positions += [segment.context + depth for depth in depths[segment.cached :]]
         logits_rows += range(start + count - segment.wanted, start + count)
-    fed = len(ids)
-    padding = max(0, ROWS - fed)
-    spare = [0] * max(0, ROWS - len(logits_rows))
+    padding = _rows(len(ids), exact) - len(ids)
+    spare = [0] * (_rows(len(logits_rows), exact) - len(logits_rows))
 
     def tensor(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, device=device)
+        return torch.tensor(values, dtype=torch.long, device=device)
 
+    waves = []
+    for wave in zip_longest(*turns):
+        active = [turn for turn in wave if turn]
+        waves.append(
+            Wave(
+                tensor([row for turn in active for row in turn.rows]),
+                tensor([place for turn in active for place in turn.places]),
+                [tile for turn in active for tile in turn.tiles],
+            )
+        )
     return StepPlan(
         token_ids=tensor(ids + ids[:1] * padding)[None],
         positions=tensor(positions + positions[:1] * padding)[None],
-        fed=fed,
-        write_slots=tensor(slots),
-        write_places=tensor(places),
         logits_rows=tensor(logits_rows + spare),
         wanted=[segment.wanted for segment in segments],
-        tiles=tiles,
+        waves=waves,
     )
 
 
-def _tiles(segment: Segment, depths: list[int], start: int) -> list[Tile]:
-    """The tiles of one segment: the trunk of its tree cut at block borders, then the side branches
-    together.
+def _rows(count: int, exact: bool) -> int:
+    """How many rows to feed for `count`: kernels are made for every number of rows and kept, so
+    there are not too many different ones.
     """
-    context, cached, nodes = segment.context, segment.cached, len(segment.parents)
-    trunk = max(cached, tree.trunk(segment.parents))
-    positions = torch.tensor(
-        [*range(context), *(context + depth for depth in depths)]
-    )  # by place in the slab
-    side = _side(segment.parents, trunk)
+    step = COARSE if count > BLOCK else ROWS if count > BLOCK // 2 else 1
+    return max(-(-count // step) * step, ROWS if exact else 0)
+
+
+def _turns(segment: Segment, depths: list[int], start: int, exact: bool) -> list[Turn]:
+    """A segment's turns: everything stored in its own place and the trunk attended, then each side
+    branch written over the trunk and attended, then the trunk restored.
+    """
+    nodes, trunk = len(segment.parents), tree.trunk(segment.parents)
+    own = range(segment.cached, nodes)  # node i is row i - cached + start
+    first = segment.room.start + segment.context  # node i is stored at first + i
+
+    def turn(stored: Sequence[int], where: Sequence[int], tiles: list[Tile]) -> Turn:
+        rows = [start + node - segment.cached for node in stored]
+        return Turn(rows, [first + place for place in where], tiles)
+
+    if not exact or (segment.cached and trunk < nodes):
+        return [turn(own, own, [_masked(segment, depths, start)])]
+    turns = [turn(own, own, _straight(segment, depths, range(segment.cached, trunk), start))]
+    if trunk == nodes:
+        return turns
+    fork = min(depths[trunk:])
+    for run in tree.runs(segment.parents, trunk):
+        path = [node for node in tree.path(segment.parents, run[-1]) if depths[node] >= fork]
+        tiles = _straight(segment, depths, run, start)
+        turns.append(turn(path, [depths[node] for node in path], tiles))
+    overwritten = range(fork, max(depths[trunk:]) + 1)
+    return [*turns, turn(overwritten, overwritten, [])]
+
+
+def _straight(segment: Segment, depths: list[int], nodes: range, start: int) -> list[Tile]:
+    """Tiles of nodes in one line, each seeing all positions up to its own, cut at block borders."""
     tiles = []
-    first = cached
-    while first < nodes:
-        end = -(-(context + nodes) // BLOCK) * BLOCK
-        last = nodes
-        if first < trunk:
-            end = (context + first) // BLOCK * BLOCK + BLOCK
-            last = min(trunk, end - context)
-            allowed = torch.arange(end) <= torch.arange(context + first, context + last)[:, None]
-        else:
-            allowed = torch.zeros(nodes - first, end, dtype=torch.bool)
-            allowed[:, :context] = True
-            allowed[:, context : context + nodes] = side[first - trunk :]
-        keys = torch.zeros(end, dtype=torch.long)
-        keys[: len(positions)] = positions[:end]
-        rows = slice(start + first - cached, start + last - cached)
-        own = positions[context + first : context + last]
-        tiles.append(Tile(segment.slot, rows, end, allowed, own, keys, (first - last) % ROWS))
-        first = last
+    shift = start - segment.cached
+    position = segment.context + depths[nodes.start] if nodes else 0
+    node = nodes.start
+    while node < nodes.stop:
+        keys = position // BLOCK * BLOCK + BLOCK
+        stop = min(nodes.stop, node + keys - position)
+        own = torch.arange(position, position + stop - node)
+        every = torch.arange(keys)
+        rows = slice(shift + node, shift + stop)
+        seen = every <= own[:, None]
+        tiles.append(Tile(rows, segment.room.start, keys, seen, own, every, exact=True))
+        position += stop - node
+        node = stop
     return tiles
 
 
-def _side(parents: tuple[int, ...], trunk: int) -> torch.Tensor:
-    """Which nodes those behind the trunk see, themselves and their ancestors: bool [nodes - trunk,
-    nodes].
-    """
-    visible = torch.zeros(len(parents) - trunk, len(parents), dtype=torch.bool)
-    for row, node in enumerate(range(trunk, len(parents))):
-        while node >= 0:
-            visible[row, node] = True
-            node = parents[node]
-    return visible
+def _masked(segment: Segment, depths: list[int], start: int) -> Tile:
+    """All nodes fed as one tile: each sees the context, its ancestors and itself."""
+    context, cached, nodes = segment.context, segment.cached, len(segment.parents)
+    positions = torch.tensor([*range(context), *(context + depth for depth in depths)])
+    allowed = None
+    if nodes - cached > 1 or tree.trunk(segment.parents) < nodes:
+        allowed = torch.ones(nodes - cached, context + nodes, dtype=torch.bool)
+        allowed[:, context:] = _ancestry(segment.parents)[cached:]
+    rows = slice(start, start + nodes - cached)
+    own = positions[context + cached :]
+    return Tile(rows, segment.room.start, context + nodes, allowed, own, positions, exact=False)
+
+
+def _ancestry(parents: tuple[int, ...]) -> torch.Tensor:
+    """Which nodes each node sees, its ancestors and itself: bool [nodes, nodes]."""
+    seen = torch.ones(len(parents), len(parents), dtype=torch.bool).tril_()
+    for node in range(tree.trunk(parents), len(parents)):
+        parent = parents[node]
+        seen[node] = seen[parent] if parent >= 0 else False
+        seen[node, node] = True
+    return seen

@@ -1,8 +1,7 @@
 """The model thread: every job that waits or runs gets its share of the next forward pass.
 
-A job is a generator: it yields the segment that it wants fed, receives the logits, and returns its
-answer. Verifying takes one step, drafting one per level, and a new job joins at the next step;
-there are no phases. The event loop only queues and awaits.
+Verifying takes one step, drafting one per level, a long prompt several, beside the others' work,
+and a new job joins at the next step; there are no phases. The event loop only queues and awaits.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,25 +19,16 @@ from typing import Any
 import structlog
 import torch
 
+from engine.batch import Limits, Pace, compose, is_decoding, load
+from engine.cost import CostModel, Load
 from engine.plan import Segment
+from engine.task import Job, Task, startable
 from protos.errors import Busy, Internal, Unavailable
 
-Job = Generator[Segment, torch.Tensor, Any]
+GATHERING = 0.1  # of a step's time, to wait for those whom it answered
 Forward = Callable[[Sequence[Segment]], list[torch.Tensor]]
 
 log = structlog.get_logger()
-
-
-@dataclass(slots=True, eq=False)
-class Task:
-    """A job, whose turn on a session it is, and who waits for it."""
-
-    owner: bytes
-    start: Callable[[], Job | None]
-    answer: Future[Any]
-    arrived: float
-    job: Job | None = None
-    segment: Segment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +39,7 @@ class StepReport:
     tokens: int
     seconds: float
     queue_seconds: list[float]
-
-
-def admit(waiting: Sequence[Task], running: Sequence[Task], most: int) -> list[Task]:
-    """Which waiting tasks start now: in order, one at a time per session, at most `most` at work.
-    Pure.
-    """
-    owners = {task.owner for task in running}
-    chosen: list[Task] = []
-    for task in waiting:
-        if len(running) + len(chosen) >= most:
-            break
-        if task.owner not in owners:
-            owners.add(task.owner)
-            chosen.append(task)
-    return chosen
+    cost_error: float
 
 
 class ModelThread:
@@ -72,15 +48,21 @@ class ModelThread:
     def __init__(
         self,
         forward: Forward,
-        most: int,
+        limits: Limits,
         observe: Callable[[StepReport], None],
-        idle: Callable[[Callable[[bytes], bool]], None],
+        idle: Callable[[], None],
         queue_limit: int = 1024,
     ) -> None:
-        self._forward, self._most, self._observe, self._idle = forward, most, observe, idle
+        self._forward, self._limits, self._observe, self._idle = forward, limits, observe, idle
         self._queue_limit = queue_limit
+        self._cost = CostModel()
+        self._pace = Pace()
+        self._steps = 0
+        self._answered = 0  # by the last step
+        self._gathering_until = 0.0
         self._waiting: deque[Task] = deque()
         self._running: list[Task] = []
+        self._stepping: list[Task] = []  # of them, those in the step
         self._queued: list[float] = []  # seconds that the tasks started since the last step waited
         self._wake = threading.Condition()
         self._stopping = False
@@ -129,10 +111,9 @@ class ModelThread:
                         self._step()
                 except Exception as error:
                     log.error("a step failed", exc_info=error)
-                    self._abandon(
-                        self._running, Internal("the forward pass failed; see the server's log")
-                    )
-                    self._running = []
+                    failed = Internal("the forward pass failed; see the server's log")
+                    self._abandon(self._stepping, failed)
+                    self._running = [task for task in self._running if task not in self._stepping]
         with self._wake:
             self._abandon([*self._running, *self._waiting], Unavailable("the service is stopping"))
 
@@ -140,73 +121,66 @@ class ModelThread:
         """Fail every task that has no answer yet."""
         for task in tasks:
             with suppress(InvalidStateError):  # it has an answer, or nobody waits any more
-                _fail(task, error)
+                task.fail(error)
 
     def _collect(self) -> bool:
         """Wait for work and start what may start; False when stopping."""
         with self._wake:
             while not (self._waiting or self._running or self._stopping):
                 self._wake.wait(timeout=1.0)
-                self._idle(lambda _: False)
+                self._idle()
+            self._gather()
             if self._stopping:
                 return False
-            admitted = admit(self._waiting, self._running, self._most)
-            for task in admitted:
+            starting = startable(self._waiting, self._running)
+            for task in starting:
                 self._waiting.remove(task)
-        for task in admitted:
+        for task in starting:
             if task.answer.set_running_or_notify_cancel():
                 self._running.append(task)
                 self._queued.append(time.perf_counter() - task.arrived)
-                _begin(task)
-        owners = {task.owner for task in self._running}
-        self._idle(owners.__contains__)
+                task.fed = self._steps  # behind whoever waits for longer
+                task.begin()
+        self._idle()
         return True
 
+    def _gather(self) -> None:
+        """Wait a moment for those who were answered last: if they come back at once, they share a
+        step again.
+        """
+        while len(self._waiting) < self._answered and not self._stopping:
+            left = self._gathering_until - time.perf_counter()
+            if left <= 0:
+                break
+            self._wake.wait(left)
+
     def _step(self) -> None:
-        """One forward pass over all running tasks."""
-        tasks = self._running = [task for task in self._running if task.segment]
+        """One forward pass over what fits of the running tasks, least recently fed first."""
+        tasks = sorted((t for t in self._running if t.segment), key=lambda task: task.fed)
+        self._running = self._stepping = tasks
         if not tasks:
             return
-        segments = [task.segment for task in tasks if task.segment]
         began = time.perf_counter()
+        wanted = [task.segment for task in tasks if task.segment]
+        chosen = compose(wanted, self._cost, self._limits, self._pace.at(began))
+        self._stepping = [tasks[index] for index, _ in chosen]
+        segments = [segment for _, segment in chosen]
         logits = self._forward(segments)
         seconds = time.perf_counter() - began
-        queued, self._queued = self._queued, []
-        fed = sum(len(segment.tokens) for segment in segments)
-        self._observe(StepReport(len(segments), fed, seconds, queued))  # before anyone has answers
-        for task, rows in zip(tasks, logits, strict=True):
-            _advance(task, rows)
+        self._account(segments, seconds)
+        self._steps += 1
+        for task, segment, rows in zip(self._stepping, segments, logits, strict=True):
+            task.fed = self._steps
+            task.advance(segment, rows)
         self._running = [task for task in tasks if task.segment]
+        self._answered = len(tasks) - len(self._running)
+        self._gathering_until = time.perf_counter() + GATHERING * seconds
 
-
-def _begin(task: Task) -> None:
-    """Start a task's job; one that needs no forward pass is done at once."""
-    try:
-        task.job = task.start()
-        if task.job is None:
-            task.answer.set_result(None)
-        else:
-            task.segment = next(task.job)
-    except StopIteration as done:
-        task.answer.set_result(done.value)
-    except Exception as error:
-        _fail(task, error)
-
-
-def _advance(task: Task, logits: torch.Tensor) -> None:
-    """Give a task its logits; it either wants another step or is done."""
-    assert task.job is not None
-    try:
-        task.segment = task.job.send(logits)
-    except StopIteration as done:
-        task.segment = None
-        task.answer.set_result(done.value)
-    except Exception as error:
-        _fail(task, error)
-
-
-def _fail(task: Task, error: Exception) -> None:
-    task.segment = None
-    if task.job is not None:
-        task.job.close()
-    task.answer.set_exception(error)
+    def _account(self, segments: Sequence[Segment], seconds: float) -> None:
+        """Learn from a step and report it, before anyone has answers."""
+        total = sum(map(load, segments), Load())
+        self._cost.learn(total, seconds)
+        if decoding := [load(segment) for segment in segments if is_decoding(segment)]:
+            self._pace.saw(self._cost.predict(sum(decoding, Load())), time.perf_counter())
+        queued, self._queued = self._queued, []
+        self._observe(StepReport(len(segments), total.tokens, seconds, queued, self._cost.error))

@@ -28,6 +28,7 @@ class Answer:
         self._end = rounds_pb2.RunResponse()
         self._arrived = self._began = self._last = time.monotonic()
         self._first: float | None = None
+        self._reused = 0
 
     def started(self) -> None:
         """The request got its place."""
@@ -47,6 +48,8 @@ class Answer:
         if step.finish_reason or self._stream.matched is not None:
             self.finished = True
             text += self._stream.finish()
+        if not self._tokens:
+            self._reused = step.reused
         self._tally.add(step)
         self._metrics.add(step)
         self._tokens += step.tokens
@@ -72,7 +75,11 @@ class Answer:
             text=self._stream.text,
             token_ids=self._tokens,
             finish_reason=reason,
-            usage=api.Usage(prompt_tokens=self._prompt_tokens, completion_tokens=len(self._tokens)),
+            usage=api.Usage(
+                prompt_tokens=self._prompt_tokens,
+                completion_tokens=len(self._tokens),
+                cached_tokens=self._reused,
+            ),
             timing=api.Timing(
                 queue_seconds=self._began - self._arrived,
                 time_to_first_token_seconds=first - self._arrived,

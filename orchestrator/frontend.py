@@ -7,6 +7,7 @@ streamed so far, so a lost worker costs a resume and never an error at the clien
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -27,6 +28,7 @@ from protos.tandem.v1 import orchestrator_pb2 as api
 from protos.tandem.v1 import orchestrator_pb2_grpc
 
 NAME = api.DESCRIPTOR.services_by_name["OrchestratorService"].full_name
+CLIENT_KEY = "x-tandem-client"
 Context: TypeAlias = "aio.ServicerContext[Any, Any]"
 Event = api.StreamGenerateResponse
 
@@ -86,7 +88,7 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         self, request: api.GenerateRequest, context: Context
     ) -> api.GenerateResponse:
         """The whole answer: the last event of the stream."""
-        async with aclosing(self._events(request)) as events:
+        async with aclosing(self._events(request, client_of(context))) as events:
             return [event.complete async for event in events if event.HasField("complete")][-1]
 
     async def StreamGenerate(
@@ -94,7 +96,8 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     ) -> AsyncIterator[Event]:
         """The answer as it grows; the tokens that the client has already are not sent again."""
         _check_resumable(request)
-        async with aclosing(self._events(request.request, request.resume_from)) as events:
+        client = client_of(context)
+        async with aclosing(self._events(request.request, client, request.resume_from)) as events:
             async for event in events:
                 if event.HasField("complete") or event.chunk.token_ids:
                     yield event
@@ -106,7 +109,7 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         return await self._replicas.status(self._admission.running, self._admission.waiting)
 
     async def _events(
-        self, request: api.GenerateRequest, known: int = 0
+        self, request: api.GenerateRequest, client: bytes, known: int = 0
     ) -> AsyncGenerator[Event, None]:
         """Chunks without the `known` first tokens, then the complete answer."""
         request_id = request.request_id or secrets.token_hex(8)
@@ -115,6 +118,7 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             order, request, request_id, seed, self._limits, self._tokenise
         )
         ordered.run.session_id = secrets.token_bytes(codec.SESSION_ID_BYTES)
+        ordered.run.client = client
         seed = request.sampling.seed if request.sampling.HasField("seed") else seed
         answer = Answer(
             ordered, TextStream(self._tokenizer, ordered.stop), seed, self._metrics, known
@@ -131,6 +135,14 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
     def _tokenise(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text).ids)
+
+
+def client_of(context: Context) -> bytes:
+    """Who asks, as a digest: requests of one client may start from each other's cached beginnings.
+    Empty for a client that does not name itself; a name that others cannot guess keeps them out.
+    """
+    name = str(dict(context.invocation_metadata() or ()).get(CLIENT_KEY, ""))
+    return hashlib.sha256(name.encode()).digest()[:16] if name else b""
 
 
 def _check_resumable(request: api.StreamGenerateRequest) -> None:

@@ -38,12 +38,13 @@ class Cursor:
 @dataclass(frozen=True, slots=True)
 class Advance:
     """What one round added: emitted tokens, of which `accepted` were drafted, out of `drafted`
-    verified.
+    verified. `reused` committed tokens were not computed anew when the session was opened.
     """
 
     tokens: tuple[int, ...]
     drafted: int
     accepted: int
+    reused: int = 0
 
 
 @dataclass(slots=True)
@@ -58,6 +59,7 @@ class Generation:
     completion: list[int] = field(default_factory=list)
     finish: Finish | None = None
     matched_token_id: int | None = None
+    client: bytes = b""
     drafter: Cursor = field(default_factory=Cursor)
     verifier: Cursor = field(default_factory=Cursor)
 
@@ -80,6 +82,7 @@ class Generation:
             base=cursor.cached,
             tokens=self._tokens_from(cursor.cached),
             epoch=cursor.epoch,
+            client=b"" if cursor.epoch else self.client,
         )
 
     def drafted(self, proposal: Proposal) -> None:
@@ -103,7 +106,8 @@ class Generation:
         self.completion += emitted
         if self.finish is None and self.remaining <= 0:
             self.finish = Finish.LENGTH
-        return Advance(tuple(emitted), len(draft), min(len(verdict.accepted), len(emitted)))
+        accepted = min(len(verdict.accepted), len(emitted))
+        return Advance(tuple(emitted), len(draft), accepted, verdict.reused)
 
     def _tokens_from(self, start: int) -> tuple[int, ...]:
         if start < len(self.prompt):

@@ -88,7 +88,8 @@ async def _look(
         device=model.device,
         dtype=model.dtype,
         sessions=model.sessions,
-        kv_cache_usage=model.sessions / max(1, model.max_sessions),
+        kv_cache_usage=model.cache_usage,
+        exactness=model.exactness,
         round_trip_seconds=time.monotonic() - began,
     )
 

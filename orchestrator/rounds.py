@@ -16,7 +16,6 @@ from tenacity import (
     AsyncRetrying,
     RetryCallState,
     retry_if_exception,
-    stop_after_delay,
     wait_random_exponential,
 )
 
@@ -28,7 +27,8 @@ from protos.status import is_transient
 from protos.types import NO_DRAFT, Context, Draft, Verdict
 
 BACK_OFF = wait_random_exponential(multiplier=0.05, max=1.0)
-PATIENCE_SECONDS = 30.0  # with a verifier that is lost or busy
+PATIENCE_SECONDS = 30.0  # with a verifier that is lost
+BUSY_SECONDS = 600.0  # with one that is there and asks to wait; a caller's deadline ends it earlier
 
 log = structlog.get_logger()
 Answer = TypeVar("Answer")
@@ -108,7 +108,7 @@ async def verify(generation: Generation, verifier: Verifier, draft: Draft) -> Ve
     async for attempt in AsyncRetrying(
         retry=retry_if_exception(is_transient),
         wait=pause,
-        stop=stop_after_delay(PATIENCE_SECONDS),
+        stop=hopeless,
         reraise=True,
     ):
         with attempt:
@@ -124,6 +124,13 @@ def pause(state: RetryCallState) -> float:
     """Seconds until the next attempt: longer each time, and as long as a busy service asks for."""
     error = state.outcome.exception() if state.outcome else None
     return BACK_OFF(state) + (error.retry_after if isinstance(error, Busy) else 0.0)
+
+
+def hopeless(state: RetryCallState) -> bool:
+    """Whether there is no point in another attempt."""
+    busy = state.outcome is not None and isinstance(state.outcome.exception(), Busy)
+    waited = state.seconds_since_start or 0.0
+    return waited >= (BUSY_SECONDS if busy else PATIENCE_SECONDS)
 
 
 async def ask(

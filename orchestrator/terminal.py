@@ -100,7 +100,15 @@ class Completion:
 def show_status(console: Console, response: api.GetStatusResponse) -> None:
     """A table of replicas."""
     table = Table(
-        "role", "address", "serving", "model", "device", "dtype", "sessions", "round trip", box=None
+        "role",
+        "address",
+        "serving",
+        "model",
+        "device",
+        "dtype",
+        "sessions",
+        "round trip",
+        box=None,
     )
     for model in response.models:
         replicas = [("verifier", r) for r in model.verifiers] + [
@@ -118,6 +126,8 @@ def show_status(console: Console, response: api.GetStatusResponse) -> None:
             table.add_row(*row, replica.dtype, str(replica.sessions), trip)
     console.print(table, soft_wrap=True)
     for model in response.models:
+        for replica in model.verifiers:
+            console.print(f"verifier {replica.address}: {replica.exactness}", soft_wrap=True)
         console.print(
             f"{model.name}: {model.requests_running} running, {model.requests_waiting} waiting"
         )

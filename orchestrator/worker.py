@@ -62,6 +62,7 @@ class RoundWorkerService(rounds_pb2_grpc.RoundWorkerServiceServicer):
             max_new_tokens=request.max_new_tokens,
             stop_token_ids=frozenset(request.stop_token_ids),
             completion=list(request.completion),
+            client=request.client,
             drafter=Cursor(request.first_turn),
             verifier=Cursor(request.first_turn),
         )
@@ -96,6 +97,7 @@ def encode_round(done: Round, generation: Generation) -> rounds_pb2.RunResponse:
         tokens=done.advance.tokens,
         drafted=done.advance.drafted,
         accepted=done.advance.accepted,
+        reused=done.advance.reused,
         fallback=done.fallback,
         finish_reason=FINISH[generation.finish],
         matched_token_id=generation.matched_token_id,

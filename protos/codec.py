@@ -14,6 +14,7 @@ from protos.errors import InvalidRequest, Violation
 from protos.tandem.v1 import common_pb2, drafter_pb2, verifier_pb2
 
 SESSION_ID_BYTES = 16
+CLIENT_BYTES = 32
 
 
 def encode_context(context: types.Context) -> common_pb2.Context:
@@ -24,6 +25,7 @@ def encode_context(context: types.Context) -> common_pb2.Context:
         base=context.base,
         tokens=context.tokens,
         epoch=context.epoch,
+        client=context.client,
     )
 
 
@@ -45,6 +47,9 @@ def decode_context(message: common_pb2.Context) -> types.Context:
     violations = _wrong_length("context.session_id", message.session_id)
     if not message.tokens:
         violations.append(Violation("context.tokens", "is empty"))
+    if len(message.client) > CLIENT_BYTES:
+        problem = f"has {len(message.client)} bytes, above {CLIENT_BYTES}"
+        violations.append(Violation("context.client", problem))
     if violations:
         raise InvalidRequest(*violations)
     return types.Context(
@@ -53,6 +58,7 @@ def decode_context(message: common_pb2.Context) -> types.Context:
         message.base,
         tuple(message.tokens),
         message.epoch,
+        message.client,
     )
 
 
@@ -146,13 +152,18 @@ def encode_verdict(verdict: types.Verdict) -> verifier_pb2.VerifyResponse:
         next_token=verdict.next_token,
         cached_len=verdict.cached_len,
         epoch=verdict.epoch,
+        reused=verdict.reused,
     )
 
 
 def decode_verdict(message: verifier_pb2.VerifyResponse) -> types.Verdict:
     """Message to verdict."""
     return types.Verdict(
-        tuple(message.accepted), message.next_token, message.cached_len, message.epoch
+        tuple(message.accepted),
+        message.next_token,
+        message.cached_len,
+        message.epoch,
+        message.reused,
     )
 
 
@@ -168,6 +179,8 @@ def encode_model(model: types.ModelDescription) -> common_pb2.ModelDescription:
         dtype=model.dtype,
         sessions=model.sessions,
         max_sessions=model.max_sessions,
+        exactness=model.exactness,
+        cache_usage=model.cache_usage,
     )
 
 
@@ -183,4 +196,6 @@ def decode_model(message: common_pb2.ModelDescription) -> types.ModelDescription
         message.dtype,
         message.sessions,
         message.max_sessions,
+        message.exactness,
+        message.cache_usage,
     )

@@ -6,6 +6,7 @@ Pure; parents come in topological order and -1 is the root, which is not a node.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 
 def chain(length: int) -> tuple[int, ...]:
@@ -57,3 +58,18 @@ def trunk(parents: Sequence[int]) -> int:
 def leading(path: Sequence[int]) -> int:
     """How many nodes of a path are the tree's leading nodes, in order."""
     return next((step for step, node in enumerate(path) if node != step), len(path))
+
+
+def path(parents: Sequence[int], node: int) -> list[int]:
+    """The nodes from the root down to a node."""
+    result = []
+    while node >= 0:
+        result.append(node)
+        node = parents[node]
+    return result[::-1]
+
+
+def runs(parents: Sequence[int], first: int) -> list[range]:
+    """The nodes from `first` on, cut wherever one is not the child of the one before."""
+    starts = [node for node in range(first + 1, len(parents)) if parents[node] != node - 1]
+    return [range(*pair) for pair in pairwise([first, *starts, len(parents)])]

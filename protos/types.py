@@ -18,7 +18,7 @@ class Context:
 
     `turn` grows with every call of a session on a service; `epoch` is the one that the session was
     answered with last, 0 when it is opened. `tokens` is never empty: the newest committed token was
-    never fed.
+    never fed. `client` says, when a session is opened, whose cached beginnings it may start with.
     """
 
     session_id: bytes
@@ -26,6 +26,7 @@ class Context:
     base: int
     tokens: tuple[int, ...]
     epoch: int = 0
+    client: bytes = b""
 
     @property
     def length(self) -> int:
@@ -105,6 +106,7 @@ class Verdict:
     next_token: int
     cached_len: int
     epoch: int
+    reused: int = 0  # context tokens that another session of the same client had cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,3 +122,5 @@ class ModelDescription:
     dtype: str
     sessions: int = 0
     max_sessions: int = 0
+    exactness: str = ""
+    cache_usage: float = 0.0

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from engine.config import ModelServiceConfig
 from engine.host import Host, hosting
 from protos import codec, rpc
+from protos.errors import Unusable
 from protos.tandem.v1 import verifier_pb2, verifier_pb2_grpc
 from verifier_service.verifier import verify
 
@@ -58,7 +59,12 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
 @asynccontextmanager
 async def serving(config: ModelServiceConfig, registry: CollectorRegistry) -> AsyncIterator[str]:
     """A verifier while the scope lasts; yields its address."""
-    async with hosting(config, "verify", registry) as host:
+    if config.weights != "full":
+        raise Unusable(
+            f"weights {config.weights} is for drafters: a verifier keeps the model's own"
+        )
+    exact = True if config.exact is None else config.exact
+    async with hosting(config, "verify", exact, registry) as host:
         service = VerifierService(host)
         services = {
             NAME: lambda s: verifier_pb2_grpc.add_VerifierServiceServicer_to_server(service, s)

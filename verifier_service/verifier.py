@@ -11,7 +11,7 @@ import torch
 
 from engine import sampling
 from engine.plan import Segment
-from engine.sessions import Sessions, prefill
+from engine.sessions import Sessions
 from protos import tree
 from protos.types import Context, Draft, SamplingParams, Verdict
 from verifier_service.acceptance import match
@@ -20,31 +20,30 @@ from verifier_service.acceptance import match
 def verify(
     sessions: Sessions, context: Context, draft: Draft, params: SamplingParams
 ) -> Generator[Segment, torch.Tensor, Verdict]:
-    """Yields the segment to verify, after those of a long context, and returns the verdict.
+    """Yields the segment to verify and returns the verdict. A retried call gives the same one.
 
-    A retried call gives the same verdict.
-
-    Until the walk is done the session counts as holding the context's base only, so that whatever
+    Until the walk is done the session counts as holding what it held at first, so that whatever
     ends the job early leaves nothing behind.
     """
     depths = tree.depths(draft.parents)
     sessions.check_room("context.tokens", context.length)
     sessions.check_room("draft.tokens", context.length + max(depths, default=-1) + 1)
-    session = sessions.extend(context)
-    base, tokens = yield from prefill(session, context)
-    segment = Segment(
-        slot=session.slot,
-        context=base,
-        tokens=tokens + draft.tokens,
-        parents=tree.hang(len(tokens), draft.parents),
-        wanted=1 + len(draft),
-    )
-    logits = yield from sessions.feed(context, segment)  # [1 + nodes, vocab]
+    with sessions.extended(context, len(draft)) as session:
+        held = session.length
+        tokens = context.tokens[held - context.base :]
+        segment = Segment(
+            room=session.room,
+            context=held,
+            tokens=tokens + draft.tokens,
+            parents=tree.hang(len(tokens), draft.parents),
+            wanted=1 + len(draft),
+        )
+        logits = yield from sessions.feed(context, segment)  # [1 + nodes, vocab]
 
-    def choice(node: int) -> int:
-        position = context.length + (0 if node < 0 else depths[node] + 1)
-        return sampling.draw(logits[node + 1], params, position)
+        def choice(node: int) -> int:
+            position = context.length + (0 if node < 0 else depths[node] + 1)
+            return sampling.draw(logits[node + 1], params, position)
 
-    accepted, token = match(draft.tokens, draft.parents, choice)
-    cached = sessions.keep(session, context.length, accepted)
-    return Verdict(accepted, token, cached, session.epoch)
+        accepted, token = match(draft.tokens, draft.parents, choice)
+        cached = sessions.keep(session, context, draft.tokens, accepted)
+        return Verdict(accepted, token, cached, session.epoch, held - context.base)

@@ -9,16 +9,21 @@ from contextlib import asynccontextmanager
 
 import torch
 
+from engine.batch import Limits
+from engine.kv import Room
 from engine.plan import Segment
-from engine.scheduler import Job, ModelThread, StepReport
+from engine.scheduler import ModelThread, StepReport
+from engine.task import Job
 from protos import tree
 
 VOCABULARY, MOST, SECONDS = 5, 8, 5.0
+LIMITS = Limits(sessions=MOST, tokens=128)
+ROOM = Room(0, 1 << 16)
 
 
 def segment(*tokens: int) -> Segment:
-    """Tokens to be fed to a new session."""
-    return Segment(0, 0, tokens, tree.chain(len(tokens)), len(tokens))
+    """Tokens to be fed to a new session, with logits for all."""
+    return Segment(ROOM, 0, tokens, tree.chain(len(tokens)), len(tokens))
 
 
 def steps(count: int, tokens: int = 1) -> Job:
@@ -31,33 +36,62 @@ def steps(count: int, tokens: int = 1) -> Job:
 
 
 class Machine:
-    """A forward pass that is held until it is open, and that fails at a step if told to."""
+    """A forward pass that is held until it is open, that fails at a step if told to, and that may
+    have a clock of its own.
+    """
 
     def __init__(self) -> None:
         self.open = threading.Event()
         self.began = threading.Event()
         self.fails_at: int | None = None
-        self.batches: list[int] = []
+        self.between: Callable[[], None] = lambda: None  # called in every step, on its thread
+        self.now = 0.0
+        self.costs = (0.0, 0.0)  # seconds for a step and a token
+        self.batches: list[list[Segment]] = []
         self.reports: list[StepReport] = []
-        self.idle: list[Callable[[bytes], bool]] = []
+        self.idle: list[str] = []
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many sessions were in each step."""
+        return [len(batch) for batch in self.batches]
+
+    def fed(self, room: Room) -> list[Segment]:
+        """What was fed to a room, in order."""
+        return [segment for batch in self.batches for segment in batch if segment.room is room]
 
     def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """Zeros, once the machine is open."""
         self.began.set()
         assert self.open.wait(SECONDS)
-        self.batches.append(len(segments))
+        self.between()
+        self.now += self.costs[0] + self.costs[1] * sum(len(own.tokens) for own in segments)
+        self.batches.append(list(segments))
         if len(self.batches) == self.fails_at:
             raise RuntimeError("out of memory near a secret")
         return [torch.zeros(segment.wanted, VOCABULARY) for segment in segments]
 
+    def clock(self) -> float:
+        """Seconds, if only steps take time; looking takes hardly any."""
+        self.now += 1e-6
+        return self.now
+
+    def rest(self) -> None:
+        """What the thread does when it has time."""
+        self.idle.append(threading.current_thread().name)
+
+    def thread(self, queue_limit: int = 100, limits: Limits = LIMITS) -> ModelThread:
+        """A thread that runs this machine."""
+        return ModelThread(self.forward, limits, self.reports.append, self.rest, queue_limit)
+
     @asynccontextmanager
-    async def running(self, queue_limit: int = 100) -> AsyncIterator[ModelThread]:
+    async def running(
+        self, queue_limit: int = 100, limits: Limits = LIMITS
+    ) -> AsyncIterator[ModelThread]:
         """A thread whose first step is held by a job of its own, so that what is queued now meets
         in the next.
         """
-        with ModelThread(
-            self.forward, MOST, self.reports.append, self.idle.append, queue_limit
-        ) as thread:
+        with self.thread(queue_limit, limits) as thread:
             first = asyncio.create_task(thread.run(b"first", lambda: steps(1)))
             await asyncio.to_thread(self.began.wait, SECONDS)
             try:

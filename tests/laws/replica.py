@@ -1,20 +1,22 @@
-"""A model of a drafter or verifier: real sessions over a real slab whose keys are the tokens that
-they stand for.
+"""A model of a drafter or verifier: real sessions over a real pool whose keys are the tokens that
+they stand for and whose values are whose tokens they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
+from itertools import combinations, count
 
 import torch
 
-from engine.kv import LayerGeometry, SlabCache
-from engine.sessions import Session, Sessions
+from engine.kv import BLOCK, LayerGeometry, Pool
+from engine.session import Session
+from engine.sessions import Sessions
 from protos.types import Context
 
-SLOTS, LENGTH, TTL = 2, 64, 10.0
+BLOCKS, MOST, LENGTH, TTL = 4, 2, 2 * BLOCK, 10.0
 Tokens = tuple[int, ...]
 
 
@@ -34,21 +36,25 @@ class Answer:
 
     held: int
     epoch: int
+    reused: int
 
 
-def tiny_cache(slots: int = SLOTS) -> SlabCache:
-    """A slab of one layer, one head and one number per token."""
-    return SlabCache([LayerGeometry(1, 1, 1)], slots, LENGTH, torch.float32, torch.device("cpu"))
+def tiny_pool(blocks: int = BLOCKS) -> Pool:
+    """A pool of one layer, one head and one number per token."""
+    device = torch.device("cpu")
+    return Pool([LayerGeometry(1, 1, 1)], blocks * BLOCK, torch.float32, device)
 
 
 class Unfenced(Sessions):
     """Sessions that forget at which turn they are: what the fence is compared with."""
 
-    def extend(self, context: Context) -> Session:
+    @contextmanager
+    def extended(self, context: Context, nodes: int) -> Iterator[Session]:
         """As the rule, but every turn is a new one."""
         if session := self._open.get(context.session_id):
             session.turn = -1
-        return super().extend(context)
+        with super().extended(context, nodes) as session:
+            yield session
 
 
 class Replica:
@@ -56,52 +62,96 @@ class Replica:
     processes.
     """
 
-    def __init__(self, kind: type[Sessions] = Sessions) -> None:
+    def __init__(
+        self, kind: type[Sessions] = Sessions, blocks: int = BLOCKS, most: int = MOST
+    ) -> None:
         self.now = 0.0
-        self._kind = kind
+        self._kind, self._blocks, self._most = kind, blocks, most
         self._epochs = count(1)
+        self.clients: dict[bytes, bytes] = {}  # of sessions; their callers know
         self.restart()
 
     def restart(self) -> None:
         """Another process at the same address."""
-        self.cache = tiny_cache()
-        self.sessions = self._kind(self.cache, LENGTH, self._epochs.__next__, TTL, lambda: self.now)
-        self.served: dict[bytes, int] = {}
+        self.pool = tiny_pool(self._blocks)
+        self.sessions = self._kind(
+            self.pool, LENGTH, self._most, self._epochs.__next__, TTL, lambda: self.now
+        )
+        self.rooms: dict[bytes, Session] = {}
 
-    def serve(self, message: Message, guesses: Tokens, path: Sequence[int]) -> Answer:
+    @contextmanager
+    def at_work(self, context: Context, nodes: int = 0) -> Iterator[Session]:
+        """A call that the service has begun: what it starts with must be the sender's own."""
+        with torch.inference_mode(), self.sessions.extended(context, nodes) as session:
+            if not context.epoch:
+                self.clients[context.session_id] = context.client
+            assert session.room.capacity >= context.length + nodes, "no room for what was asked"
+            assert not context.epoch or session.length == context.base
+            self.rooms[context.session_id] = session
+            yield session
+
+    def serve(self, message: Message, guesses: Tokens = (), path: Sequence[int] = ()) -> Answer:
         """Append the context and the guesses, then keep the guesses of a path.
 
         The tokens that the rule kept must be the sender's.
         """
-        with torch.inference_mode():
-            return self._serve(message, guesses, path)
-
-    def _serve(self, message: Message, guesses: Tokens, path: Sequence[int]) -> Answer:
         context = message.context
-        session = self.sessions.extend(context)
-        held, meant = self.held(session, context.base), message.committed[: context.base]
-        assert held == meant, f"the cache holds {held} and stands for {meant}"
-        self._write(session, context.base, context.tokens + guesses)
-        self.served[context.session_id] = context.turn
-        return Answer(self.sessions.keep(session, context.length, path), session.epoch)
+        with self.at_work(context, len(guesses)) as session:
+            start = session.length
+            held, meant = self.held(session), message.committed[:start]
+            assert held == meant, f"the cache holds {held} and stands for {meant}"
+            assert tuple(session.tokens) == meant, "the rule has lost track"
+            writer = self._writer(context.session_id)
+            writers = set(self._rows(self.pool.values[0], session, start))
+            assert writers <= {writer}, "the cache holds what another client said"
+            tokens = context.tokens[start - context.base :] + guesses
+            self._write(session, start, tokens, writer)
+            reused = start - context.base
+            return Answer(
+                self.sessions.keep(session, context, guesses, path), session.epoch, reused
+            )
+
+    def open(self, session_id: bytes, tokens: Tokens, client: bytes = b"", turn: int = 1) -> Answer:
+        """Serve an opening call."""
+        return self.serve(Message(Context(session_id, turn, 0, tokens, client=client), tokens))
 
     def close(self, session_id: bytes) -> None:
-        """Evict a session."""
+        """Forget a session."""
         self.sessions.close(session_id)
-        self.served.pop(session_id, None)
 
     def expire(self, seconds: float) -> None:
         """Let time pass."""
         self.now += seconds
-        self.sessions.expire(lambda _: False)
-        if not len(self.sessions):
-            self.served.clear()
+        self.sessions.expire()
 
-    def held(self, session: Session, length: int) -> Tokens:
-        """The first tokens in a session's slot."""
-        return tuple(int(key) for key in self.cache.keys[0][session.slot, 0, :length, 0].tolist())
+    def holds(self, session_id: bytes) -> bool:
+        """Whether a session still has its memory."""
+        return session_id in self.rooms and self.rooms[session_id].room.capacity > 0
 
-    def _write(self, session: Session, start: int, tokens: Tokens) -> None:
-        rows = torch.tensor(tokens, dtype=torch.float32)[None, :, None]
-        for store in (self.cache.keys[0], self.cache.values[0]):
-            store[session.slot, :, start : start + len(tokens)] = rows
+    def held(self, session: Session) -> Tokens:
+        """The committed tokens as a session's room has them."""
+        return self._rows(self.pool.keys[0], session, session.length)
+
+    def check_memory(self) -> None:
+        """Rooms lie in the pool, apart from each other, and nothing is taken but them."""
+        rooms = [session.room for session in self.rooms.values() if session.room.capacity]
+        assert all(room.start >= 0 and room.end <= self.pool.positions for room in rooms)
+        assert all(a.end <= b.start or b.end <= a.start for a, b in combinations(rooms, 2))
+        assert self.pool.taken == sum(room.capacity for room in rooms) <= self.pool.positions
+        assert self.sessions.usage == self.pool.taken / self.pool.positions
+        assert len(self.sessions) <= self.sessions.most
+
+    def _writer(self, session_id: bytes) -> int:
+        """A number for a session's client; who is not known has only itself."""
+        return int.from_bytes((self.clients.get(session_id) or b"\0" + session_id)[:3], "little")
+
+    def _rows(self, store: torch.Tensor, session: Session, length: int) -> Tokens:
+        start = session.room.start
+        return tuple(int(row) for row in store[start : start + length, 0, 0].tolist())
+
+    def _write(self, session: Session, start: int, tokens: Tokens, writer: int) -> None:
+        first = session.room.start + start
+        rows = slice(first, first + len(tokens))
+        assert rows.stop <= session.room.end
+        self.pool.keys[0][rows, 0, 0] = torch.tensor(tokens, dtype=torch.float32)
+        self.pool.values[0][rows] = writer

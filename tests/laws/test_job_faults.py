@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from engine.plan import Segment
-from engine.scheduler import Job, ModelThread
+from engine.scheduler import ModelThread
+from engine.task import Job
 from protos.errors import Internal, InvalidRequest
 from tests.laws.machine import (
-    MOST,
+    LIMITS,
     SECONDS,
     VOCABULARY,
     Machine,
@@ -96,7 +97,7 @@ async def test_a_step_that_breaks_half_way_leaves_the_answers_it_gave_and_the_th
     def short(segments: Sequence[Segment]) -> list[torch.Tensor]:
         return machine.forward(segments)[: 1 if len(segments) == 2 else None]
 
-    with ModelThread(short, MOST, machine.reports.append, machine.idle.append) as thread:
+    with ModelThread(short, LIMITS, machine.reports.append, machine.rest) as thread:
         first = queue(thread, b"first", lambda: steps(1))
         await asyncio.to_thread(machine.began.wait, SECONDS)
         tasks = [queue(thread, b"a", lambda: steps(1)), queue(thread, b"b", lambda: steps(1))]

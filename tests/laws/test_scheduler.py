@@ -6,12 +6,14 @@ import asyncio
 import threading
 from concurrent.futures import Future
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.scheduler import Job, ModelThread, Task, admit
+from engine.scheduler import ModelThread
+from engine.task import Job, Task, startable
 from protos.errors import Busy, TandemError
 from tests.laws.machine import (
     MOST,
@@ -34,21 +36,17 @@ def task(owner: bytes) -> Task:
 owners = st.lists(st.sampled_from((b"a", b"b", b"c", b"d")).map(task), max_size=8)
 
 
-@given(owners, owners, st.integers(0, 6))
-def test_admission_is_in_order_one_per_session_and_never_too_many(
-    waiting: list[Task], running: list[Task], most: int
+@given(owners, owners)
+def test_who_may_start_does_in_order_and_one_per_session(
+    waiting: list[Task], running: list[Task]
 ) -> None:
-    chosen = admit(waiting, running, most)
-    assert len(chosen) <= max(0, most - len(running))
+    chosen = startable(waiting, running)
     assert [t for t in waiting if t in chosen] == chosen
-    at_work = [t.owner for t in running]
+    at_work = {t.owner for t in running}
     assert len({t.owner for t in chosen}) == len(chosen)
-    assert not {t.owner for t in chosen} & set(at_work)
-    if len(chosen) < most - len(running):
-        left = [t for t in waiting if t not in chosen]
-        assert all(t.owner in at_work or t.owner in {c.owner for c in chosen} for t in left), (
-            "nobody waits needlessly"
-        )
+    assert {t.owner for t in chosen} == {t.owner for t in waiting} - at_work, (
+        "nobody waits needlessly"
+    )
     for t in chosen:
         assert next(w for w in waiting if w.owner == t.owner) is t, (
             "a session's calls stay in order"
@@ -62,7 +60,7 @@ async def test_jobs_that_wait_together_share_a_step() -> None:
         await settle()
         machine.open.set()
         assert await results(*tasks) == [[(3, VOCABULARY)] * 2] * 5
-    assert machine.batches == [1, 5, 5]
+    assert machine.sizes == [1, 5, 5]
     assert [(report.sessions, report.tokens) for report in machine.reports] == [
         (1, 1),
         (5, 15),
@@ -71,6 +69,26 @@ async def test_jobs_that_wait_together_share_a_step() -> None:
     assert [len(report.queue_seconds) for report in machine.reports] == [1, 5, 0], (
         "a job queues once"
     )
+
+
+async def test_sessions_that_come_back_at_once_share_a_step_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As steps go here, they have all the time in the world for it."""
+    machine = Machine()
+    machine.costs = (100.0, 0.0)
+    monkeypatch.setattr("engine.scheduler.time", SimpleNamespace(perf_counter=machine.clock))
+
+    async def client(thread: ModelThread, name: bytes) -> None:
+        for _ in range(5):
+            await thread.run(name, lambda: steps(1))
+
+    async with machine.running() as thread:
+        clients = [asyncio.create_task(client(thread, bytes([i]))) for i in range(3)]
+        await settle()
+        machine.open.set()
+        assert await results(*clients) == [None] * 3
+    assert machine.sizes == [1] + [3] * 5
 
 
 async def test_calls_of_one_session_never_share_a_step_and_stay_in_order() -> None:
@@ -85,7 +103,7 @@ async def test_calls_of_one_session_never_share_a_step_and_stay_in_order() -> No
         await settle()
         machine.open.set()
         await results(*tasks)
-    assert machine.batches == [1] * 5
+    assert machine.sizes == [1] * 5
     assert order == [0, 1, 2, 3]
 
 
@@ -96,7 +114,7 @@ async def test_no_step_has_more_sessions_than_allowed() -> None:
         await settle()
         machine.open.set()
         await results(*tasks)
-    assert machine.batches == [1, MOST, 3]
+    assert machine.sizes == [1, MOST, 3]
 
 
 async def test_a_waiting_job_that_is_cancelled_never_starts() -> None:
@@ -129,15 +147,15 @@ async def test_a_full_queue_is_busy_at_once() -> None:
         assert await results(*tasks) == [[(1, VOCABULARY)]] * 2
 
 
-async def test_the_idle_call_knows_which_sessions_are_at_work() -> None:
+async def test_the_idle_call_is_made_between_all_steps_and_by_the_model_thread_alone() -> None:
+    """Who never rests must not keep what is too old."""
     machine = Machine()
     async with machine.running() as thread:
-        tasks = [queue(thread, b"a", lambda: steps(1))]
-        await settle()
-        at_work = machine.idle[-1]
-        assert at_work(b"first") and not at_work(b"a")
+        tasks = [queue(thread, b"a", lambda: steps(5))]
         machine.open.set()
         await results(*tasks)
+    assert len(machine.idle) >= len(machine.sizes) == 6
+    assert set(machine.idle) == {"model"}
 
 
 async def test_leaving_the_scope_stops_the_thread() -> None:
@@ -152,7 +170,7 @@ async def test_leaving_the_scope_stops_the_thread() -> None:
 
 async def test_nobody_waits_for_ever_when_the_scope_ends() -> None:
     machine = Machine()
-    with ModelThread(machine.forward, MOST, machine.reports.append, machine.idle.append) as thread:
+    with machine.thread() as thread:
         running = queue(thread, b"a", lambda: steps(100_000))
         await asyncio.to_thread(machine.began.wait, SECONDS)
         waiting = queue(thread, b"a", lambda: steps(1))

@@ -1,48 +1,50 @@
-"""Sessions, case by case: what is refused changes nothing, and what ends gives its slot back."""
+"""Sessions, case by case: what is refused changes nothing, and what ends gives its memory back."""
 
 from __future__ import annotations
 
+import sys
+import threading
 from contextlib import suppress
+from itertools import count
 
 import pytest
 import torch
 
+from engine.kv import BLOCK
 from engine.plan import Segment
-from engine.sessions import Session, Sessions
+from engine.sessions import Sessions
+from protos import tree
 from protos.errors import Busy, Internal, InvalidRequest, SessionMiss, StaleTurn
 from protos.types import Context
-from tests.laws.replica import LENGTH, SLOTS, TTL, Message, Replica, tiny_cache
+from tests.laws.replica import LENGTH, TTL, Message, Replica, tiny_pool
 
 ONE_ID = b"a"
-
-
-def opened(replica: Replica, *tokens: int) -> Session:
-    """A session that holds the tokens."""
-    return replica.sessions.extend(Context(ONE_ID, 1, 0, tokens))
 
 
 def test_a_late_duplicate_is_refused_and_changes_nothing() -> None:
     replica = Replica()
     first = Message(Context(ONE_ID, 1, 0, (1, 2)), (1, 2))
-    replica.serve(first, (), ())
-    replica.serve(Message(Context(ONE_ID, 2, 2, (5, 6), 1), (1, 2, 5, 6)), (), ())
+    replica.serve(first)
+    replica.serve(Message(Context(ONE_ID, 2, 2, (5, 6), 1), (1, 2, 5, 6)))
     with pytest.raises(StaleTurn):
         replica.serve(first, (7, 8), (0, 1))
-    assert replica.sessions.stale == 1
-    replica.serve(Message(Context(ONE_ID, 3, 4, (9,), 1), (1, 2, 5, 6, 9)), (), ())
+    assert replica.sessions.counts.stale == 1
+    replica.serve(Message(Context(ONE_ID, 3, 4, (9,), 1), (1, 2, 5, 6, 9)))
 
 
-def test_a_late_opening_call_after_an_eviction_is_not_mistaken_for_the_session() -> None:
+@pytest.mark.parametrize("client", [b"", b"x"])
+def test_a_late_opening_call_after_a_close_is_not_mistaken_for_the_session(client: bytes) -> None:
     """It may be refused or served; the next call must not take what it left for its own."""
     replica = Replica()
-    opening = Message(Context(ONE_ID, 1, 0, (1, 2)), (1, 2))
+    said = tuple(range(BLOCK))
+    opening = Message(Context(ONE_ID, 1, 0, said, client=client), said)
     replica.serve(opening, (3, 4), (0, 1))
-    replica.serve(Message(Context(ONE_ID, 2, 2, (5,), 1), (1, 2, 5)), (), ())
+    replica.serve(Message(Context(ONE_ID, 2, BLOCK, (5,), 1), (*said, 5)))
     replica.close(ONE_ID)
     with suppress(StaleTurn):
         replica.serve(opening, (3, 4), (0, 1))
     with pytest.raises(SessionMiss):
-        replica.serve(Message(Context(ONE_ID, 3, 3, (9,), 1), (1, 2, 5, 9)), (), ())
+        replica.serve(Message(Context(ONE_ID, 3, BLOCK + 1, (9,), 1), (*said, 5, 9)))
 
 
 def test_a_late_opening_call_to_another_process_is_not_mistaken_for_the_session() -> None:
@@ -52,7 +54,7 @@ def test_a_late_opening_call_to_another_process_is_not_mistaken_for_the_session(
     replica.restart()
     replica.serve(opening, (3, 4), (0, 1))
     with pytest.raises(SessionMiss):
-        replica.serve(Message(Context(ONE_ID, 2, 3, (9,), 1), (1, 2, 5, 9)), (), ())
+        replica.serve(Message(Context(ONE_ID, 2, 3, (9,), 1), (1, 2, 5, 9)))
 
 
 @pytest.mark.parametrize(
@@ -60,51 +62,60 @@ def test_a_late_opening_call_to_another_process_is_not_mistaken_for_the_session(
 )
 def test_what_is_not_held_is_a_miss_that_opens_nothing(context: Context) -> None:
     replica = Replica()
-    with pytest.raises(SessionMiss):
-        replica.sessions.extend(context)
-    assert (len(replica.sessions), replica.cache.free, replica.sessions.misses) == (0, SLOTS, 1)
+    with pytest.raises(SessionMiss), replica.at_work(context):
+        pass
+    assert (len(replica.sessions), replica.pool.taken, replica.sessions.counts.misses) == (0, 0, 1)
 
 
 def test_a_base_beyond_what_is_held_is_a_miss_that_changes_nothing() -> None:
     replica = Replica()
-    session = opened(replica, 1, 2)
-    replica.sessions.keep(session, 2)
-    with pytest.raises(SessionMiss):
-        replica.sessions.extend(Context(ONE_ID, 2, 3, (9,), 1))
-    assert (session.length, session.turn) == (2, 1)
+    replica.open(ONE_ID, (1, 2))
+    session = replica.rooms[ONE_ID]
+    with pytest.raises(SessionMiss), replica.at_work(Context(ONE_ID, 2, 3, (9,), 1)):
+        pass
+    assert (session.length, session.turn, session.active) == (2, 1, False)
 
 
 def test_expiry_spares_sessions_at_work_and_sessions_in_use() -> None:
     replica = Replica()
-    opened(replica, 1)
+    replica.open(ONE_ID, (1,))
     replica.now = TTL
-    replica.sessions.extend(Context(b"b", 1, 0, (1,)))
-    replica.now = TTL + 1
-    replica.sessions.expire(lambda name: name == ONE_ID)
-    assert (len(replica.sessions), replica.sessions.expired) == (2, 0)
-    replica.sessions.expire(lambda _: False)
-    assert (len(replica.sessions), replica.sessions.expired) == (1, 1)
+    replica.open(b"b", (1,))
+    with replica.at_work(Context(ONE_ID, 2, 1, (2,), 1)):
+        replica.expire(TTL)  # b is idle for as long as it may be, a for longer
+        assert (len(replica.sessions), replica.sessions.counts.expired) == (2, 0)
+        replica.expire(0.1)
+        assert (len(replica.sessions), replica.sessions.counts.expired) == (1, 1)
+    replica.expire(TTL)  # counted from the end of its work
+    assert len(replica.sessions) == 1
+    replica.expire(0.1)
+    assert (len(replica.sessions), replica.pool.taken) == (0, 0)
     with pytest.raises(SessionMiss):
-        replica.sessions.extend(Context(ONE_ID, 2, 1, (2,), 1))
+        replica.serve(Message(Context(ONE_ID, 3, 1, (2,), 1), (1, 2)))
 
 
-def test_a_full_cache_is_busy_until_a_session_is_closed() -> None:
-    sessions = Sessions(tiny_cache(slots=1), LENGTH, lambda: 1, TTL, lambda: 0.0)
-    sessions.extend(Context(ONE_ID, 1, 0, (1,)))
-    with pytest.raises(Busy, match="all 1 sessions"):
-        sessions.extend(Context(b"b", 1, 0, (1,)))
-    assert len(sessions) == 1
+def test_a_full_house_is_busy_until_a_session_is_closed() -> None:
+    replica = Replica(most=1)
+    replica.open(ONE_ID, (1,))
+    with pytest.raises(Busy, match="all 1 sessions") as refused:
+        replica.open(b"b", (1,))
+    assert refused.value.retry_after > 0
+    assert (len(replica.sessions), replica.pool.taken) == (1, BLOCK)
     for _ in range(2):
-        sessions.close(ONE_ID)
-    assert sessions.extend(Context(b"b", 1, 0, (1,))).length == 0
+        replica.close(ONE_ID)
+    assert (len(replica.sessions), replica.pool.taken) == (0, 0)
+    assert replica.open(b"b", (1,)).held == 1
 
 
 def test_a_context_above_the_limit_is_refused_with_both_numbers() -> None:
-    sessions = Sessions(tiny_cache(), 8, lambda: 1, TTL, lambda: 0.0)
-    with pytest.raises(
-        InvalidRequest, match=r"context\.tokens reach token 9, above the context of 8"
-    ) as refused:
-        sessions.extend(Context(ONE_ID, 1, 0, tuple(range(9))))
+    sessions = Sessions(tiny_pool(), 8, 2, lambda: 1, TTL, lambda: 0.0)
+    with (
+        pytest.raises(
+            InvalidRequest, match=r"context\.tokens reach token 9, above the context of 8"
+        ) as refused,
+        sessions.extended(Context(ONE_ID, 1, 0, tuple(range(9))), 0),
+    ):
+        pass
     assert [violation.field for violation in refused.value.violations] == ["context.tokens"]
     assert len(sessions) == 0
 
@@ -113,41 +124,91 @@ def test_a_kept_path_is_moved_behind_the_context_and_rejected_rows_are_dead() ->
     replica = Replica()
     answer = replica.serve(Message(Context(ONE_ID, 1, 0, (1, 2)), (1, 2)), (3, 4, 5, 6), (1, 3))
     assert answer.held == 4
-    session = replica.sessions.extend(Context(ONE_ID, 2, 4, (9,), 1))
-    assert replica.held(session, 4) == (1, 2, 4, 6)
+    with replica.at_work(Context(ONE_ID, 2, 4, (9,), 1)) as session:
+        assert replica.held(session) == tuple(session.tokens) == (1, 2, 4, 6)
+
+
+def test_keeping_twice_keeps_the_context_once() -> None:
+    """As a drafter does: the context first, then what it guessed."""
+    replica = Replica()
+    replica.open(ONE_ID, (1, 2))
+    context = Context(ONE_ID, 2, 1, (5, 6), 1)
+    with replica.at_work(context, 2) as session:
+        assert replica.sessions.keep(session, context, ()) == 3
+        assert replica.sessions.keep(session, context, (7, 8), (0,)) == 4
+        assert tuple(session.tokens) == (1, 5, 6, 7)
 
 
 def test_a_call_that_ends_early_leaves_its_base_and_nothing_else() -> None:
     replica = Replica()
     replica.serve(Message(Context(ONE_ID, 1, 0, (1, 2)), (1, 2)), (3, 4), (0, 1))
-    assert replica.sessions.extend(Context(ONE_ID, 2, 2, (5,), 1)).length == 2
-    with pytest.raises(SessionMiss):
-        replica.sessions.extend(Context(ONE_ID, 3, 3, (6,), 1))
+    with replica.at_work(Context(ONE_ID, 2, 2, (5,), 1)) as session:
+        assert (session.length, session.active) == (2, True)
+    assert not session.active
+    with pytest.raises(SessionMiss), replica.at_work(Context(ONE_ID, 3, 3, (6,), 1)):
+        pass
 
 
 @pytest.mark.parametrize("epoch", [0, 7])
 def test_who_builds_on_cached_tokens_must_know_the_sessions_epoch(epoch: int) -> None:
     replica = Replica()
-    replica.serve(Message(Context(ONE_ID, 1, 0, (1, 2)), (1, 2)), (), ())
-    with pytest.raises(SessionMiss):
-        replica.sessions.extend(Context(ONE_ID, 2, 2, (5,), epoch))
-    assert replica.serve(Message(Context(ONE_ID, 3, 2, (5,), 1), (1, 2, 5)), (), ()).held == 3
+    replica.open(ONE_ID, (1, 2))
+    with pytest.raises(SessionMiss), replica.at_work(Context(ONE_ID, 2, 2, (5,), epoch)):
+        pass
+    assert replica.serve(Message(Context(ONE_ID, 3, 2, (5,), 1), (1, 2, 5))).held == 3
 
 
 def test_an_opening_call_starts_an_open_session_again() -> None:
     replica = Replica()
-    first = replica.serve(Message(Context(ONE_ID, 1, 0, (1, 2)), (1, 2)), (), ())
-    again = replica.serve(Message(Context(ONE_ID, 2, 0, (1, 2, 3)), (1, 2, 3)), (), ())
+    first = replica.open(ONE_ID, (1, 2))
+    again = replica.open(ONE_ID, (1, 2, 3), turn=2)
     assert (again.held, again.epoch, len(replica.sessions)) == (3, first.epoch, 1)
 
 
-def test_a_session_whose_model_overflowed_is_forgotten() -> None:
-    cache = tiny_cache()
-    sessions = Sessions(cache, LENGTH, lambda: 9, TTL, lambda: 0.0)
-    context = Context(b"s" * 16, 1, 0, (1, 2, 3))
-    held = sessions.extend(context)
-    feeding = sessions.feed(context, Segment(held.slot, 0, (1, 2, 3), (-1, 0, 1), 1))
-    next(feeding)
-    with pytest.raises(Internal, match="overflowed"):
-        feeding.send(torch.tensor([[1.0, float("nan")]]))
-    assert (len(sessions), cache.free) == (0, SLOTS)
+@pytest.mark.parametrize("client", [b"", b"x"])
+def test_a_session_whose_model_overflowed_is_forgotten_at_once(client: bytes) -> None:
+    """Nobody may start with what it held."""
+    pool = tiny_pool()
+    sessions = Sessions(pool, LENGTH, 2, count(1).__next__, TTL, lambda: 0.0)
+    said = tuple(range(BLOCK + 1))
+    context = Context(b"s", 1, 0, said, client=client)
+    segment = tree.chain(len(said))
+    with torch.inference_mode(), sessions.extended(context, 0) as held:
+        sessions.keep(held, context, ())
+        feeding = sessions.feed(context, Segment(held.room, 0, said, segment, 1))
+        next(feeding)
+        with pytest.raises(Internal, match="overflowed"):
+            feeding.send(torch.tensor([[1.0, float("nan")]]))
+    assert (len(sessions), pool.taken) == (0, 0)
+    with sessions.extended(Context(b"t", 1, 0, said, client=client), 0) as next_one:
+        assert next_one.length == 0
+
+
+def test_sessions_may_be_counted_while_others_come_and_go() -> None:
+    """Metrics and descriptions are asked for on other threads than the model's."""
+    replica, done, errors = Replica(blocks=40, most=40), threading.Event(), list[Exception]()
+    for number in range(30):
+        replica.open(bytes([number]), (1,))
+
+    def watch() -> None:
+        try:
+            while not done.is_set():
+                assert 30 <= len(replica.sessions) <= 32 and 0 < replica.sessions.usage <= 1
+        except Exception as error:
+            errors.append(error)
+
+    watcher, interval = threading.Thread(target=watch), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    watcher.start()
+    try:
+        for turn in range(1, 4000):
+            for name in (b"a", b"b"):
+                with replica.at_work(Context(name, turn, 0, (1,))):
+                    pass
+            replica.close(b"a")
+            replica.close(b"b")
+    finally:
+        done.set()
+        watcher.join()
+        sys.setswitchinterval(interval)
+    assert not errors

@@ -98,3 +98,22 @@ def test_a_parent_that_is_not_earlier_is_a_problem_that_names_node_and_limit(
 @pytest.mark.parametrize("path", [(), (0,), (0, 1, 2)])
 def test_a_path_of_leading_nodes_is_wholly_leading(path: Parents) -> None:
     assert tree.leading(path) == len(path)
+
+
+@given(parents_of_trees.filter(len), st.data())
+def test_a_path_leads_from_the_root_to_a_node(parents: Parents, data: st.DataObject) -> None:
+    node = data.draw(st.integers(0, len(parents) - 1))
+    assert tree.path(parents, node) == path_to(parents, node)
+    assert tree.path(parents, -1) == []
+
+
+@given(parents_of_trees.filter(len), st.data())
+def test_runs_are_the_nodes_in_order_cut_where_one_is_not_the_next_ones_parent(
+    parents: Parents, data: st.DataObject
+) -> None:
+    first = data.draw(st.integers(0, len(parents) - 1))
+    found = tree.runs(parents, first)
+    assert [node for run in found for node in run] == list(range(first, len(parents)))
+    for run in found:
+        assert len(run) and all(parents[node] == node - 1 for node in run[1:])
+    assert all(parents[run.start] != run.start - 1 for run in found[1:]), "cut needlessly"

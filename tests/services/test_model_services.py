@@ -8,11 +8,17 @@ import time
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+import drafter_service.service
+import verifier_service.service
+from engine.config import ModelServiceConfig
 from engine.forward import Forward
 from engine.metrics import ModelMetrics
+from orchestrator.clients import DrafterClient
 from orchestrator.generation import Generation
-from protos.errors import Busy, InvalidRequest, SessionMiss, StaleTurn
+from protos import rpc
+from protos.errors import Busy, InvalidRequest, SessionMiss, StaleTurn, Unusable
 from protos.types import NO_DRAFT, Context, Draft, DraftShape, SamplingParams
 from tests.conftest import Pair, Services, serve_models
 
@@ -136,7 +142,7 @@ async def test_a_draft_is_the_same_whatever_was_cached(services: Services) -> No
 
 
 async def test_when_all_sessions_are_taken_the_caller_is_told_to_wait(embedded: Pair) -> None:
-    async with serve_models(embedded, max_sessions=2) as services:
+    async with serve_models(embedded, max_sessions=2, evict_after=60) as services:
         held = [fresh(), fresh()]
         for context in held:
             await services.verifier_client.verify(context, NO_DRAFT, GREEDY)
@@ -212,3 +218,21 @@ async def test_impossible_tokens_are_not_drafted(services: Services) -> None:
     proposal = await services.drafter_client.propose(context, DraftShape(4, 4, 16), only)
     assert proposal.draft.parents == (-1, 0, 1, 2)
     await services.drafter_client.close(context.session_id)
+
+
+async def test_a_drafter_of_8_bits_drafts_and_a_verifier_of_8_bits_is_refused(
+    embedded: Pair,
+) -> None:
+    config = ModelServiceConfig(model=embedded.draft, weights="int8")
+    registry = CollectorRegistry()
+    async with (
+        drafter_service.service.serving(config, registry) as address,
+        rpc.connect(address) as channel,
+    ):
+        drafter, context = DrafterClient(channel), fresh()
+        rounded = await drafter.propose(context, DraftShape.chain(4), GREEDY)
+        await drafter.close(context.session_id)
+    assert len(rounded.draft) == 4
+    with pytest.raises(Unusable, match="weights int8 is for drafters"):
+        async with verifier_service.service.serving(config, CollectorRegistry()):
+            pass

@@ -113,6 +113,7 @@ def test_status_shows_both_replicas(up: Up) -> None:
     assert [word in run.stdout for word in ("verifier", "drafter", "float32", "0 running")] == [
         True
     ] * 4
+    assert ": exact\n" in run.stdout
 
 
 @pytest.mark.parametrize("role", ["drafter_service", "verifier_service", "ray::RoundWorker"])

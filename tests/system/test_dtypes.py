@@ -21,8 +21,10 @@ async def drafted_and_plain(pair: Pair, prompts: list[str], dtype: str, **shape:
         return await texts(up.stub, requests) == plain
 
 
+@pytest.mark.parametrize("branches", [1, 4])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-async def test_chains_change_no_text_in_half_precision(
-    embedded: Pair, prompts: list[str], dtype: str
+async def test_drafts_change_no_text_in_half_precision(
+    embedded: Pair, prompts: list[str], dtype: str, branches: int
 ) -> None:
-    assert await drafted_and_plain(embedded, prompts[:12], dtype, levels=4, branches=1)
+    """Chains and trees: a token from a side branch is drawn from the same bits."""
+    assert await drafted_and_plain(embedded, prompts[:12], dtype, levels=4, branches=branches)

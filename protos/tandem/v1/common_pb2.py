@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tandem/v1/common.proto\x12\ttandem.v1\"X\n\x07\x43ontext\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04turn\x18\x02 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12\r\n\x05\x65poch\x18\x05 \x01(\x07\"Q\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\x0c\n\x04seed\x18\x04 \x01(\x06\"=\n\nDraftShape\x12\x0e\n\x06levels\x18\x01 \x01(\r\x12\x10\n\x08\x62ranches\x18\x02 \x01(\r\x12\r\n\x05nodes\x18\x03 \x01(\r\"(\n\x05\x44raft\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\r\"\xc9\x01\n\x10ModelDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x15\n\rend_token_ids\x18\x05 \x03(\r\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x10\n\x08sessions\x18\x08 \x01(\r\x12\x14\n\x0cmax_sessions\x18\t \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tandem/v1/common.proto\x12\ttandem.v1\"h\n\x07\x43ontext\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04turn\x18\x02 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12\r\n\x05\x65poch\x18\x05 \x01(\x07\x12\x0e\n\x06\x63lient\x18\x06 \x01(\x0c\"Q\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\x0c\n\x04seed\x18\x04 \x01(\x06\"=\n\nDraftShape\x12\x0e\n\x06levels\x18\x01 \x01(\r\x12\x10\n\x08\x62ranches\x18\x02 \x01(\r\x12\r\n\x05nodes\x18\x03 \x01(\r\"(\n\x05\x44raft\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\r\"\xf1\x01\n\x10ModelDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x15\n\rend_token_ids\x18\x05 \x03(\r\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x10\n\x08sessions\x18\x08 \x01(\r\x12\x14\n\x0cmax_sessions\x18\t \x01(\r\x12\x11\n\texactness\x18\n \x01(\t\x12\x13\n\x0b\x63\x61\x63he_usage\x18\x0b \x01(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,13 +32,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.v1.common_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CONTEXT']._serialized_start=37
-  _globals['_CONTEXT']._serialized_end=125
-  _globals['_SAMPLINGPARAMS']._serialized_start=127
-  _globals['_SAMPLINGPARAMS']._serialized_end=208
-  _globals['_DRAFTSHAPE']._serialized_start=210
-  _globals['_DRAFTSHAPE']._serialized_end=271
-  _globals['_DRAFT']._serialized_start=273
-  _globals['_DRAFT']._serialized_end=313
-  _globals['_MODELDESCRIPTION']._serialized_start=316
-  _globals['_MODELDESCRIPTION']._serialized_end=517
+  _globals['_CONTEXT']._serialized_end=141
+  _globals['_SAMPLINGPARAMS']._serialized_start=143
+  _globals['_SAMPLINGPARAMS']._serialized_end=224
+  _globals['_DRAFTSHAPE']._serialized_start=226
+  _globals['_DRAFTSHAPE']._serialized_end=287
+  _globals['_DRAFT']._serialized_start=289
+  _globals['_DRAFT']._serialized_end=329
+  _globals['_MODELDESCRIPTION']._serialized_start=332
+  _globals['_MODELDESCRIPTION']._serialized_end=573
 # @@protoc_insertion_point(module_scope)

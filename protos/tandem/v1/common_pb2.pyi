@@ -29,6 +29,7 @@ class Context(_message.Message):
     BASE_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
     session_id: _builtins.bytes
     """16 random bytes, the same on drafter and verifier"""
     turn: _builtins.int
@@ -36,6 +37,8 @@ class Context(_message.Message):
     base: _builtins.int
     epoch: _builtins.int
     """that the session was answered with last; 0 = opening"""
+    client: _builtins.bytes
+    """whose cached beginnings may be used, said when opening; empty = nobody's"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """never empty"""
@@ -48,10 +51,11 @@ class Context(_message.Message):
         base: _builtins.int = ...,
         tokens: _abc.Iterable[_builtins.int] | None = ...,
         epoch: _builtins.int = ...,
+        client: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "epoch", b"epoch", "session_id", b"session_id", "tokens", b"tokens", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "client", b"client", "epoch", b"epoch", "session_id", b"session_id", "tokens", b"tokens", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -157,6 +161,8 @@ class ModelDescription(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
     MAX_SESSIONS_FIELD_NUMBER: _builtins.int
+    EXACTNESS_FIELD_NUMBER: _builtins.int
+    CACHE_USAGE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     tokenizer_fingerprint: _builtins.str
     vocab_size: _builtins.int
@@ -165,6 +171,10 @@ class ModelDescription(_message.Message):
     dtype: _builtins.str
     sessions: _builtins.int
     max_sessions: _builtins.int
+    exactness: _builtins.str
+    """"exact", or what stands against it"""
+    cache_usage: _builtins.float
+    """0..1"""
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -179,10 +189,12 @@ class ModelDescription(_message.Message):
         dtype: _builtins.str = ...,
         sessions: _builtins.int = ...,
         max_sessions: _builtins.int = ...,
+        exactness: _builtins.str = ...,
+        cache_usage: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "device", b"device", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "max_sessions", b"max_sessions", "name", b"name", "sessions", b"sessions", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_usage", b"cache_usage", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "exactness", b"exactness", "max_sessions", b"max_sessions", "name", b"name", "sessions", b"sessions", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -692,6 +692,7 @@ class ReplicaStatus(_message.Message):
     ROUND_TRIP_SECONDS_FIELD_NUMBER: _builtins.int
     ACCEPTANCE_RATE_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
+    EXACTNESS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     serving: _builtins.bool
     model: _builtins.str
@@ -704,6 +705,8 @@ class ReplicaStatus(_message.Message):
     """drafters"""
     pool: _builtins.str
     """drafters"""
+    exactness: _builtins.str
+    """exact = the same logits, bit for bit, in any company; or what stands against it"""
     def __init__(
         self,
         *,
@@ -717,10 +720,11 @@ class ReplicaStatus(_message.Message):
         round_trip_seconds: _builtins.float = ...,
         acceptance_rate: _builtins.float = ...,
         pool: _builtins.str = ...,
+        exactness: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rate", b"acceptance_rate", "address", b"address", "device", b"device", "dtype", b"dtype", "kv_cache_usage", b"kv_cache_usage", "model", b"model", "pool", b"pool", "round_trip_seconds", b"round_trip_seconds", "serving", b"serving", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rate", b"acceptance_rate", "address", b"address", "device", b"device", "dtype", b"dtype", "exactness", b"exactness", "kv_cache_usage", b"kv_cache_usage", "model", b"model", "pool", b"pool", "round_trip_seconds", b"round_trip_seconds", "serving", b"serving", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -33,12 +33,15 @@ class RunRequest(_message.Message):
     SHAPE_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
     FIRST_TURN_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     max_new_tokens: _builtins.int
     session_id: _builtins.bytes
     """the front end's, so that whoever ends the request closes the same sessions"""
     first_turn: _builtins.int
     """above every turn of the workers that were lost, who are fenced off by it"""
+    client: _builtins.bytes
+    """whose cached beginnings may be used; empty = nobody's"""
     @_builtins.property
     def prompt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -61,10 +64,11 @@ class RunRequest(_message.Message):
         shape: _common_pb2.DraftShape | None = ...,
         session_id: _builtins.bytes = ...,
         first_turn: _builtins.int = ...,
+        client: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "shape", b"shape"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion", "first_turn", b"first_turn", "max_new_tokens", b"max_new_tokens", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "session_id", b"session_id", "shape", b"shape", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "completion", b"completion", "first_turn", b"first_turn", "max_new_tokens", b"max_new_tokens", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "session_id", b"session_id", "shape", b"shape", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -81,6 +85,7 @@ class RunResponse(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     MATCHED_TOKEN_ID_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
+    REUSED_FIELD_NUMBER: _builtins.int
     drafted: _builtins.int
     """draft tokens verified"""
     accepted: _builtins.int
@@ -89,6 +94,8 @@ class RunResponse(_message.Message):
     """a draft was wanted and none came"""
     finish_reason: _orchestrator_pb2.FinishReason.ValueType
     matched_token_id: _builtins.int
+    reused: _builtins.int
+    """context tokens that were found cached"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -103,10 +110,11 @@ class RunResponse(_message.Message):
         finish_reason: _orchestrator_pb2.FinishReason.ValueType = ...,
         matched_token_id: _builtins.int | None = ...,
         timing: Global___RoundTiming | None = ...,
+        reused: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id", "matched_token_id", b"matched_token_id", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id", "accepted", b"accepted", "drafted", b"drafted", "fallback", b"fallback", "finish_reason", b"finish_reason", "matched_token_id", b"matched_token_id", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id", "accepted", b"accepted", "drafted", b"drafted", "fallback", b"fallback", "finish_reason", b"finish_reason", "matched_token_id", b"matched_token_id", "reused", b"reused", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__matched_token_id: _TypeAlias = _typing.Literal["matched_token_id"]  # noqa: Y015
     _WhichOneofArgType__matched_token_id: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id"]  # noqa: Y015

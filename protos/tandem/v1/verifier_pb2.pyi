@@ -57,10 +57,13 @@ class VerifyResponse(_message.Message):
     NEXT_TOKEN_FIELD_NUMBER: _builtins.int
     CACHED_LEN_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    REUSED_FIELD_NUMBER: _builtins.int
     next_token: _builtins.int
     """recovered or bonus"""
     cached_len: _builtins.int
     epoch: _builtins.int
+    reused: _builtins.int
+    """context tokens that another session of the same client had cached"""
     @_builtins.property
     def accepted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the draft's nodes that stand, a path from the root"""
@@ -72,10 +75,11 @@ class VerifyResponse(_message.Message):
         next_token: _builtins.int = ...,
         cached_len: _builtins.int = ...,
         epoch: _builtins.int = ...,
+        reused: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "cached_len", b"cached_len", "epoch", b"epoch", "next_token", b"next_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "cached_len", b"cached_len", "epoch", b"epoch", "next_token", b"next_token", "reused", b"reused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,133 @@
+"""Is it the same text? Many prompts through the running system and through `generate()`.
+
+`generate()` runs the untouched target with the engine's attention and linear layers, so that both
+round alike, and every token must be equal. Near-ties, where another rounding could choose another
+token, are counted: they are what a looser comparison would excuse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.progress import track
+from rich.table import Table
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+
+import models
+from benchmarks import report
+from benchmarks.prompts import story_count, tokenised
+from benchmarks.systems import Prompt, Tandem, tandem_up
+from engine import reference
+from engine.linears import PackedLinear, replace
+from protos.errors import TandemError
+
+NEAR = 1e-3  # between the two largest logits
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """One completion by `generate()`, and how far apart its two largest logits were at the least
+    sure token.
+    """
+
+    tokens: tuple[int, ...]
+    margins: tuple[float, ...]
+
+
+def variations(prompts: Sequence[Prompt], count: int, vocabulary: int) -> list[Prompt]:
+    """Distinct prompts: beginnings of stories, cut anywhere, some with random tokens behind."""
+    rng = random.Random(0)
+    found: dict[Prompt, None] = {}
+    while len(found) < count:
+        prompt = rng.choice(prompts)[: rng.randint(1, 40)]
+        noise = rng.choice([0, 0, 1, 3])
+        found[(*prompt, *(rng.randrange(2, vocabulary) for _ in range(noise)))] = None
+    return list(found)
+
+
+class Reference:
+    """`generate()` with the engine's arithmetic."""
+
+    def __init__(self, target: Path, dtype: torch.dtype = torch.float32) -> None:
+        self.network: Any = AutoModelForCausalLM.from_pretrained(target, dtype=dtype).eval()
+        replace(self.network, PackedLinear)
+        reference.adopt(self.network)
+
+    @torch.inference_mode()
+    def complete(self, prompt: Prompt, count: int) -> Alone:
+        """Greedy."""
+        ids = torch.tensor([prompt])
+        output = self.network.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            pad_token_id=self.network.config.pad_token_id or 0,
+            do_sample=False,
+            max_new_tokens=count,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        top = torch.cat(output.logits).float().topk(2).values
+        tokens = tuple(output.sequences[0, len(prompt) :].tolist())
+        return Alone(tokens, tuple((top[:, 0] - top[:, 1]).tolist()))
+
+
+async def compare(
+    target: Path, draft: Path, count: int, tokens: int, at_once: int, ray: bool
+) -> list[tuple[Prompt, Alone, tuple[int, ...]]]:
+    """Prompts, what `generate()` says and what the system says."""
+    alone = Reference(target)
+    stories = tokenised(target, story_count())
+    prompts = variations(stories, count, alone.network.config.vocab_size)
+    right = asyncio.create_task(
+        asyncio.to_thread(lambda: [alone.complete(p, tokens) for p in track(prompts, "generate()")])
+    )
+    async with tandem_up(target, draft, ray) as stub:
+        system, places = Tandem(stub), asyncio.Semaphore(at_once)
+
+        async def ask(prompt: Prompt) -> tuple[int, ...]:
+            async with places:
+                return (await system.complete(prompt, tokens)).tokens
+
+        answers = await asyncio.gather(*(ask(prompt) for prompt in prompts))
+    return list(zip(prompts, await right, answers, strict=True))
+
+
+def main(
+    target: Annotated[Path, typer.Option(help="model directory")] = models.TARGET,
+    draft: Annotated[Path, typer.Option(help="model directory")] = models.DRAFT,
+    sequences: Annotated[int, typer.Option(help="prompts", min=1)] = 200,
+    tokens: Annotated[int, typer.Option(help="new tokens each", min=1)] = 48,
+    at_once: Annotated[int, typer.Option(help="requests in flight", min=1)] = 16,
+    ray: bool = False,
+) -> None:
+    """Compare the texts of the running system with `generate()`, token by token."""
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    try:
+        compared = asyncio.run(compare(target, draft, sequences, tokens, at_once, ray))
+    except TandemError as problem:
+        raise SystemExit(f"error: {problem}") from None
+    differing = [(p, one, other) for p, one, other in compared if one.tokens != other]
+    margins = [margin for _, one, _ in compared for margin in one.margins]
+    shown = Table("sequences", "tokens", "sequences that differ", f"margins below {NEAR}", box=None)
+    near = sum(margin < NEAR for margin in margins)
+    shown.add_row(str(len(compared)), str(len(margins)), str(len(differing)), str(near))
+    heading = report.title(target, draft, f"{at_once} requests at once against generate()")
+    report.publish(heading, shown, [], None)
+    for prompt, one, other in differing:
+        pairs = enumerate(zip(one.tokens, other, strict=False))
+        place = next((place for place, (a, b) in pairs if a != b), len(other))
+        print(f"differs at token {place}, margin {one.margins[place]:.2g}: prompt {list(prompt)}")
+    raise SystemExit(bool(differing))
+
+
+if __name__ == "__main__":
+    typer.run(main)

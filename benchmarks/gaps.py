@@ -1,0 +1,142 @@
+"""What a long prompt costs those who are decoding: gaps between their tokens, before and while it
+is taken in.
+
+Sessions verify drafts of random tokens in a closed loop on the model thread; then a prompt arrives.
+No transport, no drafter: the scheduler alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+from prometheus_client import CollectorRegistry
+from rich.table import Table
+from transformers.utils import logging
+
+import models
+from benchmarks import report
+from engine.config import ModelServiceConfig
+from engine.host import Host, hosting
+from models.grow import Shape, grow
+from protos.types import Context, Draft, SamplingParams
+from verifier_service.verifier import verify
+
+GREEDY = SamplingParams()
+CONTEXT = 4096
+
+
+@dataclass(slots=True)
+class Decoder:
+    """A session in a closed loop: when its rounds ended."""
+
+    host: Host
+    name: bytes
+    rng: random.Random
+    ends: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    cached: int = 0
+    epoch: int = 0
+    turn: int = 0
+
+    async def round(self, drafted: int) -> None:
+        """Verify a draft of random tokens; almost none stand."""
+        self.turn += 1
+        fresh = tuple(self.tokens[self.cached :])
+        context = Context(self.name, self.turn, self.cached, fresh, self.epoch)
+        draft = Draft.chain(some_tokens(self.rng, self.host, drafted))
+        verdict = await self.host.thread.run(
+            self.name, lambda: verify(self.host.sessions, context, draft, GREEDY)
+        )
+        self.tokens += [*(draft.tokens[node] for node in verdict.accepted), verdict.next_token]
+        self.cached, self.epoch = verdict.cached_len, verdict.epoch
+        self.ends.append(time.perf_counter())
+
+    def gaps(self, since: float, until: float) -> list[float]:
+        """Seconds between rounds that ended in a stretch of time."""
+        pairs = zip(self.ends, self.ends[1:], strict=False)
+        return [later - end for end, later in pairs if since <= later and end <= until]
+
+
+def some_tokens(rng: random.Random, host: Host, count: int) -> tuple[int, ...]:
+    """Random token ids of the model."""
+    return tuple(rng.randrange(host.forward.model.vocab_size) for _ in range(count))
+
+
+async def run(host: Host, sessions: int, drafted: int, prompt: int, seconds: float) -> Table:
+    """Decode, then decode beside a long prompt."""
+    rng = random.Random(0)
+    decoders = [Decoder(host, bytes([i]) * 16, random.Random(i)) for i in range(sessions)]
+    for decoder in decoders:
+        decoder.tokens += some_tokens(rng, host, rng.randint(64, 448))
+    stopping = asyncio.Event()
+
+    async def decode(decoder: Decoder) -> None:
+        while not stopping.is_set():
+            await decoder.round(drafted)
+
+    loops = [asyncio.create_task(decode(decoder)) for decoder in decoders]
+    await asyncio.sleep(seconds)  # the first prompts are taken in, and the cost model learns
+    began = time.perf_counter()
+    await asyncio.sleep(seconds)
+    arrival = time.perf_counter()
+    newcomer = Decoder(host, b"n" * 16, rng, tokens=list(some_tokens(rng, host, prompt)))
+    await newcomer.round(0)
+    answered = time.perf_counter()
+    stopping.set()
+    await asyncio.gather(*loops)
+    shown = Table("", "rounds", "median gap\nms", "longest gap\nms", "longest\nto median", box=None)
+    usual = median(gap for decoder in decoders for gap in decoder.gaps(began, arrival))
+    for name, since, until in (
+        ("alone", began, arrival),
+        (f"beside a prompt of {prompt} tokens", arrival, answered),
+    ):
+        gaps = [gap for decoder in decoders for gap in decoder.gaps(since, until)]
+        longest = max(gaps)
+        cells = f"{1e3 * median(gaps):.0f}", f"{1e3 * longest:.0f}", f"{longest / usual:.2f}"
+        shown.add_row(name, str(len(gaps)), *cells)
+    shown.add_row("the prompt's first token after", "", "", f"{1e3 * (answered - arrival):.0f}", "")
+    return shown
+
+
+async def with_host(folder: Path, use: Callable[[Host], Awaitable[Table]]) -> Table:
+    """Serve a model in this process while it is used."""
+    config = ModelServiceConfig(model=folder, context_length=CONTEXT)
+    async with hosting(config, "verify", True, CollectorRegistry()) as host:
+        return await use(host)
+
+
+def main(
+    sessions: Annotated[int, typer.Option(help="that decode")] = 8,
+    drafted: Annotated[int, typer.Option(help="draft tokens per round")] = 4,
+    prompt: Annotated[int, typer.Option(help="tokens of the long prompt")] = 2000,
+    seconds: Annotated[float, typer.Option(help="of decoding before it")] = 15.0,
+) -> None:
+    """Gaps between the rounds of decoding sessions, alone and beside a long prompt."""
+    logging.disable_progress_bar()
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "target"
+        grow(models.TARGET, folder, Shape())
+        config = json.loads((folder / "config.json").read_text())
+        config["max_position_embeddings"] = CONTEXT  # more than it learned: costs are real
+        (folder / "config.json").write_text(json.dumps(config))
+        table = asyncio.run(
+            with_host(folder, lambda host: run(host, sessions, drafted, prompt, seconds))
+        )
+    heading = (
+        f"{sessions} sessions, {drafted} draft tokens each, the embedded target grown to 110 M"
+    )
+    report.publish(f"{heading}: {report.machine('one thread')}, float32", table, [], None)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,115 @@
+"""What a forward pass costs: seconds as a sum over what it is fed, learned from the steps served.
+
+Pure: it is told loads and seconds and answers with seconds. What to feed is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+HORIZON = 200  # steps after which an observation counts for 1/e
+PACE = 0.02  # this much of a surprise is taken for the whole machine having changed speed
+WARM = 16  # steps before predictions are judged
+EVERY = 8  # steps between two fits once warm, unless a step surprises
+SHARES = np.array([1.0, 1.0, 0.1, 0.1])  # how a cost is split while no load tells the terms apart
+RIDGE = np.diag(1e-3 / SHARES)
+TINY = 1e-100  # keeps a term that was never seen from dividing by 0
+ACTIVE = np.array(list(product((0.0, 1.0), repeat=4)))  # [16, 4] which terms may differ from 0
+BOTH = ACTIVE[:, :, None] * ACTIVE[:, None, :]  # [16, 4, 4]
+REST = np.eye(4) * (1 - BOTH)  # [16, 4, 4] says that the other terms are 0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a step feeds; the loads of its segments add up."""
+
+    tokens: int = 0
+    attended: int = 0  # keys that a row sees, summed over the rows
+    sessions: int = 0
+
+    @classmethod
+    def chunk(cls, tokens: int, keys: int) -> Load:
+        """A session that feeds `tokens` in a row after `keys` cached ones."""
+        return cls(tokens, tokens * keys + tokens * (tokens + 1) // 2, 1)
+
+    def __add__(self, other: Load) -> Load:
+        return Load(
+            self.tokens + other.tokens,
+            self.attended + other.attended,
+            self.sessions + other.sessions,
+        )
+
+
+class CostModel:
+    """seconds = step + token * tokens + key * attended + session * sessions, no term below 0.
+
+    Least squares of the relative error, forgetting exponentially. A step is divided by its own
+    seconds, so one that hiccuped, being much too slow, weighs next to nothing, and one of a new
+    kind is believed at once. That alone would lean to the fast side, and follow a machine that
+    slows down too late; so a surprise also moves the whole model by `PACE`.
+    """
+
+    error: float
+    """|seconds - predicted| / the larger of the two, smoothed, of predictions made before learning
+    from the step; 0 for the first `WARM` steps."""
+
+    def __init__(self) -> None:
+        self.error = 0.0
+        self._steps = 0
+        self._gram = np.zeros((4, 4))  # X'X of the rows (1, tokens, attended, sessions) / seconds
+        self._sum = np.zeros(4)  # X'1: the best model gives 1 for every row
+        self._terms = (0.0, 0.0, 0.0, 0.0)  # seconds for a step, a token, a key, a session
+
+    def predict(self, load: Load) -> float:
+        """Seconds that a step with this load takes; 0 before the first was learned from."""
+        step, token, key, session = self._terms
+        return step + token * load.tokens + key * load.attended + session * load.sessions
+
+    def learn(self, load: Load, seconds: float) -> None:
+        """A step with this load took so many seconds."""
+        seconds = max(seconds, 1e-9)  # a coarse clock may see none pass
+        predicted = self.predict(load)
+        surprise = (seconds - predicted) / max(seconds, predicted)  # -1..1
+        pace = 1.0
+        if self._steps >= WARM:
+            pace += PACE * surprise
+            judged = min(self._steps - WARM + 1, HORIZON)
+            self.error += (abs(surprise) - self.error) / judged
+        self._steps += 1
+        self._remember(load, seconds, pace)
+        if self._steps <= WARM or self._steps % EVERY == 0 or abs(surprise) > 0.5:
+            self._terms = self._fit()
+
+    def tokens_within(self, seconds: float, base: Load, keys: int, most: int) -> int:
+        """The most tokens, 0..`most`, that one more session with `keys` cached ones can add to a
+        step `base` so that it is still predicted to take no more than `seconds`.
+        """
+
+        def added(tokens: int) -> float:
+            return self.predict(base + Load.chunk(tokens, keys))
+
+        return bisect_right(range(1, most + 1), seconds, key=added)
+
+    def _remember(self, load: Load, seconds: float, pace: float) -> None:
+        """Add a row; what is remembered fades, and is retold as if the machine always had this
+        pace."""
+        row = np.array([1.0, load.tokens, load.attended, load.sessions]) / seconds
+        keep = 1 - 1 / HORIZON
+        self._gram = self._gram * (keep / pace**2) + row[:, None] * row
+        self._sum = self._sum * (keep / pace) + row
+
+    def _fit(self) -> tuple[float, float, float, float]:
+        """Non-negative least squares, exactly: solved with each of the 16 sets of terms, the best
+        solution without a negative term. The ridge keeps all of them well conditioned.
+        """
+        scale = np.maximum(np.sqrt(self._gram.diagonal()), TINY)  # [4]
+        gram = self._gram / scale / scale[:, None] + RIDGE
+        target = self._sum / scale
+        found = np.linalg.solve(gram * BOTH + REST, (ACTIVE * target)[:, :, None])[:, :, 0]
+        gain = np.where((found >= 0).all(axis=1), found @ target, -1.0)  # [16] squares explained
+        step, token, key, session = (found[gain.argmax()] / scale).tolist()
+        return step, token, key, session

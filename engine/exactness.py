@@ -1,0 +1,144 @@
+"""What a model promises here: the right logits, and whether they are the same in any company.
+
+Found out at start by trying, not by a list of models: kernels differ by processor, dtype and
+thread count.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+
+from engine import attention
+from engine.forward import Forward
+from engine.kv import Room
+from engine.model import FULL
+from engine.plan import Segment
+from protos import tree
+from protos.errors import Unusable
+
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
+ROUNDED = 1.0  # where inputs are rounded to 8 bits by the largest one in the pass
+STREAM = 48  # tokens
+SIBLINGS = 3  # wrong guesses on either side of the right one
+ROOM = 128  # positions that a test needs for one session
+
+
+@dataclass(frozen=True, slots=True)
+class Exactness:
+    """`difference`: the largest between our logits and plain passes. `problem`: why the rows depend
+    on their company, None if they do not.
+    """
+
+    difference: float
+    problem: str | None
+
+    def __str__(self) -> str:
+        return "exact" if self.problem is None else f"exact unavailable: {self.problem}"
+
+
+@torch.inference_mode()
+def self_test(forward: Forward, name: str) -> Exactness:
+    """Try a model; raises Unusable if it does not compute the same through our attention."""
+    try:
+        difference, scale = _difference(forward)
+    except (RuntimeError, AttributeError, TypeError, IndexError) as error:
+        reason = str(error).splitlines()[0]
+        raise Unusable(f"{name} cannot be served: it failed its first pass: {reason}") from error
+    tolerance = TOLERANCE[forward.model.dtype] if forward.model.weights == FULL else ROUNDED
+    if not difference <= tolerance * max(1.0, scale / 10):
+        raise Unusable(
+            f"{name} cannot be served: its logits through our attention differ by {difference:.2g}"
+        )
+    if not forward.exact:
+        return Exactness(difference, "switched off")
+    differing, worst = _company(forward)
+    if differing:
+        return Exactness(difference, f"{differing} of {STREAM} rows differ, by up to {worst:.2g}")
+    return Exactness(difference, None)
+
+
+def _difference(forward: Forward) -> tuple[float, float]:
+    """Compare a tree, fed in two steps beside a second session, with plain passes over each path;
+    the largest difference and the largest logit.
+    """
+    model, network = forward.model, forward.model.network
+    rng = random.Random(0)
+    ids = [rng.randrange(model.vocab_size) for _ in range(24)]
+    context, nodes, parents = tuple(ids[:10]), tuple(ids[10:16]), (-1, 0, 0, 1, 2, -1)
+    first, second = _rooms(forward, 2)
+    forward(
+        [
+            Segment(first, 0, context[:-1], tree.chain(9), 1),
+            Segment(second, 0, tuple(ids[16:]), tree.chain(8), 1),
+        ]
+    )
+    fed, hung = (context[-1], *nodes), tree.hang(1, parents)
+    (rows,) = forward([Segment(first, 9, fed, hung, len(fed))])
+    forward.pool.give_back(second)
+    forward.pool.give_back(first)
+    worst = 0.0
+    network.set_attn_implementation("eager")
+    for node in range(-1, len(nodes)):
+        path = [nodes[step] for step in tree.path(parents, node)]
+        plain = torch.tensor([[*context, *path]], device=model.device)
+        logits = network(input_ids=plain, use_cache=False).logits[0, -1].float()
+        worst = max(worst, (logits - rows[node + 1]).abs().max().item())
+    network.set_attn_implementation(attention.NAME)
+    return worst, rows.abs().max().item()
+
+
+def _company(forward: Forward) -> tuple[int, float]:
+    """How many rows of a stream differ, and by how much, between feeding it alone, a token at a
+    time, and feeding it in pieces, as side branches of trees, beside another session.
+    """
+    rng = random.Random(1)
+    stream = [rng.randrange(forward.model.vocab_size) for _ in range(STREAM)]
+    alone, beside, other = _rooms(forward, 3)
+    plain = torch.cat(
+        [
+            forward([Segment(alone, place, (token,), (-1,), 1)])[0]
+            for place, token in enumerate(stream)
+        ]
+    )
+    rows: list[torch.Tensor] = []
+    while len(rows) < STREAM:
+        piece = stream[len(rows) :][: rng.choice([1, 2, 5, 11])]
+        tokens, parents, path = _with_siblings(rng, piece, forward.model.vocab_size)
+        noise = tuple(rng.randrange(forward.model.vocab_size) for _ in range(rng.choice([1, 6])))
+        company = Segment(other, 0, noise, tree.chain(len(noise)), 1)
+        own = Segment(beside, len(rows), tokens, parents, len(tokens))
+        logits = forward([company, own])[1]
+        forward.pool.compact(beside, len(rows), path)
+        rows += [logits[node] for node in path]
+    for room in (alone, beside, other):
+        forward.pool.give_back(room)
+    difference = (torch.stack(rows) - plain).abs().amax(-1)
+    return int(difference.count_nonzero()), difference.max().item()
+
+
+def _with_siblings(
+    rng: random.Random, piece: list[int], vocabulary: int
+) -> tuple[tuple[int, ...], tuple[int, ...], list[int]]:
+    """A piece of text hung behind wrong siblings: tokens and parents, and the path of the text."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    path: list[int] = []
+    for token in piece:
+        parent = path[-1] if path else -1
+        wrong = rng.randint(0, SIBLINGS) if path else 0
+        tokens += [rng.randrange(vocabulary) for _ in range(wrong)]
+        parents += [parent] * wrong
+        path.append(len(tokens))
+        tokens.append(token)
+        parents.append(parent)
+    return tuple(tokens), tuple(parents), path
+
+
+def _rooms(forward: Forward, count: int) -> list[Room]:
+    rooms = [room for _ in range(count) if (room := forward.pool.take(ROOM))]
+    if len(rooms) < count:
+        raise Unusable(f"the self-test needs room for {count * ROOM} cached tokens")
+    return rooms

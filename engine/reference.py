@@ -1,0 +1,56 @@
+"""transformers' own `generate()` with the arithmetic of exact mode, to compare texts with.
+
+One session, its own cache, one token at a time; only the attention function is ours: the same tiles
+as in a step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface, PreTrainedModel
+
+from engine.attention import Rule, attend_tile, refuse
+from engine.kv import BLOCK, Room
+from engine.plan import Segment, plan
+from protos import tree
+
+NAME = "tandem_reference"
+PLAIN = torch.device("cpu")
+
+
+def adopt(network: PreTrainedModel) -> None:
+    """Make a network's own forward and `generate()`, batch 1, round as exact mode does."""
+    network.set_attn_implementation(NAME)
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,  # [1, heads, rows, size]
+    key: torch.Tensor,  # [1, kv heads, cached + rows, size]
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention of the newest rows; [1, rows, heads, value size]."""
+    refuse(options)
+    count, length = query.shape[2], key.shape[2]
+    room = Room(0, length)
+    segment = Segment(room, length - count, (0,) * count, tree.chain(count), count)
+    rule = Rule(scaling, sliding_window, softcap, s_aux)
+    spare = (0, 0, 0, -length % BLOCK)
+    keys = F.pad(key[0], spare).transpose(0, 1)
+    values = F.pad(value[0], spare).transpose(0, 1)
+    output = query.new_empty(count, query.shape[1], value.shape[3])
+    for tile in plan([segment], PLAIN, exact=True).waves[0].tiles:
+        output[tile.rows] = attend_tile(tile, query, keys[: tile.keys], values[: tile.keys], rule)
+    return output[None], None
+
+
+AttentionInterface.register(NAME, attend)

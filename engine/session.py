@@ -1,0 +1,51 @@
+"""What one session is to a model service: a room, the tokens in it, and what is needed to trust a
+call about them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+from engine.kv import Room
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """What one room holds: `tokens`, as of `turn`.
+
+    `epoch` is drawn when the session is opened. A call that builds on cached tokens names the epoch
+    that it was answered with, so a late call that opens the session anew can never pass for the
+    session that was lost. A session that was closed may stay, `retired`, for its client's next one.
+    """
+
+    room: Room
+    epoch: int
+    client: bytes
+    turn: int = 0
+    used: float = 0.0
+    active: bool = False
+    retired: bool = False
+    tokens: array[int] = field(default_factory=lambda: array("I"))
+
+    @property
+    def length(self) -> int:
+        """Committed tokens in the room."""
+        return len(self.tokens)
+
+    def shares(self, tokens: array[int]) -> int:
+        """How many leading tokens are the same."""
+        pairs = enumerate(zip(self.tokens, tokens, strict=False))
+        shorter = min(len(self.tokens), len(tokens))
+        return next((place for place, (one, other) in pairs if one != other), shorter)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened to sessions since the start."""
+
+    misses: int = 0
+    stale: int = 0
+    expired: int = 0
+    evicted: int = 0
+    reused_tokens: int = 0

@@ -1,0 +1,76 @@
+"""A job on its way through the model thread.
+
+A job is a generator: it yields the segment that it wants fed, receives the logits, and returns its
+answer. A long segment may be fed over several steps; the job does not notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.plan import Segment
+
+Job = Generator[Segment, torch.Tensor, Any]
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """A job, whose turn on a session it is, and who waits for it."""
+
+    owner: bytes
+    start: Callable[[], Job | None]
+    answer: Future[Any]
+    arrived: float
+    job: Job | None = None
+    segment: Segment | None = None  # what is still to be fed for the answer that the job awaits
+    fed: int = 0  # the step that last fed some of it, or that it came after
+
+    def begin(self) -> None:
+        """Start the job; one that needs no forward pass is done at once."""
+        try:
+            self.job = self.start()
+            if self.job is None:
+                self.answer.set_result(None)
+            else:
+                self.segment = next(self.job)
+        except StopIteration as done:
+            self.answer.set_result(done.value)
+        except Exception as error:
+            self.fail(error)
+
+    def advance(self, fed: Segment, logits: torch.Tensor) -> None:
+        """Give the job its logits; it wants another step or is done. One fed in part waits on."""
+        assert self.job is not None and self.segment is not None
+        if fed is not self.segment:
+            _, self.segment = self.segment.cut(len(fed.tokens))
+            return
+        try:
+            self.segment = self.job.send(logits)
+        except StopIteration as done:
+            self.segment = None
+            self.answer.set_result(done.value)
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """End the job with an error."""
+        self.segment = None
+        if self.job is not None:
+            self.job.close()
+        self.answer.set_exception(error)
+
+
+def startable(waiting: Sequence[Task], running: Sequence[Task]) -> list[Task]:
+    """Which waiting tasks start now: in order, one at a time per session. Pure."""
+    owners = {task.owner for task in running}
+    chosen: list[Task] = []
+    for task in waiting:
+        if task.owner not in owners:
+            owners.add(task.owner)
+            chosen.append(task)
+    return chosen

@@ -1,0 +1,141 @@
+"""The forward pass on a CUDA device: right, exact, captured, bounded."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import flash
+from engine.exactness import self_test
+from engine.forward import Backend, Forward
+from engine.kv import LayerGeometry
+from engine.ladder import BASE
+from engine.model import load
+from tests.families import SERVED
+from tests.talks import differing_rows, largest_difference, some_tokens, some_tree, talks
+
+Family = Callable[[str], Path]
+POSITIONS = 2048
+CUDA = torch.device("cuda")
+HALVES = {"bfloat16": 0.2, "float16": 0.03}  # how far logits of about 3 may be off; a mistake: 1
+BY_ROWS = (Backend.ROWS, Backend.GRAPHS)
+
+
+def forward_of(
+    folder: Path, dtype: str, backend: Backend | None = None, exact: bool = True
+) -> Forward:
+    return Forward(load(folder, dtype, "cuda"), POSITIONS, exact, backend)
+
+
+@pytest.mark.parametrize("size", [16, 32, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_kernel_attends_to_runs_of_any_start_and_length(dtype: torch.dtype, size: int) -> None:
+    """Overlapping, out of order, far apart, empty; and its sums are what we take them for."""
+    assert flash.problem([LayerGeometry(3, size, size)], dtype, CUDA) is None
+
+
+def test_what_the_kernel_does_not_take_is_said_in_a_line() -> None:
+    odd, single = LayerGeometry(2, 64, 32), LayerGeometry(2, 64, 64)
+    assert flash.problem([odd], torch.float16, CUDA) == "keys and values differ in size"
+    refusal = flash.problem([single], torch.float32, CUDA)
+    assert refusal and "\n" not in refusal
+
+
+@pytest.mark.parametrize("name", [*SERVED, "qwen2_window"])
+def test_float32_goes_by_tiles_and_is_what_plain_passes_give(name: str, family: Family) -> None:
+    forward = forward_of(family(name), "float32")
+    assert forward.backend is Backend.TILES and forward.problem
+    assert largest_difference(forward, random.Random(0)) <= 1e-3
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("backend", Backend)
+@pytest.mark.parametrize("name", SERVED)
+def test_rows_are_what_plain_passes_give(
+    name: str, backend: Backend, dtype: str, family: Family
+) -> None:
+    forward = forward_of(family(name), dtype, backend)
+    assert largest_difference(forward, random.Random(0)) <= HALVES[dtype]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", SERVED)
+def test_the_fastest_way_is_taken(name: str, dtype: str, family: Family) -> None:
+    forward = forward_of(family(name), dtype)
+    assert (forward.backend, forward.problem) == (Backend.GRAPHS, None)
+    print(f"{name}, {dtype}: passes of {forward.sizes} rows agree")
+    assert BASE in forward.sizes
+
+
+def test_a_sliding_window_is_left_to_tiles(family: Family) -> None:
+    forward = forward_of(family("qwen2_window"), "bfloat16")
+    assert forward.backend is Backend.TILES
+    assert forward.problem and "sliding window" in forward.problem
+    assert largest_difference(forward, random.Random(0)) <= HALVES["bfloat16"]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("backend", BY_ROWS)
+@pytest.mark.parametrize("name", SERVED)
+def test_a_row_is_the_same_alone_and_in_company(
+    name: str, backend: Backend, dtype: str, family: Family
+) -> None:
+    """Bit for bit, across cuts, in trees, and in passes of several sizes."""
+    forward = forward_of(family(name), dtype, backend)
+    assert differing_rows(forward, random.Random(1)) == []
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("backend", BY_ROWS)
+def test_the_self_test_finds_passes_by_rows_exact(
+    backend: Backend, dtype: str, family: Family
+) -> None:
+    assert str(self_test(forward_of(family("llama"), dtype, backend), "llama")) == "exact"
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_replayed_pass_gives_what_an_eager_one_gives(exact: bool, family: Family) -> None:
+    """With other sessions each time: a graph that kept anything of the first would show."""
+    both = [forward_of(family("llama"), "bfloat16", backend, exact) for backend in BY_ROWS]
+    pairs = list(zip(*(talks(forward, 6) for forward in both), strict=True))
+    rng = random.Random(2)
+    for _ in range(20):
+        fed = []
+        for number, (one, other) in enumerate(rng.sample(pairs, rng.randint(1, 6))):
+            count = rng.choice([1, 3, 9])
+            draft, parents = some_tokens(rng, count), some_tree(rng, count)
+            head = some_tokens(rng, 1 + number)
+            fed.append([talk.segment(head, draft, parents) for talk in (one, other)])
+        eager, replayed = (
+            forward(list(segments))
+            for forward, segments in zip(both, zip(*fed, strict=True), strict=True)
+        )
+        for ours, theirs in zip(eager, replayed, strict=True):
+            assert torch.equal(ours, theirs)
+        for one, other in pairs:
+            if len(one.text) < 200:
+                more = some_tokens(rng, 5)
+                assert torch.equal(one.say(both[0], more), other.say(both[1], more))
+
+
+def test_memory_does_not_grow_with_steps(family: Family) -> None:
+    """Once each form was met, steps leave nothing behind."""
+    forward, rng = forward_of(family("llama"), "bfloat16"), random.Random(3)
+    sessions = talks(forward, 6)
+
+    def steps(count: int) -> int:
+        for _ in range(count):
+            nodes = rng.choice([1, 16, 60])
+            drafts = [(some_tokens(rng, nodes), some_tree(rng, nodes)) for _ in sessions]
+            cut = rng.randint(1, 6)
+            forward([t.segment((7,), *d) for t, d in zip(sessions[:cut], drafts, strict=False)])
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated()
+
+    steps(60)
+    settled = steps(20)
+    assert steps(60) <= settled

@@ -1,0 +1,93 @@
+"""A verifier and a drafter on a CUDA device, over real gRPC: the text does not depend on drafts."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from tokenizers import Tokenizer
+
+import models
+from orchestrator.generation import Generation
+from protos.types import NO_DRAFT, DraftShape, SamplingParams
+
+config, rpc, clients, drafter_service, verifier_service = (
+    pytest.importorskip(module)  # a package that they need may be missing on a rented machine
+    for module in (
+        "engine.config",
+        "protos.rpc",
+        "orchestrator.clients",
+        "drafter_service.service",
+        "verifier_service.service",
+    )
+)
+
+BEGINNINGS = (
+    "Once upon a time, there was a little dog.",
+    "Lily and her mom went to the park.",
+    "Tom had a red ball. One day,",
+    "The old man looked at the sea and",
+)
+SHAPES = (None, DraftShape.chain(4), DraftShape(4, 4, 16), DraftShape(6, 3, 40))
+TOKENS = 150  # a row's last 96 positions are attended apart
+
+
+@asynccontextmanager
+async def serving(dtype: str) -> AsyncIterator[tuple[Any, Any]]:
+    """Clients of the embedded pair on the device: verifier and drafter."""
+    async with AsyncExitStack() as scope:
+        channels = []
+        for module, folder in ((verifier_service, models.TARGET), (drafter_service, models.DRAFT)):
+            settings = config.ModelServiceConfig(model=folder, device="cuda", dtype=dtype)
+            address = await scope.enter_async_context(module.serving(settings, CollectorRegistry()))
+            channels.append(await scope.enter_async_context(rpc.connect(address)))
+        yield clients.VerifierClient(channels[0]), clients.DrafterClient(channels[1])
+
+
+async def generate(
+    verifier: Any,
+    drafter: Any,
+    prompt: tuple[int, ...],
+    sampling: SamplingParams,
+    shape: DraftShape | None,
+) -> list[int]:
+    """A text, drafted in this shape or not at all."""
+    talk = Generation(secrets.token_bytes(16), prompt, sampling, TOKENS)
+    while talk.finish is None:
+        draft = NO_DRAFT
+        if shape:
+            proposal = await drafter.propose(talk.context(talk.drafter), shape, sampling)
+            talk.drafted(proposal)
+            draft = proposal.draft
+        verdict = await verifier.verify(talk.context(talk.verifier), draft, sampling)
+        talk.advance(draft, verdict)
+    await verifier.close(talk.session_id)
+    if shape:
+        await drafter.close(talk.session_id)
+    return talk.completion
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_text_is_the_same_with_any_drafts_and_without(dtype: str, temperature: float) -> None:
+    """One by one without drafts, or all at once, so that every step holds other company."""
+    tokenizer = Tokenizer.from_file(str(models.TARGET / "tokenizer.json"))
+    prompts = [tuple(tokenizer.encode(text).ids) for text in BEGINNINGS]
+    sampling = SamplingParams(temperature=temperature, seed=7)
+
+    async def run() -> tuple[list[list[int]], list[list[int]]]:
+        async with serving(dtype) as pair:
+            described = await pair[0].describe(60)
+            assert described.device.startswith("cuda") and described.exactness == "exact"
+            alone = [await generate(*pair, prompt, sampling, None) for prompt in prompts]
+            every = [(prompt, sampling, shape) for shape in SHAPES for prompt in prompts]
+            return alone, await asyncio.gather(*(generate(*pair, *each) for each in every))
+
+    alone, together = asyncio.run(run())
+    assert [len(text) for text in alone] == [TOKENS] * len(prompts)
+    assert together == alone * len(SHAPES)

@@ -1,0 +1,55 @@
+"""Segments as services feed them, and what a step costs, to draw from."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from engine.batch import PIECE, SHORT, Limits
+from engine.cost import CostModel
+from engine.kv import Room
+from engine.plan import Segment
+from protos import tree
+
+ROOM = Room(0, 1 << 16)
+SLOWLY = (0.02, 0.004, 1e-7, 1e-4)  # seconds for a step, a token, a key, a session
+
+
+class Known(CostModel):
+    """A cost model that has nothing to learn."""
+
+    def __init__(self, *terms: float) -> None:
+        super().__init__()
+        self._terms = terms or (0.0, 0.0, 0.0, 0.0)  # type: ignore[assignment]
+
+
+def trees(most: int) -> st.SearchStrategy[tuple[int, ...]]:
+    """Parents of trees."""
+    return st.integers(0, most).flatmap(
+        lambda size: st.tuples(*(st.integers(-1, node - 1) for node in range(size)))
+    )
+
+
+@st.composite
+def verifying(draw: st.DrawFn, least: int, most: int) -> Segment:
+    """Committed tokens with a drafted tree below the last: logits of that one and the tree."""
+    length, drafted = draw(st.integers(least, most)), draw(trees(12))
+    parents = tree.hang(length, drafted)
+    context, wanted = draw(st.integers(0, 300)), 1 + len(drafted)
+    return Segment(ROOM, context, tuple(range(len(parents))), parents, wanted)
+
+
+@st.composite
+def drafting(draw: st.DrawFn) -> Segment:
+    """A level of a tree whose nodes above are cached."""
+    parents = draw(trees(20).filter(len))
+    fed = draw(st.integers(1, len(parents)))
+    wanted = draw(st.integers(1, fed))
+    return Segment(ROOM, draw(st.integers(0, 300)), tuple(range(fed)), parents, wanted)
+
+
+shorts = verifying(1, SHORT) | drafting()
+longs = verifying(SHORT + 2, 400)
+terms = st.tuples(*[st.floats(0, 0.1)] * 4) | st.just((0.0, 0.0, 0.0, 0.0)) | st.just(SLOWLY)
+costs = terms.map(lambda known: Known(*known))
+limits_ = st.builds(Limits, st.integers(1, 8), st.integers(PIECE, 500), st.floats(0, 2))
+paces = st.just(0.0) | st.floats(0, 2)

@@ -1,0 +1,139 @@
+"""What goes into one step: no more than the limits allow and decoding sessions can bear."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.batch import (
+    PIECE,
+    RESTING_SECONDS,
+    SHORT,
+    Limits,
+    Pace,
+    compose,
+    is_decoding,
+    is_long,
+    load,
+)
+from engine.cost import CostModel, Load
+from engine.plan import Segment
+from protos import tree
+from protos.types import MAX_NODES
+from tests.laws.segments import ROOM, SLOWLY, Known, costs, limits_, longs, paces, shorts
+
+
+@given(st.lists(shorts | longs, max_size=12), costs, limits_, paces)
+def test_a_step_keeps_the_limits_and_feeds_what_comes_next_of_each(
+    segments: list[Segment], cost: CostModel, limits: Limits, pace: float
+) -> None:
+    """One segment that cannot be cut goes however long it is, alone."""
+    chosen = compose(segments, cost, limits, pace)
+    assert bool(chosen) == bool(segments)
+    assert len({index for index, _ in chosen}) == len(chosen) <= limits.sessions
+    if sum(len(piece.tokens) for _, piece in chosen) > limits.tokens:
+        assert len(chosen) == 1 and not is_long(segments[chosen[0][0]])
+    for index, piece in chosen:
+        whole = segments[index]
+        if piece is not whole:
+            assert is_long(whole)
+            assert piece.tokens == whole.tokens[: len(piece.tokens)] != ()
+            assert len(piece.tokens) <= len(whole.tokens) - whole.wanted
+            assert (piece.room, piece.context, piece.wanted) == (whole.room, whole.context, 0)
+            assert piece.parents == tree.chain(len(piece.tokens))
+
+
+@given(st.lists(shorts | longs, min_size=1, max_size=12), costs, limits_, paces)
+def test_new_prompts_slow_a_step_no_more_than_allowed_but_for_the_least_piece(
+    segments: list[Segment], cost: CostModel, limits: Limits, pace: float
+) -> None:
+    chosen = compose(segments, cost, limits, pace)
+    short = sum((load(segments[i]) for i, _ in chosen if not is_long(segments[i])), Load())
+    pieces = [piece for i, piece in chosen if is_long(segments[i])]
+    bearable = (1 + limits.slack) * max(pace, cost.predict(short) if short.sessions else 0.0)
+    predicted = cost.predict(sum((load(piece) for _, piece in chosen), Load()))
+    if bearable and pieces and predicted > bearable * (1 + 1e-9):
+        assert len(pieces) == 1 and len(pieces[0].tokens) <= PIECE
+
+
+@given(
+    st.lists(longs, min_size=1, max_size=4),
+    costs,
+    st.lists(shorts, min_size=1, max_size=3),
+    st.floats(0, 2),
+)
+def test_a_step_wastes_no_time_that_a_prompt_could_use(
+    prompts: list[Segment], cost: CostModel, decoding: list[Segment], slack: float
+) -> None:
+    """The prompt that is next gets as much as fits: one more token would be too slow."""
+    limits = Limits(sessions=8, tokens=600, slack=slack)
+    chosen = compose([*decoding, *prompts], cost, limits, 0.0)
+    fed = [piece for index, piece in chosen if index >= len(decoding)]
+    assert fed, "a prompt gets on"
+    if len(fed) < len(prompts) or len(fed[-1].tokens) == len(prompts[-1].tokens):
+        return
+    short = sum((load(segment) for segment in decoding), Load())
+    total = sum((load(piece) for _, piece in chosen), Load())
+    last = prompts[len(fed) - 1]
+    more = total + Load(1, last.context + len(fed[-1].tokens) + 1, 0)
+    assert (
+        total.tokens == limits.tokens
+        or len(fed[-1].tokens) == last.head
+        or cost.predict(more) > (1 + slack) * cost.predict(short) > 0
+    )
+
+
+@given(st.lists(longs, min_size=1, max_size=6), costs, st.integers(PIECE, 500))
+def test_with_nobody_decoding_prompts_take_the_whole_step(
+    prompts: list[Segment], cost: CostModel, most: int
+) -> None:
+    chosen = compose(prompts, cost, Limits(sessions=8, tokens=most, seconds=math.inf), 0.0)
+    assert [index for index, _ in chosen] == list(range(len(chosen))), "first come, first served"
+    left = most
+    for (_, piece), prompt in zip(chosen, prompts, strict=False):
+        whole = len(prompt.tokens)
+        assert len(piece.tokens) == (whole if whole <= left else min(left, prompt.head))
+        left -= len(piece.tokens)
+    assert len(chosen) == len(prompts) or left < PIECE
+
+
+@given(st.lists(longs, min_size=1, max_size=6), st.floats(0.01, 2))
+def test_with_nobody_decoding_a_step_is_short_all_the_same(
+    prompts: list[Segment], seconds: float
+) -> None:
+    """Somebody may come, and would have to wait for its end."""
+    cost = Known(*SLOWLY)
+    chosen = compose(prompts, cost, Limits(sessions=8, tokens=500, seconds=seconds), 0.0)
+    total = sum((load(piece) for _, piece in chosen), Load())
+    assert cost.predict(total) <= seconds or total.tokens <= PIECE
+
+
+def test_the_pace_is_that_of_decoding_sessions_and_forgotten_when_they_rest() -> None:
+    pace = Pace()
+    assert pace.at(0.0) == 0.0
+    pace.saw(0.1, 10.0)
+    assert pace.at(10.0) == pace.at(10.0 + RESTING_SECONDS) == 0.1
+    pace.saw(0.2, 10.5)
+    assert 0.1 < pace.at(10.5) < 0.15, "one step does not make a pace"
+    assert pace.at(10.6 + RESTING_SECONDS) == 0.0
+    pace.saw(0.3, 20.0)
+    assert pace.at(20.0) == 0.3
+
+
+def test_only_what_nobody_waits_for_can_be_fed_ahead() -> None:
+    """A level of a draft is never cut, however much of it there is."""
+    level = Segment(ROOM, 0, tuple(range(SHORT + 9)), tree.chain(SHORT + 19), 1)
+    assert (level.head, is_long(level)) == (0, False)
+    assert is_long(Segment(ROOM, 0, tuple(range(99)), tree.chain(99), 98 - SHORT))
+    assert not is_long(Segment(ROOM, 0, tuple(range(99)), tree.chain(99), 99 - SHORT))
+
+
+def test_who_waits_for_logits_is_decoding_but_for_long_prompts() -> None:
+    """The largest draft included; a piece of a prompt, however short, is awaited by nobody."""
+    draft = tree.chain(MAX_NODES)
+    assert is_decoding(Segment(ROOM, 9, (1, *draft), tree.hang(1, draft), 1 + MAX_NODES))
+    assert is_decoding(Segment(ROOM, 9, (1,), (-1,), 1))
+    prompt = Segment(ROOM, 0, tuple(range(99)), tree.chain(99), 1)
+    assert not is_decoding(prompt) and not is_decoding(prompt.cut(PIECE)[0])

@@ -1,0 +1,215 @@
+"""Whose memory goes when there is not enough: never that of a session at work, and nobody who is
+patient is turned away for ever.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.kv import BLOCK
+from engine.sessions import LONGEST_RETRY_SECONDS, SETTLED_SECONDS
+from protos.errors import Busy, SessionMiss
+from protos.types import NO_DRAFT, Context, SamplingParams
+from tests.laws.replica import BLOCKS, LENGTH, TTL, Message, Replica, Tokens
+from verifier_service.verifier import verify
+
+MANY = 99
+names = st.sampled_from([bytes([letter]) for letter in b"abcd"])
+
+
+def filled(retired: tuple[bool, ...] = (False,) * BLOCKS, most: int = MANY) -> Replica:
+    """A full pool: sessions 0, 1, ... of one block each, used in this order, a second apart. All
+    have settled.
+    """
+    replica = Replica(blocks=len(retired), most=most)
+    for number, closed in enumerate(retired):
+        replica.open(bytes([number]), tuple(range(BLOCK)), client=bytes([100 + number]))
+        if closed:
+            replica.close(bytes([number]))
+        replica.now += 1.0
+    replica.now += SETTLED_SECONDS - 1.0
+    return replica
+
+
+def alive(replica: Replica) -> list[int]:
+    """Which of the first sessions still have their memory."""
+    return [number for number in range(BLOCKS) if replica.holds(bytes([number]))]
+
+
+@given(st.tuples(*[st.booleans()] * BLOCKS), st.permutations(range(BLOCKS)))
+def test_closed_sessions_go_first_then_those_used_least_recently(
+    retired: tuple[bool, ...], order: list[int]
+) -> None:
+    replica = filled()
+    for number in order:
+        with replica.at_work(Context(bytes([number]), 2, BLOCK - 1, (1,), number + 1)) as session:
+            replica.sessions.keep(session, Context(bytes([number]), 2, BLOCK - 1, (1,)), ())
+        if retired[number]:
+            replica.close(bytes([number]))
+        replica.now += 1.0
+    replica.now += SETTLED_SECONDS - 1.0
+    assert len(replica.sessions) == retired.count(False)
+    left = sorted(order, key=lambda number: (not retired[number], order.index(number)))
+    for gone in range(1, BLOCKS + 1):
+        replica.open(bytes([200 + gone]), (1,))
+        assert alive(replica) == sorted(left[gone:])
+        replica.check_memory()
+    assert replica.sessions.counts.evicted == retired.count(False), "closed ones are not missed"
+
+
+@pytest.mark.parametrize("growing", [False, True])
+def test_sessions_at_work_or_not_yet_settled_are_never_evicted(growing: bool) -> None:
+    """All of them are at work but the last, which was used lately, and the one that may grow."""
+    replica = filled()
+    wanted = Context(b"\2", 2, 0, (1,) * LENGTH) if growing else Context(b"new", 1, 0, (1,))
+    with ExitStack() as work:
+        for number in range(BLOCKS - 1 - growing):
+            work.enter_context(replica.at_work(Context(bytes([number]), 2, 0, (1,))))
+        replica.serve(Message(Context(b"\3", 2, 0, (1,)), (1,)))
+        replica.now += SETTLED_SECONDS - 0.1
+        with pytest.raises(Busy, match="no memory") as refused, replica.at_work(wanted):
+            pass
+        assert 0 < refused.value.retry_after < SETTLED_SECONDS
+        assert (alive(replica), replica.sessions.counts.evicted) == ([0, 1, 2, 3], 0)
+        assert replica.rooms[b"\2"].length == (BLOCK if growing else 0), "nothing has changed"
+        replica.check_memory()
+        replica.now += 0.1
+        with replica.at_work(wanted):
+            assert alive(replica) == [0, 1, 2]
+    replica.check_memory()
+
+
+def test_a_long_call_ends_the_wait_of_others_only_when_it_has_settled() -> None:
+    replica = Replica(blocks=2, most=1)
+    with replica.at_work(Context(b"a", 1, 0, (1,))):
+        replica.now += 100.0
+    with pytest.raises(Busy, match="all 1 sessions"):
+        replica.open(b"b", (1,))
+    replica.now += SETTLED_SECONDS
+    replica.open(b"b", (1,))
+    assert (len(replica.sessions), replica.sessions.counts.evicted) == (1, 1)
+
+
+def test_a_session_that_grows_evicts_others_and_keeps_what_it_holds() -> None:
+    replica = filled()
+    before = replica.rooms[b"\2"]
+    said = tuple(range(BLOCK))
+    answer = replica.serve(Message(Context(b"\2", 2, BLOCK, (5, 6), 3), (*said, 5, 6)))
+    assert (answer.held, answer.epoch) == (BLOCK + 2, 3)
+    assert replica.rooms[b"\2"] is before
+    assert 2 in alive(replica) and len(alive(replica)) < BLOCKS
+    replica.check_memory()
+
+
+def test_whoever_was_evicted_is_told_to_resend_everything_and_is_served() -> None:
+    replica = filled()
+    said = tuple(range(BLOCK))
+    replica.open(b"new", (1,))
+    with pytest.raises(SessionMiss):
+        replica.serve(Message(Context(b"\0", 2, BLOCK, (5,), 1), (*said, 5)))
+    again = replica.open(b"\0", (*said, 5), turn=3)
+    assert again.held == BLOCK + 1
+    assert again.epoch not in range(1, BLOCKS + 1)
+    longer = Context(b"\0", 4, BLOCK + 1, (6,), again.epoch)
+    assert replica.serve(Message(longer, (*said, 5, 6))).held == BLOCK + 2
+
+
+def test_whoever_is_told_busy_has_driven_nobody_out() -> None:
+    """Or it comes back, and drives the next one out, for as long as it does not fit."""
+    replica = filled()
+    with replica.at_work(Context(b"\1", 2, 0, (1,))), replica.at_work(Context(b"\2", 2, 0, (1,))):
+        with pytest.raises(Busy):
+            replica.open(b"new", tuple(range(LENGTH)))
+        with pytest.raises(Busy), replica.at_work(Context(b"\0", 2, 0, (1,) * LENGTH), BLOCK):
+            pass
+        assert alive(replica) == [0, 1, 2, 3]
+    assert replica.sessions.counts.evicted == 0
+
+
+@given(
+    st.lists(
+        st.tuples(names, st.integers(1, LENGTH), st.integers(0, LENGTH), st.booleans()),
+        max_size=30,
+    )
+)
+def test_once_all_have_settled_everybody_is_served(
+    calls: list[tuple[bytes, int, int, bool]],
+) -> None:
+    """In a pool that has just the room for the longest session, wherever the others lie."""
+    replica = Replica(blocks=2 * LENGTH // BLOCK, most=3)
+    for turn, (name, length, nodes, closes) in enumerate(calls, start=1):
+        replica.now += SETTLED_SECONDS
+        context = Context(name, turn, 0, (7,) * length, client=b"x")
+        with replica.at_work(context, nodes) as session:
+            replica.sessions.keep(session, context, ())
+        if closes:
+            replica.close(name)
+        replica.check_memory()
+
+
+@given(st.lists(st.tuples(names, st.booleans()), max_size=20))
+def test_no_more_sessions_are_open_than_may_be(calls: list[tuple[bytes, bool]]) -> None:
+    """One that was closed and comes back counts as any other."""
+    replica = Replica(blocks=8, most=2)
+    for turn, (name, closes) in enumerate(calls, start=1):
+        replica.now += SETTLED_SECONDS
+        replica.open(name, (7,) * BLOCK, client=b"x", turn=turn)
+        assert len(replica.sessions) <= 2
+        if closes:
+            replica.close(name)
+
+
+def test_a_full_house_drops_no_closed_session_whose_memory_nobody_wants() -> None:
+    """The limit is on open sessions: dropping a closed one makes no room."""
+    replica = Replica(blocks=8, most=1)
+    said = tuple(range(BLOCK))
+    replica.open(b"a", said, client=b"x")
+    replica.close(b"a")
+    replica.open(b"b", (1,))
+    replica.now += SETTLED_SECONDS
+    assert replica.open(b"c", (*said, 5), client=b"x").reused == BLOCK
+    assert not replica.holds(b"b")
+
+
+def test_the_more_calls_are_refused_the_longer_they_are_told_to_wait() -> None:
+    """Up to a limit, and until there is room again."""
+    replica, waits = Replica(most=1), list[float]()
+    for turn in (1, 2):
+        replica.open(b"a", (1,), turn=turn)
+        for _ in range(500):
+            with pytest.raises(Busy) as refused:
+                replica.open(b"b", (1,))
+            waits.append(refused.value.retry_after)
+        replica.close(b"a")
+    assert waits[:500] == waits[500:] == sorted(waits[:500])
+    assert 0 < waits[0] < waits[9] < waits[499] == LONGEST_RETRY_SECONDS
+
+
+def test_a_call_that_is_given_up_leaves_a_session_that_can_be_evicted() -> None:
+    replica = Replica(blocks=1)
+    with torch.inference_mode():
+        job = verify(replica.sessions, Context(b"a", 1, 0, (1, 2)), NO_DRAFT, SamplingParams())
+        next(job)
+        replica.now += 10 * TTL
+        replica.sessions.expire()
+        with pytest.raises(Busy):
+            replica.open(b"b", (1,))
+        job.close()
+    replica.now += SETTLED_SECONDS
+    assert replica.open(b"b", (1,)).held == 1
+    assert replica.sessions.counts.evicted == 1
+
+
+def test_memory_is_held_for_the_draft_as_well() -> None:
+    replica = Replica(blocks=1)
+    said: Tokens = (1,) * (BLOCK - 2)
+    with replica.at_work(Context(b"a", 1, 0, said), 2) as session:
+        assert session.room.capacity == BLOCK
+    with pytest.raises(Busy), replica.at_work(Context(b"a", 2, 0, said), 3):
+        pass
+    assert replica.rooms[b"a"].turn == 1

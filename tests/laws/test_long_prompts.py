@@ -1,0 +1,199 @@
+"""The model thread and prompts that do not fit a step: everybody gets on, and everything is fed
+once, in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from engine.batch import PIECE, Limits
+from engine.kv import Room
+from engine.plan import Segment
+from engine.task import Job
+from protos import tree
+from protos.errors import Internal
+from tests.laws.machine import (
+    LIMITS,
+    MOST,
+    SECONDS,
+    VOCABULARY,
+    Machine,
+    queue,
+    results,
+    settle,
+    steps,
+)
+
+ONE = [(1, VOCABULARY)]
+
+
+def prompt(room: Room, length: int, wanted: int = 1) -> Job:
+    """A job that feeds many tokens at once and answers with the shape of its logits."""
+    logits = yield Segment(room, 0, tuple(range(length)), tree.chain(length), wanted)
+    return tuple(logits.shape)
+
+
+def check_fed(pieces: list[Segment], length: int, wanted: int = 1) -> None:
+    """Pieces are a prompt, in order, and only the last one is asked for logits."""
+    assert sum((piece.tokens for piece in pieces), ()) == tuple(range(length))
+    fed = [len(piece.tokens) for piece in pieces]
+    assert [piece.context for piece in pieces] == [sum(fed[:step]) for step in range(len(fed))]
+    assert [piece.wanted for piece in pieces] == [0] * (len(pieces) - 1) + [wanted]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine on which a step takes as long as two tokens, and nothing else takes time."""
+    machine = Machine()
+    machine.costs = (2e-5, 1e-5)
+    monkeypatch.setattr("engine.scheduler.time", SimpleNamespace(perf_counter=machine.clock))
+    return machine
+
+
+def arriving(machine: Machine, come: Callable[[int], bool], start: Callable[[], object]) -> None:
+    """Start something from the outside in the middle of the steps that are told."""
+    loop = asyncio.get_running_loop()
+
+    async def arrive() -> None:
+        start()
+        await settle()
+
+    def between() -> None:
+        if come(len(machine.batches)):
+            asyncio.run_coroutine_threadsafe(arrive(), loop).result(SECONDS)
+
+    machine.between = between
+
+
+@pytest.mark.parametrize("wanted", [1, 70])
+async def test_a_long_prompt_and_sessions_that_decode_share_steps(wanted: int) -> None:
+    machine, room = Machine(), Room(0, 1024)
+    async with machine.running() as thread:
+        long = queue(thread, b"long", lambda: prompt(room, 1000, wanted))
+        short = [queue(thread, bytes([i]), lambda: steps(6, tokens=2)) for i in range(3)]
+        await settle()
+        machine.open.set()
+        assert await results(long, *short) == [(wanted, VOCABULARY)] + [[(2, VOCABULARY)] * 6] * 3
+    check_fed(machine.fed(room), 1000, wanted)
+    assert machine.sizes[:7] == [1] + [4] * 6, "nobody missed a step"
+    tokens = [sum(len(piece.tokens) for piece in batch) for batch in machine.batches]
+    assert max(tokens) <= LIMITS.tokens
+    assert [report.tokens for report in machine.reports] == tokens
+    assert [report.sessions for report in machine.reports] == machine.sizes
+    assert all(0 <= report.cost_error <= 1 for report in machine.reports)
+
+
+async def test_beside_a_session_that_decodes_a_dear_prompt_comes_in_least_pieces(
+    machine: Machine,
+) -> None:
+    """A piece does not set the pace for the next one, however short it is."""
+    room, long = Room(0, 1024), list[asyncio.Task[object]]()
+    async with machine.running() as thread:
+
+        def begin() -> None:
+            long.append(queue(thread, b"long", lambda: prompt(room, 400)))
+
+        arriving(machine, lambda step: step == 20, begin)  # the cost is known by then
+        short = queue(thread, b"short", lambda: steps(60))
+        await settle()
+        machine.open.set()
+        await results(short)
+        await results(*long)
+    check_fed(machine.fed(room), 400)
+    beside = [batch for batch in machine.batches if len(batch) == 2]
+    sizes = [sum(len(piece.tokens) for piece in batch) - 1 for batch in beside]
+    assert max(sizes[3:-1]) <= PIECE
+
+
+async def test_with_nobody_decoding_prompts_take_whole_steps(machine: Machine) -> None:
+    """The rest of a step that one prompt leaves to the next is no session that decodes."""
+    one, other = Room(0, 2048), Room(2048, 2048)
+    with machine.thread() as thread:
+        first = queue(thread, b"one", lambda: prompt(one, 7 * LIMITS.tokens + 104))
+        await asyncio.to_thread(machine.began.wait, SECONDS)
+        second = queue(thread, b"other", lambda: prompt(other, 12 * LIMITS.tokens + 24))
+        await settle()
+        machine.open.set()
+        assert await results(first, second) == [(1, VOCABULARY)] * 2
+    check_fed(machine.fed(one), 7 * LIMITS.tokens + 104)
+    check_fed(machine.fed(other), 12 * LIMITS.tokens + 24)
+    assert [report.tokens for report in machine.reports] == [LIMITS.tokens] * 20
+
+
+async def test_a_step_that_fails_in_the_middle_of_a_prompt_fails_it_once() -> None:
+    machine, room, closed = Machine(), Room(0, 1024), list[str]()
+    machine.fails_at = 4
+
+    def rolls_back() -> Generator[Segment, torch.Tensor, object]:
+        try:
+            return (yield from prompt(room, 1000))
+        finally:
+            closed.append("rolled back")
+
+    async with machine.running() as thread:
+        long = queue(thread, b"long", rolls_back)
+        await settle()
+        later = queue(thread, b"long", lambda: steps(1))
+        await settle()
+        machine.open.set()
+        failed, good = await results(long, later)
+    assert isinstance(failed, Internal)
+    assert good == ONE
+    assert closed == ["rolled back"]
+    assert len(machine.fed(room)) == 3, "nothing of it is fed after that"
+
+
+async def test_a_job_that_was_left_out_of_a_step_that_fails_goes_on() -> None:
+    machine = Machine()
+    machine.fails_at = 2
+    async with machine.running(limits=Limits(sessions=2)) as thread:
+        tasks = [queue(thread, bytes([i]), lambda: steps(1)) for i in range(3)]
+        await settle()
+        machine.open.set()
+        *failed, good = await results(*tasks)
+    assert [type(error) for error in failed] == [Internal, Internal]
+    assert good == ONE
+
+
+async def test_a_prompt_whose_caller_has_gone_is_fed_before_the_sessions_next_call() -> None:
+    """Its session must not be touched by two jobs at once."""
+    machine, room = Machine(), Room(0, 1024)
+    async with machine.running() as thread:
+        long = queue(thread, b"a", lambda: prompt(room, 500))
+        arriving(machine, lambda step: step == 2, long.cancel)
+        await settle()
+        machine.open.set()
+        (gone,) = await results(long)
+        assert isinstance(gone, asyncio.CancelledError)
+        assert await results(queue(thread, b"a", lambda: steps(1))) == [ONE]
+    check_fed(machine.fed(room), 500)
+    assert machine.batches[-1][0].room is not room
+
+
+async def test_newcomers_do_not_starve_a_job_of_many_steps() -> None:
+    """As many of them come with every step as it can take."""
+    machine, others = Machine(), list[asyncio.Task[object]]()
+    async with machine.running() as thread:
+
+        def newcomers() -> None:
+            for _ in range(MOST):
+                name = len(others).to_bytes(4, "big")
+                others.append(queue(thread, name, lambda: steps(1)))
+
+        arriving(machine, lambda step: step < 60, newcomers)
+        victim = queue(thread, b"victim", lambda: steps(10, tokens=3))
+        await settle()
+        machine.open.set()
+        await results(victim)
+        await results(*others)
+    turns = [
+        step
+        for step, batch in enumerate(machine.batches)
+        if any(len(piece.tokens) == 3 for piece in batch)
+    ]
+    assert len(turns) == 10 and turns[-1] < 60

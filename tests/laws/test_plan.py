@@ -1,0 +1,162 @@
+"""A step laid out, played through with names instead of keys: every row sees its own path, once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.kv import BLOCK, Room
+from engine.plan import COARSE, ROWS, Segment, StepPlan, Tile, plan
+from protos import tree
+
+CPU = torch.device("cpu")
+CAPACITY = 4 * BLOCK
+Name = tuple[int, int]  # of a key: which segment, and its position in the context or its node
+parents_of_trees = st.integers(0, 24).flatmap(
+    lambda size: st.tuples(*(st.integers(-1, node - 1) for node in range(size)))
+)
+
+
+@st.composite
+def segments(draw: st.DrawFn, levels: bool) -> Segment:
+    """What a verifier feeds, or one level of a drafter; the room is given later."""
+    length, drafted = draw(st.integers(1, BLOCK + 9)), draw(parents_of_trees)
+    parents = tree.hang(length, drafted)
+    cached = draw(st.integers(0, len(parents) - 1)) if levels and draw(st.booleans()) else 0
+    fed = len(parents) - cached
+    wanted = draw(st.integers(0, fed))
+    tokens = tuple(draw(st.integers(1, 9)) for _ in range(fed))
+    return Segment(Room(0, CAPACITY), draw(st.integers(0, 70)), tokens, parents, wanted)
+
+
+def steps(levels: bool) -> st.SearchStrategy[list[Segment]]:
+    """Segments of several sessions, each in a room of its own, in any order."""
+
+    def place(found: list[Segment], order: list[int]) -> list[Segment]:
+        for segment, number in zip(found, order, strict=False):
+            segment.room.start = number * CAPACITY
+        return found
+
+    return st.builds(
+        place, st.lists(segments(levels), min_size=1, max_size=3), st.permutations(range(3))
+    )
+
+
+def stored(found: list[Segment]) -> dict[int, Name]:
+    """Which key lies at which place of the pool before the step."""
+    return {
+        segment.room.start + place: (number, place)
+        for number, segment in enumerate(found)
+        for place in range(segment.context + segment.cached)
+    }
+
+
+def fed(found: list[Segment]) -> list[Name]:
+    """The key that each row of the step makes."""
+    return [
+        (number, segment.context + segment.cached + row)
+        for number, segment in enumerate(found)
+        for row in range(len(segment.tokens))
+    ]
+
+
+def played(step: StepPlan, found: list[Segment]) -> tuple[dict[int, list[Name]], dict[int, Name]]:
+    """Play the waves: what each row saw, in the order of its positions, and what lies where."""
+    keys, pool = fed(found), stored(found)
+    seen: dict[int, list[Name]] = {}
+    for wave in step.waves:
+        for row, place in zip(wave.rows.tolist(), wave.places.tolist(), strict=True):
+            pool[place] = keys[row]
+        for tile in wave.tiles:
+            for number, row in enumerate(range(tile.rows.start, tile.rows.stop)):
+                assert row not in seen, "attended twice"
+                seen[row] = looked_at(tile, number, pool)
+    return seen, pool
+
+
+def looked_at(tile: Tile, number: int, pool: dict[int, Name]) -> list[Name]:
+    """What a tile's row sees; a place where nothing lies may be read, but not seen."""
+    every = torch.ones(tile.count, tile.keys, dtype=torch.bool)
+    allowed = every if tile.allowed is None else tile.allowed
+    return [pool[tile.start + key] for key in range(tile.keys) if allowed[number, key]]
+
+
+def own_path(segment: Segment, number: int, node: int) -> list[Name]:
+    """What a node has to see: the context, the nodes above it and itself."""
+    path = tree.path(segment.parents, node)
+    return [
+        (number, place)
+        for place in (*range(segment.context), *(segment.context + step for step in path))
+    ]
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@given(data=st.data())
+def test_every_row_sees_its_context_its_ancestors_and_itself(
+    exact: bool, data: st.DataObject
+) -> None:
+    found = data.draw(steps(levels=not exact))
+    seen, pool = played(plan(found, CPU, exact), found)
+    row = 0
+    for number, segment in enumerate(found):
+        for node in range(segment.cached, len(segment.parents)):
+            assert seen.pop(row) == own_path(segment, number, node)
+            row += 1
+    assert not seen
+    assert pool == {
+        segment.room.start + place: (number, place)
+        for number, segment in enumerate(found)
+        for place in range(segment.context + len(segment.parents))
+    }, "every key lies in its own place in the end"
+
+
+@given(steps(levels=False))
+def test_in_exact_mode_a_row_is_attended_as_if_its_path_were_the_text(
+    found: list[Segment],
+) -> None:
+    """Its keys lie at the places of a text, from the room's start to the next border of a block."""
+    step = plan(found, CPU, exact=True)
+    starts = [segment.room.start for segment in found for _ in segment.tokens]
+    for tile in (tile for wave in step.waves for tile in wave.tiles):
+        assert tile.exact and tile.allowed is not None
+        rows, positions = range(tile.rows.start, tile.rows.stop), tile.row_positions.tolist()
+        assert positions == step.positions[0, tile.rows].tolist()
+        for number, (row, position) in enumerate(zip(rows, positions, strict=True)):
+            assert tile.start == starts[row]
+            assert tile.keys == position // BLOCK * BLOCK + BLOCK <= CAPACITY
+            assert tile.allowed[number].tolist() == [key <= position for key in range(tile.keys)]
+        assert tile.key_positions.tolist() == list(range(tile.keys))
+
+
+def enough(rows: int, needed: int, exact: bool) -> bool:
+    """Whether rows are padded as kernels like it, and no more than that."""
+    return max(needed, ROWS if exact else 0) <= rows < max(needed, ROWS) + COARSE
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@given(data=st.data())
+def test_a_step_feeds_all_tokens_at_their_positions_and_asks_for_the_last_rows(
+    exact: bool, data: st.DataObject
+) -> None:
+    found = data.draw(steps(levels=not exact))
+    step = plan(found, CPU, exact)
+    tokens = [token for segment in found for token in segment.tokens]
+    positions = [
+        segment.context + depth
+        for segment in found
+        for depth in tree.depths(segment.parents)[segment.cached :]
+    ]
+    assert step.token_ids.shape == step.positions.shape
+    assert enough(step.token_ids.shape[1], len(tokens), exact)
+    assert step.token_ids[0, : len(tokens)].tolist() == tokens
+    assert step.positions[0, : len(tokens)].tolist() == positions
+    rows = iter(range(len(tokens)))
+    wanted: list[int] = []
+    for segment in found:
+        own = [next(rows) for _ in segment.tokens]
+        wanted += own[len(own) - segment.wanted :]
+    assert step.wanted == [segment.wanted for segment in found]
+    assert step.logits_rows[: len(wanted)].tolist() == wanted
+    assert enough(len(step.logits_rows), len(wanted), exact)

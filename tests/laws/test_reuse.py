@@ -1,0 +1,183 @@
+"""A new session starts with what another one of the same client holds, and with nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.kv import BLOCK
+from protos.errors import SessionMiss
+from protos.types import Context, Draft, SamplingParams
+from tests.laws.replica import LENGTH, TTL, Message, Replica, Tokens
+from verifier_service.verifier import verify
+
+SAID: Tokens = tuple(range(100, 100 + BLOCK + 20))
+clients = st.sampled_from((*[b"x"] * 6, b"y", b""))
+forks = st.sampled_from((0, BLOCK - 1, BLOCK, BLOCK + 1, BLOCK + 7, len(SAID), len(SAID)))
+tails = st.lists(st.integers(1, 2), max_size=3).map(tuple)
+texts = st.builds(lambda fork, tail: SAID[:fork] + (tail or (3,)), forks, tails)
+
+
+def common(one: Tokens, other: Tokens) -> int:
+    """How many leading tokens are the same."""
+    pairs = zip(one, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+@given(
+    st.lists(st.tuples(clients, texts, st.sampled_from(("open", "closed"))), max_size=5),
+    clients,
+    texts,
+)
+def test_a_session_starts_with_the_longest_beginning_that_its_client_has_cached(
+    others: list[tuple[bytes, Tokens, str]], client: bytes, text: Tokens
+) -> None:
+    """Never with all of it, for the newest token is always fed, and never with less than a block;
+    the replica checks that the rows are the right ones.
+    """
+    replica = Replica(blocks=16, most=9)
+    shares = [0]
+    for number, (owner, said, state) in enumerate(others):
+        replica.open(bytes([number]), said, owner)
+        if state == "closed":
+            replica.close(bytes([number]))
+        if client and owner == client:
+            shares.append(common(said, text[:-1]))
+    longest = max(shares)
+    before = replica.sessions.counts.reused_tokens
+    answer = replica.open(b"new", text, client)
+    assert answer.reused == (longest if longest >= BLOCK else 0)
+    assert answer.held == len(text)
+    assert replica.sessions.counts.reused_tokens - before == answer.reused
+    replica.check_memory()
+
+
+@pytest.mark.parametrize("order", [(70, 84, 66), (84, 66, 70), (66, 70, 84)])
+def test_of_several_beginnings_the_longest_is_taken(order: tuple[int, ...]) -> None:
+    replica = Replica(blocks=16, most=9)
+    for length in order:
+        replica.open(bytes([length]), SAID[:length], b"x")
+    assert replica.open(b"new", (*SAID, 1), b"x").reused == 84
+
+
+def test_the_same_text_again_leaves_one_token_to_feed() -> None:
+    replica = Replica()
+    replica.open(b"a", SAID, b"x")
+    assert replica.open(b"b", SAID, b"x").reused == len(SAID) - 1
+
+
+def test_of_a_session_at_work_only_what_is_committed_is_reused() -> None:
+    """What it is feeding now may not stand, and is not there yet."""
+    replica = Replica()
+    first = replica.open(b"a", SAID[: BLOCK + 5], b"x")
+    with replica.at_work(Context(b"a", 2, BLOCK + 2, SAID[BLOCK + 2 :], first.epoch)) as donor:
+        assert replica.open(b"b", SAID, b"x").reused == BLOCK + 2
+        assert (donor.length, donor.active) == (BLOCK + 2, True)
+
+
+def test_what_was_copied_outlives_its_donor() -> None:
+    replica = Replica(blocks=4, most=9)
+    replica.open(b"a", SAID, b"x")
+    replica.close(b"a")
+    second = replica.open(b"b", (*SAID, 1), b"x")
+    assert second.reused == len(SAID)
+    replica.open(b"c", (9,) * LENGTH)  # takes the donor's memory and writes over it
+    assert not replica.holds(b"a")
+    longer = Context(b"b", 2, len(SAID) + 1, (2,), second.epoch)
+    assert replica.serve(Message(longer, (*SAID, 1, 2))).held == len(SAID) + 2
+
+
+def test_donor_and_copy_go_on_without_touching_each_other() -> None:
+    replica = Replica()
+    first = replica.open(b"a", SAID, b"x")
+    second = replica.open(b"b", (*SAID, 1), b"x")
+    for turn in range(2, 6):
+        for name, epoch, text in ((b"a", first.epoch, SAID), (b"b", second.epoch, (*SAID, 1))):
+            said = text + (3,) * (turn - 2)
+            context = Context(name, turn, len(said), (3,), epoch)
+            replica.serve(Message(context, (*said, 3)), (7, 8), ())
+
+
+@pytest.mark.parametrize(
+    ("client", "length", "stays"),
+    [(b"x", BLOCK, True), (b"x", BLOCK - 1, False), (b"", BLOCK, False)],
+)
+def test_a_closed_session_stays_only_if_it_can_be_of_use(
+    client: bytes, length: int, stays: bool
+) -> None:
+    replica = Replica(most=1)
+    replica.open(b"a", SAID[:length], client)
+    replica.close(b"a")
+    assert (len(replica.sessions), replica.holds(b"a")) == (0, stays)
+    assert replica.open(b"b", SAID, client).reused == (length if stays else 0)
+
+
+def test_a_closed_session_stays_no_longer_than_an_idle_one() -> None:
+    replica = Replica()
+    replica.open(b"a", SAID, b"x")
+    replica.close(b"a")
+    replica.expire(TTL)
+    assert replica.holds(b"a")
+    replica.expire(0.1)
+    assert (replica.pool.taken, replica.sessions.counts.expired) == (0, 0)
+    assert replica.open(b"b", SAID, b"x").reused == 0
+
+
+def test_a_closed_session_that_comes_back_is_another_one() -> None:
+    """Whoever still believes in the old one is told that it is gone."""
+    replica = Replica()
+    first = replica.open(b"a", SAID, b"x")
+    replica.close(b"a")
+    believer = Message(Context(b"a", 2, len(SAID), (1,), first.epoch), (*SAID, 1))
+    with pytest.raises(SessionMiss):
+        replica.serve(believer)
+    again = replica.open(b"a", SAID, b"x", turn=3)
+    assert (again.held, len(replica.sessions)) == (len(SAID), 1)
+    assert again.epoch != first.epoch
+    later = Message(Context(b"a", 4, len(SAID), (1,), first.epoch), (*SAID, 1))
+    with pytest.raises(SessionMiss):
+        replica.serve(later)
+    good = Message(Context(b"a", 5, len(SAID), (1,), again.epoch), (*SAID, 1))
+    assert replica.serve(good).held == len(SAID) + 1
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_session_belongs_to_whoever_opened_it_last(closes: bool) -> None:
+    """What its new client says is not for the client before."""
+    replica = Replica(blocks=8, most=4)
+    replica.open(b"a", SAID, b"x")
+    if closes:
+        replica.close(b"a")
+    replica.open(b"a", (*SAID[:BLOCK], 1, 2, 3), b"y", turn=2)
+    assert replica.open(b"b", (*SAID[:BLOCK], 1, 2, 3), b"x").reused == 0
+    assert replica.open(b"c", (*SAID[:BLOCK], 1, 2, 3, 4), b"y").reused == BLOCK + 3
+
+
+def test_a_call_that_fails_leaves_what_was_copied_and_nothing_else() -> None:
+    replica = Replica()
+    replica.open(b"a", SAID, b"x")
+    with replica.at_work(Context(b"b", 1, 0, (*SAID, 1, 2), client=b"x"), 4) as session:
+        assert session.length == len(SAID)
+    assert replica.held(session) == tuple(session.tokens) == SAID
+    again = replica.open(b"b", (*SAID[:5], 1), b"x", turn=2)
+    assert again.held == 6
+
+
+def test_a_verifier_feeds_only_what_its_client_has_not_cached_and_says_so() -> None:
+    replica = Replica()
+    replica.open(b"a", SAID, b"x")
+    context = Context(b"b", 1, 0, (*SAID, 1, 2), client=b"x")
+    with torch.inference_mode():
+        job = verify(replica.sessions, context, Draft((7, 8, 9), (-1, 0, -1)), SamplingParams())
+        segment = next(job)
+        assert (segment.context, segment.tokens) == (len(SAID), (1, 2, 7, 8, 9))
+        assert (segment.parents, segment.wanted) == ((-1, 0, 1, 2, 1), 4)
+        logits = torch.zeros(4, 10)
+        logits[0, 7] = logits[1, 5] = 1.0
+        with pytest.raises(StopIteration) as done:
+            job.send(logits)
+    verdict = done.value.value
+    assert (verdict.accepted, verdict.next_token) == ((0,), 5)
+    assert (verdict.cached_len, verdict.reused) == (len(SAID) + 3, len(SAID))

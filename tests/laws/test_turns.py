@@ -1,0 +1,128 @@
+"""What goes into step after step: nobody starves, and a prompt fed in pieces is the prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.batch import PIECE, SHORT, Limits, compose
+from engine.cost import CostModel
+from engine.plan import Segment
+from protos import tree
+from tests.laws.segments import (
+    ROOM,
+    SLOWLY,
+    Known,
+    costs,
+    drafting,
+    limits_,
+    longs,
+    paces,
+    shorts,
+)
+
+
+@dataclass
+class Queue:
+    """Segments that wait, least recently fed first, as the model thread keeps them."""
+
+    waiting: list[tuple[int, Segment]]
+    cost: CostModel
+    limits: Limits
+    pace: float = 0.0
+
+    def step(self) -> list[tuple[int, Segment]]:
+        """Compose a step; who was fed in part waits at the end, the others come back as told."""
+        chosen = compose(
+            [segment for _, segment in self.waiting], self.cost, self.limits, self.pace
+        )
+        fed = [(self.waiting[index], piece) for index, piece in chosen]
+        for entry, _ in fed:
+            self.waiting.remove(entry)
+        for (name, segment), piece in fed:
+            if piece is not segment:
+                self.waiting.append((name, segment.cut(len(piece.tokens))[1]))
+        return [(name, piece) for (name, _), piece in fed]
+
+
+@given(longs, costs, limits_, paces, st.lists(drafting(), max_size=3))
+def test_the_pieces_of_a_prompt_are_the_prompt(
+    prompt: Segment, cost: CostModel, limits: Limits, pace: float, others: list[Segment]
+) -> None:
+    """Every token is fed once, in order, where it belongs; the rows wanted come last, together."""
+    limits = Limits(limits.sessions + len(others), limits.tokens + 20 * len(others), limits.slack)
+    queue = Queue([(0, prompt)], cost, limits, pace)
+    pieces: list[Segment] = []
+    while queue.waiting:
+        queue.waiting += [*enumerate(others, start=1)]
+        fed = [piece for name, piece in queue.step() if name == 0]
+        assert len(fed) == 1, "a prompt gets on in every step"
+        pieces += fed
+        queue.waiting = [entry for entry in queue.waiting if entry[0] == 0]
+    assert sum((piece.tokens for piece in pieces), ()) == prompt.tokens
+    assert len(pieces) <= 1 + len(prompt.tokens) // PIECE
+    context = prompt.context
+    for piece in pieces:
+        assert (piece.room, piece.context) == (prompt.room, context)
+        context += len(piece.tokens)
+    assert [piece.wanted for piece in pieces] == [0] * (len(pieces) - 1) + [prompt.wanted]
+    last, before = pieces[-1], len(prompt.tokens) - len(pieces[-1].tokens)
+    assert tree.problem(last.parents) is None
+    for node in range(len(last.parents)):
+        path = [before + step for step in tree.path(last.parents, node)]
+        assert [*range(before), *path] == tree.path(prompt.parents, before + node)
+
+
+@given(st.lists(shorts, min_size=1, max_size=12), costs, limits_, st.lists(longs, max_size=2))
+def test_who_decodes_is_served_as_often_as_the_limits_allow(
+    decoding: list[Segment], cost: CostModel, limits: Limits, prompts: list[Segment]
+) -> None:
+    """Each is fed again and again, in turn, beside at least that many others that surely fit."""
+    rests = [SHORT + prompt.wanted for prompt in prompts]  # that are too short to be cut
+    longest = max(rests + [len(segment.tokens) for segment in decoding])
+    spare = 1 if prompts else 0  # a prompt may have a part in every step
+    share = min(limits.sessions - spare, (limits.tokens - spare * PIECE) // longest)
+    bound = -(-(len(decoding) + len(prompts)) // max(1, share))
+    queue = Queue([*enumerate(decoding)], cost, limits)
+    queue.waiting += [*enumerate(prompts, start=100)]
+    since = dict.fromkeys(range(len(decoding)), 0)
+    for _ in range(20):
+        fed = {name for name, _ in queue.step()}
+        queue.waiting += [(name, decoding[name]) for name in since if name in fed]
+        since = {name: 0 if name in fed else steps + 1 for name, steps in since.items()}
+        assert max(since.values()) < bound
+
+
+@given(st.lists(longs, min_size=1, max_size=5), costs, st.integers(0, 4), paces)
+def test_every_prompt_gets_on(
+    prompts: list[Segment], cost: CostModel, decoding: int, pace: float
+) -> None:
+    """They take turns, at least `PIECE` tokens each, as long as the steps have any room."""
+    queue = Queue([*enumerate(prompts)], cost, Limits(sessions=8, tokens=200), pace)
+    one = Segment(ROOM, 100, (1,), (-1,), 1)
+    since = dict.fromkeys(range(len(prompts)), 0)
+    for _ in range(30):
+        queue.waiting += [(100 + name, one) for name in range(decoding)]
+        fed = {name for name, _ in queue.step()}
+        assert fed.issuperset(range(100, 100 + decoding))
+        left = {name for name, _ in queue.waiting}
+        since = {name: 0 if name in fed else since[name] + 1 for name in left}
+        assert max(since.values(), default=0) < len(prompts)
+
+
+@pytest.mark.parametrize("limits", [Limits(4, 512), Limits(32, PIECE)], ids=["sessions", "tokens"])
+def test_a_prompt_gets_on_however_many_sessions_are_decoding(limits: Limits) -> None:
+    """Their steps are full, with more of them waiting all the time."""
+    prompt = Segment(ROOM, 0, tuple(range(200)), tree.chain(200), 1)
+    queue = Queue([(0, prompt)], Known(*SLOWLY), limits)
+    one = Segment(ROOM, 100, (1,), (-1,), 1)
+    queue.waiting += [(name, one) for name in range(1, 41)]
+    for _ in range(1000):
+        fed = {name for name, _ in queue.step()} - {0}
+        queue.waiting += [(name, one) for name in fed]
+        if 0 not in {name for name, _ in queue.waiting}:
+            return
+    pytest.fail("it starved")

@@ -1,0 +1,176 @@
+"""Passes by rows: the arithmetic of the CUDA back end, on a CPU, with its kernel spelled out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine import flash
+from engine.exactness import self_test
+from engine.forward import Backend, Forward
+from engine.kv import Room
+from engine.model import load
+from engine.plan import Segment
+from engine.rows import REACH, STEP, TAIL, WIDEST
+from engine.table import FEW, SIZES, Table, lay_out, prefix
+from protos import tree
+from protos.errors import Unusable
+from protos.types import MAX_NODES
+from tests.families import SERVED
+from tests.talks import differing_rows, largest_difference, some_tokens, some_tree, talks
+
+MakeModel = Callable[[str, int], Path]
+POSITIONS = 2048
+
+
+@pytest.fixture(autouse=True)
+def _spelled_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no such kernel for CPUs."""
+    monkeypatch.setattr(flash, "kernel", flash.plain)
+
+
+def by_rows(folder: Path, exact: bool = True) -> Forward:
+    return Forward(load(folder), POSITIONS, exact, Backend.ROWS)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("family", SERVED)
+def test_every_row_is_what_a_plain_pass_gives(
+    family: str, exact: bool, make_model: MakeModel
+) -> None:
+    forward = by_rows(make_model(family, 0), exact)
+    assert largest_difference(forward, random.Random(family)) <= 1e-4
+
+
+@pytest.mark.parametrize("family", SERVED)
+def test_a_row_is_the_same_alone_and_in_company(family: str, make_model: MakeModel) -> None:
+    """In passes of several sizes: on a CPU they agree."""
+    forward = by_rows(make_model(family, 0))
+    assert differing_rows(forward, random.Random(1)) == []
+
+
+@pytest.mark.parametrize("context", [1, 60, 90, 95, 96, 97, 128])
+def test_a_branch_may_be_as_deep_as_a_draft_is_long(context: int, make_model: MakeModel) -> None:
+    """The longest draft there is, all of it behind a wrong guess, with the same bits as a chain."""
+    forward, rng = by_rows(make_model("llama", 0)), random.Random(context)
+    straight, aside = talks(forward, 2)
+    for talk in (straight, aside):
+        talk.say(forward, (7,) * context)
+    text = some_tokens(rng, MAX_NODES)
+    (chain,) = forward([straight.segment((5,), text[1:], tree.chain(MAX_NODES - 1))])
+    parents = (-1, -1, *range(1, MAX_NODES - 1))
+    (branch,) = forward([aside.segment((5,), (9, *text[1:]), parents)])
+    assert torch.equal(chain[1:], branch[2:])
+
+
+def test_a_tree_fed_level_by_level_gives_the_same_rows(make_model: MakeModel) -> None:
+    """As a drafter feeds it: nodes that are cached already are seen as if they came now."""
+    forward, rng = by_rows(make_model("llama", 0)), random.Random(3)
+    whole, grown = talks(forward, 2)
+    for talk in (whole, grown):
+        talk.say(forward, (3,) * 94)
+    parents = (-1, -1, 0, 0, 1, 3, 3, 4, 7, 6)
+    tokens = some_tokens(rng, len(parents))
+    (expected,) = forward([whole.segment((), tokens, parents)])
+    for start, stop in ((0, 2), (2, 5), (5, 8), (8, 10)):
+        piece = Segment(grown.room, 94, tokens[start:stop], parents[:stop], stop - start)
+        assert torch.equal(forward([piece])[0], expected[start:stop])
+
+
+@pytest.mark.parametrize("family", SERVED)
+def test_the_self_test_finds_passes_by_rows_exact(family: str, make_model: MakeModel) -> None:
+    assert str(self_test(by_rows(make_model(family, 0)), family)) == "exact"
+
+
+def test_tails_that_ignore_branches_are_noticed(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mistake that gathering by path guards against."""
+
+    def straight(table: Table, cut: Any) -> Any:
+        _, positions, _, rooms, _, _ = table.rows
+        return rooms[:, None] + np.minimum(cut[:, None] + np.arange(TAIL), positions[:, None])
+
+    forward = by_rows(make_model("llama", 0))
+    monkeypatch.setattr("engine.table._tails", straight)
+    with pytest.raises(Unusable, match="differ by"):
+        self_test(forward, "llama")
+
+
+def test_prefixes_that_are_cut_elsewhere_are_noticed(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One position short: the tail begins where the prefix should end."""
+    forward = by_rows(make_model("llama", 0))
+    spelled_out = flash.kernel
+
+    def short(query: Any, keys: Any, values: Any, spans: Any, scale: float) -> Any:
+        spans.lengths.sub_((spans.lengths > TAIL).int())
+        return spelled_out(query, keys, values, spans, scale)
+
+    monkeypatch.setattr(flash, "kernel", short)
+    assert largest_difference(forward, random.Random(0)) > 1e-2
+
+
+@pytest.mark.parametrize("spoilt", ["output", "sums"])
+def test_a_kernel_that_computes_something_else_is_not_used(
+    spoilt: str, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        output, sums = flash.plain(*given)
+        return (output * 1.1, sums) if spoilt == "output" else (output, sums + 0.1)
+
+    monkeypatch.setattr(flash, "kernel", wrong)
+    with pytest.raises(Unusable, match="the attention kernel is off by"):
+        by_rows(make_model("llama", 0))
+
+
+def test_a_model_with_a_sliding_window_does_not_go_by_rows(make_model: MakeModel) -> None:
+    with pytest.raises(Unusable, match="a layer has a sliding window"):
+        by_rows(make_model("qwen2_window", 0))
+
+
+def test_a_cpu_goes_by_tiles(make_model: MakeModel) -> None:
+    model = load(make_model("llama", 0))
+    assert Forward(model, POSITIONS).backend is Backend.TILES
+    with pytest.raises(Unusable, match="no graphs on cpu"):
+        Forward(model, POSITIONS, backend=Backend.GRAPHS)
+
+
+def test_a_position_alone_says_where_a_path_is_cut() -> None:
+    positions = np.arange(4096)
+    cut = prefix(positions)
+    assert (cut % STEP == 0).all() and (np.diff(cut) >= 0).all()
+    own = positions - cut + 1  # keys of the tail, the row's own included
+    assert own.max() == TAIL and (own[TAIL:] > REACH).all() and (cut[:TAIL] == 0).all()
+
+
+def test_a_pass_has_few_forms_and_pads_with_rows_that_touch_no_session() -> None:
+    """However many rows there are, runs are short, cover all of them and stay in their room."""
+    rng, spare = random.Random(0), 10_000
+    for _ in range(200):
+        fed = []
+        for slot in range(rng.randint(0, 9)):
+            count = rng.choice([1, 2, 5, 17, 64])
+            tokens, parents = (1,) * count, some_tree(rng, count)
+            room, context = Room(512 * slot, 512), rng.randrange(300)
+            fed.append(Segment(room, context, tokens, parents, rng.randint(0, count)))
+        total = sum(len(segment.tokens) for segment in fed)
+        passes = lay_out(fed, spare, exact=False)
+        assert [rows.form.rows for rows in passes[:-1]] == [SIZES[-1]] * (len(passes) - 1)
+        assert sum(rows.wanted for rows in passes) == sum(segment.wanted for segment in fed)
+        places = torch.cat([rows.places for rows in passes])
+        assert (places[total:] == spare).all() and len(set(places[:total].tolist())) == total
+        for rows in passes:
+            assert rows.form.kept in (0, FEW, rows.form.rows)
+            spans = rows.halves(1).prefix
+            assert spans.bounds.diff().max() <= WIDEST and spans.bounds[-1] == rows.form.rows
+            for run, rooms in enumerate(rows.places.tensor_split(spans.bounds[1:-1].tolist())):
+                if len(rooms) and rooms[0] != spare:
+                    assert (rooms // 512 == spans.starts[run] // 512).all()

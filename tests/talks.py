@@ -1,0 +1,130 @@
+"""Sessions whose texts grow in a forward pass, by chunks and by trees, and what their logits should
+be: those of a plain pass over the same text.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from engine import attention
+from engine.forward import Forward
+from engine.kv import Room
+from engine.model import Model
+from engine.plan import Segment
+from protos import tree
+from tests.families import VOCABULARY
+
+ROOM = 256
+PLACES = (31, 63, 64, 94, 95, 96, 126, 128, 159, 200, 216)  # most around cuts and block borders
+LENGTH = 220
+
+
+def some_tokens(rng: random.Random, count: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(VOCABULARY) for _ in range(count))
+
+
+def some_tree(rng: random.Random, nodes: int) -> tuple[int, ...]:
+    """Parents anywhere, or mostly the last node: flat trees and deep ones."""
+    deep = rng.random() < 0.5
+    return tuple(
+        node - 1 if deep and rng.random() < 0.9 else rng.randrange(-1, node)
+        for node in range(nodes)
+    )
+
+
+@torch.inference_mode()
+def plain_pass(model: Model, text: list[int]) -> torch.Tensor:
+    """The logits of a text as transformers computes them, float32 [tokens, vocab]."""
+    model.network.set_attn_implementation("eager")
+    ids = torch.tensor([text], device=model.device)
+    logits: torch.Tensor = model.network(input_ids=ids, use_cache=False).logits[0].float()
+    model.network.set_attn_implementation(attention.NAME)
+    return logits
+
+
+@dataclass
+class Talk:
+    """A text and the room that holds it."""
+
+    room: Room
+    text: list[int] = field(default_factory=list)
+
+    def segment(
+        self, head: Sequence[int], draft: Sequence[int] = (), parents: Sequence[int] = ()
+    ) -> Segment:
+        """More text, with a draft behind it."""
+        hung = tree.hang(len(head), parents)
+        return Segment(self.room, len(self.text), (*head, *draft), hung, len(hung))
+
+    def difference(self, model: Model, fed: Segment, logits: torch.Tensor) -> float:
+        """The largest between the logits of a segment and plain passes over all its paths."""
+        worst = 0.0
+        for leaf in set(range(len(fed.parents))) - set(fed.parents):
+            path = tree.path(fed.parents, leaf)
+            own = plain_pass(model, self.text + [fed.tokens[node] for node in path])[-len(path) :]
+            worst = max(worst, (own - logits[path]).abs().max().item())
+        return worst
+
+    @torch.inference_mode()
+    def commit(self, forward: Forward, fed: Segment, node: int) -> None:
+        """The path to a node becomes text."""
+        path = tree.path(fed.parents, node)
+        forward.pool.compact(self.room, len(self.text), path)
+        self.text += [fed.tokens[node] for node in path]
+
+    def say(self, forward: Forward, tokens: Sequence[int]) -> torch.Tensor:
+        """Feed text; its logits, [tokens, vocab]."""
+        fed = self.segment(tokens)
+        (logits,) = forward([fed])
+        self.commit(forward, fed, len(tokens) - 1)
+        return logits
+
+
+def talks(forward: Forward, count: int) -> list[Talk]:
+    """Sessions without a text yet."""
+    rooms = [forward.pool.take(ROOM) for _ in range(count)]
+    return [Talk(room) for room in rooms if room]
+
+
+def largest_difference(forward: Forward, rng: random.Random) -> float:
+    """From plain passes: chains and trees of four sessions together, up to and across the cuts,
+    with any path committed.
+    """
+    worst, together = 0.0, talks(forward, 4)
+    for place in PLACES:
+        fed = []
+        for number, talk in enumerate(together):
+            head = some_tokens(rng, max(place + number - len(talk.text), 1))
+            parents = some_tree(rng, rng.choice([0, 1, 5, 16, 30]))
+            fed.append(talk.segment(head, some_tokens(rng, len(parents)), parents))
+        for talk, segment, rows in zip(together, fed, forward(fed), strict=True):
+            worst = max(worst, talk.difference(forward.model, segment, rows))
+            talk.commit(forward, segment, rng.randrange(len(segment.tokens)))
+    return worst
+
+
+def differing_rows(forward: Forward, rng: random.Random) -> list[int]:
+    """Places of a text whose logits are not, bit for bit, the same a token at a time and alone, and
+    in chunks and trees of any size beside others.
+    """
+    text = some_tokens(rng, LENGTH)
+    alone, beside, *others = talks(forward, 4)
+    expected = torch.cat([alone.say(forward, (token,)) for token in text])
+    differing = []
+    while len(beside.text) < len(text):
+        head = text[len(beside.text) :][: rng.choice([1, 5, 70])]
+        draft = some_tokens(rng, rng.choice([0, 3, 20]))
+        own = beside.segment(head, draft, some_tree(rng, len(draft)))
+        company = [
+            other.segment(some_tokens(rng, rng.choice([1, 90])))
+            for other in rng.sample(others, rng.randint(0, 2))
+        ]
+        rows = forward([*company, own])[-1][: len(head)]
+        same = (rows == expected[len(beside.text) :][: len(head)]).all(-1)
+        differing += [len(beside.text) + place for place in (~same).nonzero().flatten().tolist()]
+        beside.commit(forward, own, len(head) - 1)
+    return differing
