@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from engine.cost import CostModel, Load
 from engine.plan import Segment
 
-SHORT = 64  # tokens; a longer head is fed in pieces, as time allows
+SHORT = 16  # tokens; a longer head is fed in pieces, as time allows, to the last
 RESTING_SECONDS = 1.0  # without a short segment, until nobody counts as decoding
 PIECE = 16  # tokens of a long head that a step takes at least, so that every prompt gets on
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ByteSize, Field
+from pydantic import ByteSize, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -61,3 +61,10 @@ class ModelServiceConfig(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="warning", description="debug, info, warning or error"
     )
+
+    @model_validator(mode="after")
+    def _evicts_before_it_reclaims(self) -> ModelServiceConfig:
+        if self.evict_after >= self.session_ttl:
+            limit = f"session_ttl, {self.session_ttl}"
+            raise ValueError(f"evict_after {self.evict_after} must be below {limit}")
+        return self

@@ -13,8 +13,8 @@ import torch
 
 from engine import attention
 from engine.forward import Forward
-from engine.kv import Room
-from engine.model import FULL
+from engine.kv import Room, blocks
+from engine.model import FULL, Model
 from engine.plan import Segment
 from protos import tree
 from protos.errors import Unusable
@@ -23,7 +23,9 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
 ROUNDED = 1.0  # where inputs are rounded to 8 bits by the largest one in the pass
 STREAM = 48  # tokens
 SIBLINGS = 3  # wrong guesses on either side of the right one
-ROOM = 128  # positions that a test needs for one session
+LEAD = 256  # tokens before the stream: a prompt, fed whole it keeps several threads busy
+PIECE = 23
+MARGIN = 16  # positions for wrong guesses
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,24 +96,31 @@ def _company(forward: Forward) -> tuple[int, float]:
     """How many rows of a stream differ, and by how much, between feeding it alone, a token at a
     time, and feeding it in pieces, as side branches of trees, beside another session.
     """
-    rng = random.Random(1)
-    stream = [rng.randrange(forward.model.vocab_size) for _ in range(STREAM)]
+    rng, vocabulary = random.Random(1), forward.model.vocab_size
+    lead = _lead(forward.model)
+    text = [rng.randrange(vocabulary) for _ in range(lead + STREAM)]
     alone, beside, other = _rooms(forward, 3)
+    for start in range(0, lead, PIECE):  # in pieces here and whole there
+        piece = tuple(text[start : min(start + PIECE, lead)])
+        forward([Segment(alone, start, piece, tree.chain(len(piece)), 0)])
+    if lead:
+        forward([Segment(beside, 0, tuple(text[:lead]), tree.chain(lead), 0)])
     plain = torch.cat(
         [
-            forward([Segment(alone, place, (token,), (-1,), 1)])[0]
-            for place, token in enumerate(stream)
+            forward([Segment(alone, place, (text[place],), (-1,), 1)])[0]
+            for place in range(lead, len(text))
         ]
     )
     rows: list[torch.Tensor] = []
     while len(rows) < STREAM:
-        piece = stream[len(rows) :][: rng.choice([1, 2, 5, 11])]
-        tokens, parents, path = _with_siblings(rng, piece, forward.model.vocab_size)
-        noise = tuple(rng.randrange(forward.model.vocab_size) for _ in range(rng.choice([1, 6])))
+        place = lead + len(rows)
+        piece = tuple(text[place:][: rng.choice([1, 2, 5, 11])])
+        tokens, parents, path = _with_siblings(rng, piece, vocabulary)
+        noise = tuple(rng.randrange(vocabulary) for _ in range(rng.choice([1, 6])))
         company = Segment(other, 0, noise, tree.chain(len(noise)), 1)
-        own = Segment(beside, len(rows), tokens, parents, len(tokens))
+        own = Segment(beside, place, tokens, parents, len(tokens))
         logits = forward([company, own])[1]
-        forward.pool.compact(beside, len(rows), path)
+        forward.pool.compact(beside, place, path)
         rows += [logits[node] for node in path]
     for room in (alone, beside, other):
         forward.pool.give_back(room)
@@ -120,7 +129,7 @@ def _company(forward: Forward) -> tuple[int, float]:
 
 
 def _with_siblings(
-    rng: random.Random, piece: list[int], vocabulary: int
+    rng: random.Random, piece: tuple[int, ...], vocabulary: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], list[int]]:
     """A piece of text hung behind wrong siblings: tokens and parents, and the path of the text."""
     tokens: list[int] = []
@@ -137,8 +146,20 @@ def _with_siblings(
     return tuple(tokens), tuple(parents), path
 
 
+def positions_tried(model: Model) -> int:
+    """How many cached tokens a self-test needs room for."""
+    return 3 * blocks(_lead(model) + STREAM + MARGIN)
+
+
+def _lead(model: Model) -> int:
+    return max(0, min(LEAD, model.context_length - STREAM - MARGIN))
+
+
 def _rooms(forward: Forward, count: int) -> list[Room]:
-    rooms = [room for _ in range(count) if (room := forward.pool.take(ROOM))]
+    length = _lead(forward.model) + STREAM + MARGIN
+    rooms = [room for _ in range(count) if (room := forward.pool.take(length))]
     if len(rooms) < count:
-        raise Unusable(f"the self-test needs room for {count * ROOM} cached tokens")
+        raise Unusable(
+            f"the self-test needs room for {positions_tried(forward.model)} cached tokens"
+        )
     return rooms

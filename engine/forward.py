@@ -41,7 +41,10 @@ class Forward:
         self.model = model
         self.exact = exact
         rows = model.device.type == "cuda" if backend is None else backend is not Backend.TILES
-        self.pool = Pool(model.layers, positions, model.dtype, model.device, spare=int(rows))
+        try:
+            self.pool = Pool(model.layers, positions, model.dtype, model.device, spare=int(rows))
+        except RuntimeError as error:  # how torch says that there is no memory
+            raise MemoryError(str(error)) from error
         self.backend = Backend.TILES
         self._problem: str | None = None
         self._runner: Run = self._run_eagerly

@@ -20,7 +20,7 @@ from pydantic import ByteSize
 
 from engine.batch import Limits
 from engine.config import ModelServiceConfig
-from engine.exactness import Exactness, self_test
+from engine.exactness import Exactness, positions_tried, self_test
 from engine.forward import Forward
 from engine.kv import BLOCK, position_bytes
 from engine.metrics import ModelMetrics, SessionCollector
@@ -120,20 +120,28 @@ def prepare(config: ModelServiceConfig, exact: bool) -> tuple[Forward, Exactness
         raise Unusable(f"context_length {config.context_length} {limit}")
     longest = (config.context_length or model.context_length) + SCRATCH
     each = position_bytes(model.layers, model.dtype)
-    positions = min(config.kv_bytes // each, config.max_sessions * (longest + BLOCK))
-    if positions < longest + BLOCK:
-        one = ByteSize(each * (longest + BLOCK)).human_readable()
+    least = max(longest + BLOCK, positions_tried(model))
+    positions = min(config.kv_bytes // each, config.max_sessions * least)
+    if positions < least:
+        one = ByteSize(each * least).human_readable()
         raise Unusable(
             f"kv_bytes {config.kv_bytes.human_readable()} is less than one session needs, {one};"
             " raise it or lower context_length"
         )
     try:
         forward = Forward(model, positions, exact)
-    except (RuntimeError, MemoryError) as error:
+    except MemoryError as error:
         size = config.kv_bytes.human_readable()
         raise Unusable(f"kv_bytes {size} do not fit into memory; lower it") from error
     exactness = self_test(forward, str(config.model))
-    log.info("model ready", model=str(config.model), exactness=str(exactness))
+    log.info(
+        "model ready",
+        model=str(config.model),
+        exactness=str(exactness),
+        attention=str(forward.backend),
+        problem=forward.problem,
+    )
     if exact and exactness.problem:
         log.warning("not exact", model=str(config.model), problem=exactness.problem)
+        forward.exact = False  # it would cost time and promise nothing
     return forward, exactness

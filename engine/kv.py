@@ -2,11 +2,12 @@
 
 Owns memory, not meaning: which tokens a room holds is known to `sessions`. A room is one contiguous
 stretch, so that attention reads it without a copy; it grows in place where it can and moves where
-it cannot.
+it cannot. Rooms move only between steps, so only `Room` objects know where they are.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,8 +61,7 @@ class Pool:
         spare: int = 0,
     ) -> None:
         self.positions = positions // BLOCK * BLOCK
-        self.taken = 0
-        self._gaps = [Room(0, self.positions)]  # free stretches, in order
+        self._rooms: list[Room] = []  # in order
 
         keys = [(layer.heads, layer.key_size) for layer in layers]
         values = [(layer.heads, layer.value_size) for layer in layers]
@@ -75,51 +75,54 @@ class Pool:
         self.values = [next(left[shape]) for shape in values]
         self._stacks = list(stacks.values())  # the same, [stores, positions, heads, size]
 
-    def take(self, length: int) -> Room | None:
-        """A room for `length` positions from the smallest gap that has them; None if none has."""
-        capacity = _blocks(length)
-        gap = _smallest(self._gaps, capacity)
-        return gap and self._claim(Room(gap.start, 0), capacity)
+    @property
+    def taken(self) -> int:
+        """Positions in rooms."""
+        return sum(room.capacity for room in list(self._rooms))  # read by any thread
 
-    def fits(self, length: int, freed: Sequence[Room]) -> bool:
-        """Whether there would be room for `length` positions without the rooms `freed`."""
-        return _smallest(_joined([*self._gaps, *freed]), _blocks(length)) is not None
+    @property
+    def free(self) -> int:
+        """Positions that a room can still get, wherever they lie."""
+        return self.positions - self.taken
+
+    def take(self, length: int) -> Room | None:
+        """A room for `length` positions; None if there are not so many free."""
+        capacity = blocks(length)
+        if capacity > self.free:
+            return None
+        return self._place(Room(0, capacity))
 
     def grow(self, room: Room, length: int) -> bool:
-        """Make a room hold `length` positions, content kept; False, and unchanged, if it cannot. It
-        grows where it is, or moves, perhaps to where it partly is.
+        """Make a room hold `length` positions, content kept; False, and unchanged, if there are not
+        so many free. It grows where it is, or moves.
         """
-        capacity = _blocks(length)
-        if capacity <= room.capacity:
+        capacity = blocks(length)
+        if capacity - room.capacity > self.free:
+            return False
+        behind = min((r.start for r in self._rooms if r.start > room.start), default=self.positions)
+        if capacity <= max(room.capacity, behind - room.start):
+            room.capacity = max(capacity, room.capacity)
             return True
-        behind = next((gap for gap in self._gaps if gap.start == room.end), None)
-        target = Room(room.start, 0)
-        if not behind or room.capacity + behind.capacity < capacity:
-            gaps = _joined([*self._gaps, room])
-            ample = max(capacity, _blocks(room.capacity * 3 // 2))  # or it would move again soon
-            gap = _smallest(gaps, ample) or _smallest(gaps, capacity)
-            if gap is None:
-                return False
-            target.start, capacity = gap.start, min(gap.capacity, ample)
-        old = Room(room.start, room.capacity)
-        self._free(old)
-        self._claim(target, capacity)
-        room.start, room.capacity = target.start, target.capacity
-        if room.start != old.start:
-            self.copy(old, room, old.capacity)
+        content = self._read(room)
+        self._rooms.remove(room)
+        ample = blocks(room.capacity * 3 // 2)  # or it would move again soon
+        roomy = any(size >= ample for size, _ in self._holes())
+        room.capacity = max(capacity, ample if roomy else 0)
+        self._place(room)
+        self._write(room, content)
         return True
 
     def give_back(self, room: Room) -> None:
         """Free a room; its content is dead but stays finite."""
         assert room.capacity, "a room is given back once"
-        self._free(Room(room.start, room.capacity))
+        self._rooms.remove(room)
         room.capacity = 0
 
     def copy(self, source: Room, target: Room, count: int) -> None:
-        """Copy the first `count` positions of one room to another, which may overlap it."""
-        for store in (*self.keys, *self.values):
-            rows = store[source.start : source.start + count].clone()
-            store[target.start : target.start + count] = rows
+        """Copy the first `count` positions of one room to another."""
+        for stack in self._stacks:
+            rows = stack[:, source.start : source.start + count]
+            stack[:, target.start : target.start + count] = rows
 
     def compact(self, room: Room, start: int, path: Sequence[int]) -> None:
         """Move the positions `start + path[i]` to `start + i` in every layer."""
@@ -132,44 +135,50 @@ class Pool:
         for stack in self._stacks:
             stack.index_copy_(1, target, stack.index_select(1, source))  # first a copy
 
-    def wipe(self, room: Room) -> None:
-        """Make a room's content finite again."""
-        for store in (*self.keys, *self.values):
-            store[room.start : room.end].zero_()
+    def wipe(self, room: Room, start: int = 0) -> None:
+        """Make a room's content finite again, from `start` on."""
+        for stack in self._stacks:
+            stack[:, room.start + start : room.end].zero_()
 
-    def _claim(self, room: Room, capacity: int) -> Room:
-        """Take `capacity` positions from the room's start on, which lie in a gap."""
-        gap = next(gap for gap in self._gaps if gap.start <= room.start < gap.end)
-        room.capacity = capacity
-        rest = [Room(gap.start, room.start - gap.start), Room(room.end, gap.end - room.end)]
-        kept = [other for other in self._gaps if other is not gap]
-        self._gaps = _joined([*kept, *(part for part in rest if part.capacity)])
-        self.taken += capacity
+    def _place(self, room: Room) -> Room:
+        """Lay a room into the smallest hole that has its capacity; if none has, into the one that
+        is left when all other rooms have moved together.
+        """
+        fitting = [hole for hole in self._holes() if hole[0] >= room.capacity]
+        if fitting:
+            room.start = min(fitting)[1]
+        else:
+            room.start = self._moved_together()
+        insort(self._rooms, room, key=lambda room: room.start)
         return room
 
-    def _free(self, room: Room) -> None:
-        self.taken -= room.capacity
-        self._gaps = _joined([*self._gaps, room])
+    def _holes(self) -> list[tuple[int, int]]:
+        """What lies between rooms: length and start."""
+        ends = [0, *(room.end for room in self._rooms)]
+        starts = [*(room.start for room in self._rooms), self.positions]
+        return [(start - end, end) for end, start in zip(ends, starts, strict=True) if start > end]
+
+    def _moved_together(self) -> int:
+        """Close all holes; returns the end of the last room."""
+        end = 0
+        for room in self._rooms:
+            if room.start > end:
+                content = self._read(room)
+                room.start = end
+                self._write(room, content)
+            end = room.end
+        return end
+
+    def _read(self, room: Room) -> list[torch.Tensor]:
+        return [stack[:, room.start : room.end].clone() for stack in self._stacks]
+
+    def _write(self, room: Room, content: list[torch.Tensor]) -> None:
+        for stack, rows in zip(self._stacks, content, strict=True):
+            stack[:, room.start : room.start + rows.shape[1]] = rows
 
 
-def _smallest(gaps: Sequence[Room], capacity: int) -> Room | None:
-    """The smallest gap that has `capacity` positions."""
-    fitting = [gap for gap in gaps if gap.capacity >= capacity]
-    return min(fitting, key=lambda gap: gap.capacity, default=None)
-
-
-def _joined(rooms: Sequence[Room]) -> list[Room]:
-    """The stretches that rooms cover, in order."""
-    stretches: list[Room] = []
-    for room in sorted(rooms, key=lambda room: room.start):
-        if stretches and stretches[-1].end == room.start:
-            stretches[-1].capacity += room.capacity
-        else:
-            stretches.append(Room(room.start, room.capacity))
-    return stretches
-
-
-def _blocks(length: int) -> int:
+def blocks(length: int) -> int:
+    """Positions that a room for `length` of them takes."""
     return -(-max(length, 1) // BLOCK) * BLOCK
 
 

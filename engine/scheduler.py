@@ -19,13 +19,13 @@ from typing import Any
 import structlog
 import torch
 
-from engine.batch import Limits, Pace, compose, is_decoding, load
+from engine.batch import Limits, Pace, compose, is_decoding, is_long, load
 from engine.cost import CostModel, Load
 from engine.plan import Segment
 from engine.task import Job, Task, startable
 from protos.errors import Busy, Internal, Unavailable
 
-GATHERING = 0.1  # of a step's time, to wait for those whom it answered
+GATHERING = 0.2  # of a step's time, to wait for those whom it answered
 Forward = Callable[[Sequence[Segment]], list[torch.Tensor]]
 
 log = structlog.get_logger()
@@ -58,7 +58,7 @@ class ModelThread:
         self._cost = CostModel()
         self._pace = Pace()
         self._steps = 0
-        self._answered = 0  # by the last step
+        self._answered: set[bytes] = set()  # sessions, by the last step
         self._gathering_until = 0.0
         self._waiting: deque[Task] = deque()
         self._running: list[Task] = []
@@ -137,18 +137,24 @@ class ModelThread:
                 self._waiting.remove(task)
         for task in starting:
             if task.answer.set_running_or_notify_cancel():
-                self._running.append(task)
-                self._queued.append(time.perf_counter() - task.arrived)
+                waited = time.perf_counter() - task.arrived
                 task.fed = self._steps  # behind whoever waits for longer
                 task.begin()
+                if task.segment:
+                    self._running.append(task)
+                    self._queued.append(waited)
         self._idle()
         return True
 
     def _gather(self) -> None:
-        """Wait a moment for those who were answered last: if they come back at once, they share a
-        step again.
+        """Wait a moment for those who were answered together: if they come back at once, they share
+        a step again. Not if others are at work meanwhile, but for long prompts.
         """
-        while len(self._waiting) < self._answered and not self._stopping:
+        if len(self._answered) < 2 or any(
+            task.segment and not is_long(task.segment) for task in self._running
+        ):
+            return
+        while not self._stopping and self._answered - {task.owner for task in self._waiting}:
             left = self._gathering_until - time.perf_counter()
             if left <= 0:
                 break
@@ -173,7 +179,7 @@ class ModelThread:
             task.fed = self._steps
             task.advance(segment, rows)
         self._running = [task for task in tasks if task.segment]
-        self._answered = len(tasks) - len(self._running)
+        self._answered = {task.owner for task in tasks if not task.segment}
         self._gathering_until = time.perf_counter() + GATHERING * seconds
 
     def _account(self, segments: Sequence[Segment], seconds: float) -> None:

@@ -5,6 +5,8 @@ call about them.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.kv import Room
@@ -33,11 +35,14 @@ class Session:
         """Committed tokens in the room."""
         return len(self.tokens)
 
-    def shares(self, tokens: array[int]) -> int:
+    def shares(self, tokens: Sequence[int]) -> int:
         """How many leading tokens are the same."""
-        pairs = enumerate(zip(self.tokens, tokens, strict=False))
-        shorter = min(len(self.tokens), len(tokens))
-        return next((place for place, (one, other) in pairs if one != other), shorter)
+        other = array("I", tokens[: self.length])
+
+        def differ(count: int) -> bool:
+            return self.tokens[:count] != other[:count]
+
+        return bisect_left(range(1, len(other) + 1), True, key=differ)
 
 
 @dataclass(slots=True)

@@ -9,13 +9,12 @@ resends everything.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
-from engine.kv import BLOCK, Pool
+from engine.kv import BLOCK, Pool, Room, blocks
 from engine.plan import Segment
 from engine.session import Counts, Session
 from protos.errors import Busy, Internal, InvalidRequest, SessionMiss, StaleTurn
@@ -75,6 +74,10 @@ class Sessions:
         session.active = True
         try:
             yield session
+        except BaseException:
+            if session.room.capacity:  # whatever the model wrote there may not be a number
+                self._pool.wipe(session.room, session.length)
+            raise
         finally:
             session.active, session.used = False, self._clock()
 
@@ -115,10 +118,13 @@ class Sessions:
         client's session holds stays until its memory is wanted.
         """
         session = self._open.get(session_id)
-        if session and session.client and session.length >= BLOCK:
-            session.retired = True
-        else:
+        if not (session and session.client and session.length >= BLOCK):
             self._drop(session_id)
+            return
+        session.retired = True
+        retired = [name for name, other in self._open.items() if other.retired]
+        if len(retired) > self.most:
+            self._drop(min(retired, key=lambda name: self._open[name].used))
 
     def expire(self) -> None:
         """Reclaim sessions idle for longer than their time to live."""
@@ -137,11 +143,10 @@ class Sessions:
         if context.epoch not in (0, known[0]) or context.base > (known[1] if context.epoch else 0):
             self.counts.misses += 1
             raise SessionMiss(f"base {context.base} is not cached here")
-        self._make_room(length, session)
         if session is None:
             session = self._admit(context, length)
         else:
-            self._pool.grow(session.room, length)
+            self._make_room(length, session)
             del session.tokens[context.base :]
         if session.retired:
             session.epoch, session.retired = self._new_epoch(), False
@@ -151,25 +156,32 @@ class Sessions:
         return session
 
     def _admit(self, context: Context, length: int) -> Session:
-        """A new session; it starts with what another one of the same client holds already."""
-        room = self._pool.take(length)
-        assert room, "room was made"
-        session = Session(room, self._new_epoch(), context.client)
-        known = self._known(context)
-        if known:
-            donor, count = known
-            self._pool.copy(donor.room, room, count)
-            session.tokens.extend(context.tokens[:count])
-            self.counts.reused_tokens += count
+        """A session that was not open. It starts with what another one of the same client holds: a
+        closed one that it continues it takes over, from others it copies.
+        """
+        donor = self._known(context)
+        count = donor.shares(context.tokens[:-1]) if donor else 0
+        if donor and donor.retired and count == donor.length:
+            self._make_room(length, donor)
+            name = next(name for name, other in self._open.items() if other is donor)
+            session = self._open.pop(name)
+            del session.tokens[count:]
+        else:
+            session = Session(Room(0, 0), self._new_epoch(), context.client)
+            self._make_room(length, session, donor)
+            if donor and donor.room.capacity:
+                self._pool.copy(donor.room, session.room, count)
+                session.tokens.extend(donor.tokens[:count])
+        self.counts.reused_tokens += session.length
         self._open[context.session_id] = session
         return session
 
-    def _make_room(self, length: int, session: Session | None) -> None:
-        """Drop sessions until there is a place, and memory for `length` tokens, for this one, which
-        may be open already. Closed ones go first, then those used least recently; nobody goes in
-        vain. Raises Busy.
+    def _make_room(self, length: int, session: Session, donor: Session | None = None) -> None:
+        """Give a session a place and memory for `length` tokens, and drop others for it: closed
+        ones first, then those used least recently, no more than it takes, and the donor only as
+        the last. Raises Busy; then nothing has changed.
         """
-        if session and not session.retired and session.room.capacity >= length:
+        if session.room.capacity >= length and not session.retired:
             return
         now = self._clock()
         idle = {
@@ -179,40 +191,46 @@ class Sessions:
             and not other.active
             and (other.retired or now - other.used >= self._settled)
         }
-        order = sorted(idle, key=lambda name: (not idle[name].retired, idle[name].used))
+        order = sorted(
+            idle, key=lambda name: (idle[name] is donor, not idle[name].retired, idle[name].used)
+        )
         open_ = [name for name in order if not idle[name].retired]
-        surplus = len(self) + (session is None or session.retired) - self.most
+        surplus = len(self) + (session.retired or not session.room.capacity) - self.most
         if surplus > len(open_):
             raise self._busy(f"all {self.most} sessions are in use")
         leaving = open_[: max(0, surplus)]
-        order = leaving + [name for name in order if name not in leaving]
-        rooms = [idle[name].room for name in order]
-        own = [session.room] if session else []
-
-        def enough(count: int) -> bool:
-            return self._pool.fits(length, own + rooms[:count])
-
-        count = bisect_left(range(len(rooms) + 1), True, lo=len(leaving), key=enough)
-        if count > len(rooms):
-            raise self._busy("no memory for a longer session" if own else "no memory for another")
-        for name in order[:count]:
+        free = self._pool.free + session.room.capacity
+        free += sum(idle[name].room.capacity for name in leaving)
+        for name in (name for name in order if name not in leaving):
+            if free >= blocks(length):
+                break
+            leaving.append(name)
+            free += idle[name].room.capacity
+        if free < blocks(length):
+            raise self._busy("no memory for another session, or a longer one")
+        for name in leaving:
             self.counts.evicted += not idle[name].retired
             self._drop(name)
         self._refused = 0
+        if session.room.capacity:
+            self._pool.grow(session.room, length)
+        elif room := self._pool.take(length):
+            session.room = room
 
-    def _known(self, context: Context) -> tuple[Session, int] | None:
-        """The session of the same client that shares the longest beginning, if it is worth a copy,
-        and how many tokens of it to reuse: never all, the newest is always fed.
+    def _known(self, context: Context) -> Session | None:
+        """The session of the same client that shares the longest beginning, if one is worth it: of
+        all but the newest token, which is always fed.
         """
         if not context.client or len(context.tokens) <= BLOCK:
             return None
-        wanted = array("I", context.tokens[:-1])
-        shared = [
-            (session, session.shares(wanted))
+        wanted = context.tokens[:-1]
+        start = array("I", wanted[:BLOCK])
+        donors = (
+            session
             for session in self._open.values()
-            if session.client == context.client and session.tokens[:BLOCK] == wanted[:BLOCK]
-        ]
-        return max(shared, key=lambda pair: pair[1], default=None)
+            if session.client == context.client and session.tokens[:BLOCK] == start
+        )
+        return max(donors, key=lambda donor: (donor.shares(wanted), donor.retired), default=None)
 
     def _busy(self, why: str) -> Busy:
         wait = min(RETRY_SECONDS + CROWD_SECONDS * self._refused, LONGEST_RETRY_SECONDS)

@@ -108,7 +108,7 @@ async def verify(generation: Generation, verifier: Verifier, draft: Draft) -> Ve
     async for attempt in AsyncRetrying(
         retry=retry_if_exception(is_transient),
         wait=pause,
-        stop=hopeless,
+        stop=Patience(),
         reraise=True,
     ):
         with attempt:
@@ -126,11 +126,23 @@ def pause(state: RetryCallState) -> float:
     return BACK_OFF(state) + (error.retry_after if isinstance(error, Busy) else 0.0)
 
 
-def hopeless(state: RetryCallState) -> bool:
-    """Whether there is no point in another attempt."""
-    busy = state.outcome is not None and isinstance(state.outcome.exception(), Busy)
-    waited = state.seconds_since_start or 0.0
-    return waited >= (BUSY_SECONDS if busy else PATIENCE_SECONDS)
+class Patience:
+    """When there is no point in another attempt: a verifier that is lost has less time than one
+    that is there and asks to wait, and time spent waiting does not count against it.
+    """
+
+    def __init__(self) -> None:
+        self._lost_since: float | None = None
+
+    def __call__(self, state: RetryCallState) -> bool:
+        """Asked after every failed attempt."""
+        now = state.outcome_timestamp or state.start_time
+        if state.outcome and isinstance(state.outcome.exception(), Busy):
+            self._lost_since = None
+            return now - state.start_time >= BUSY_SECONDS
+        if self._lost_since is None:
+            self._lost_since = state.start_time if state.attempt_number == 1 else now
+        return now - self._lost_since >= PATIENCE_SECONDS
 
 
 async def ask(

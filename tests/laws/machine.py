@@ -21,16 +21,16 @@ LIMITS = Limits(sessions=MOST, tokens=128)
 ROOM = Room(0, 1 << 16)
 
 
-def segment(*tokens: int) -> Segment:
+def segment(*tokens: int, room: Room = ROOM) -> Segment:
     """Tokens to be fed to a new session, with logits for all."""
-    return Segment(ROOM, 0, tokens, tree.chain(len(tokens)), len(tokens))
+    return Segment(room, 0, tokens, tree.chain(len(tokens)), len(tokens))
 
 
-def steps(count: int, tokens: int = 1) -> Job:
+def steps(count: int, tokens: int = 1, room: Room = ROOM) -> Job:
     """A job that takes some steps and answers with the shapes of its logits."""
     shapes = []
     for _ in range(count):
-        logits = yield segment(*range(tokens))
+        logits = yield segment(*range(tokens), room=room)
         shapes.append(tuple(logits.shape))
     return shapes
 

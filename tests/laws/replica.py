@@ -87,7 +87,8 @@ class Replica:
                 self.clients[context.session_id] = context.client
             assert session.room.capacity >= context.length + nodes, "no room for what was asked"
             assert not context.epoch or session.length == context.base
-            self.rooms[context.session_id] = session
+            others = {name: other for name, other in self.rooms.items() if other is not session}
+            self.rooms = others | {context.session_id: session}  # it may be another's, taken over
             yield session
 
     def serve(self, message: Message, guesses: Tokens = (), path: Sequence[int] = ()) -> Answer:

@@ -63,13 +63,14 @@ def test_new_prompts_slow_a_step_no_more_than_allowed_but_for_the_least_piece(
     costs,
     st.lists(shorts, min_size=1, max_size=3),
     st.floats(0, 2),
+    paces,
 )
 def test_a_step_wastes_no_time_that_a_prompt_could_use(
-    prompts: list[Segment], cost: CostModel, decoding: list[Segment], slack: float
+    prompts: list[Segment], cost: CostModel, decoding: list[Segment], slack: float, pace: float
 ) -> None:
     """The prompt that is next gets as much as fits: one more token would be too slow."""
     limits = Limits(sessions=8, tokens=600, slack=slack)
-    chosen = compose([*decoding, *prompts], cost, limits, 0.0)
+    chosen = compose([*decoding, *prompts], cost, limits, pace)
     fed = [piece for index, piece in chosen if index >= len(decoding)]
     assert fed, "a prompt gets on"
     if len(fed) < len(prompts) or len(fed[-1].tokens) == len(prompts[-1].tokens):
@@ -81,7 +82,7 @@ def test_a_step_wastes_no_time_that_a_prompt_could_use(
     assert (
         total.tokens == limits.tokens
         or len(fed[-1].tokens) == last.head
-        or cost.predict(more) > (1 + slack) * cost.predict(short) > 0
+        or cost.predict(more) > (1 + slack) * max(pace, cost.predict(short)) > 0
     )
 
 

@@ -122,7 +122,9 @@ def test_whoever_was_evicted_is_told_to_resend_everything_and_is_served() -> Non
 def test_whoever_is_told_busy_has_driven_nobody_out() -> None:
     """Or it comes back, and drives the next one out, for as long as it does not fit."""
     replica = filled()
-    with replica.at_work(Context(b"\1", 2, 0, (1,))), replica.at_work(Context(b"\2", 2, 0, (1,))):
+    with ExitStack() as work:
+        for number in (1, 2, 3):
+            work.enter_context(replica.at_work(Context(bytes([number]), 2, 0, (1,))))
         with pytest.raises(Busy):
             replica.open(b"new", tuple(range(LENGTH)))
         with pytest.raises(Busy), replica.at_work(Context(b"\0", 2, 0, (1,) * LENGTH), BLOCK):
@@ -203,6 +205,35 @@ def test_a_call_that_is_given_up_leaves_a_session_that_can_be_evicted() -> None:
     replica.now += SETTLED_SECONDS
     assert replica.open(b"b", (1,)).held == 1
     assert replica.sessions.counts.evicted == 1
+
+
+def test_a_session_at_work_may_be_moved_and_goes_on_where_it_lies() -> None:
+    """Memory in pieces is memory: nobody is turned away because of where the others lie."""
+    replica = filled()
+    said = tuple(range(BLOCK))
+    with replica.at_work(Context(b"\1", 2, BLOCK - 1, (9,), 2)) as session:
+        before = session.room.start
+        replica.close(b"\0")
+        assert replica.open(b"new", tuple(range(LENGTH))).held == LENGTH
+        assert session.room.start != before
+        assert replica.held(session) == said[: BLOCK - 1]
+        replica.check_memory()
+    replica.serve(Message(Context(b"\1", 3, BLOCK - 1, (5,), 2), (*said[: BLOCK - 1], 5)))
+
+
+def test_a_call_that_fails_leaves_nothing_that_is_not_a_number() -> None:
+    """Whatever the model wrote behind what is committed: the room's next user reads over it."""
+    replica = Replica()
+    replica.open(b"a", (1, 2))
+    with (
+        pytest.raises(ZeroDivisionError),
+        replica.at_work(Context(b"a", 2, 2, (3,), 1), BLOCK) as session,
+    ):
+        for store in (*replica.pool.keys, *replica.pool.values):
+            store[session.room.start + 2 : session.room.end] = float("nan")
+        raise ZeroDivisionError
+    assert all(not store.isnan().any() for store in (*replica.pool.keys, *replica.pool.values))
+    assert replica.held(session) == (1, 2)
 
 
 def test_memory_is_held_for_the_draft_as_well() -> None:

@@ -185,12 +185,13 @@ async def test_newcomers_do_not_starve_a_job_of_many_steps() -> None:
                 name = len(others).to_bytes(4, "big")
                 others.append(queue(thread, name, lambda: steps(1)))
 
-        arriving(machine, lambda step: step < 60, newcomers)
         victim = queue(thread, b"victim", lambda: steps(10, tokens=3))
+        arriving(machine, lambda step: step < 60 and not victim.done(), newcomers)
         await settle()
         machine.open.set()
         await results(victim)
-        await results(*others)
+        while left := [task for task in others if not task.done()]:
+            await results(*left)
     turns = [
         step
         for step, batch in enumerate(machine.batches)

@@ -97,7 +97,7 @@ def own_path(segment: Segment, number: int, node: int) -> list[Name]:
 def test_every_row_sees_its_context_its_ancestors_and_itself(
     exact: bool, data: st.DataObject
 ) -> None:
-    found = data.draw(steps(levels=not exact))
+    found = data.draw(steps(levels=True))
     seen, pool = played(plan(found, CPU, exact), found)
     row = 0
     for number, segment in enumerate(found):
@@ -140,7 +140,7 @@ def enough(rows: int, needed: int, exact: bool) -> bool:
 def test_a_step_feeds_all_tokens_at_their_positions_and_asks_for_the_last_rows(
     exact: bool, data: st.DataObject
 ) -> None:
-    found = data.draw(steps(levels=not exact))
+    found = data.draw(steps(levels=True))
     step = plan(found, CPU, exact)
     tokens = [token for segment in found for token in segment.tokens]
     positions = [

@@ -80,18 +80,20 @@ class Memory(RuleBasedStateMachine):
 
     @rule(length=lengths)
     def take(self, length: int) -> None:
-        """A room comes from the smallest stretch that has it, and from none only if none has."""
+        """A room comes if so much is free, wherever it lies; from the smallest hole that has it."""
         gaps = self.gaps()
+        before = [(room.start, room.capacity) for room, _ in self.rooms]
         room = self.pool.take(length)
-        fitting = [size for _, size in gaps if size >= blocks_for(length)]
-        assert (room is None) == (not fitting)
+        assert (room is None) == (sum(size for _, size in gaps) < blocks_for(length))
         if room is None:
             return
         assert room.capacity == blocks_for(length)
-        assert any(
-            size == min(fitting) and start <= room.start and room.end <= start + size
-            for start, size in gaps
-        )
+        if fitting := [size for _, size in gaps if size >= blocks_for(length)]:
+            assert [(room.start, room.capacity) for room, _ in self.rooms] == before
+            assert any(
+                size == min(fitting) and start <= room.start and room.end <= start + size
+                for start, size in gaps
+            )
         self.rooms.append((room, []))
         self.fill(*self.rooms[-1])
 
@@ -100,7 +102,7 @@ class Memory(RuleBasedStateMachine):
     def grow(self, which: int, length: int) -> None:
         """A room that grows keeps what it holds; one that cannot is left alone."""
         room, numbers = self.rooms[which % len(self.rooms)]
-        before, gaps = (room.start, room.capacity), self.gaps()
+        before, free = (room.start, room.capacity), sum(size for _, size in self.gaps())
         if self.pool.grow(room, length):
             assert room.capacity >= max(before[1], blocks_for(length))
             if blocks_for(length) <= before[1]:
@@ -108,9 +110,7 @@ class Memory(RuleBasedStateMachine):
             self.fill(room, numbers)
             return
         assert (room.start, room.capacity) == before
-        behind = sum(size for start, size in gaps if start == room.end)
-        assert room.capacity + behind < blocks_for(length)
-        assert all(size < blocks_for(length) for _, size in gaps)
+        assert before[1] + free < blocks_for(length)
 
     @precondition(lambda self: self.rooms)
     @rule(which=which)

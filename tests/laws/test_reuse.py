@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.kv import BLOCK
+from engine.sessions import SETTLED_SECONDS
 from protos.errors import SessionMiss
 from protos.types import Context, Draft, SamplingParams
 from tests.laws.replica import LENGTH, TTL, Message, Replica, Tokens
@@ -39,12 +40,13 @@ def test_a_session_starts_with_the_longest_beginning_that_its_client_has_cached(
     """
     replica = Replica(blocks=16, most=9)
     shares = [0]
-    for number, (owner, said, state) in enumerate(others):
+    for number, (owner, said, _) in enumerate(others):
         replica.open(bytes([number]), said, owner)
-        if state == "closed":
-            replica.close(bytes([number]))
         if client and owner == client:
             shares.append(common(said, text[:-1]))
+    for number, (_, _, state) in enumerate(others):
+        if state == "closed":
+            replica.close(bytes([number]))
     longest = max(shares)
     before = replica.sessions.counts.reused_tokens
     answer = replica.open(b"new", text, client)
@@ -77,16 +79,40 @@ def test_of_a_session_at_work_only_what_is_committed_is_reused() -> None:
         assert (donor.length, donor.active) == (BLOCK + 2, True)
 
 
-def test_what_was_copied_outlives_its_donor() -> None:
+@pytest.mark.parametrize("closes", [False, True])
+def test_what_was_copied_outlives_its_donor(closes: bool) -> None:
     replica = Replica(blocks=4, most=9)
     replica.open(b"a", SAID, b"x")
-    replica.close(b"a")
+    if closes:
+        replica.close(b"a")
+    replica.now += SETTLED_SECONDS
     second = replica.open(b"b", (*SAID, 1), b"x")
     assert second.reused == len(SAID)
     replica.open(b"c", (9,) * LENGTH)  # takes the donor's memory and writes over it
     assert not replica.holds(b"a")
     longer = Context(b"b", 2, len(SAID) + 1, (2,), second.epoch)
     assert replica.serve(Message(longer, (*SAID, 1, 2))).held == len(SAID) + 2
+    replica.check_memory()
+
+
+def test_a_closed_conversation_outlives_another_that_only_begins_alike() -> None:
+    """While there is memory for both: its next request wants all of it."""
+    replica = Replica(blocks=16, most=9)
+    replica.open(b"a", SAID, b"x")
+    replica.close(b"a")
+    assert replica.open(b"b", (*SAID[:BLOCK], 1, 2, 3), b"x").reused == BLOCK
+    assert replica.open(b"c", (*SAID, 1), b"x").reused == len(SAID)
+
+
+def test_no_more_closed_sessions_stay_than_may_be_open() -> None:
+    """Those used last: to look through more of them would take too long."""
+    replica = Replica(blocks=16, most=3)
+    for number in range(6):
+        replica.now += 1.0
+        replica.open(bytes([number]), (number, *SAID), b"x")
+        replica.close(bytes([number]))
+    assert [number for number in range(6) if replica.holds(bytes([number]))] == [3, 4, 5]
+    replica.check_memory()
 
 
 def test_donor_and_copy_go_on_without_touching_each_other() -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.kv import Room
 from engine.scheduler import ModelThread
 from engine.task import Job, Task, startable
 from protos.errors import Busy, TandemError
@@ -82,6 +83,7 @@ async def test_sessions_that_come_back_at_once_share_a_step_again(
     async def client(thread: ModelThread, name: bytes) -> None:
         for _ in range(5):
             await thread.run(name, lambda: steps(1))
+            await asyncio.sleep(name[0] / 200)  # to the orchestrator and back
 
     async with machine.running() as thread:
         clients = [asyncio.create_task(client(thread, bytes([i]))) for i in range(3)]
@@ -89,6 +91,20 @@ async def test_sessions_that_come_back_at_once_share_a_step_again(
         machine.open.set()
         assert await results(*clients) == [None] * 3
     assert machine.sizes == [1] + [3] * 5
+
+
+async def test_who_is_at_work_does_not_wait_for_those_who_were_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine()
+    machine.costs = (100.0, 0.0)
+    monkeypatch.setattr("engine.scheduler.time", SimpleNamespace(perf_counter=machine.clock))
+    async with machine.running() as thread:
+        tasks = [queue(thread, bytes([i]), lambda i=i: steps(1 + i)) for i in range(3)]  # type: ignore[misc]
+        await settle()
+        machine.open.set()
+        assert await results(*tasks) == [[(1, VOCABULARY)] * (1 + i) for i in range(3)]
+    assert machine.sizes == [1, 3, 2, 1]
 
 
 async def test_calls_of_one_session_never_share_a_step_and_stay_in_order() -> None:
@@ -115,6 +131,25 @@ async def test_no_step_has_more_sessions_than_allowed() -> None:
         machine.open.set()
         await results(*tasks)
     assert machine.sizes == [1, MOST, 3]
+
+
+async def test_who_was_left_out_of_a_step_is_in_the_next() -> None:
+    """Jobs that do not fit all at once take turns: nobody is a step ahead of another for long."""
+    machine, rooms = Machine(), [Room(place, 1) for place in range(MOST + 3)]
+    async with machine.running() as thread:
+        tasks = [
+            queue(thread, bytes([place]), lambda room=room: steps(8, room=room))  # type: ignore[misc]
+            for place, room in enumerate(rooms)
+        ]
+        await settle()
+        machine.open.set()
+        await results(*tasks)
+    turns = dict.fromkeys(map(id, rooms), 0)
+    assert machine.sizes[1:] == [MOST] * (MOST + 3)
+    for batch in machine.batches[1:]:
+        for piece in batch:
+            turns[id(piece.room)] += 1
+        assert max(turns.values()) - min(turns.values()) <= 1
 
 
 async def test_a_waiting_job_that_is_cancelled_never_starts() -> None:

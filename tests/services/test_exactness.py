@@ -16,6 +16,7 @@ from engine.model import load
 from engine.plan import Segment
 from protos import tree
 from protos.errors import Unusable
+from tests.conftest import Pair
 from tests.families import SERVED, VOCABULARY
 
 MakeModel = Callable[[str, int], Path]
@@ -148,3 +149,28 @@ def test_the_self_test_notices_branches_attended_as_one_line(
     monkeypatch.setattr("protos.tree.path", lambda parents, node: [node])
     with pytest.raises(Unusable, match="differ by"):
         self_test(Forward(load(make_model("llama", 0)), POSITIONS), "llama")
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@torch.inference_mode()
+def test_what_the_self_test_promises_holds_for_prompts_cut_anywhere(
+    embedded: Pair, threads: int
+) -> None:
+    """With three threads activations are computed in shares that depend on the number of rows."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        forward = Forward(load(embedded.target), POSITIONS)
+        exact = self_test(forward, "target").problem is None
+        whole, cut = forward.pool.take(ROOM), forward.pool.take(ROOM)
+        assert whole and cut
+        tokens = some_tokens(random.Random(5), 200)
+        (rows,) = forward([Segment(whole, 0, tokens, tree.chain(200), 200)])
+        pieces = [
+            forward([Segment(cut, start, tokens[start : start + 8], tree.chain(8), 8)])[0]
+            for start in range(0, 200, 8)
+        ]
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(rows, torch.cat(pieces)) or not exact
+    assert exact or threads > 2

@@ -157,7 +157,7 @@ async def test_when_all_sessions_are_taken_the_caller_is_told_to_wait(embedded: 
 
 
 async def test_an_orphaned_session_is_reclaimed(embedded: Pair) -> None:
-    async with serve_models(embedded, session_ttl=1.0) as services:
+    async with serve_models(embedded, session_ttl=1.0, evict_after=0.5) as services:
         await services.verifier_client.verify(fresh(), NO_DRAFT, GREEDY)
         assert (await services.verifier_client.describe(5)).sessions == 1
         await services.assert_no_session_is_left()
