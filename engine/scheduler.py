@@ -150,9 +150,8 @@ class ModelThread:
         """Wait a moment for those who were answered together: if they come back at once, they share
         a step again. Not if others are at work meanwhile, but for long prompts.
         """
-        if len(self._answered) < 2 or any(
-            task.segment and not is_long(task.segment) for task in self._running
-        ):
+        prompts = [task.partly or is_long(task.segment) for task in self._running if task.segment]
+        if len(self._answered) < 2 or not all(prompts):
             return
         while not self._stopping and self._answered - {task.owner for task in self._waiting}:
             left = self._gathering_until - time.perf_counter()

@@ -29,6 +29,7 @@ class Task:
     job: Job | None = None
     segment: Segment | None = None  # what is still to be fed for the answer that the job awaits
     fed: int = 0  # the step that last fed some of it, or that it came after
+    partly: bool = False  # whether the segment is the rest of a longer one
 
     def begin(self) -> None:
         """Start the job; one that needs no forward pass is done at once."""
@@ -48,7 +49,9 @@ class Task:
         assert self.job is not None and self.segment is not None
         if fed is not self.segment:
             _, self.segment = self.segment.cut(len(fed.tokens))
+            self.partly = True
             return
+        self.partly = False
         try:
             self.segment = self.job.send(logits)
         except StopIteration as done:

@@ -73,11 +73,11 @@ def test_a_step_wastes_no_time_that_a_prompt_could_use(
     chosen = compose([*decoding, *prompts], cost, limits, pace)
     fed = [piece for index, piece in chosen if index >= len(decoding)]
     assert fed, "a prompt gets on"
-    if len(fed) < len(prompts) or len(fed[-1].tokens) == len(prompts[-1].tokens):
+    last = prompts[len(fed) - 1]
+    if len(fed[-1].tokens) == len(last.tokens):
         return
     short = sum((load(segment) for segment in decoding), Load())
     total = sum((load(piece) for _, piece in chosen), Load())
-    last = prompts[len(fed) - 1]
     more = total + Load(1, last.context + len(fed[-1].tokens) + 1, 0)
     assert (
         total.tokens == limits.tokens
