@@ -22,7 +22,7 @@ from transformers.utils import logging
 import models
 from benchmarks import report
 from benchmarks.steps import Engine, Feed, Library, Text, reading, timed, weights_read
-from engine.exactness import self_test
+from engine.exactness import positions_tried, self_test
 from engine.forward import Forward
 from engine.kv import position_bytes
 from engine.model import DTYPES, load
@@ -53,7 +53,6 @@ SYSTEMS = {
     FAST: "fast, sessions together",
     LIBRARY: "transformers, DynamicCache, one session at a time",
 }
-SELF_TEST_POSITIONS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,7 @@ class Figures:
 def measure(folder: Path, dtype: str, repetitions: int) -> Figures:
     """Time all steps of a model, which is loaded twice; raises Unusable."""
     model = load(folder, dtype)
-    exactness = self_test(Forward(model, SELF_TEST_POSITIONS), str(folder))
+    exactness = self_test(Forward(model, positions_tried(model)), str(folder))
     text = Text.fit(model, max(feed.tokens for feed in FEEDS))
     library = Library(folder, DTYPES[dtype], text)
     read = weights_read(library.network)

@@ -22,9 +22,9 @@ from transformers.utils import logging
 
 import models
 from benchmarks import report
-from benchmarks.engine import FLOOR, LIBRARY, ONE, SELF_TEST_POSITIONS, TYPICAL, Figures, chosen
+from benchmarks.engine import FLOOR, LIBRARY, ONE, TYPICAL, Figures, chosen
 from benchmarks.steps import Action, Engine, Feed, Library, Text, reading, timed, weights_read
-from engine.exactness import self_test
+from engine.exactness import positions_tried, self_test
 from engine.forward import Backend, Forward
 from engine.kv import position_bytes
 from engine.model import DTYPES, load
@@ -72,7 +72,7 @@ def synchronized(action: Action) -> Action:
 def measure(folder: Path, dtype: str, repetitions: int) -> Figures:
     """Time all steps of a model, which is loaded twice; raises Unusable."""
     model = load(folder, dtype, "cuda")
-    exactness = self_test(Forward(model, SELF_TEST_POSITIONS), str(folder))
+    exactness = self_test(Forward(model, positions_tried(model)), str(folder))
     text = Text.fit(model, max(feed.tokens for feed in FEEDS))
     library = Library(folder, DTYPES[dtype], text, model.device)
     read = weights_read(library.network)

@@ -25,7 +25,8 @@ STREAM = 48  # tokens
 SIBLINGS = 3  # wrong guesses on either side of the right one
 LEAD = 256  # tokens before the stream: a prompt, fed whole it keeps several threads busy
 PIECE = 23
-MARGIN = 16  # positions for wrong guesses
+PIECES = (1, 2, 5, 11)  # of the stream, in tokens
+MARGIN = SIBLINGS * max(PIECES)  # positions for wrong guesses
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ def _company(forward: Forward) -> tuple[int, float]:
     rows: list[torch.Tensor] = []
     while len(rows) < STREAM:
         place = lead + len(rows)
-        piece = tuple(text[place:][: rng.choice([1, 2, 5, 11])])
+        piece = tuple(text[place:][: rng.choice(PIECES)])
         tokens, parents, path = _with_siblings(rng, piece, vocabulary)
         noise = tuple(rng.randrange(vocabulary) for _ in range(rng.choice([1, 6])))
         company = Segment(other, 0, noise, tree.chain(len(noise)), 1)

@@ -37,16 +37,19 @@ class Segment:
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     wanted: int
+    head: int = field(init=False, compare=False)
+    """Leading tokens that may be fed in an earlier step: nobody waits for their logits. Asked for
+    many times in every step, found once."""
+
+    def __post_init__(self) -> None:
+        unwanted = 0 if self.cached else len(self.tokens) - self.wanted
+        head = unwanted and min(unwanted, tree.trunk(self.parents))
+        object.__setattr__(self, "head", head)
 
     @property
     def cached(self) -> int:
         """Nodes of the tree that are cached already."""
         return len(self.parents) - len(self.tokens)
-
-    @property
-    def head(self) -> int:
-        """Leading tokens that may be fed in an earlier step: nobody waits for their logits."""
-        return 0 if self.cached else min(len(self.tokens) - self.wanted, tree.trunk(self.parents))
 
     def cut(self, count: int) -> tuple[Segment, Segment]:
         """The first `count` tokens of the head, and the rest."""
