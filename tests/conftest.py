@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import grpc
@@ -161,9 +164,14 @@ async def services(embedded: Pair) -> AsyncIterator[Services]:
 
 @pytest.fixture(scope="session")
 def ray() -> Iterator[None]:
-    """One real Ray for all tests that need it."""
-    with cluster.running(cluster.LOCAL, 2):
-        yield
+    """One real Ray for all tests that need it, joined as a cluster."""
+    head = [sys.executable, "-m", "tests.ray_head"]
+    with Popen(head, stdin=PIPE, stdout=PIPE, text=True) as process:
+        assert process.stdout is not None
+        address, joining = json.loads(process.stdout.readline())
+        os.environ.update(joining)
+        with cluster.running(address, 2):
+            yield
 
 
 @pytest.fixture(scope="session")
