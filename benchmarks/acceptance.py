@@ -110,7 +110,7 @@ async def serving(target: Path, draft: Path) -> AsyncIterator[Pair]:
 
 async def complete(pair: Pair, generation: Generation, shape: DraftShape) -> list[Round]:
     """All rounds of a generation; its sessions are closed."""
-    policy, rounds = Policy(shape), []
+    policy, rounds = Policy.of(shape), []
     try:
         while generation.finish is None:
             done = await run_round(generation, pair.drafter, pair.verifier, policy)

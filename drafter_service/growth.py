@@ -12,10 +12,21 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from protos.types import Draft, DraftShape
+from protos.types import Distribution, Draft, DraftShape
 
 ROOT = -1
+
+
+class Child(NamedTuple):
+    """A token that may follow, the log-probability that it stands if what precedes it does, and its
+    probability by the draft model.
+    """
+
+    token: int
+    gain: float
+    probability: float = 1.0
 
 
 @dataclass(slots=True)
@@ -26,6 +37,7 @@ class Node:
     parent: int
     depth: int
     score: float
+    sure: bool
     place: int | None = None
 
 
@@ -37,23 +49,33 @@ class Growth:
     room: int
     nodes: list[Node] = field(default_factory=list)
     fed: list[int] = field(default_factory=list)
-    bar: float = -math.inf  # what a node must score above to be among the best
+    drawn: dict[int, Distribution] = field(default_factory=dict)
+    bar: float = field(init=False)  # what a node must score above to be among the best
+    mass: float = 1.0  # nodes expected to stand among those that were looked behind last
 
-    def sprout(self, parent: int, children: Sequence[tuple[int, float]]) -> None:
-        """Add children (token, log-probability that it follows), likeliest first."""
+    def __post_init__(self) -> None:
+        self.bar = math.log(self.shape.worth) if self.shape.worth else -math.inf
+
+    def sprout(
+        self, parent: int, children: Sequence[Child], drawn: Distribution | None = None
+    ) -> None:
+        """Add children, likeliest first, and what they were drawn from."""
+        if drawn:
+            self.drawn[parent] = drawn
         depth, score = 0, 0.0
         if parent != ROOT:
             depth, score = self.nodes[parent].depth + 1, self.nodes[parent].score
         if depth == self.shape.levels:
             return
-        for token, gain in children[: self.shape.branches]:
+        for token, gain, probability in children[: self.shape.branches]:
             own = score + min(gain, 0.0)
             if own > self.bar:
-                self.nodes.append(Node(token, parent, depth, own))
+                sure = probability >= self.shape.confidence
+                self.nodes.append(Node(token, parent, depth, own, sure))
 
     def frontier(self) -> list[int]:
-        """The nodes to look behind next: unfed, above the last level, among the best; none when the
-        tree is done.
+        """The nodes to look behind next: unfed, above the last level, sure, among the best; none
+        when the tree is done, or when what may follow them is not worth a look.
         """
         best = self._best()
         if best and len(best) == self.shape.nodes:
@@ -61,13 +83,32 @@ class Growth:
         chosen = [
             node
             for node in best
-            if self.nodes[node].place is None and self.nodes[node].depth + 1 < self.shape.levels
+            if self.nodes[node].place is None
+            and self.nodes[node].sure
+            and self.nodes[node].depth + 1 < self.shape.levels
         ]
         chosen = sorted(chosen)[: self.room - len(self.fed)]
+        mass = self._expected(chosen)
+        if mass * min(1.0, mass / self.mass) < self.shape.level_worth:  # as much is lost again
+            return []
+        self.mass = mass or self.mass
         for node in chosen:
             self.nodes[node].place = len(self.fed)
             self.fed.append(node)
         return chosen
+
+    @property
+    def expected(self) -> float:
+        """How many nodes of the tree should stand."""
+        return self._expected(self._best())
+
+    def path(self, node: int) -> list[int]:
+        """The tokens from the root down to a node."""
+        tokens = []
+        while node != ROOT:
+            tokens.append(self.nodes[node].token)
+            node = self.nodes[node].parent
+        return tokens[::-1]
 
     def fed_parents(self) -> tuple[int, ...]:
         """The fed nodes as a tree, in the order in which they were fed."""
@@ -88,6 +129,7 @@ class Growth:
         draft = Draft(
             tuple(self.nodes[node].token for node in order),
             tuple(index[self.nodes[node].parent] for node in order),
+            self._distributions(order),
         )
         trunk: list[int] = []
         for position, node in enumerate(order):
@@ -96,6 +138,18 @@ class Growth:
                 break
             trunk.append(place)
         return draft, tuple(trunk)
+
+    def _distributions(self, order: Sequence[int]) -> tuple[Distribution, ...]:
+        """What the children of the root, then of each node in order, were drawn from."""
+        if not self.drawn:
+            return ()
+        parents = {self.nodes[node].parent for node in order}
+        return tuple(
+            self.drawn[node] if node in parents else Distribution() for node in (ROOT, *order)
+        )
+
+    def _expected(self, nodes: Sequence[int]) -> float:
+        return sum(math.exp(self.nodes[node].score) for node in nodes)
 
     def _best(self) -> list[int]:
         """The best nodes within the budget; among equals the older one, so that no child precedes

@@ -11,9 +11,12 @@ from grpc import aio
 from prometheus_client import CollectorRegistry
 
 from drafter_service.proposer import propose
+from drafter_service.visible import visible_tokens
 from engine.config import ModelServiceConfig
 from engine.host import Host, hosting
 from protos import codec, rpc
+from protos.drafting import decode_shape
+from protos.sampling import decode_sampling
 from protos.tandem.v1 import drafter_pb2, drafter_pb2_grpc
 from protos.types import DraftShape
 
@@ -26,19 +29,19 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self._visible = visible_tokens(host.config.model, host.forward.model.token_count)
 
     async def Propose(
         self, request: drafter_pb2.ProposeRequest, context: Context
     ) -> drafter_pb2.ProposeResponse:
         """The next draft of one session."""
         call = codec.decode_context(request.context)
-        shape = self._fitting(codec.decode_shape(request.shape), call.length)
-        sampling = codec.decode_sampling(request.sampling)
+        shape = self._fitting(decode_shape(request.shape), call.length)
+        sampling = decode_sampling(request.sampling)
         self._host.check_tokens("context.tokens", call.tokens)
-        token_count = self._host.forward.model.token_count
         proposal = await self._host.thread.run(
             call.session_id,
-            lambda: propose(self._host.sessions, call, shape, sampling, token_count),
+            lambda: propose(self._host.sessions, call, shape, sampling, self._visible),
         )
         return codec.encode_proposal(proposal)
 

@@ -69,6 +69,11 @@ class CostModel:
         step, token, key, session = self._terms
         return step + token * load.tokens + key * load.attended + session * load.sessions
 
+    @property
+    def token_seconds(self) -> float:
+        """What one more token costs, its keys aside."""
+        return self._terms[1]
+
     def learn(self, load: Load, seconds: float) -> None:
         """A step with this load took so many seconds."""
         seconds = max(seconds, 1e-9)  # a coarse clock may see none pass

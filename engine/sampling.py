@@ -1,30 +1,76 @@
-"""From logits to the next token: warp, add keyed noise, take the maximum.
+"""From logits to the next token: penalise and bias, warp, add keyed noise, take the maximum.
 
-The noise is a Gumbel variate made by a counter-based hash of (seed, position, token id), so a draw
-is a pure function: it does not matter who draws, when, or how often (protocol: the acceptance
-walk). Source of the trick: Gumbel-max.
+Every option is applied to a row of logits with the tokens before that row, so a node of a draft is
+treated as the same place of a text would be. The order is that of transformers: penalties, bias,
+barred tokens, temperature, top-k, top-p, min-p.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import torch
 from transformers import (
     LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
-from protos.types import SamplingParams
+from engine.noise import gumbel
+from protos.types import SamplingParams, TokenLogprobs
 
-_GOLDEN = 0x9E3779B97F4A7C15
-_MASK_64 = (1 << 64) - 1
+
+class Adjustment:
+    """What the options make of logits before anything is drawn, behind `tokens` and a path."""
+
+    def __init__(self, sampling: SamplingParams, tokens: Sequence[int]) -> None:
+        self.length = len(tokens)
+        self._sampling = sampling
+        self._tokens = torch.tensor(tokens) if sampling.repetition_penalty != 1 else None
+        completion = tokens[sampling.prompt_length :] if sampling.penalised else ()
+        self._counts = Counter(completion)
+
+    def apply(self, logits: torch.Tensor, path: Sequence[int] = ()) -> torch.Tensor:
+        """The row [vocab] as the options want it behind the path."""
+        sampling = self._sampling
+        if not (sampling.historic or sampling.logit_bias):
+            return logits
+        logits = self._penalised(logits.clone(), path)
+        for token, bias in sampling.logit_bias:
+            logits[token : token + 1] += bias  # of a token that this model lacks: nothing
+        completion = self.length + len(path) - sampling.prompt_length
+        if completion < sampling.min_new_tokens:
+            logits[[token for token in sampling.end_tokens if token < len(logits)]] = -torch.inf
+        return logits
+
+    def rows(self, logits: torch.Tensor, paths: Sequence[Sequence[int]]) -> torch.Tensor:
+        """The same for rows [rows, vocab], each behind a path of its own."""
+        if not (self._sampling.historic or self._sampling.logit_bias):
+            return logits
+        return torch.stack([self.apply(*each) for each in zip(logits, paths, strict=True)])
+
+    def _penalised(self, logits: torch.Tensor, path: Sequence[int]) -> torch.Tensor:
+        sampling = self._sampling
+        if self._tokens is not None:
+            seen = torch.cat([self._tokens, torch.tensor(path, dtype=torch.long)])
+            seen = seen[seen < len(logits)].to(logits.device)
+            penalise = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)
+            logits = penalise(seen[None], logits[None])[0]
+        if sampling.presence_penalty or sampling.frequency_penalty:
+            both = self._counts + Counter(path)
+            counts = {token: count for token, count in both.items() if token < len(logits)}
+            ids = torch.tensor(list(counts), dtype=torch.long, device=logits.device)
+            times = torch.tensor(list(counts.values()), dtype=logits.dtype, device=logits.device)
+            logits[ids] -= times * sampling.frequency_penalty + sampling.presence_penalty
+        return logits
 
 
 def warp(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
-    """Log-probabilities of the distribution to draw from, [rows, vocab]; temperature, then top-k,
-    then top-p.
-    """
+    """Log-probabilities of the distribution to draw from, [rows, vocab]."""
     warpers = LogitsProcessorList()
     if not sampling.greedy and sampling.temperature != 1:
         warpers.append(TemperatureLogitsWarper(sampling.temperature))
@@ -32,23 +78,26 @@ def warp(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
         warpers.append(TopKLogitsWarper(sampling.top_k))
     if sampling.top_p < 1:
         warpers.append(TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p:
+        warpers.append(MinPLogitsWarper(sampling.min_p))
     logits = logits - logits.amax(-1, keepdim=True)  # else a tiny temperature would make infinities
     no_ids = torch.LongTensor(logits.shape[0], 0)  # these warpers look at the scores alone
     return warpers(no_ids, logits).log_softmax(-1)
 
 
-def gumbel(seed: int, position: int, token_ids: torch.Tensor) -> torch.Tensor:
-    """The noise of token ids at a position, float32 of their shape; the same bits from the hash on
-    every device.
-    """
-    low, high = _key(seed, position)
-    state = _mix(_mix(token_ids.to(torch.int32) ^ low) ^ high)
-    uniform = (state.to(torch.float64) + (2**31 + 0.5)) * 2.0**-32  # (0, 1)
-    return -torch.log(-torch.log1p(-uniform)).float()  # fine near 0, where the winners are
+def probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
+    """The distribution to draw from, [vocab] float64, of adjusted logits."""
+    if sampling.greedy:
+        certain = torch.zeros_like(logits, dtype=torch.float64)
+        certain[logits.argmax()] = 1.0
+        return certain
+    return warp(logits[None].double(), sampling)[0].exp()
 
 
 def draw(logits: torch.Tensor, sampling: SamplingParams, position: int) -> int:
-    """The target's own choice for a position from its logits, [vocab]; ties go to the lowest id."""
+    """The target's own choice for a position from its adjusted logits, [vocab]; ties go to the
+    lowest id.
+    """
     if sampling.greedy:
         return int(logits.argmax())
     scores = warp(logits[None], sampling)[0]
@@ -56,43 +105,9 @@ def draw(logits: torch.Tensor, sampling: SamplingParams, position: int) -> int:
     return int((scores + gumbel(sampling.seed, position, ids)).argmax())
 
 
-def perturbed(
-    logits: torch.Tensor, sampling: SamplingParams, position: int, count: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` likeliest token ids of each row and their scores with noise, [rows, count] each,
-    unordered.
-
-    What a drafter ranks: it only guesses, so noise on its likeliest tokens is enough.
-    """
-    scores = logits.log_softmax(-1) if sampling.greedy else warp(logits, sampling)
-    top = scores.topk(min(count, scores.shape[-1]), dim=-1)
-    if sampling.greedy:
-        return top.indices, top.values
-    return top.indices, top.values + gumbel(sampling.seed, position, top.indices)
-
-
-def _key(seed: int, position: int) -> tuple[int, int]:
-    """Two signed 32-bit words from (seed, position): SplitMix64 (Steele, Lea, Flood 2014)."""
-    word = (seed + (position + 1) * _GOLDEN) & _MASK_64
-    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
-    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK_64
-    word ^= word >> 31
-    return _signed(word & 0xFFFFFFFF), _signed(word >> 32)
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 32) if word >= 1 << 31 else word
-
-
-def _mix(state: torch.Tensor) -> torch.Tensor:
-    """A bijective 32-bit mixer in wrapping int32 arithmetic (constants: Wellons' hash prospector,
-    "lowbias32").
-    """
-    state = (state ^ _shift(state, 16)) * 0x7FEB352D
-    state = (state ^ _shift(state, 15)) * _signed(0x846CA68B)
-    return state ^ _shift(state, 16)
-
-
-def _shift(state: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical right shift of int32."""
-    return (state >> bits) & ((1 << (32 - bits)) - 1)
+def logprobs(logits: torch.Tensor, token: int, count: int) -> TokenLogprobs:
+    """The model's own log-probabilities, before any option, from logits as they are, [vocab]."""
+    scores = logits.log_softmax(-1)
+    top = scores.topk(count)
+    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    return TokenLogprobs(float(scores[token]), tuple(pairs))

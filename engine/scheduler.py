@@ -103,6 +103,11 @@ class ModelThread:
                 self._waiting.remove(task)
             raise
 
+    @property
+    def token_seconds(self) -> float:
+        """What one more token costs in a step, as far as is known."""
+        return self._cost.token_seconds
+
     def _loop(self) -> None:
         with torch.inference_mode():
             while not self._stopping:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.kv import Room
+from protos.types import Context
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +35,10 @@ class Session:
     def length(self) -> int:
         """Committed tokens in the room."""
         return len(self.tokens)
+
+    def committed(self, context: Context) -> array[int]:
+        """All committed tokens of a call."""
+        return self.tokens[: context.base] + array("I", context.tokens)
 
     def shares(self, tokens: Sequence[int]) -> int:
         """How many leading tokens are the same."""

@@ -25,6 +25,7 @@ class Answer:
         self._prompt_tokens = len(ordered.run.prompt)
         self._tally = Tally()
         self._tokens: list[int] = []
+        self._logprobs: list[api.TokenLogprobs] = []
         self._end = rounds_pb2.RunResponse()
         self._arrived = self._began = self._last = time.monotonic()
         self._first: float | None = None
@@ -43,6 +44,7 @@ class Answer:
         text, used_fresh = self._stream.push(fresh)
         self._known -= used_old
         del step.tokens[used_old + used_fresh :]
+        del step.logprobs[used_old + used_fresh :]
         step.accepted = min(step.accepted, len(step.tokens))
         self._end = step
         if step.finish_reason or self._stream.matched is not None:
@@ -53,9 +55,13 @@ class Answer:
         self._tally.add(step)
         self._metrics.add(step)
         self._tokens += step.tokens
+        self._logprobs += step.logprobs
         self._clock()
         return api.Chunk(
-            text=text, token_ids=fresh[:used_fresh], completion_tokens=len(self._tokens)
+            text=text,
+            token_ids=fresh[:used_fresh],
+            completion_tokens=len(self._tokens),
+            logprobs=step.logprobs[used_old:],
         )
 
     def complete(self) -> api.GenerateResponse:
@@ -85,8 +91,9 @@ class Answer:
                 time_to_first_token_seconds=first - self._arrived,
                 total_seconds=now - self._arrived,
             ),
-            speculation=self._tally.summary(),
+            speculation=self._tally.summary(self._run.sampling.rule),
             seed=self._seed,
+            logprobs=self._logprobs,
         )
         if self._stream.matched is not None:
             response.matched_text = self._stream.matched

@@ -9,7 +9,9 @@ import grpc
 from structlog.contextvars import get_contextvars
 
 from protos import codec, rpc, status
+from protos.drafting import encode_draft, encode_shape
 from protos.errors import Internal
+from protos.sampling import encode_sampling
 from protos.tandem.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from protos.types import (
     Context,
@@ -55,8 +57,8 @@ class DrafterClient:
         """A draft for the context."""
         request = drafter_pb2.ProposeRequest(
             context=codec.encode_context(context),
-            shape=codec.encode_shape(shape),
-            sampling=codec.encode_sampling(sampling),
+            shape=encode_shape(shape),
+            sampling=encode_sampling(sampling),
         )
         call = self._stub.Propose(request, timeout=PROPOSE_SECONDS, metadata=_metadata())
         return codec.decode_proposal(await _answer(call))
@@ -83,8 +85,8 @@ class VerifierClient:
         """Which nodes stand and the next token."""
         request = verifier_pb2.VerifyRequest(
             context=codec.encode_context(context),
-            draft=codec.encode_draft(draft) if draft.tokens else None,
-            sampling=codec.encode_sampling(sampling),
+            draft=encode_draft(draft) if draft.tokens else None,
+            sampling=encode_sampling(sampling),
         )
         call = self._stub.Verify(request, timeout=VERIFY_SECONDS, metadata=_metadata())
         return codec.decode_verdict(await _answer(call))

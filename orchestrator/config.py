@@ -27,9 +27,10 @@ class OrchestratorConfig(BaseSettings):
     ray_address: str = "local"
     max_running: int = Field(default=32, ge=1)
     max_waiting: int = Field(default=256, ge=0)
-    draft_levels: int = Field(default=4, ge=0, le=MAX_LEVELS)
+    draft_levels: int = Field(default=8, ge=0, le=MAX_LEVELS)
     draft_branches: int = Field(default=4, ge=1, le=MAX_NODES)
-    draft_nodes: int = Field(default=16, ge=1, le=MAX_NODES)
+    draft_nodes: int = Field(default=32, ge=1, le=MAX_NODES)
+    draft_schedule: Literal["goodput", "constant", "heuristic"] = "goodput"
     start_seconds: float = Field(default=120.0, gt=0)
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
 

@@ -121,7 +121,11 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         ordered.run.client = client
         seed = request.sampling.seed if request.sampling.HasField("seed") else seed
         answer = Answer(
-            ordered, TextStream(self._tokenizer, ordered.stop), seed, self._metrics, known
+            ordered,
+            TextStream(self._tokenizer, ordered.stop, request.stopping.min_new_tokens),
+            seed,
+            self._metrics,
+            known,
         )
         async with self._admission.place():
             answer.started()
@@ -147,7 +151,12 @@ def client_of(context: Context) -> bytes:
 
 def _check_resumable(request: api.StreamGenerateRequest) -> None:
     """Only a text that is a function of the request can be continued."""
-    sampling = request.request.sampling
+    if not request.resume_from:
+        return
+    sampling, rule = request.request.sampling, request.request.speculation.rule
     greedy = sampling.HasField("temperature") and sampling.temperature == 0
-    if request.resume_from and not (greedy or sampling.HasField("seed")):
+    if not (greedy or sampling.HasField("seed")):
         raise InvalidRequest.of("resume_from", "needs sampling.seed, or temperature 0")
+    if not greedy and rule in (api.ACCEPTANCE_RULE_REJECT, api.ACCEPTANCE_RULE_TOP1):
+        name = api.AcceptanceRule.Name(rule)
+        raise InvalidRequest.of("resume_from", f"needs rule MATCH: under {name} drafts may differ")

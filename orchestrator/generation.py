@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from protos import tree
-from protos.types import Context, Draft, Proposal, SamplingParams, Verdict
+from protos.types import Context, Draft, Proposal, SamplingParams, TokenLogprobs, Verdict
 
 
 class Finish(Enum):
@@ -45,6 +45,7 @@ class Advance:
     drafted: int
     accepted: int
     reused: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(slots=True)
@@ -107,7 +108,8 @@ class Generation:
         if self.finish is None and self.remaining <= 0:
             self.finish = Finish.LENGTH
         accepted = min(len(verdict.accepted), len(emitted))
-        return Advance(tuple(emitted), len(draft), accepted, verdict.reused)
+        told = verdict.logprobs[: len(emitted)]
+        return Advance(tuple(emitted), len(draft), accepted, verdict.reused, told)
 
     def _tokens_from(self, start: int) -> tuple[int, ...]:
         if start < len(self.prompt):

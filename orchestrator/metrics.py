@@ -39,7 +39,7 @@ class Tally:
         self.histogram += [0] * (step.accepted + 1 - len(self.histogram))
         self.histogram[step.accepted] += 1
 
-    def summary(self) -> api.SpeculationSummary:
+    def summary(self, rule: api.AcceptanceRule.ValueType) -> api.SpeculationSummary:
         """As the client sees it."""
         return api.SpeculationSummary(
             num_spec_steps=self.rounds,
@@ -49,7 +49,7 @@ class Tally:
             draft_acceptance_rate=self.accepted / self.drafted if self.drafted else 0.0,
             acceptance_histogram=self.histogram,
             fallback_rounds=self.fallback_rounds,
-            rule=api.ACCEPTANCE_RULE_MATCH,
+            rule=rule or api.ACCEPTANCE_RULE_MATCH,
         )
 
 

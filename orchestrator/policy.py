@@ -1,30 +1,94 @@
 """How much to draft next.
 
-Pure. Asks for the configured shape, never for more levels than can still be emitted, and for
+Pure. Asks for what a schedule says, never for more levels than can still be emitted, and for
 nothing while the drafter rests after a failure.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from protos.types import NO_DRAFT_SHAPE, DraftShape
+from orchestrator.goodput import Adaptive, Goodput, Outcome
+from protos.types import MAX_LEVELS, MAX_NODES, NO_DRAFT_SHAPE, DraftShape, Schedule
 
 LONGEST_REST = 32  # rounds
+
+
+class Amount(Protocol):
+    """A schedule at work on one generation."""
+
+    def next(self) -> DraftShape:
+        """The shape for a round."""
+
+    def saw(self, outcome: Outcome) -> None:
+        """What came of it."""
+
+
+@dataclass(slots=True)
+class Constant:
+    """Always the same shape."""
+
+    shape: DraftShape
+
+    def next(self) -> DraftShape:
+        """The shape for a round."""
+        return self.shape
+
+    def saw(self, outcome: Outcome) -> None:
+        """Nothing changes."""
+
+
+@dataclass(slots=True)
+class Heuristic:
+    """Two levels more after a draft that stood as a whole, else one less (transformers' assisted
+    generation, `num_assistant_tokens_schedule`).
+    """
+
+    shape: DraftShape
+
+    def next(self) -> DraftShape:
+        """The shape for a round."""
+        return self.shape
+
+    def saw(self, outcome: Outcome) -> None:
+        """Longer or shorter."""
+        if not outcome.asked:
+            return
+        levels = self.shape.levels
+        levels = levels + 2 if outcome.accepted == outcome.levels else levels - 1
+        levels = min(max(1, levels), MAX_LEVELS)
+        nodes = min(MAX_NODES, levels * self.shape.branches)
+        self.shape = replace(self.shape, levels=levels, nodes=nodes)
+
+
+def amount(shape: DraftShape, schedule: Schedule, goodput: Goodput) -> Amount:
+    """A schedule for one generation, at most or first with a shape."""
+    if schedule is Schedule.HEURISTIC:
+        return Heuristic(shape)
+    if schedule is Schedule.GOODPUT:
+        return Adaptive(shape, goodput)
+    return Constant(shape)
 
 
 @dataclass(slots=True)
 class Policy:
     """The draft of one generation; after n failures in a row the drafter rests 2^(n-1) rounds."""
 
-    shape: DraftShape
-    failures: int = 0
-    rest: int = 0
+    amount: Amount
+    wants_draft: bool
+    failures: int = field(default=0, init=False)
+    rest: int = field(default=0, init=False)
 
-    @property
-    def wants_draft(self) -> bool:
-        """Whether this generation speculates at all."""
-        return self.shape.levels > 0
+    @classmethod
+    def of(
+        cls,
+        shape: DraftShape,
+        schedule: Schedule = Schedule.CONSTANT,
+        goodput: Goodput | None = None,
+    ) -> Policy:
+        """The policy of a schedule; it speculates at all if the shape has levels."""
+        return cls(amount(shape, schedule, goodput or Goodput()), shape.levels > 0)
 
     def next(self, remaining: int) -> DraftShape:
         """The shape for a round when `remaining` tokens may still be emitted; one is the verifier's
@@ -33,11 +97,12 @@ class Policy:
         if self.rest:
             self.rest -= 1
             return NO_DRAFT_SHAPE
-        levels = min(self.shape.levels, remaining - 1)
-        if levels <= 0:
+        if not self.wants_draft or remaining <= 1:
             return NO_DRAFT_SHAPE
-        nodes = self.shape.nodes if self.shape.branches > 1 else min(self.shape.nodes, levels)
-        return DraftShape(levels, self.shape.branches, nodes)
+        shape = self.amount.next()
+        levels = min(shape.levels, remaining - 1)
+        nodes = shape.nodes if shape.branches > 1 else min(shape.nodes, levels)
+        return replace(shape, levels=levels, nodes=nodes)
 
     def drafted(self) -> None:
         """A draft came and was fit to be verified."""

@@ -5,15 +5,17 @@ Pure. What is not implemented is refused by the field's name: nothing is silentl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from protos import codec
+from orchestrator import speculation
+from orchestrator.speculation import Drafting
+from protos.drafting import encode_shape
 from protos.errors import InvalidRequest, Violation
+from protos.sampling import encode_sampling, problems
 from protos.tandem.v1 import orchestrator_pb2 as api
 from protos.tandem.v1 import rounds_pb2
-from protos.types import MAX_LEVELS, MAX_NODES, DraftShape, ModelDescription, SamplingParams
+from protos.types import ModelDescription, SamplingParams
 
 DEFAULT_MAX_NEW_TOKENS = 128
 MAX_STOP_STRINGS = 16
@@ -27,7 +29,7 @@ class Limits:
     """What the served model allows."""
 
     model: ModelDescription
-    default_shape: DraftShape
+    drafting: Drafting
     longest_prompt: int  # bytes of text that may fit into the context
 
 
@@ -50,12 +52,8 @@ def order(
     every bad field.
     """
     violations = [
-        *_unsupported(request),
-        *_sampling(request.sampling),
-        *_stopping(request.stopping),
-    ]
-    violations += [
-        *_speculation(request.speculation),
+        *speculation.problems(request.speculation),
+        *_vocabulary(request, limits.model.vocab_size),
         *_model(request.model, limits.model),
         *_request_id(request_id),
     ]
@@ -67,90 +65,74 @@ def order(
             most = f"the {limits.longest_prompt} that {whole}"
             raise InvalidRequest(*violations, Violation("text", f"has {size} bytes, above {most}"))
         prompt = tokenise(request.text)
-    violations += _prompt(request, prompt, limits.model)
+    stopping, room = request.stopping, limits.model.context_length - len(prompt)
+    default = min(DEFAULT_MAX_NEW_TOKENS, room)
+    violations += [*_prompt(request, prompt, limits.model), *_stopping(stopping, default)]
+    ends = () if stopping.ignore_eos else limits.model.end_token_ids
+    stops = sorted({*stopping.stop_token_ids, *ends})
+    sampling = _sampling_params(request, seed, len(prompt), stops)
+    violations += problems(sampling)
     if violations:
         raise InvalidRequest(*violations)
-    stopping, room = request.stopping, limits.model.context_length - len(prompt)
-    ends = () if stopping.ignore_eos else limits.model.end_token_ids
-    default = min(DEFAULT_MAX_NEW_TOKENS, room)
+    sampling = replace(sampling, rule=speculation.rule(request.speculation))
+    wanted = speculation.drafting(request.speculation, limits.drafting)
     run = rounds_pb2.RunRequest(
         request_id=request_id,
         prompt=prompt,
-        sampling=codec.encode_sampling(_sampling_params(request.sampling, seed)),
+        sampling=encode_sampling(sampling),
         max_new_tokens=stopping.max_new_tokens if stopping.HasField("max_new_tokens") else default,
-        stop_token_ids=sorted({*stopping.stop_token_ids, *ends}),
-        shape=codec.encode_shape(_shape(request.speculation, limits.default_shape)),
+        stop_token_ids=stops,
+        shape=encode_shape(wanted.shape),
+        schedule=api.DraftSchedule.ValueType(wanted.schedule.value),
     )
     return Order(run, tuple(stopping.stop))
 
 
-def _sampling_params(sampling: api.Sampling, seed: int) -> SamplingParams:
+def _sampling_params(
+    request: api.GenerateRequest, seed: int, prompt_length: int, end_tokens: list[int]
+) -> SamplingParams:
+    wish = request.sampling
+
     return SamplingParams(
-        temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
-        seed=sampling.seed if sampling.HasField("seed") else seed,
+        temperature=wish.temperature if wish.HasField("temperature") else 1.0,
+        top_k=wish.top_k,
+        top_p=wish.top_p if wish.HasField("top_p") else 1.0,
+        seed=wish.seed if wish.HasField("seed") else seed,
+        min_p=wish.min_p,
+        repetition_penalty=wish.repetition_penalty if wish.HasField("repetition_penalty") else 1.0,
+        presence_penalty=wish.presence_penalty,
+        frequency_penalty=wish.frequency_penalty,
+        logit_bias=tuple(sorted(wish.logit_bias.items())),
+        prompt_length=prompt_length,
+        min_new_tokens=request.stopping.min_new_tokens,
+        end_tokens=tuple(end_tokens),
+        logprobs=request.logprobs if request.HasField("logprobs") else None,
     )
 
 
-def _shape(wish: api.Speculation, default: DraftShape) -> DraftShape:
-    """Levels and branches as wished. Who names the branches gets levels x branches nodes, else the
-    default budget.
-    """
-    levels = (
-        wish.num_speculative_tokens if wish.HasField("num_speculative_tokens") else default.levels
-    )
-    branches = wish.branches if wish.HasField("branches") else default.branches
-    budget = MAX_NODES if wish.HasField("branches") or branches == 1 else default.nodes
-    return DraftShape(levels, branches, min(budget, levels * branches))
-
-
-def _unsupported(request: api.GenerateRequest) -> Fields:
-    """Fields of the API that this version does not implement, if they ask for something."""
-    asked = {
-        "sampling.min_p": request.sampling.min_p != 0,
-        "sampling.repetition_penalty": request.sampling.HasField("repetition_penalty")
-        and request.sampling.repetition_penalty != 1,
-        "sampling.presence_penalty": request.sampling.presence_penalty != 0,
-        "sampling.frequency_penalty": request.sampling.frequency_penalty != 0,
-        "sampling.logit_bias": bool(request.sampling.logit_bias),
-        "stopping.min_new_tokens": request.stopping.min_new_tokens != 0,
-        "logprobs": request.HasField("logprobs"),
-        "speculation.drafter": bool(request.speculation.drafter),
-    }
-    yield from (Violation(name, "is not supported") for name, is_asked in asked.items() if is_asked)
-    if request.speculation.rule not in (api.ACCEPTANCE_RULE_UNSPECIFIED, api.ACCEPTANCE_RULE_MATCH):
-        yield Violation("speculation.rule", "is not supported; only MATCH is")
-
-
-def _sampling(sampling: api.Sampling) -> Fields:
-    if sampling.HasField("temperature") and not (
-        math.isfinite(sampling.temperature) and sampling.temperature >= 0
+def _vocabulary(request: api.GenerateRequest, vocab_size: int) -> Fields:
+    for field, tokens in (
+        ("sampling.logit_bias", list(request.sampling.logit_bias)),
+        ("stopping.stop_token_ids", list(request.stopping.stop_token_ids)),
     ):
-        yield Violation(
-            "sampling.temperature", f"is {sampling.temperature:g}, below 0 or not finite"
-        )
-    if sampling.HasField("top_p") and not 0 < sampling.top_p <= 1:
-        yield Violation("sampling.top_p", f"is {sampling.top_p:g}, not above 0 and at most 1")
+        if tokens and max(tokens) >= vocab_size:
+            limit = f"has token {max(tokens)}, above the vocabulary's last, {vocab_size - 1}"
+            yield Violation(field, limit)
 
 
-def _stopping(stopping: api.Stopping) -> Fields:
+def _stopping(stopping: api.Stopping, default: int) -> Fields:
     if stopping.HasField("max_new_tokens") and stopping.max_new_tokens == 0:
         yield Violation("stopping.max_new_tokens", "is 0, below 1")
+    most = stopping.max_new_tokens if stopping.HasField("max_new_tokens") else default
+    if stopping.min_new_tokens > most:
+        limit = f"is {stopping.min_new_tokens}, above max_new_tokens, {most}"
+        yield Violation("stopping.min_new_tokens", limit)
     if len(stopping.stop) > MAX_STOP_STRINGS:
         yield Violation(
             "stopping.stop", f"has {len(stopping.stop)} strings, above {MAX_STOP_STRINGS}"
         )
     if "" in stopping.stop:
         yield Violation("stopping.stop", "has an empty string")
-
-
-def _speculation(wish: api.Speculation) -> Fields:
-    if wish.num_speculative_tokens > MAX_LEVELS:
-        limit = f"is {wish.num_speculative_tokens}, above {MAX_LEVELS}"
-        yield Violation("speculation.num_speculative_tokens", limit)
-    if wish.HasField("branches") and not 1 <= wish.branches <= MAX_NODES:
-        yield Violation("speculation.branches", f"is {wish.branches}, not in 1..{MAX_NODES}")
 
 
 def _model(name: str, served: ModelDescription) -> Fields:

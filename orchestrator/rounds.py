@@ -20,15 +20,19 @@ from tenacity import (
 )
 
 from orchestrator.generation import Advance, Cursor, Generation
+from orchestrator.goodput import Outcome
 from orchestrator.policy import Policy
 from orchestrator.ports import Drafter, Verifier
+from protos import tree
 from protos.errors import Busy, InvalidRequest, SessionMiss, TandemError
 from protos.status import is_transient
-from protos.types import NO_DRAFT, Context, Draft, Verdict
+from protos.types import NO_DRAFT, Context, Draft, Proposal, Verdict
 
 BACK_OFF = wait_random_exponential(multiplier=0.05, max=1.0)
 PATIENCE_SECONDS = 30.0  # with a verifier that is lost
 BUSY_SECONDS = 600.0  # with one that is there and asks to wait; a caller's deadline ends it earlier
+
+NO_PROPOSAL = Proposal(NO_DRAFT, 0, 0)
 
 log = structlog.get_logger()
 Answer = TypeVar("Answer")
@@ -51,25 +55,39 @@ async def run_round(
     """Advance a generation by one round; raises a TandemError when the verifier cannot be had."""
     began = time.perf_counter()
     wanted = policy.wants_draft and generation.remaining > 1
-    draft = await propose(generation, drafter, policy)
+    proposal = await propose(generation, drafter, policy)
     proposed = time.perf_counter()
-    draft, verdict = await judge(generation, verifier, policy, draft)
+    draft, verdict = await judge(generation, verifier, policy, proposal.draft)
     verified = time.perf_counter()
+    opening = not generation.completion
     advance = generation.advance(draft, verdict)
+    if not opening:  # its prompt is in the times
+        policy.amount.saw(
+            Outcome(
+                levels=max(tree.depths(draft.parents), default=-1) + 1,
+                nodes=len(draft),
+                expected=proposal.expected,
+                accepted=len(verdict.accepted),
+                asked=proposal is not NO_PROPOSAL,
+                propose_seconds=proposed - began,
+                verify_seconds=verified - proposed,
+                token_seconds=verdict.token_seconds,
+            )
+        )
     return Round(
         advance,
-        fallback=wanted and not draft.tokens,
+        fallback=wanted and policy.failures > 0 and not draft.tokens,
         propose_seconds=proposed - began,
         verify_seconds=verified - proposed,
         advance_seconds=time.perf_counter() - verified,
     )
 
 
-async def propose(generation: Generation, drafter: Drafter, policy: Policy) -> Draft:
-    """The drafter's draft; none if none is wanted now or it cannot be had."""
+async def propose(generation: Generation, drafter: Drafter, policy: Policy) -> Proposal:
+    """The drafter's proposal; none if none is wanted now or it cannot be had."""
     shape = policy.next(generation.remaining)
     if not shape.levels:
-        return NO_DRAFT
+        return NO_PROPOSAL
     try:
         proposal = await ask(
             generation,
@@ -79,9 +97,9 @@ async def propose(generation: Generation, drafter: Drafter, policy: Policy) -> D
     except TandemError as error:
         log.warning("no draft", reason=error.reason)
         policy.failed()
-        return NO_DRAFT
+        return NO_PROPOSAL
     generation.drafted(proposal)
-    return proposal.draft
+    return proposal
 
 
 async def judge(

@@ -14,10 +14,11 @@ from orchestrator.metrics import FrontMetrics
 from orchestrator.pool import WorkerPool
 from orchestrator.replicas import Replicas
 from orchestrator.request import Limits
+from orchestrator.speculation import Drafting
 from orchestrator.text import load_tokenizer, longest_token
 from protos import rpc
 from protos.tandem.v1 import orchestrator_pb2_grpc
-from protos.types import DraftShape
+from protos.types import DraftShape, Schedule
 
 
 @asynccontextmanager
@@ -36,11 +37,12 @@ async def serving(config: OrchestratorConfig, registry: CollectorRegistry) -> As
             WorkerPool(supervisor, metrics.resumes.inc) as pool,
         ):
             shape = DraftShape(config.draft_levels, config.draft_branches, config.draft_nodes)
+            drafting = Drafting(shape, Schedule[config.draft_schedule.upper()])
             service = OrchestratorService(
                 pool,
                 replicas,
                 tokenizer,
-                Limits(target, shape, target.context_length * longest_token(tokenizer)),
+                Limits(target, drafting, target.context_length * longest_token(tokenizer)),
                 metrics,
                 Admission(config.max_running, config.max_waiting, metrics),
             )

@@ -30,14 +30,15 @@ def longest_token(tokenizer: Tokenizer) -> int:
 
 
 class TextStream:
-    """The text of a growing completion."""
+    """The text of a growing completion; the first `least` tokens never end it."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), least: int = 0) -> None:
         self.text = ""
         self.matched: str | None = None
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
         self._stop = stop
+        self._least = least
         self._held = ""
 
     def push(self, tokens: Iterable[int]) -> tuple[str, int]:
@@ -47,7 +48,9 @@ class TextStream:
             if self.matched is not None:
                 break
             used += 1
-            fresh += self._take(self._stream.step(self._tokenizer, token) or "")
+            self._least -= 1
+            piece = self._stream.step(self._tokenizer, token) or ""
+            fresh += self._take(piece) if self._least < 0 else piece
         self.text += fresh
         return fresh, used
 

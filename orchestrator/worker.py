@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
@@ -18,13 +18,18 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait
 
 from orchestrator.clients import DrafterClient, VerifierClient
 from orchestrator.generation import Cursor, Finish, Generation
+from orchestrator.goodput import Goodput
+from orchestrator.lookup import Lookup
 from orchestrator.policy import Policy
 from orchestrator.ports import Drafter, Verifier
 from orchestrator.rounds import Round, run_round
 from protos import codec, rpc
+from protos.drafting import decode_choice, decode_shape
 from protos.errors import TandemError
+from protos.sampling import decode_sampling
 from protos.status import is_transient
 from protos.tandem.v1 import orchestrator_pb2, rounds_pb2, rounds_pb2_grpc
+from protos.types import Method, Schedule
 
 NAME = rounds_pb2.DESCRIPTOR.services_by_name["RoundWorkerService"].full_name
 CELL_KEY = "x-tandem-cell"
@@ -49,6 +54,8 @@ class RoundWorkerService(rounds_pb2_grpc.RoundWorkerServiceServicer):
 
     def __init__(self, drafter: Drafter, verifier: Verifier) -> None:
         self._drafter, self._verifier = drafter, verifier
+        self._lookup = Lookup(epoch=secrets.randbelow((1 << 32) - 1) + 1)
+        self._goodput = Goodput()
         self._closing: set[asyncio.Task[None]] = set()
 
     async def Run(
@@ -58,7 +65,7 @@ class RoundWorkerService(rounds_pb2_grpc.RoundWorkerServiceServicer):
         generation = Generation(
             session_id=codec.decode_session_id("session_id", request.session_id),
             prompt=tuple(request.prompt),
-            sampling=codec.decode_sampling(request.sampling),
+            sampling=decode_sampling(request.sampling),
             max_new_tokens=request.max_new_tokens,
             stop_token_ids=frozenset(request.stop_token_ids),
             completion=list(request.completion),
@@ -66,13 +73,19 @@ class RoundWorkerService(rounds_pb2_grpc.RoundWorkerServiceServicer):
             drafter=Cursor(request.first_turn),
             verifier=Cursor(request.first_turn),
         )
-        policy = Policy(codec.decode_shape(request.shape))
+        shape = decode_shape(request.shape)
+        schedule = decode_choice("schedule", Schedule, request.schedule)
+        policy = Policy.of(shape, schedule, self._goodput)
+        drafter = self._lookup if shape.method is Method.NGRAM else self._drafter
+        self._goodput.running += 1
         try:
             while generation.finish is None:
-                done = await run_round(generation, self._drafter, self._verifier, policy)
+                done = await run_round(generation, drafter, self._verifier, policy)
                 yield encode_round(done, generation)
         finally:
-            closing = asyncio.create_task(self._close(generation, policy))
+            self._goodput.running -= 1
+            services = (self._verifier, drafter) if policy.wants_draft else (self._verifier,)
+            closing = asyncio.create_task(self._close(generation.session_id, services))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
@@ -80,13 +93,12 @@ class RoundWorkerService(rounds_pb2_grpc.RoundWorkerServiceServicer):
         """Wait until every session that is being closed is closed."""
         await asyncio.gather(*self._closing)
 
-    async def _close(self, generation: Generation, policy: Policy) -> None:
-        services = (self._verifier, self._drafter) if policy.wants_draft else (self._verifier,)
+    async def _close(self, session_id: bytes, services: Sequence[Drafter | Verifier]) -> None:
         for service in services:
             try:
                 async for attempt in CLOSING.copy():
                     with attempt:
-                        await service.close(generation.session_id)
+                        await service.close(session_id)
             except TandemError as error:  # the service reclaims idle sessions by itself
                 log.warning("a session was not closed", reason=error.reason)
 
@@ -98,6 +110,7 @@ def encode_round(done: Round, generation: Generation) -> rounds_pb2.RunResponse:
         drafted=done.advance.drafted,
         accepted=done.advance.accepted,
         reused=done.advance.reused,
+        logprobs=[codec.encode_logprobs(each) for each in done.advance.logprobs],
         fallback=done.fallback,
         finish_reason=FINISH[generation.finish],
         matched_token_id=generation.matched_token_id,

@@ -7,11 +7,10 @@ service's to check.
 
 from __future__ import annotations
 
-import math
-
-from protos import tree, types
+from protos import types
+from protos.drafting import decode_draft, encode_draft
 from protos.errors import InvalidRequest, Violation
-from protos.tandem.v1 import common_pb2, drafter_pb2, verifier_pb2
+from protos.tandem.v1 import common_pb2, drafter_pb2, orchestrator_pb2, verifier_pb2
 
 SESSION_ID_BYTES = 16
 CLIENT_BYTES = 32
@@ -62,87 +61,21 @@ def decode_context(message: common_pb2.Context) -> types.Context:
     )
 
 
-def encode_sampling(sampling: types.SamplingParams) -> common_pb2.SamplingParams:
-    """Sampling to message; what is off is not sent, and greedy sends nothing."""
-    if sampling.greedy:
-        return common_pb2.SamplingParams()
-    return common_pb2.SamplingParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=0.0 if sampling.top_p == 1 else sampling.top_p,
-        seed=sampling.seed,
-    )
-
-
-def decode_sampling(message: common_pb2.SamplingParams) -> types.SamplingParams:
-    """Message to sampling; raises InvalidRequest."""
-    violations = []
-    if not (math.isfinite(message.temperature) and message.temperature >= 0):
-        violations.append(
-            Violation("sampling.temperature", f"is {message.temperature}, below 0 or not finite")
-        )
-    if not 0 <= message.top_p <= 1:
-        violations.append(Violation("sampling.top_p", f"is {message.top_p}, not in 0..1"))
-    if violations:
-        raise InvalidRequest(*violations)
-    return types.SamplingParams(
-        message.temperature, message.top_k, message.top_p or 1.0, message.seed
-    )
-
-
-def encode_shape(shape: types.DraftShape) -> common_pb2.DraftShape:
-    """Shape to message."""
-    return common_pb2.DraftShape(levels=shape.levels, branches=shape.branches, nodes=shape.nodes)
-
-
-def decode_shape(message: common_pb2.DraftShape) -> types.DraftShape:
-    """Message to shape; raises InvalidRequest."""
-    if message.levels > types.MAX_LEVELS:
-        limit = f"is {message.levels}, above {types.MAX_LEVELS}"
-        raise InvalidRequest.of("shape.levels", limit)
-    if message.nodes > types.MAX_NODES:
-        raise InvalidRequest.of("shape.nodes", f"is {message.nodes}, above {types.MAX_NODES}")
-    if message.branches > types.MAX_NODES:
-        raise InvalidRequest.of("shape.branches", f"is {message.branches}, above {types.MAX_NODES}")
-    return types.DraftShape(message.levels, message.branches, message.nodes)
-
-
-def encode_draft(draft: types.Draft) -> common_pb2.Draft:
-    """Draft to message; a chain sends no parents."""
-    if tree.is_chain(draft.parents):
-        return common_pb2.Draft(tokens=draft.tokens)
-    return common_pb2.Draft(tokens=draft.tokens, parents=[p + 1 for p in draft.parents])
-
-
-def decode_draft(message: common_pb2.Draft) -> types.Draft:
-    """Message to draft; raises InvalidRequest."""
-    if len(message.tokens) > types.MAX_NODES:
-        raise InvalidRequest.of(
-            "draft.tokens", f"has {len(message.tokens)} nodes, above {types.MAX_NODES}"
-        )
-    if not message.parents:
-        return types.Draft.chain(tuple(message.tokens))
-    parents = tuple(parent - 1 for parent in message.parents)
-    if len(parents) != len(message.tokens):
-        counts = f"has {len(parents)} entries for {len(message.tokens)} tokens"
-        raise InvalidRequest.of("draft.parents", counts)
-    if problem := tree.problem(parents):
-        raise InvalidRequest.of("draft.parents", problem)
-    return types.Draft(tuple(message.tokens), parents)
-
-
 def encode_proposal(proposal: types.Proposal) -> drafter_pb2.ProposeResponse:
     """Proposal to message."""
     return drafter_pb2.ProposeResponse(
         draft=encode_draft(proposal.draft),
         cached_len=proposal.cached_len,
         epoch=proposal.epoch,
+        expected=proposal.expected,
     )
 
 
 def decode_proposal(message: drafter_pb2.ProposeResponse) -> types.Proposal:
     """Message to proposal; raises InvalidRequest if the drafter sent no tree."""
-    return types.Proposal(decode_draft(message.draft), message.cached_len, message.epoch)
+    return types.Proposal(
+        decode_draft(message.draft), message.cached_len, message.epoch, message.expected
+    )
 
 
 def encode_verdict(verdict: types.Verdict) -> verifier_pb2.VerifyResponse:
@@ -153,6 +86,8 @@ def encode_verdict(verdict: types.Verdict) -> verifier_pb2.VerifyResponse:
         cached_len=verdict.cached_len,
         epoch=verdict.epoch,
         reused=verdict.reused,
+        logprobs=[encode_logprobs(each) for each in verdict.logprobs],
+        token_seconds=verdict.token_seconds,
     )
 
 
@@ -164,6 +99,23 @@ def decode_verdict(message: verifier_pb2.VerifyResponse) -> types.Verdict:
         message.cached_len,
         message.epoch,
         message.reused,
+        tuple(decode_logprobs(each) for each in message.logprobs),
+        message.token_seconds,
+    )
+
+
+def encode_logprobs(logprobs: types.TokenLogprobs) -> orchestrator_pb2.TokenLogprobs:
+    """Log-probabilities to message."""
+    ids, values = zip(*logprobs.top, strict=True) if logprobs.top else ((), ())
+    return orchestrator_pb2.TokenLogprobs(
+        logprob=logprobs.logprob, top_ids=ids, top_logprobs=values
+    )
+
+
+def decode_logprobs(message: orchestrator_pb2.TokenLogprobs) -> types.TokenLogprobs:
+    """Message to log-probabilities."""
+    return types.TokenLogprobs(
+        message.logprob, tuple(zip(message.top_ids, message.top_logprobs, strict=False))
     )
 
 

@@ -5,10 +5,39 @@ Frozen and compared by value; how they look on the wire is known to `codec` alon
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 
 MAX_NODES = 64  # of one draft
 MAX_LEVELS = 32
+MAX_LOGPROBS = 20  # likeliest tokens told beside an emitted one
+MAX_BIASES = 1024
+
+
+class Rule(Enum):  # the numbers of these are the wire's
+    """How it is decided which draft tokens stand: by the target's own draws, by rejection sampling,
+    or, not preserving the target's distribution, by its likeliest token.
+    """
+
+    MATCH = 1
+    REJECT = 2
+    TOP1 = 3
+
+
+class Method(Enum):
+    """How a draft is found."""
+
+    TREE = 1
+    MEDUSA_LITE = 2
+    NGRAM = 3
+
+
+class Schedule(Enum):
+    """How much to draft from round to round."""
+
+    GOODPUT = 1
+    CONSTANT = 2
+    HEURISTIC = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,28 +65,59 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is drawn. Temperature 0 is greedy; top_k 0 and top_p 1 are off."""
+    """How the next token is drawn; all is off but what is said, and temperature 0 is greedy.
+
+    Tokens from `prompt_length` on are the completion: presence and frequency count in it alone, and
+    it has no `end_tokens` before there are `min_new_tokens`.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    prompt_length: int = 0
+    min_new_tokens: int = 0
+    end_tokens: tuple[int, ...] = ()
+    rule: Rule = Rule.MATCH
+    logprobs: int | None = None  # how many of the likeliest tokens beside each emitted one
 
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
         return self.temperature == 0
 
+    @property
+    def penalised(self) -> bool:
+        """Whether a token's chance depends on the tokens before it."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+    @property
+    def historic(self) -> bool:
+        """Whether it must be known where the completion begins."""
+        return self.penalised or self.min_new_tokens > 0
+
 
 @dataclass(frozen=True, slots=True)
 class DraftShape:
     """How much to draft: at most `nodes` nodes on `levels` levels, at most `branches` children
-    each.
+    each, and less where it does not pay.
+
+    Nothing is drafted behind a token that the draft model gives less than `confidence`; a node must
+    stand with a chance of `worth`, and a level must promise `level_worth` nodes that stand.
     """
 
     levels: int
     branches: int = 1
     nodes: int = 0
+    method: Method = Method.TREE
+    confidence: float = 0.0
+    worth: float = 0.0
+    level_worth: float = 0.0
 
     @classmethod
     def chain(cls, levels: int) -> DraftShape:
@@ -69,11 +129,24 @@ NO_DRAFT_SHAPE = DraftShape(0)
 
 
 @dataclass(frozen=True, slots=True)
+class Distribution:
+    """What a node's children were drawn from, in order and none twice, in whole weights."""
+
+    tokens: tuple[int, ...] = ()
+    weights: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
-    """A token tree in topological order; parent -1 is the root, the last committed token."""
+    """A token tree in topological order; parent -1 is the root, the last committed token.
+
+    A sampled draft says what it was drawn from: `distributions[0]` behind the root, [n + 1] behind
+    node n. Without them every token counts as certain to have been proposed.
+    """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
+    distributions: tuple[Distribution, ...] = ()
 
     @classmethod
     def chain(cls, tokens: tuple[int, ...]) -> Draft:
@@ -90,23 +163,36 @@ NO_DRAFT = Draft()
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """A drafter's answer. It holds `cached_len` tokens: committed ones, then the draft's leading
-    nodes.
+    nodes. It expects `expected` nodes to stand.
     """
 
     draft: Draft
     cached_len: int
     epoch: int
+    expected: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The target's log-probability of an emitted token, and its likeliest tokens with theirs."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A verifier's answer: the nodes that stand, a path from the root, and the next token."""
+    """A verifier's answer: the nodes that stand, a path from the root, and the next token; of each,
+    if asked for, the log-probabilities. One more token in a step costs `token_seconds`.
+    """
 
     accepted: tuple[int, ...]
     next_token: int
     cached_len: int
     epoch: int
     reused: int = 0  # context tokens that another session of the same client had cached
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    token_seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

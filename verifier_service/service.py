@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from grpc import aio
@@ -12,7 +13,9 @@ from prometheus_client import CollectorRegistry
 from engine.config import ModelServiceConfig
 from engine.host import Host, hosting
 from protos import codec, rpc
+from protos.drafting import decode_draft
 from protos.errors import Unusable
+from protos.sampling import decode_sampling
 from protos.tandem.v1 import verifier_pb2, verifier_pb2_grpc
 from verifier_service.verifier import verify
 
@@ -31,13 +34,16 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> verifier_pb2.VerifyResponse:
         """One round of one session."""
         call = codec.decode_context(request.context)
-        draft = codec.decode_draft(request.draft)
-        sampling = codec.decode_sampling(request.sampling)
+        draft = decode_draft(request.draft)
+        sampling = decode_sampling(request.sampling)
         self._host.check_tokens("context.tokens", call.tokens)
         self._host.check_tokens("draft.tokens", draft.tokens)
+        for each in draft.distributions:
+            self._host.check_tokens("draft.distributions", each.tokens)
         verdict = await self._host.thread.run(
             call.session_id, lambda: verify(self._host.sessions, call, draft, sampling)
         )
+        verdict = replace(verdict, token_seconds=self._host.thread.token_seconds)
         return codec.encode_verdict(verdict)
 
     async def CloseVerifySession(

@@ -5,16 +5,20 @@ A job for the model thread; the passes of all sessions that are being verified a
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from engine import sampling
+from engine.noise import Stream, gumbel, uniform
 from engine.plan import Segment
+from engine.sampling import Adjustment
 from engine.sessions import Sessions
 from protos import tree
-from protos.types import Context, Draft, SamplingParams, Verdict
-from verifier_service.acceptance import match
+from protos.types import Context, Draft, Rule, SamplingParams, TokenLogprobs, Verdict
+from verifier_service.acceptance import Standing, match, reject, top1, walk
 
 
 def verify(
@@ -25,9 +29,9 @@ def verify(
     Until the walk is done the session counts as holding what it held at first, so that whatever
     ends the job early leaves nothing behind.
     """
-    depths = tree.depths(draft.parents)
+    levels = max(tree.depths(draft.parents), default=-1) + 1
     sessions.check_room("context.tokens", context.length)
-    sessions.check_room("draft.tokens", context.length + max(depths, default=-1) + 1)
+    sessions.check_room("draft.tokens", context.length + levels)
     with sessions.extended(context, len(draft)) as session:
         held = session.length
         tokens = context.tokens[held - context.base :]
@@ -39,11 +43,58 @@ def verify(
             wanted=1 + len(draft),
         )
         logits = yield from sessions.feed(context, segment)  # [1 + nodes, vocab]
-
-        def choice(node: int) -> int:
-            position = context.length + (0 if node < 0 else depths[node] + 1)
-            return sampling.draw(logits[node + 1], params, position)
-
-        accepted, token = match(draft.tokens, draft.parents, choice)
+        judge = Judge(draft, params, logits, Adjustment(params, session.committed(context)))
+        accepted, token = walk(draft.parents, judge.decide)
         cached = sessions.keep(session, context, draft.tokens, accepted)
-        return Verdict(accepted, token, cached, session.epoch, held - context.base)
+        told = judge.logprobs(accepted, token)
+        return Verdict(accepted, token, cached, session.epoch, held - context.base, told)
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """What the target says of a draft: `logits` [1 + nodes, vocab] are those behind the root, then
+    behind each node, and `adjustment` is of the committed tokens.
+    """
+
+    draft: Draft
+    params: SamplingParams
+    logits: torch.Tensor
+    adjustment: Adjustment
+
+    def decide(self, node: int, children: Sequence[int]) -> Standing:
+        """Which child of a node stands, by the rule that was asked for."""
+        path = [self.draft.tokens[each] for each in tree.path(self.draft.parents, node)]
+        row = self.adjustment.apply(self.logits[node + 1], path)
+        position = self.adjustment.length + len(path)
+        if self.params.rule is Rule.REJECT:
+            return self._reject(node, children, row, position)
+        if self.params.rule is Rule.TOP1:
+            drawn = partial(sampling.draw, row, self.params, position)
+            return top1(self.draft, children, int(row.argmax()), drawn)
+        return match(self.draft, children, sampling.draw(row, self.params, position))
+
+    def logprobs(self, accepted: Sequence[int], token: int) -> tuple[TokenLogprobs, ...]:
+        """Of the accepted tokens and the next one, if asked for."""
+        count = self.params.logprobs
+        if count is None:
+            return ()
+        tokens = (*(self.draft.tokens[node] for node in accepted), token)
+        rows = (0, *(node + 1 for node in accepted))
+        return tuple(
+            sampling.logprobs(self.logits[row], token, count)
+            for row, token in zip(rows, tokens, strict=True)
+        )
+
+    def _reject(
+        self, node: int, children: Sequence[int], row: torch.Tensor, position: int
+    ) -> Standing:
+        seed, target = self.params.seed, sampling.probabilities(row, self.params)
+
+        def chance(token: int) -> float:
+            return float(uniform(seed, position, torch.tensor([token]), Stream.ACCEPT))
+
+        def draw(weights: torch.Tensor) -> int:
+            ids = torch.arange(len(weights), device=weights.device)
+            return int((weights.log() + gumbel(seed, position, ids, Stream.RESIDUAL)).argmax())
+
+        return reject(self.draft, node, children, target, chance, draw)

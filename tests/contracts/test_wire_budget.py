@@ -13,6 +13,8 @@ from orchestrator.policy import Policy
 from orchestrator.rounds import run_round
 from orchestrator.text import load_tokenizer
 from protos import codec
+from protos.drafting import encode_draft
+from protos.sampling import encode_sampling
 from protos.tandem.v1 import verifier_pb2
 from protos.types import Context, Draft, DraftShape, SamplingParams, Verdict
 from tests.conftest import Services
@@ -34,8 +36,8 @@ class Scales:
         if context.base and len(draft) == NODES:
             request = verifier_pb2.VerifyRequest(
                 context=codec.encode_context(context),
-                draft=codec.encode_draft(draft),
-                sampling=codec.encode_sampling(sampling),
+                draft=encode_draft(draft),
+                sampling=encode_sampling(sampling),
             )
             self.up.append(request.ByteSize())
             self.down.append(codec.encode_verdict(verdict).ByteSize())
@@ -57,7 +59,7 @@ async def test_a_round_with_32_nodes_fits_its_budget(
         generation = Generation(
             secrets.token_bytes(16), tuple(tokenizer.encode(prompt).ids), sampling, 60
         )
-        policy = Policy(DraftShape(8, 4, NODES))
+        policy = Policy.of(DraftShape(8, 4, NODES))
         while generation.finish is None:
             await run_round(generation, services.drafter_client, scales, policy)
         await services.drafter_client.close(generation.session_id)

@@ -4,13 +4,13 @@ hold it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 
 from protos import tree
 from protos.errors import SessionMiss, StaleTurn, TandemError
 from protos.types import Context, Draft, DraftShape, Proposal, SamplingParams, Verdict
-from verifier_service.acceptance import match
+from verifier_service.acceptance import Standing, match, walk
 
 Tokens = tuple[int, ...]
 Guess = Callable[[Tokens], int]
@@ -83,7 +83,10 @@ class TableVerifier(Mirror):
                 path, node = (draft.tokens[node], *path), draft.parents[node]
             return next_token(tokens + path)
 
-        path, token = match(draft.tokens, draft.parents, choice)
+        def decide(node: int, children: Sequence[int]) -> Standing:
+            return match(draft, children, choice(node))
+
+        path, token = walk(draft.parents, decide)
         held = self.keep(context, tuple(draft.tokens[node] for node in path))
         return Verdict(path, token, held, EPOCH)
 

@@ -1,133 +1,179 @@
-"""The law of the emitted tokens, enumerated: every draft, every outcome, on a table model."""
+"""The law of the emitted tokens is the target's, whatever is drafted, under every option."""
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
 
 import pytest
 import torch
 
-from engine.sampling import warp
 from protos import tree
-from protos.types import SamplingParams
-from verifier_service.acceptance import match
-
-VOCABULARY = 5
-LENGTH = 3
-
-Tokens = tuple[int, ...]
-Draft = tuple[Tokens, Tokens]
-Drafting = Callable[[Tokens, "Noise"], Draft]
-Noise = dict[
-    Tokens, int
-]  # the target's draw behind each prefix: what the noise has decided before anyone looks
+from protos.types import Draft, Rule, SamplingParams
+from tests.laws.world import (
+    DRAFT,
+    LENGTH,
+    VOCABULARY,
+    Law,
+    Tokens,
+    World,
+    rejection_law,
+    sampled_drafts,
+)
+from verifier_service.acceptance import Standing, match, top1, walk
 
 SAMPLING = [
     SamplingParams(temperature=1.0),
     SamplingParams(temperature=0.7),
     SamplingParams(temperature=1.3, top_k=3),
     SamplingParams(temperature=1.0, top_p=0.8),
-    SamplingParams(temperature=0.7, top_k=4, top_p=0.9),
+    SamplingParams(temperature=1.0, min_p=0.2),
+    SamplingParams(temperature=0.7, top_k=3, top_p=0.9, min_p=0.05),
+    SamplingParams(temperature=1.0, repetition_penalty=1.5, prompt_length=2),
+    SamplingParams(temperature=0.9, presence_penalty=0.8, frequency_penalty=-0.6, prompt_length=2),
+    SamplingParams(temperature=1.0, logit_bias=((0, 1.5), (2, -3.0))),
+    SamplingParams(temperature=1.0, min_new_tokens=2, end_tokens=(1, 2), prompt_length=2),
+    SamplingParams(temperature=0.0, repetition_penalty=1.5, prompt_length=2),
 ]
 
 
-def table(params: SamplingParams) -> dict[Tokens, list[float]]:
-    """The target's distribution behind every prefix, float64."""
-    generator = torch.Generator().manual_seed(7)
-    prefixes = [p for n in range(LENGTH) for p in itertools.product(range(VOCABULARY), repeat=n)]
-    logits = torch.randn(len(prefixes), VOCABULARY, generator=generator, dtype=torch.float64) * 2
-    return dict(zip(prefixes, warp(logits, params).exp().tolist(), strict=True))
+def name(params: SamplingParams) -> str:
+    """The options that are on."""
+    return ",".join(
+        f"{each.name}={getattr(params, each.name)}"
+        for each in fields(params)
+        if getattr(params, each.name) != each.default
+    )
 
 
-def outcomes(
-    model: dict[Tokens, list[float]], prefix: Tokens = ()
-) -> Iterator[tuple[Noise, float]]:
+CHAIN, FORK, BUSH = (-1, 0), (-1, -1, 0, 1), (-1, -1, 0, 0)
+
+
+@pytest.mark.parametrize("params", SAMPLING, ids=name)
+@pytest.mark.parametrize("parents", [CHAIN, FORK, BUSH], ids=["chain", "fork", "bush"])
+def test_rejection_of_sampled_drafts_emits_the_law_of_the_target(
+    params: SamplingParams, parents: Tokens
+) -> None:
+    world = World(params)
+    wide = 1 if parents == CHAIN else 2
+    if any(len(world.drawn(text, ()).tokens) < wide for text in DRAFT if len(text) < 2 * LENGTH):
+        parents = CHAIN  # not every node has two tokens to draw
+
+    def law(text: Tokens) -> Law:
+        total: Law = defaultdict(float)
+        for draft, chance in sampled_drafts(world, text, parents):
+            for tokens, share in rejection_law(world, text, draft).items():
+                total[tokens] += chance * share
+        return total
+
+    world.assert_law(law)
+
+
+def nothing(text: Tokens) -> Draft:
+    return Draft()
+
+
+def chain_of_zeros(text: Tokens) -> Draft:
+    return Draft.chain((0, 0))
+
+
+def wide_tree(text: Tokens) -> Draft:
+    """Two levels, three children of the root, one of them twice, some with children."""
+    return Draft((0, 3, 1, 2, 0), (-1, 0, 0, -1, -1))
+
+
+def follows_the_text(text: Tokens) -> Draft:
+    return Draft.chain(tuple(reversed(text)) or (2,))
+
+
+FIXED = [nothing, chain_of_zeros, wide_tree, follows_the_text]
+
+
+@pytest.mark.parametrize("params", SAMPLING, ids=name)
+@pytest.mark.parametrize("drafting", FIXED, ids=lambda f: f.__name__)
+def test_rejection_of_drafts_that_say_nothing_emits_the_law_of_the_target(
+    params: SamplingParams, drafting: Callable[[Tokens], Draft]
+) -> None:
+    world = World(params)
+    world.assert_law(lambda text: rejection_law(world, text, drafting(text)))
+
+
+@pytest.mark.parametrize("params", SAMPLING, ids=name)
+@pytest.mark.parametrize("knowing", [None, 0, 1], ids=["ignorant", "ally", "adversary"])
+@pytest.mark.parametrize("drafting", FIXED, ids=lambda f: f.__name__)
+def test_matched_drafts_emit_the_law_of_the_target(
+    params: SamplingParams, drafting: Callable[[Tokens], Draft], knowing: int | None
+) -> None:
+    """Even if the drafter knows the noise: the ally proposes what will be drawn, the adversary what
+    will not.
+    """
+    world = World(params)
+    law: Law = defaultdict(float)
+    for noise, chance in outcomes(world, ()):
+        text: Tokens = ()
+        while len(text) < LENGTH:
+            draft = drafting(text)
+            if knowing is not None:
+                draft = Draft.chain(((noise[text] + knowing) % VOCABULARY,))
+            accepted, token = walk(draft.parents, Matching(noise, text, draft).decide)
+            text = (*text, *(draft.tokens[node] for node in accepted), token)
+        law[text[:LENGTH]] += chance
+    world.assert_law(lambda text: law if not text else {})
+
+
+def outcomes(world: World, prefix: Tokens) -> Iterator[tuple[dict[Tokens, int], float]]:
     """Every assignment of draws along the reachable text, with its probability."""
     if len(prefix) == LENGTH:
         yield {}, 1.0
         return
-    for token, probability in enumerate(model[prefix]):
+    for token, probability in enumerate(world.alone(prefix).tolist()):
         if probability > 0:
-            for rest, chance in outcomes(model, (*prefix, token)):
+            for rest, chance in outcomes(world, (*prefix, token)):
                 yield {prefix: token} | rest, probability * chance
 
 
-def chain_of_zeros(prefix: Tokens, noise: Noise) -> Draft:
-    return (0, 0), (-1, 0)
+@dataclass
+class Matching:
+    """The walk where the noise has decided every draw before anyone looks."""
+
+    noise: dict[Tokens, int]
+    text: Tokens
+    draft: Draft
+
+    def decide(self, node: int, children: Sequence[int]) -> Standing:
+        path = (self.draft.tokens[each] for each in tree.path(self.draft.parents, node))
+        return match(self.draft, children, self.noise.get((*self.text, *path), 0))
 
 
-def knows_the_noise(prefix: Tokens, noise: Noise) -> Draft:
-    """A perfect drafter: it shares the noise and guesses every draw."""
-    tokens: Tokens = ()
-    while (*prefix, *tokens) in noise and len(tokens) < 2:
-        tokens += (noise[(*prefix, *tokens)],)
-    return tokens, tree.chain(len(tokens))
+@pytest.mark.parametrize("params", SAMPLING, ids=name)
+def test_a_node_is_the_same_place_as_the_text_that_ends_there(params: SamplingParams) -> None:
+    world = World(params)
+    for text in DRAFT:
+        for cut in range(len(text) + 1):
+            assert torch.equal(world.behind(text[:cut], text[cut:]), world.alone(text))
 
 
-def contradicts_the_noise(prefix: Tokens, noise: Noise) -> Draft:
-    """An adversary that shares the noise and always proposes something else."""
-    return ((noise.get(prefix, 0) + 1) % VOCABULARY,), (-1,)
-
-
-def wide_tree(prefix: Tokens, noise: Noise) -> Draft:
-    """Two levels, three children of the root, some with children."""
-    return (0, 3, 1, 2, 4, 0), (-1, 0, 0, -1, 3, -1)
-
-
-def nothing(prefix: Tokens, noise: Noise) -> Draft:
-    return (), ()
-
-
-def drawn(noise: Noise, text: Tokens, tokens: Tokens, parents: Tokens, node: int) -> int:
-    """What the target draws behind a node."""
-    path: list[int] = []
-    while node >= 0:
-        path.append(tokens[node])
-        node = parents[node]
-    return noise.get((*text, *reversed(path)), 0)
-
-
-def emitted(noise: Noise, drafting: Drafting) -> Tokens:
-    """The text that rounds emit under one outcome of the noise."""
-    text: Tokens = ()
-    while len(text) < LENGTH:
-        tokens, parents = drafting(text, noise)
-        accepted, following = match(tokens, parents, partial(drawn, noise, text, tokens, parents))
-        text = (*text, *(tokens[node] for node in accepted), following)
-    return text[:LENGTH]
-
-
-@pytest.mark.parametrize("params", SAMPLING, ids=str)
-@pytest.mark.parametrize(
-    "drafting",
-    [chain_of_zeros, knows_the_noise, contradicts_the_noise, wide_tree, nothing],
-    ids=lambda f: f.__name__,
-)
-def test_emitted_tokens_have_the_law_of_the_target_alone(
-    params: SamplingParams, drafting: Drafting
-) -> None:
-    model = table(params)
-    law: dict[Tokens, float] = defaultdict(float)
-    for noise, probability in outcomes(model):
-        law[emitted(noise, drafting)] += probability
-    worst = 0.0
-    for text in itertools.product(range(VOCABULARY), repeat=LENGTH):
-        alone = 1.0
-        for position, token in enumerate(text):
-            alone *= model[text[:position]][token]
-        worst = max(worst, abs(law[text] - alone))
-    assert worst <= 1e-12
+def test_top1_takes_the_likeliest_tokens_and_draws_where_they_end() -> None:
+    draft = Draft((2, 3, 1), (-1, -1, 1))
+    likeliest = {-1: 3, 1: 1, 2: 0}
+    decided = walk(draft.parents, lambda n, c: top1(draft, c, likeliest[n], lambda: 2))
+    assert decided == ((1, 2), 2)
+    wrong = walk(draft.parents, lambda n, c: top1(draft, c, 0, lambda: 2))
+    assert wrong == ((), 2), "a drawn token ends the round even if a child has it"
 
 
 def test_the_walk_asks_the_target_only_where_it_goes() -> None:
     asked: list[int] = []
+    draft = Draft((0, 3, 1, 2, 4), (-1, 0, 0, -1, 3))
 
-    def choice(node: int) -> int:
+    def decide(node: int, children: Sequence[int]) -> Standing:
         asked.append(node)
-        return {-1: 2, 3: 4, 4: 1}[node]
+        return match(draft, children, {-1: 2, 3: 4, 4: 1}[node])
 
-    assert match((0, 3, 1, 2, 4), (-1, 0, 0, -1, 3), choice) == ((3, 4), 1)
+    assert walk(draft.parents, decide) == ((3, 4), 1)
     assert asked == [-1, 3, 4]
+
+
+def test_rules_have_the_numbers_of_the_wire() -> None:
+    assert [rule.value for rule in Rule] == [1, 2, 3]

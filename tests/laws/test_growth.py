@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafter_service.growth import ROOT, Growth
+from drafter_service.growth import ROOT, Child, Growth
 from protos import tree
 from protos.types import Draft, DraftShape
 
 PLENTY = 10_000
 Path = tuple[int, ...]
-Children = list[tuple[int, float]]
+Children = list[Child]
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class World:
         noise = random.Random(f"{self.seed} {path}")
         gains = sorted((-noise.expovariate(1.0) - 0.01 for _ in range(7)), reverse=True)
         tokens = noise.sample(range(7), 7)
-        return list(zip(tokens, gains, strict=True))
+        return [Child(*each) for each in zip(tokens, gains, strict=True)]
 
 
 worlds = st.builds(World, st.integers(0, 1 << 30))
@@ -72,7 +73,7 @@ def best_paths(shape: DraftShape, world: World) -> dict[Path, float]:
         level = {
             (*path, token): score + gain
             for path, score in level.items()
-            for token, gain in world.children(path)[: shape.branches]
+            for token, gain, _ in world.children(path)[: shape.branches]
         }
         scores |= level
     kept = sorted(scores, key=lambda path: -scores[path])[: shape.nodes]
@@ -144,25 +145,28 @@ def test_one_branch_gives_the_greedy_chain_and_feeds_all_but_its_last_token(
     assert trunk == tuple(range(levels - 1)) and len(fed) == levels - 1
 
 
+def rows(*gains: float) -> Children:
+    """Children 1, 2, ... with these log-probabilities."""
+    return [Child(token, gain) for token, gain in enumerate(gains, 1)]
+
+
 def test_a_sure_drafter_spends_its_budget_on_depth_and_an_unsure_one_on_width() -> None:
-    sure, _ = grow(DraftShape(5, 3, 5), lambda path: [(1, -0.01), (2, -5.0), (3, -5.0)])[0].finish()
-    unsure, _ = grow(DraftShape(5, 3, 3), lambda path: [(1, -1.0), (2, -1.1), (3, -1.2)])[
-        0
-    ].finish()
+    sure, _ = grow(DraftShape(5, 3, 5), lambda path: rows(-0.01, -5.0, -5.0))[0].finish()
+    unsure, _ = grow(DraftShape(5, 3, 3), lambda path: rows(-1.0, -1.1, -1.2))[0].finish()
     assert sure == Draft.chain((1, 1, 1, 1, 1))
     assert unsure == Draft((1, 2, 3), (-1, -1, -1))
 
 
 def test_among_equals_no_child_precedes_its_parent() -> None:
-    draft, _ = grow(DraftShape(4, 3, 3), lambda path: [(1, 0.0), (2, 0.0), (3, 0.0)])[0].finish()
+    draft, _ = grow(DraftShape(4, 3, 3), lambda path: rows(0.0, 0.0, 0.0))[0].finish()
     assert sorted(paths(draft)) == [(1,), (2,), (3,)]
 
 
 def test_a_child_never_scores_above_its_parent_whatever_rounding_says() -> None:
     growth = Growth(DraftShape(2, 1, 2), PLENTY)
-    growth.sprout(ROOT, [(1, -1.0)])
+    growth.sprout(ROOT, [Child(1, -1.0)])
     assert growth.frontier() == [0]
-    growth.sprout(0, [(2, 1e-7)])
+    growth.sprout(0, [Child(2, 1e-7)])
     assert growth.nodes[1].score == growth.nodes[0].score
 
 
@@ -178,3 +182,40 @@ def test_no_levels_give_no_draft() -> None:
     """
     draft, _ = grow(DraftShape(0, 2, 4), World(1).children)[0].finish()
     assert draft == Draft()
+
+
+def test_nothing_is_drafted_behind_a_token_that_the_drafter_does_not_trust() -> None:
+    """The doubtful token itself is proposed, as in transformers' assisted generation."""
+
+    def doubtful(path: Path) -> Children:
+        return [Child(1, -0.1, 0.9 if len(path) < 2 else 0.3)]
+
+    shape = replace(DraftShape.chain(6), confidence=0.4)
+    assert grow(shape, doubtful)[0].finish()[0] == Draft.chain((1, 1, 1))
+
+
+@given(worlds, shapes, st.floats(0.01, 0.9))
+def test_only_nodes_that_are_worth_it_are_proposed(
+    world: World, shape: DraftShape, worth: float
+) -> None:
+    everything = dict(best_paths(shape, world))
+    draft, _ = grow(replace(shape, worth=worth), world.children)[0].finish()
+    wanted = {path for path, score in everything.items() if score > math.log(worth)}
+    assert set(paths(draft)) == wanted
+
+
+def test_a_level_that_promises_too_little_is_not_looked_at() -> None:
+    def halves(path: Path) -> Children:
+        return rows(math.log(0.5))
+
+    promised = [0.25, 0.125, 0.0625]  # of the levels behind the first
+    for levels, least in enumerate(promised, 1):
+        shape = replace(DraftShape.chain(8), level_worth=least * 1.01)
+        assert len(grow(shape, halves)[0].finish()[0]) == levels
+
+
+@given(worlds, shapes)
+def test_the_expected_number_is_the_sum_of_the_chances(world: World, shape: DraftShape) -> None:
+    growth, _ = grow(shape, world.children)
+    chances = sum(math.exp(score) for score in best_paths(shape, world).values())
+    assert math.isclose(growth.expected, chances)

@@ -24,7 +24,7 @@ def rested(policy: Policy) -> int:
 def test_far_from_the_end_a_tree_is_asked_for_as_configured(
     shape: DraftShape, remaining: int
 ) -> None:
-    asked = Policy(shape).next(remaining)
+    asked = Policy.of(shape).next(remaining)
     assert (asked.levels, asked.branches) == (shape.levels, shape.branches)
     assert asked.nodes == (shape.nodes if shape.branches > 1 else min(shape.nodes, shape.levels))
 
@@ -33,7 +33,7 @@ def test_far_from_the_end_a_tree_is_asked_for_as_configured(
 def test_no_more_is_drafted_than_can_be_emitted_beside_the_verifiers_own_token(
     shape: DraftShape, remaining: int
 ) -> None:
-    asked = Policy(shape).next(remaining)
+    asked = Policy.of(shape).next(remaining)
     assert asked.levels == max(0, min(shape.levels, remaining - 1))
     assert asked.nodes <= shape.nodes
     assert asked.nodes <= asked.levels or asked.branches > 1, "a chain has one node on a level"
@@ -42,18 +42,18 @@ def test_no_more_is_drafted_than_can_be_emitted_beside_the_verifiers_own_token(
 @given(levels, st.integers(2, 2 * MAX_LEVELS))
 def test_a_chain_gets_a_node_for_every_level(length: int, remaining: int) -> None:
     depth = min(length, remaining - 1)
-    assert Policy(DraftShape.chain(length)).next(remaining) == DraftShape.chain(depth)
+    assert Policy.of(DraftShape.chain(length)).next(remaining) == DraftShape.chain(depth)
 
 
 @pytest.mark.parametrize("remaining", [0, 1, 2, 100])
 def test_no_levels_never_draft(remaining: int) -> None:
-    policy = Policy(DraftShape(0, 4, 16))
+    policy = Policy.of(DraftShape(0, 4, 16))
     assert not policy.wants_draft
     assert policy.next(remaining).levels == 0
 
 
 def test_each_failure_in_a_row_doubles_the_rest_up_to_the_longest() -> None:
-    policy, rests = Policy(DraftShape.chain(4)), []
+    policy, rests = Policy.of(DraftShape.chain(4)), []
     for _ in range(9):
         policy.failed()
         rests.append(rested(policy))
@@ -62,7 +62,7 @@ def test_each_failure_in_a_row_doubles_the_rest_up_to_the_longest() -> None:
 
 
 def test_an_answer_ends_the_row_of_failures() -> None:
-    policy = Policy(DraftShape.chain(4))
+    policy = Policy.of(DraftShape.chain(4))
     for _ in range(4):
         policy.failed()
     assert rested(policy) == 8
@@ -72,14 +72,14 @@ def test_an_answer_ends_the_row_of_failures() -> None:
 
 
 def test_a_drafter_that_never_failed_never_rests() -> None:
-    policy = Policy(DraftShape.chain(4))
+    policy = Policy.of(DraftShape.chain(4))
     for _ in range(50):
         assert policy.next(1000).levels == 4
         policy.drafted()
 
 
 def test_a_resting_drafter_is_still_wanted() -> None:
-    policy = Policy(DraftShape.chain(4))
+    policy = Policy.of(DraftShape.chain(4))
     policy.failed()
     assert policy.wants_draft
     assert policy.next(1000).levels == 0

@@ -56,7 +56,7 @@ async def generate(
 ) -> tuple[Tokens, list[Round]]:
     """A whole completion and its rounds."""
     generation = Generation(b"s" * 16, PROMPT, SamplingParams(), COUNT)
-    policy, rounds = Policy(shape), []
+    policy, rounds = Policy.of(shape), []
     while generation.finish is None:
         rounds.append(await run_round(generation, drafter, verifier, policy))
     return tuple(generation.completion), rounds

@@ -10,7 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sampling import draw, gumbel, perturbed, warp
+from drafter_service.guesses import likely
+from engine.noise import gumbel
+from engine.sampling import draw, warp
 from protos.types import SamplingParams
 
 
@@ -118,5 +120,5 @@ def test_a_drafter_with_the_targets_logits_ranks_the_targets_draw_first(
 ) -> None:
     logits = torch.randn(1, 256, generator=torch.Generator().manual_seed(seed))
     params = SamplingParams(temperature=0.9, seed=seed)
-    ids, scores = perturbed(logits, params, position, 256)
-    assert ids[0, scores[0].argmax()].item() == draw(logits[0], params, position)
+    (guess,) = likely(params, 4)(logits, position)
+    assert guess.children[0].token == draw(logits[0], params, position)

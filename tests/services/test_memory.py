@@ -30,7 +30,7 @@ async def complete(verifier: VerifierClient, drafter: DrafterClient, number: int
     prompt = tuple((number * 7919 + place * 31) % 4000 + 5 for place in range(PROMPT))
     generation = Generation(secrets.token_bytes(16), prompt, SamplingParams(), TOKENS)
     while generation.finish is None:
-        await run_round(generation, drafter, verifier, Policy(NO_DRAFT_SHAPE))
+        await run_round(generation, drafter, verifier, Policy.of(NO_DRAFT_SHAPE))
     await verifier.close(generation.session_id)
     return generation.completion
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from orchestrator.text import load_tokenizer
-from protos import codec
+from protos.sampling import decode_sampling, encode_sampling
 from protos.tandem.v1 import orchestrator_pb2 as api
 from protos.types import SamplingParams
 from tests import reference
@@ -118,9 +118,7 @@ async def test_one_text_per_prompt_and_seed_whatever_the_draft(
     for shape in ({"levels": 4, "branches": 3}, {"levels": 4, "branches": 1}):
         assert await texts(random_drafter.stub, requests(**shape)) == undrafted, shape
     for (seed, prompt), served in list(zip(forty, undrafted, strict=True))[:10]:
-        rounded = codec.decode_sampling(
-            codec.encode_sampling(SamplingParams(temperature, seed=seed))
-        )
+        rounded = decode_sampling(encode_sampling(SamplingParams(temperature, seed=seed)))
         ids = tokenizer.encode(prompt).ids
         alone = await asyncio.to_thread(reference.sample, target, ids, TOKENS, rounded, 0)
         assert tuple(alone) == served

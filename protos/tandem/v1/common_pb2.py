@@ -22,23 +22,30 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from protos.tandem.v1 import orchestrator_pb2 as tandem_dot_v1_dot_orchestrator__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tandem/v1/common.proto\x12\ttandem.v1\"h\n\x07\x43ontext\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04turn\x18\x02 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12\r\n\x05\x65poch\x18\x05 \x01(\x07\x12\x0e\n\x06\x63lient\x18\x06 \x01(\x0c\"Q\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\x0c\n\x04seed\x18\x04 \x01(\x06\"=\n\nDraftShape\x12\x0e\n\x06levels\x18\x01 \x01(\r\x12\x10\n\x08\x62ranches\x18\x02 \x01(\r\x12\r\n\x05nodes\x18\x03 \x01(\r\"(\n\x05\x44raft\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\r\"\xf1\x01\n\x10ModelDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x15\n\rend_token_ids\x18\x05 \x03(\r\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x10\n\x08sessions\x18\x08 \x01(\r\x12\x14\n\x0cmax_sessions\x18\t \x01(\r\x12\x11\n\texactness\x18\n \x01(\t\x12\x13\n\x0b\x63\x61\x63he_usage\x18\x0b \x01(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tandem/v1/common.proto\x12\ttandem.v1\x1a\x1ctandem/v1/orchestrator.proto\"h\n\x07\x43ontext\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0c\n\x04turn\x18\x02 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12\r\n\x05\x65poch\x18\x05 \x01(\x07\x12\x0e\n\x06\x63lient\x18\x06 \x01(\x0c\"\xb1\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\x0c\n\x04seed\x18\x04 \x01(\x06\x12\r\n\x05min_p\x18\x05 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12<\n\nlogit_bias\x18\t \x03(\x0b\x32(.tandem.v1.SamplingParams.LogitBiasEntry\x12\x15\n\rprompt_length\x18\n \x01(\r\x12\x16\n\x0emin_new_tokens\x18\x0b \x01(\r\x12\x12\n\nend_tokens\x18\x0c \x03(\r\x12\'\n\x04rule\x18\r \x01(\x0e\x32\x19.tandem.v1.AcceptanceRule\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x00\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\t_logprobs\"\x9d\x01\n\nDraftShape\x12\x0e\n\x06levels\x18\x01 \x01(\r\x12\x10\n\x08\x62ranches\x18\x02 \x01(\r\x12\r\n\x05nodes\x18\x03 \x01(\r\x12&\n\x06method\x18\x04 \x01(\x0e\x32\x16.tandem.v1.DraftMethod\x12\x12\n\nconfidence\x18\x05 \x01(\x02\x12\r\n\x05worth\x18\x06 \x01(\x02\x12\x13\n\x0blevel_worth\x18\x07 \x01(\x02\"X\n\x05\x44raft\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\r\x12.\n\rdistributions\x18\x03 \x03(\x0b\x32\x17.tandem.v1.Distribution\"/\n\x0c\x44istribution\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0f\n\x07weights\x18\x02 \x03(\r\"\xf1\x01\n\x10ModelDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x15\n\rend_token_ids\x18\x05 \x03(\r\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x10\n\x08sessions\x18\x08 \x01(\r\x12\x14\n\x0cmax_sessions\x18\t \x01(\r\x12\x11\n\texactness\x18\n \x01(\t\x12\x13\n\x0b\x63\x61\x63he_usage\x18\x0b \x01(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CONTEXT']._serialized_start=37
-  _globals['_CONTEXT']._serialized_end=141
-  _globals['_SAMPLINGPARAMS']._serialized_start=143
-  _globals['_SAMPLINGPARAMS']._serialized_end=224
-  _globals['_DRAFTSHAPE']._serialized_start=226
-  _globals['_DRAFTSHAPE']._serialized_end=287
-  _globals['_DRAFT']._serialized_start=289
-  _globals['_DRAFT']._serialized_end=329
-  _globals['_MODELDESCRIPTION']._serialized_start=332
-  _globals['_MODELDESCRIPTION']._serialized_end=573
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_CONTEXT']._serialized_start=67
+  _globals['_CONTEXT']._serialized_end=171
+  _globals['_SAMPLINGPARAMS']._serialized_start=174
+  _globals['_SAMPLINGPARAMS']._serialized_end=607
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=546
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=594
+  _globals['_DRAFTSHAPE']._serialized_start=610
+  _globals['_DRAFTSHAPE']._serialized_end=767
+  _globals['_DRAFT']._serialized_start=769
+  _globals['_DRAFT']._serialized_end=857
+  _globals['_DISTRIBUTION']._serialized_start=859
+  _globals['_DISTRIBUTION']._serialized_end=906
+  _globals['_MODELDESCRIPTION']._serialized_start=909
+  _globals['_MODELDESCRIPTION']._serialized_end=1150
 # @@protoc_insertion_point(module_scope)

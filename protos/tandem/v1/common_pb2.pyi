@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from protos.tandem.v1 import orchestrator_pb2 as _orchestrator_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -67,14 +68,61 @@ class SamplingParams(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LogitBiasEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
     TOP_P_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    PROMPT_LENGTH_FIELD_NUMBER: _builtins.int
+    MIN_NEW_TOKENS_FIELD_NUMBER: _builtins.int
+    END_TOKENS_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     top_k: _builtins.int
     top_p: _builtins.float
     seed: _builtins.int
+    min_p: _builtins.float
+    repetition_penalty: _builtins.float
+    """0 = off, as 1 is"""
+    presence_penalty: _builtins.float
+    frequency_penalty: _builtins.float
+    prompt_length: _builtins.int
+    """tokens before the completion; said if one of the following needs it"""
+    min_new_tokens: _builtins.int
+    rule: _orchestrator_pb2.AcceptanceRule.ValueType
+    logprobs: _builtins.int
+    """how many of the likeliest tokens beside each emitted one; absent = none at all"""
+    @_builtins.property
+    def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]: ...
+    @_builtins.property
+    def end_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """barred until there are `min_new_tokens`"""
+
     def __init__(
         self,
         *,
@@ -82,37 +130,64 @@ class SamplingParams(_message.Message):
         top_k: _builtins.int = ...,
         top_p: _builtins.float = ...,
         seed: _builtins.int = ...,
+        min_p: _builtins.float = ...,
+        repetition_penalty: _builtins.float = ...,
+        presence_penalty: _builtins.float = ...,
+        frequency_penalty: _builtins.float = ...,
+        logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
+        prompt_length: _builtins.int = ...,
+        min_new_tokens: _builtins.int = ...,
+        end_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        rule: _orchestrator_pb2.AcceptanceRule.ValueType = ...,
+        logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "end_tokens", b"end_tokens", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "prompt_length", b"prompt_length", "repetition_penalty", b"repetition_penalty", "rule", b"rule", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
 
 Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
 class DraftShape(_message.Message):
-    """How much to draft. `levels` 0 = nothing, `branches` 1 = a chain."""
+    """How much to draft, at most. `levels` 0 = nothing, `branches` 1 = a chain."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LEVELS_FIELD_NUMBER: _builtins.int
     BRANCHES_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    CONFIDENCE_FIELD_NUMBER: _builtins.int
+    WORTH_FIELD_NUMBER: _builtins.int
+    LEVEL_WORTH_FIELD_NUMBER: _builtins.int
     levels: _builtins.int
     branches: _builtins.int
     nodes: _builtins.int
+    method: _orchestrator_pb2.DraftMethod.ValueType
+    confidence: _builtins.float
+    """nothing is drafted behind a token that the draft model gives less than this; 0 = off"""
+    worth: _builtins.float
+    """a node must be at least so likely to stand; 0 = off"""
+    level_worth: _builtins.float
+    """another level must promise at least so many nodes that stand; 0 = off"""
     def __init__(
         self,
         *,
         levels: _builtins.int = ...,
         branches: _builtins.int = ...,
         nodes: _builtins.int = ...,
+        method: _orchestrator_pb2.DraftMethod.ValueType = ...,
+        confidence: _builtins.float = ...,
+        worth: _builtins.float = ...,
+        level_worth: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branches", b"branches", "levels", b"levels", "nodes", b"nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branches", b"branches", "confidence", b"confidence", "level_worth", b"level_worth", "levels", b"levels", "method", b"method", "nodes", b"nodes", "worth", b"worth"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -126,25 +201,57 @@ class Draft(_message.Message):
 
     TOKENS_FIELD_NUMBER: _builtins.int
     PARENTS_FIELD_NUMBER: _builtins.int
+    DISTRIBUTIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """index of the parent + 1, 0 = the last committed token; empty = a chain"""
 
+    @_builtins.property
+    def distributions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Distribution]:
+        """for REJECT: [0] = behind the last committed token, [i + 1] = behind node i"""
+
     def __init__(
         self,
         *,
         tokens: _abc.Iterable[_builtins.int] | None = ...,
         parents: _abc.Iterable[_builtins.int] | None = ...,
+        distributions: _abc.Iterable[Global___Distribution] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["parents", b"parents", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["distributions", b"distributions", "parents", b"parents", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Draft: _TypeAlias = Draft  # noqa: Y015
+
+@_typing.final
+class Distribution(_message.Message):
+    """What a node's children were drawn from, one after the other and none twice: probability = weight / sum of weights."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def weights(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+        weights: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Distribution: _TypeAlias = Distribution  # noqa: Y015
 
 @_typing.final
 class ModelDescription(_message.Message):

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctandem/v1/orchestrator.proto\x12\ttandem.v1\"\x97\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x13.tandem.v1.TokenIdsH\x00\x12%\n\x08sampling\x18\x05 \x01(\x0b\x32\x13.tandem.v1.Sampling\x12%\n\x08stopping\x18\x06 \x01(\x0b\x32\x13.tandem.v1.Stopping\x12+\n\x0bspeculation\x18\x07 \x01(\x0b\x32\x16.tandem.v1.Speculation\x12\x15\n\x08logprobs\x18\x08 \x01(\rH\x01\x88\x01\x01\x42\x08\n\x06promptB\x0b\n\t_logprobs\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xb6\x03\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x36\n\nlogit_bias\x18\x08 \x03(\x0b\x32\".tandem.v1.Sampling.LogitBiasEntry\x12\x11\n\x04seed\x18\t \x01(\x04H\x07\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seed\"\xb8\x01\n\x08Stopping\x12\x1b\n\x0emax_new_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1b\n\x0emin_new_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x17\n\nignore_eos\x18\x05 \x01(\x08H\x02\x88\x01\x01\x42\x11\n\x0f_max_new_tokensB\x11\n\x0f_min_new_tokensB\r\n\x0b_ignore_eos\"\xab\x01\n\x0bSpeculation\x12\'\n\x04rule\x18\x01 \x01(\x0e\x32\x19.tandem.v1.AcceptanceRule\x12#\n\x16num_speculative_tokens\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x15\n\x08\x62ranches\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x0f\n\x07\x64rafter\x18\x04 \x01(\tB\x19\n\x17_num_speculative_tokensB\x0b\n\t_branches\"\xed\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12.\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x17.tandem.v1.FinishReason\x12\x1a\n\x10matched_token_id\x18\x05 \x01(\rH\x00\x12\x16\n\x0cmatched_text\x18\x06 \x01(\tH\x00\x12\x1f\n\x05usage\x18\x07 \x01(\x0b\x32\x10.tandem.v1.Usage\x12!\n\x06timing\x18\x08 \x01(\x0b\x32\x11.tandem.v1.Timing\x12\x32\n\x0bspeculation\x18\t \x01(\x0b\x32\x1d.tandem.v1.SpeculationSummary\x12\x0c\n\x04seed\x18\n \x01(\x04\x12*\n\x08logprobs\x18\x0b \x03(\x0b\x32\x18.tandem.v1.TokenLogprobsB\x0e\n\x0cmatched_stop\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"[\n\x06Timing\x12\x15\n\rqueue_seconds\x18\x01 \x01(\x01\x12#\n\x1btime_to_first_token_seconds\x18\x02 \x01(\x01\x12\x15\n\rtotal_seconds\x18\x03 \x01(\x01\"\xbd\x02\n\x12SpeculationSummary\x12\x16\n\x0enum_spec_steps\x18\x01 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x03 \x01(\r\x12\x1e\n\x16mean_acceptance_length\x18\x04 \x01(\x01\x12\x1d\n\x15\x64raft_acceptance_rate\x18\x05 \x01(\x01\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x06 \x03(\r\x12\x17\n\x0f\x66\x61llback_rounds\x18\x07 \x01(\r\x12\x18\n\x10\x64rafter_switches\x18\x08 \x01(\r\x12\x19\n\x11verifier_switches\x18\t \x01(\r\x12\'\n\x04rule\x18\n \x01(\x0e\x32\x19.tandem.v1.AcceptanceRule\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"Y\n\x15StreamGenerateRequest\x12+\n\x07request\x18\x01 \x01(\x0b\x32\x1a.tandem.v1.GenerateRequest\x12\x13\n\x0bresume_from\x18\x02 \x01(\r\"u\n\x16StreamGenerateResponse\x12!\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x10.tandem.v1.ChunkH\x00\x12/\n\x08\x63omplete\x18\x02 \x01(\x0b\x32\x1b.tandem.v1.GenerateResponseH\x00\x42\x07\n\x05\x65vent\"o\n\x05\x43hunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12*\n\x08logprobs\x18\x04 \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\"\x12\n\x10GetStatusRequest\"L\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12&\n\x06models\x18\x02 \x03(\x0b\x32\x16.tandem.v1.ModelStatus\"\xc7\x01\n\x0bModelStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x02 \x01(\t\x12+\n\tverifiers\x18\x03 \x03(\x0b\x32\x18.tandem.v1.ReplicaStatus\x12*\n\x08\x64rafters\x18\x04 \x03(\x0b\x32\x18.tandem.v1.ReplicaStatus\x12\x18\n\x10requests_running\x18\x05 \x01(\r\x12\x18\n\x10requests_waiting\x18\x06 \x01(\r\"\xdf\x01\n\rReplicaStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07serving\x18\x02 \x01(\x08\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x10\n\x08sessions\x18\x06 \x01(\r\x12\x16\n\x0ekv_cache_usage\x18\x07 \x01(\x01\x12\x1a\n\x12round_trip_seconds\x18\x08 \x01(\x01\x12\x17\n\x0f\x61\x63\x63\x65ptance_rate\x18\t \x01(\x01\x12\x0c\n\x04pool\x18\n \x01(\t\x12\x11\n\texactness\x18\x0b \x01(\t*\x82\x01\n\x0e\x41\x63\x63\x65ptanceRule\x12\x1f\n\x1b\x41\x43\x43\x45PTANCE_RULE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41\x43\x43\x45PTANCE_RULE_MATCH\x10\x01\x12\x1a\n\x16\x41\x43\x43\x45PTANCE_RULE_REJECT\x10\x02\x12\x18\n\x14\x41\x43\x43\x45PTANCE_RULE_TOP1\x10\x03*z\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x03\x32\xfb\x01\n\x13OrchestratorService\x12\x43\n\x08Generate\x12\x1a.tandem.v1.GenerateRequest\x1a\x1b.tandem.v1.GenerateResponse\x12W\n\x0eStreamGenerate\x12 .tandem.v1.StreamGenerateRequest\x1a!.tandem.v1.StreamGenerateResponse0\x01\x12\x46\n\tGetStatus\x12\x1b.tandem.v1.GetStatusRequest\x1a\x1c.tandem.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctandem/v1/orchestrator.proto\x12\ttandem.v1\"\x97\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x13.tandem.v1.TokenIdsH\x00\x12%\n\x08sampling\x18\x05 \x01(\x0b\x32\x13.tandem.v1.Sampling\x12%\n\x08stopping\x18\x06 \x01(\x0b\x32\x13.tandem.v1.Stopping\x12+\n\x0bspeculation\x18\x07 \x01(\x0b\x32\x16.tandem.v1.Speculation\x12\x15\n\x08logprobs\x18\x08 \x01(\rH\x01\x88\x01\x01\x42\x08\n\x06promptB\x0b\n\t_logprobs\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xb6\x03\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x36\n\nlogit_bias\x18\x08 \x03(\x0b\x32\".tandem.v1.Sampling.LogitBiasEntry\x12\x11\n\x04seed\x18\t \x01(\x04H\x07\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seed\"\xb8\x01\n\x08Stopping\x12\x1b\n\x0emax_new_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1b\n\x0emin_new_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x17\n\nignore_eos\x18\x05 \x01(\x08H\x02\x88\x01\x01\x42\x11\n\x0f_max_new_tokensB\x11\n\x0f_min_new_tokensB\r\n\x0b_ignore_eos\"\xbb\x02\n\x0bSpeculation\x12\'\n\x04rule\x18\x01 \x01(\x0e\x32\x19.tandem.v1.AcceptanceRule\x12#\n\x16num_speculative_tokens\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x15\n\x08\x62ranches\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x0f\n\x07\x64rafter\x18\x04 \x01(\t\x12&\n\x06method\x18\x05 \x01(\x0e\x32\x16.tandem.v1.DraftMethod\x12*\n\x08schedule\x18\x06 \x01(\x0e\x32\x18.tandem.v1.DraftSchedule\x12!\n\x14\x63onfidence_threshold\x18\x07 \x01(\x02H\x02\x88\x01\x01\x42\x19\n\x17_num_speculative_tokensB\x0b\n\t_branchesB\x17\n\x15_confidence_threshold\"\xed\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12.\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x17.tandem.v1.FinishReason\x12\x1a\n\x10matched_token_id\x18\x05 \x01(\rH\x00\x12\x16\n\x0cmatched_text\x18\x06 \x01(\tH\x00\x12\x1f\n\x05usage\x18\x07 \x01(\x0b\x32\x10.tandem.v1.Usage\x12!\n\x06timing\x18\x08 \x01(\x0b\x32\x11.tandem.v1.Timing\x12\x32\n\x0bspeculation\x18\t \x01(\x0b\x32\x1d.tandem.v1.SpeculationSummary\x12\x0c\n\x04seed\x18\n \x01(\x04\x12*\n\x08logprobs\x18\x0b \x03(\x0b\x32\x18.tandem.v1.TokenLogprobsB\x0e\n\x0cmatched_stop\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"[\n\x06Timing\x12\x15\n\rqueue_seconds\x18\x01 \x01(\x01\x12#\n\x1btime_to_first_token_seconds\x18\x02 \x01(\x01\x12\x15\n\rtotal_seconds\x18\x03 \x01(\x01\"\xbd\x02\n\x12SpeculationSummary\x12\x16\n\x0enum_spec_steps\x18\x01 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x03 \x01(\r\x12\x1e\n\x16mean_acceptance_length\x18\x04 \x01(\x01\x12\x1d\n\x15\x64raft_acceptance_rate\x18\x05 \x01(\x01\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x06 \x03(\r\x12\x17\n\x0f\x66\x61llback_rounds\x18\x07 \x01(\r\x12\x18\n\x10\x64rafter_switches\x18\x08 \x01(\r\x12\x19\n\x11verifier_switches\x18\t \x01(\r\x12\'\n\x04rule\x18\n \x01(\x0e\x32\x19.tandem.v1.AcceptanceRule\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"Y\n\x15StreamGenerateRequest\x12+\n\x07request\x18\x01 \x01(\x0b\x32\x1a.tandem.v1.GenerateRequest\x12\x13\n\x0bresume_from\x18\x02 \x01(\r\"u\n\x16StreamGenerateResponse\x12!\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x10.tandem.v1.ChunkH\x00\x12/\n\x08\x63omplete\x18\x02 \x01(\x0b\x32\x1b.tandem.v1.GenerateResponseH\x00\x42\x07\n\x05\x65vent\"o\n\x05\x43hunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12*\n\x08logprobs\x18\x04 \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\"\x12\n\x10GetStatusRequest\"L\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12&\n\x06models\x18\x02 \x03(\x0b\x32\x16.tandem.v1.ModelStatus\"\xc7\x01\n\x0bModelStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x02 \x01(\t\x12+\n\tverifiers\x18\x03 \x03(\x0b\x32\x18.tandem.v1.ReplicaStatus\x12*\n\x08\x64rafters\x18\x04 \x03(\x0b\x32\x18.tandem.v1.ReplicaStatus\x12\x18\n\x10requests_running\x18\x05 \x01(\r\x12\x18\n\x10requests_waiting\x18\x06 \x01(\r\"\xdf\x01\n\rReplicaStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07serving\x18\x02 \x01(\x08\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x10\n\x08sessions\x18\x06 \x01(\r\x12\x16\n\x0ekv_cache_usage\x18\x07 \x01(\x01\x12\x1a\n\x12round_trip_seconds\x18\x08 \x01(\x01\x12\x17\n\x0f\x61\x63\x63\x65ptance_rate\x18\t \x01(\x01\x12\x0c\n\x04pool\x18\n \x01(\t\x12\x11\n\texactness\x18\x0b \x01(\t*x\n\x0b\x44raftMethod\x12\x1c\n\x18\x44RAFT_METHOD_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44RAFT_METHOD_TREE\x10\x01\x12\x1c\n\x18\x44RAFT_METHOD_MEDUSA_LITE\x10\x02\x12\x16\n\x12\x44RAFT_METHOD_NGRAM\x10\x03*\x86\x01\n\rDraftSchedule\x12\x1e\n\x1a\x44RAFT_SCHEDULE_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x44RAFT_SCHEDULE_GOODPUT\x10\x01\x12\x1b\n\x17\x44RAFT_SCHEDULE_CONSTANT\x10\x02\x12\x1c\n\x18\x44RAFT_SCHEDULE_HEURISTIC\x10\x03*\x82\x01\n\x0e\x41\x63\x63\x65ptanceRule\x12\x1f\n\x1b\x41\x43\x43\x45PTANCE_RULE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41\x43\x43\x45PTANCE_RULE_MATCH\x10\x01\x12\x1a\n\x16\x41\x43\x43\x45PTANCE_RULE_REJECT\x10\x02\x12\x18\n\x14\x41\x43\x43\x45PTANCE_RULE_TOP1\x10\x03*z\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x03\x32\xfb\x01\n\x13OrchestratorService\x12\x43\n\x08Generate\x12\x1a.tandem.v1.GenerateRequest\x1a\x1b.tandem.v1.GenerateResponse\x12W\n\x0eStreamGenerate\x12 .tandem.v1.StreamGenerateRequest\x1a!.tandem.v1.StreamGenerateResponse0\x01\x12\x46\n\tGetStatus\x12\x1b.tandem.v1.GetStatusRequest\x1a\x1c.tandem.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,10 +33,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_ACCEPTANCERULE']._serialized_start=2938
-  _globals['_ACCEPTANCERULE']._serialized_end=3068
-  _globals['_FINISHREASON']._serialized_start=3070
-  _globals['_FINISHREASON']._serialized_end=3192
+  _globals['_DRAFTMETHOD']._serialized_start=3081
+  _globals['_DRAFTMETHOD']._serialized_end=3201
+  _globals['_DRAFTSCHEDULE']._serialized_start=3204
+  _globals['_DRAFTSCHEDULE']._serialized_end=3338
+  _globals['_ACCEPTANCERULE']._serialized_start=3341
+  _globals['_ACCEPTANCERULE']._serialized_end=3471
+  _globals['_FINISHREASON']._serialized_start=3473
+  _globals['_FINISHREASON']._serialized_end=3595
   _globals['_GENERATEREQUEST']._serialized_start=44
   _globals['_GENERATEREQUEST']._serialized_end=323
   _globals['_TOKENIDS']._serialized_start=325
@@ -48,31 +52,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STOPPING']._serialized_start=792
   _globals['_STOPPING']._serialized_end=976
   _globals['_SPECULATION']._serialized_start=979
-  _globals['_SPECULATION']._serialized_end=1150
-  _globals['_GENERATERESPONSE']._serialized_start=1153
-  _globals['_GENERATERESPONSE']._serialized_end=1518
-  _globals['_USAGE']._serialized_start=1520
-  _globals['_USAGE']._serialized_end=1600
-  _globals['_TIMING']._serialized_start=1602
-  _globals['_TIMING']._serialized_end=1693
-  _globals['_SPECULATIONSUMMARY']._serialized_start=1696
-  _globals['_SPECULATIONSUMMARY']._serialized_end=2013
-  _globals['_TOKENLOGPROBS']._serialized_start=2015
-  _globals['_TOKENLOGPROBS']._serialized_end=2086
-  _globals['_STREAMGENERATEREQUEST']._serialized_start=2088
-  _globals['_STREAMGENERATEREQUEST']._serialized_end=2177
-  _globals['_STREAMGENERATERESPONSE']._serialized_start=2179
-  _globals['_STREAMGENERATERESPONSE']._serialized_end=2296
-  _globals['_CHUNK']._serialized_start=2298
-  _globals['_CHUNK']._serialized_end=2409
-  _globals['_GETSTATUSREQUEST']._serialized_start=2411
-  _globals['_GETSTATUSREQUEST']._serialized_end=2429
-  _globals['_GETSTATUSRESPONSE']._serialized_start=2431
-  _globals['_GETSTATUSRESPONSE']._serialized_end=2507
-  _globals['_MODELSTATUS']._serialized_start=2510
-  _globals['_MODELSTATUS']._serialized_end=2709
-  _globals['_REPLICASTATUS']._serialized_start=2712
-  _globals['_REPLICASTATUS']._serialized_end=2935
-  _globals['_ORCHESTRATORSERVICE']._serialized_start=3195
-  _globals['_ORCHESTRATORSERVICE']._serialized_end=3446
+  _globals['_SPECULATION']._serialized_end=1294
+  _globals['_GENERATERESPONSE']._serialized_start=1297
+  _globals['_GENERATERESPONSE']._serialized_end=1662
+  _globals['_USAGE']._serialized_start=1664
+  _globals['_USAGE']._serialized_end=1744
+  _globals['_TIMING']._serialized_start=1746
+  _globals['_TIMING']._serialized_end=1837
+  _globals['_SPECULATIONSUMMARY']._serialized_start=1840
+  _globals['_SPECULATIONSUMMARY']._serialized_end=2157
+  _globals['_TOKENLOGPROBS']._serialized_start=2159
+  _globals['_TOKENLOGPROBS']._serialized_end=2230
+  _globals['_STREAMGENERATEREQUEST']._serialized_start=2232
+  _globals['_STREAMGENERATEREQUEST']._serialized_end=2321
+  _globals['_STREAMGENERATERESPONSE']._serialized_start=2323
+  _globals['_STREAMGENERATERESPONSE']._serialized_end=2440
+  _globals['_CHUNK']._serialized_start=2442
+  _globals['_CHUNK']._serialized_end=2553
+  _globals['_GETSTATUSREQUEST']._serialized_start=2555
+  _globals['_GETSTATUSREQUEST']._serialized_end=2573
+  _globals['_GETSTATUSRESPONSE']._serialized_start=2575
+  _globals['_GETSTATUSRESPONSE']._serialized_end=2651
+  _globals['_MODELSTATUS']._serialized_start=2654
+  _globals['_MODELSTATUS']._serialized_end=2853
+  _globals['_REPLICASTATUS']._serialized_start=2856
+  _globals['_REPLICASTATUS']._serialized_end=3079
+  _globals['_ORCHESTRATORSERVICE']._serialized_start=3598
+  _globals['_ORCHESTRATORSERVICE']._serialized_end=3849
 # @@protoc_insertion_point(module_scope)

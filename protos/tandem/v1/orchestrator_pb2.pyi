@@ -21,6 +21,60 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _DraftMethod:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DraftMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DraftMethod.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DRAFT_METHOD_UNSPECIFIED: _DraftMethod.ValueType  # 0
+    """TREE"""
+    DRAFT_METHOD_TREE: _DraftMethod.ValueType  # 1
+    """the nodes most likely to stand; a chain with one branch"""
+    DRAFT_METHOD_MEDUSA_LITE: _DraftMethod.ValueType  # 2
+    """`branches` sampled first tokens that are visible, each continued greedily"""
+    DRAFT_METHOD_NGRAM: _DraftMethod.ValueType  # 3
+    """what followed the last tokens where they occurred before; needs no model"""
+
+class DraftMethod(_DraftMethod, metaclass=_DraftMethodEnumTypeWrapper):
+    """How a draft is found."""
+
+DRAFT_METHOD_UNSPECIFIED: DraftMethod.ValueType  # 0
+"""TREE"""
+DRAFT_METHOD_TREE: DraftMethod.ValueType  # 1
+"""the nodes most likely to stand; a chain with one branch"""
+DRAFT_METHOD_MEDUSA_LITE: DraftMethod.ValueType  # 2
+"""`branches` sampled first tokens that are visible, each continued greedily"""
+DRAFT_METHOD_NGRAM: DraftMethod.ValueType  # 3
+"""what followed the last tokens where they occurred before; needs no model"""
+Global___DraftMethod: _TypeAlias = DraftMethod  # noqa: Y015
+
+class _DraftSchedule:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DraftScheduleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DraftSchedule.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DRAFT_SCHEDULE_UNSPECIFIED: _DraftSchedule.ValueType  # 0
+    DRAFT_SCHEDULE_GOODPUT: _DraftSchedule.ValueType  # 1
+    """what yields most tokens per second by what was measured, nothing included"""
+    DRAFT_SCHEDULE_CONSTANT: _DraftSchedule.ValueType  # 2
+    """always num_speculative_tokens"""
+    DRAFT_SCHEDULE_HEURISTIC: _DraftSchedule.ValueType  # 3
+    """two more after a draft that stood as a whole, else one less"""
+
+class DraftSchedule(_DraftSchedule, metaclass=_DraftScheduleEnumTypeWrapper):
+    """How much to draft from round to round."""
+
+DRAFT_SCHEDULE_UNSPECIFIED: DraftSchedule.ValueType  # 0
+DRAFT_SCHEDULE_GOODPUT: DraftSchedule.ValueType  # 1
+"""what yields most tokens per second by what was measured, nothing included"""
+DRAFT_SCHEDULE_CONSTANT: DraftSchedule.ValueType  # 2
+"""always num_speculative_tokens"""
+DRAFT_SCHEDULE_HEURISTIC: DraftSchedule.ValueType  # 3
+"""two more after a draft that stood as a whole, else one less"""
+Global___DraftSchedule: _TypeAlias = DraftSchedule  # noqa: Y015
+
 class _AcceptanceRule:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -301,6 +355,9 @@ class Speculation(_message.Message):
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     BRANCHES_FIELD_NUMBER: _builtins.int
     DRAFTER_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    SCHEDULE_FIELD_NUMBER: _builtins.int
+    CONFIDENCE_THRESHOLD_FIELD_NUMBER: _builtins.int
     rule: Global___AcceptanceRule.ValueType
     num_speculative_tokens: _builtins.int
     """levels; 0 = plain decoding; absent = chosen by the server"""
@@ -308,6 +365,12 @@ class Speculation(_message.Message):
     """children of the root; 1 = a chain; absent = chosen by the server"""
     drafter: _builtins.str
     """name of a drafter pool; empty = chosen by the server"""
+    method: Global___DraftMethod.ValueType
+    """absent = TREE"""
+    schedule: Global___DraftSchedule.ValueType
+    """absent = GOODPUT, or CONSTANT if num_speculative_tokens is given"""
+    confidence_threshold: _builtins.float
+    """drafting stops behind a token less likely than this; default 0 = off"""
     def __init__(
         self,
         *,
@@ -315,17 +378,24 @@ class Speculation(_message.Message):
         num_speculative_tokens: _builtins.int | None = ...,
         branches: _builtins.int | None = ...,
         drafter: _builtins.str = ...,
+        method: Global___DraftMethod.ValueType = ...,
+        schedule: Global___DraftSchedule.ValueType = ...,
+        confidence_threshold: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_num_speculative_tokens", b"_num_speculative_tokens", "branches", b"branches", "num_speculative_tokens", b"num_speculative_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_confidence_threshold", b"_confidence_threshold", "_num_speculative_tokens", b"_num_speculative_tokens", "branches", b"branches", "confidence_threshold", b"confidence_threshold", "num_speculative_tokens", b"num_speculative_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_num_speculative_tokens", b"_num_speculative_tokens", "branches", b"branches", "drafter", b"drafter", "num_speculative_tokens", b"num_speculative_tokens", "rule", b"rule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_confidence_threshold", b"_confidence_threshold", "_num_speculative_tokens", b"_num_speculative_tokens", "branches", b"branches", "confidence_threshold", b"confidence_threshold", "drafter", b"drafter", "method", b"method", "num_speculative_tokens", b"num_speculative_tokens", "rule", b"rule", "schedule", b"schedule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__branches: _TypeAlias = _typing.Literal["branches"]  # noqa: Y015
     _WhichOneofArgType__branches: _TypeAlias = _typing.Literal["_branches", b"_branches"]  # noqa: Y015
+    _WhichOneofReturnType__confidence_threshold: _TypeAlias = _typing.Literal["confidence_threshold"]  # noqa: Y015
+    _WhichOneofArgType__confidence_threshold: _TypeAlias = _typing.Literal["_confidence_threshold", b"_confidence_threshold"]  # noqa: Y015
     _WhichOneofReturnType__num_speculative_tokens: _TypeAlias = _typing.Literal["num_speculative_tokens"]  # noqa: Y015
     _WhichOneofArgType__num_speculative_tokens: _TypeAlias = _typing.Literal["_num_speculative_tokens", b"_num_speculative_tokens"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__branches) -> _WhichOneofReturnType__branches | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__confidence_threshold) -> _WhichOneofReturnType__confidence_threshold | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_speculative_tokens) -> _WhichOneofReturnType__num_speculative_tokens | None: ...
 

@@ -34,6 +34,7 @@ class RunRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     FIRST_TURN_FIELD_NUMBER: _builtins.int
     CLIENT_FIELD_NUMBER: _builtins.int
+    SCHEDULE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     max_new_tokens: _builtins.int
     session_id: _builtins.bytes
@@ -42,6 +43,7 @@ class RunRequest(_message.Message):
     """above every turn of the workers that were lost, who are fenced off by it"""
     client: _builtins.bytes
     """whose cached beginnings may be used; empty = nobody's"""
+    schedule: _orchestrator_pb2.DraftSchedule.ValueType
     @_builtins.property
     def prompt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -65,10 +67,11 @@ class RunRequest(_message.Message):
         session_id: _builtins.bytes = ...,
         first_turn: _builtins.int = ...,
         client: _builtins.bytes = ...,
+        schedule: _orchestrator_pb2.DraftSchedule.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "shape", b"shape"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "completion", b"completion", "first_turn", b"first_turn", "max_new_tokens", b"max_new_tokens", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "session_id", b"session_id", "shape", b"shape", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "completion", b"completion", "first_turn", b"first_turn", "max_new_tokens", b"max_new_tokens", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "schedule", b"schedule", "session_id", b"session_id", "shape", b"shape", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -86,6 +89,7 @@ class RunResponse(_message.Message):
     MATCHED_TOKEN_ID_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
     REUSED_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     drafted: _builtins.int
     """draft tokens verified"""
     accepted: _builtins.int
@@ -100,6 +104,10 @@ class RunResponse(_message.Message):
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def timing(self) -> Global___RoundTiming: ...
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_orchestrator_pb2.TokenLogprobs]:
+        """of `tokens`, if asked for"""
+
     def __init__(
         self,
         *,
@@ -111,10 +119,11 @@ class RunResponse(_message.Message):
         matched_token_id: _builtins.int | None = ...,
         timing: Global___RoundTiming | None = ...,
         reused: _builtins.int = ...,
+        logprobs: _abc.Iterable[_orchestrator_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id", "matched_token_id", b"matched_token_id", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id", "accepted", b"accepted", "drafted", b"drafted", "fallback", b"fallback", "finish_reason", b"finish_reason", "matched_token_id", b"matched_token_id", "reused", b"reused", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id", "accepted", b"accepted", "drafted", b"drafted", "fallback", b"fallback", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "matched_token_id", b"matched_token_id", "reused", b"reused", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__matched_token_id: _TypeAlias = _typing.Literal["matched_token_id"]  # noqa: Y015
     _WhichOneofArgType__matched_token_id: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id"]  # noqa: Y015

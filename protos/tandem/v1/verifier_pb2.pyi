@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from protos.tandem.v1 import common_pb2 as _common_pb2
+from protos.tandem.v1 import orchestrator_pb2 as _orchestrator_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -58,15 +59,23 @@ class VerifyResponse(_message.Message):
     CACHED_LEN_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     REUSED_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
     next_token: _builtins.int
     """recovered or bonus"""
     cached_len: _builtins.int
     epoch: _builtins.int
     reused: _builtins.int
     """context tokens that another session of the same client had cached"""
+    token_seconds: _builtins.float
+    """what one more token costs in a step, as the verifier has learned"""
     @_builtins.property
     def accepted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the draft's nodes that stand, a path from the root"""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_orchestrator_pb2.TokenLogprobs]:
+        """of the accepted tokens, then of the next token"""
 
     def __init__(
         self,
@@ -76,10 +85,12 @@ class VerifyResponse(_message.Message):
         cached_len: _builtins.int = ...,
         epoch: _builtins.int = ...,
         reused: _builtins.int = ...,
+        logprobs: _abc.Iterable[_orchestrator_pb2.TokenLogprobs] | None = ...,
+        token_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "cached_len", b"cached_len", "epoch", b"epoch", "next_token", b"next_token", "reused", b"reused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "cached_len", b"cached_len", "epoch", b"epoch", "logprobs", b"logprobs", "next_token", b"next_token", "reused", b"reused", "token_seconds", b"token_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

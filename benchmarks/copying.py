@@ -1,0 +1,243 @@
+"""Tokens per round of drafting by lookup, on texts that repeat themselves and on those that do not.
+
+Starts a verifier in this process on loopback and drives the orchestrator's own rounds, without a
+drafter service. Three tasks, made of the story prompts and of what the target itself tells greedily
+from there, as it cannot copy what it is only shown:
+
+    circling  a prompt and the first TOLD tokens of its story, which the target is to tell on. By
+              then its greedy stories go in circles, so the right answer repeats the end of the
+              prompt over and over. Stories that have ended by then are left out.
+    retold    a prompt, the first RETOLD tokens of its story, a line break, and the prompt again.
+              The right answer is seldom the same story: this target does not copy.
+    story     a prompt alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from prometheus_client import CollectorRegistry
+from rich.table import Table
+from transformers.utils import logging
+
+import models
+import verifier_service.service
+from benchmarks import report
+from benchmarks.prompts import story_count, tokenised
+from engine.config import ModelServiceConfig
+from orchestrator.clients import VerifierClient
+from orchestrator.generation import Finish, Generation
+from orchestrator.lookup import Lookup
+from orchestrator.policy import Policy
+from orchestrator.rounds import Round, run_round
+from orchestrator.text import load_tokenizer
+from protos import codec, rpc
+from protos.errors import TandemError
+from protos.process import configure_logging
+from protos.types import DraftShape, SamplingParams
+
+Tokens = tuple[int, ...]
+TEMPERATURES = (0.0, 0.7)
+SHAPES = {
+    "chain of 4": DraftShape.chain(4),
+    "chain of 8": DraftShape.chain(8),
+    "chain of 16": DraftShape.chain(16),
+    "tree of 16": DraftShape(levels=8, branches=4, nodes=16),
+}
+TOLD, RETOLD = 240, 80
+AT_ONCE = 8
+DESCRIBE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One row of the table: all rounds of one task with one shape at one temperature."""
+
+    task: str
+    name: str
+    temperature: float
+    texts: int
+    rounds: int
+    rounds_without_a_draft: int
+    tokens: int
+    drafted: int
+    accepted: int
+
+    @property
+    def accepted_per_round(self) -> float:
+        """Draft tokens that stood; a round emits one token more."""
+        return self.accepted / self.rounds
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted out of drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A verifier that serves, the one lookup drafter of all rounds, and where generations end."""
+
+    verifier: VerifierClient
+    lookup: Lookup
+    end_token_ids: frozenset[int]
+
+    async def complete(
+        self, prompts: Sequence[Tokens], count: int, temperature: float, shape: DraftShape
+    ) -> list[tuple[Generation, list[Round]]]:
+        """Every prompt, with its index as the seed, and all its rounds."""
+        places = asyncio.Semaphore(AT_ONCE)
+
+        async def one(seed: int, prompt: Tokens) -> tuple[Generation, list[Round]]:
+            generation = Generation(
+                session_id=secrets.token_bytes(codec.SESSION_ID_BYTES),
+                prompt=prompt,
+                sampling=SamplingParams(temperature=temperature, seed=seed),
+                max_new_tokens=count,
+                stop_token_ids=self.end_token_ids,
+            )
+            async with places:
+                return generation, await self._rounds(generation, Policy.of(shape))
+
+        return await asyncio.gather(*(one(*each) for each in enumerate(prompts)))
+
+    async def _rounds(self, generation: Generation, policy: Policy) -> list[Round]:
+        rounds = []
+        try:
+            while generation.finish is None:
+                rounds.append(await run_round(generation, self.lookup, self.verifier, policy))
+        finally:
+            await self.lookup.close(generation.session_id)
+            await self.verifier.close(generation.session_id)
+        return rounds
+
+
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[Target]:
+    """The verifier while the scope lasts; raises Unusable."""
+    config = ModelServiceConfig(model=folder)
+    async with (
+        verifier_service.service.serving(config, CollectorRegistry()) as address,
+        rpc.connect(address) as channel,
+    ):
+        verifier = VerifierClient(channel)
+        described = await verifier.describe(DESCRIBE_SECONDS)
+        yield Target(verifier, Lookup(epoch=1), frozenset(described.end_token_ids))
+
+
+async def tasks(
+    target: Target, prompts: Sequence[Tokens], line_break: Tokens
+) -> dict[str, list[Tokens]]:
+    """What is to be told on, by task."""
+    told = [
+        generation
+        for generation, _ in await target.complete(prompts, TOLD, 0.0, SHAPES["chain of 8"])
+    ]
+    return {
+        "circling": [
+            each.prompt + tuple(each.completion) for each in told if each.finish is Finish.LENGTH
+        ],
+        "retold": [
+            each.prompt + beginning(each, target.end_token_ids) + line_break + each.prompt
+            for each in told
+        ],
+        "story": list(prompts),
+    }
+
+
+def beginning(told: Generation, ends: frozenset[int]) -> Tokens:
+    """The first tokens of a story, without the one that ends it."""
+    return tuple(token for token in told.completion[:RETOLD] if token not in ends)
+
+
+async def measure_all(
+    folder: Path, prompts: Sequence[Tokens], line_break: Tokens, count: int
+) -> list[Figures]:
+    """All rows."""
+    async with serving(folder) as target:
+        asked = await tasks(target, prompts, line_break)
+        rows = []
+        for temperature in TEMPERATURES:
+            for task, texts in asked.items():
+                for name, shape in SHAPES.items():
+                    done = await target.complete(texts, count, temperature, shape)
+                    rounds = [each for _, its in done for each in its]
+                    rows.append(figures(task, name, temperature, len(texts), rounds))
+        return rows
+
+
+def figures(
+    task: str, name: str, temperature: float, texts: int, rounds: Sequence[Round]
+) -> Figures:
+    """What the rounds add up to."""
+    return Figures(
+        task=task,
+        name=name,
+        temperature=temperature,
+        texts=texts,
+        rounds=len(rounds),
+        rounds_without_a_draft=sum(not done.advance.drafted for done in rounds),
+        tokens=sum(len(done.advance.tokens) for done in rounds),
+        drafted=sum(done.advance.drafted for done in rounds),
+        accepted=sum(done.advance.accepted for done in rounds),
+    )
+
+
+def table(rows: Sequence[Figures]) -> Table:
+    """What people see."""
+    headings = ("T", "task", "texts", "draft", "tokens", "rounds", "without\na draft")
+    shown = Table(*headings, "accepted/\nround", "accepted/\ndrafted", box=None)
+    for row in rows:
+        shown.add_row(
+            *(f"{row.temperature:g}", row.task, str(row.texts), row.name),
+            *(str(row.tokens), str(row.rounds), str(row.rounds_without_a_draft)),
+            *(f"{row.accepted_per_round:.2f}", f"{row.acceptance_rate:.1%}"),
+        )
+    return shown
+
+
+def entry(row: Figures) -> dict[str, Any]:
+    """The same for programs."""
+    rates = {
+        "accepted_per_round": row.accepted_per_round,
+        "acceptance_rate": row.acceptance_rate,
+    }
+    return asdict(row) | rates
+
+
+def main(
+    target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
+    prompts: Annotated[
+        int, typer.Option(help="how many story prompts", min=1, max=story_count())
+    ] = 16,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="a generation also ends where its story ends", min=2)
+    ] = 64,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="write the figures to this file too")
+    ] = None,
+) -> None:
+    """Accepted tokens per round of drafting by lookup, by task, draft shape and temperature."""
+    configure_logging("warning")
+    logging.disable_progress_bar()
+    try:
+        line_break = tuple(load_tokenizer(target).encode("\n").ids)
+        texts = tokenised(target, prompts)
+        rows = asyncio.run(measure_all(target, texts, line_break, max_new_tokens))
+    except TandemError as problem:
+        raise SystemExit(f"error: {problem}") from None
+    where = report.machine("one thread per model")
+    what = f"{prompts} prompts, up to {max_new_tokens} tokens each"
+    heading = f"{target.name} + lookup, {what}: {where}, float32"
+    report.publish(heading, table(rows), [entry(row) for row in rows], json)
+
+
+if __name__ == "__main__":
+    typer.run(main)

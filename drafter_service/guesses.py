@@ -1,0 +1,144 @@
+"""What may follow: from the draft model's logits to the children of a node.
+
+Three ways to guess: the tokens most likely to be the target's draw; tokens drawn as rejection
+sampling wants them; and the branches of Medusa-lite. All of them only guess, so each may look at a
+few likely tokens alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from drafter_service.growth import Child
+from engine.noise import Stream, gumbel
+from engine.sampling import warp
+from protos.types import Distribution, DraftShape, Method, Rule, SamplingParams
+
+SHORTLIST = 256  # likeliest tokens that get noise
+SENT = 32  # tokens of a distribution that is drawn from, and sent
+WEIGHTS = 1 << 16  # what its probabilities are rounded to
+LOGIT_ERROR = (
+    0.6  # how far a draft logit is typically off; measured by `make acceptance`, flat over 0.5-0.7
+)
+FIRST_TEMPERATURE = 0.9  # of Medusa-lite's first tokens where the target is greedy
+FIRST_TOP_P = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """Children, likeliest or first drawn first, and what they were drawn from if they were."""
+
+    children: Sequence[Child]
+    drawn: Distribution | None = None
+
+
+Guesser = Callable[[torch.Tensor, int], list[Guess]]
+"""From adjusted logits [rows, vocab], all for one position, to a guess for each row."""
+
+
+def likely(params: SamplingParams, count: int) -> Guesser:
+    """The `count` tokens that most likely are the target's draw, with log-probabilities.
+
+    The target draws argmax(log p + noise). The drafter's logits are off by some scale, and so is
+    log q by that scale over the temperature: softmax((log q + noise) / error) predicts who wins.
+    """
+    sharpness = min(max((params.temperature or 1.0) / LOGIT_ERROR, 1e-6), 1e6)
+
+    def guess(logits: torch.Tensor, position: int) -> list[Guess]:
+        scores = logits.log_softmax(-1) if params.greedy else warp(logits, params)
+        top = scores.topk(min(SHORTLIST, scores.shape[-1]), dim=-1)
+        perturbed = top.values
+        if not params.greedy:
+            perturbed = perturbed + gumbel(params.seed, position, top.indices)
+        gains = (perturbed * sharpness).log_softmax(-1)
+        best = gains.topk(min(count, gains.shape[-1]), dim=-1)
+        ids = top.indices.gather(-1, best.indices).tolist()
+        sure = top.values.gather(-1, best.indices).exp().tolist()
+        rows = zip(ids, best.values.tolist(), sure, strict=True)
+        return [
+            Guess([Child(*each) for each in zip(*row, strict=True) if each[1] > -math.inf])
+            for row in rows
+        ]
+
+    return guess
+
+
+def sampled(params: SamplingParams, branches: int, root: int) -> Guesser:
+    """Tokens drawn without replacement from the draft model's distribution, as far as it is sent:
+    `branches` behind the root, at position `root`, and one elsewhere.
+    """
+
+    def guess(logits: torch.Tensor, position: int) -> list[Guess]:
+        count = branches if position == root else 1
+        return [_drawn(row, params, position, count) for row in logits]
+
+    return guess
+
+
+def _drawn(row: torch.Tensor, params: SamplingParams, position: int, count: int) -> Guess:
+    if params.greedy:
+        token = int(row.argmax())
+        return Guess([Child(token, 0.0)], Distribution((token,), (1,)))
+    top = warp(row[None], params)[0].exp().topk(min(SENT, len(row)))
+    weights = (top.values.double() * WEIGHTS).round()
+    kept = weights > 0  # the likeliest at least: it has 1 / vocabulary or more, unless that is huge
+    kept[0] = True
+    ids, weights = top.indices[kept], weights[kept].clamp(min=1)
+    keys = weights.log() + gumbel(params.seed, position, ids, Stream.DRAFT)
+    order = keys.argsort(descending=True)[:count]
+    chances = (weights / weights.sum())[order].tolist()
+    pairs = zip(ids[order].tolist(), chances, strict=True)
+    drawn = Distribution(tuple(ids.tolist()), tuple(int(weight) for weight in weights))
+    return Guess([Child(token, 0.0, chance) for token, chance in pairs], drawn)
+
+
+def medusa_lite(params: SamplingParams, branches: int, root: int, visible: torch.Tensor) -> Guesser:
+    """`branches` first tokens drawn without replacement from the nucleus of the `visible` tokens,
+    [vocab]; each is continued by the likeliest ones.
+
+    The draws share the target's noise, so among them tends to be what the target draws.
+    """
+    params = replace(params, temperature=params.temperature or FIRST_TEMPERATURE)
+
+    def guess(logits: torch.Tensor, position: int) -> list[Guess]:
+        if position != root:
+            best = logits.softmax(-1).max(-1)
+            pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            return [Guess([Child(token, 0.0, chance)]) for token, chance in pairs]
+        scores = (logits[0] / params.temperature).log_softmax(-1)
+        order = scores.argsort(descending=True, stable=True)
+        pool = order[scores[order].exp().cumsum(0) <= FIRST_TOP_P]
+        pool = pool[visible[pool]]
+        if not len(pool):
+            pool = order[:1]
+        keys = scores[pool] + gumbel(params.seed, position, pool)
+        first = pool[keys.argsort(descending=True)[:branches]]
+        pairs = zip(first.tolist(), scores[first].exp().tolist(), strict=True)
+        return [Guess([Child(token, 0.0, chance) for token, chance in pairs])]
+
+    return guess
+
+
+def branching(shape: DraftShape) -> DraftShape:
+    """The shape of branches of equal length that part at the root, as many as the nodes allow."""
+    branches = max(1, min(shape.branches, shape.nodes // max(1, shape.levels)))
+    return replace(
+        shape, branches=branches, nodes=branches * shape.levels, worth=0.0, level_worth=0.0
+    )
+
+
+def guesser(
+    shape: DraftShape, params: SamplingParams, root: int, visible: torch.Tensor
+) -> tuple[DraftShape, Guesser]:
+    """How to guess behind a context of `root` tokens, and the shape that comes of it."""
+    if shape.method is Method.MEDUSA_LITE:
+        shape = branching(shape)
+        return shape, medusa_lite(params, shape.branches, root, visible)
+    if params.rule is Rule.REJECT:
+        shape = branching(shape)
+        return shape, sampled(params, shape.branches, root)
+    return shape, likely(params, shape.branches)

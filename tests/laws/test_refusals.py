@@ -1,0 +1,155 @@
+"""A bad field is refused by its name, with its value and its limit; nothing is ignored."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from orchestrator.request import MAX_STOP_STRINGS, order
+from protos.errors import InvalidRequest
+from protos.tandem.v1 import orchestrator_pb2 as api
+from protos.types import (
+    MAX_LEVELS,
+    MAX_NODES,
+)
+from tests.laws.orders import (
+    LIMITS,
+    SEED,
+    ask,
+    ids,
+    ordered,
+    sampling,
+    speculation,
+    stopping,
+    tokenise,
+    violations,
+)
+
+BAD = [
+    (sampling(temperature=-1), "sampling.temperature", "is -1, below 0 or not finite"),
+    (sampling(temperature=math.inf), "sampling.temperature", "is inf, below 0 or not finite"),
+    (sampling(temperature=math.nan), "sampling.temperature", "is nan, below 0 or not finite"),
+    (sampling(top_p=0), "sampling.top_p", "is 0, not above 0 and at most 1"),
+    (sampling(top_p=1.5), "sampling.top_p", "is 1.5, not above 0 and at most 1"),
+    (sampling(top_p=math.nan), "sampling.top_p", "is nan, not above 0 and at most 1"),
+    (stopping(max_new_tokens=0), "stopping.max_new_tokens", "is 0, below 1"),
+    (stopping(stop=["x"] * 17), "stopping.stop", f"has 17 strings, above {MAX_STOP_STRINGS}"),
+    (stopping(stop=["x", ""]), "stopping.stop", "has an empty string"),
+    (
+        speculation(num_speculative_tokens=33),
+        "speculation.num_speculative_tokens",
+        f"is 33, above {MAX_LEVELS}",
+    ),
+    (speculation(branches=0), "speculation.branches", f"is 0, not in 1..{MAX_NODES}"),
+    (speculation(branches=65), "speculation.branches", f"is 65, not in 1..{MAX_NODES}"),
+    (ask(model="huge"), "model", "is 'huge'; served is 'tiny'"),
+    (ask(text=""), "text", "is empty"),
+    (ids(), "token_ids", "is empty"),
+    (api.GenerateRequest(), "prompt", "is empty"),
+    (ids(1, 100), "token_ids", "has token 100, above the vocabulary's last, 99"),
+    (ask(text="a" * 50), "text", "has 50 tokens, which leave no room in the context of 50"),
+    (
+        stopping(max_new_tokens=48),
+        "stopping.max_new_tokens",
+        "is 48: with a prompt of 3 tokens it exceeds the context of 50",
+    ),
+    (sampling(min_p=1.5), "sampling.min_p", "is 1.5, not in 0..1"),
+    (sampling(min_p=math.nan), "sampling.min_p", "is nan, not in 0..1"),
+    (
+        sampling(repetition_penalty=0),
+        "sampling.repetition_penalty",
+        "is 0, not above 0 and finite",
+    ),
+    (sampling(presence_penalty=-2.5), "sampling.presence_penalty", "is -2.5, not in -2..2"),
+    (sampling(frequency_penalty=3), "sampling.frequency_penalty", "is 3, not in -2..2"),
+    (sampling(logit_bias={3: 101}), "sampling.logit_bias[3]", "is 101, not in -100..100"),
+    (
+        sampling(logit_bias={100: 1}),
+        "sampling.logit_bias",
+        "has token 100, above the vocabulary's last, 99",
+    ),
+    (
+        stopping(stop_token_ids=[3, 100]),
+        "stopping.stop_token_ids",
+        "has token 100, above the vocabulary's last, 99",
+    ),
+    (
+        stopping(min_new_tokens=5, max_new_tokens=4),
+        "stopping.min_new_tokens",
+        "is 5, above max_new_tokens, 4",
+    ),
+    (stopping(min_new_tokens=48), "stopping.min_new_tokens", "is 48, above max_new_tokens, 47"),
+    (ask(logprobs=21), "logprobs", "is 21, above 20"),
+    (speculation(drafter="fast"), "speculation.drafter", "is not supported"),
+    (speculation(rule=99), "speculation.rule", "is 99, not one of MATCH, REJECT, TOP1"),
+    (speculation(method=9), "speculation.method", "is 9, not one of TREE, MEDUSA_LITE, NGRAM"),
+    (
+        speculation(schedule=7),
+        "speculation.schedule",
+        "is 7, not one of GOODPUT, CONSTANT, HEURISTIC",
+    ),
+    (
+        speculation(confidence_threshold=1.5),
+        "speculation.confidence_threshold",
+        "is 1.5, not in 0..1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("request_", "field", "problem"), BAD)
+def test_a_bad_field_is_named_with_its_value_and_its_limit(
+    request_: api.GenerateRequest, field: str, problem: str
+) -> None:
+    assert violations(request_) == {field: problem}
+
+
+def test_a_field_that_is_off_asks_for_nothing() -> None:
+    off = api.Sampling(
+        min_p=0, repetition_penalty=1, presence_penalty=0, frequency_penalty=0, top_k=0, top_p=1
+    )
+    rule = api.Speculation(rule=api.ACCEPTANCE_RULE_MATCH)
+    assert ordered(
+        ask(sampling=off, speculation=rule, stopping=api.Stopping(min_new_tokens=0))
+    ) == ordered(ask())
+
+
+def test_every_bad_field_is_named_at_once() -> None:
+    found = violations(
+        ask(
+            model="huge",
+            sampling=api.Sampling(temperature=-1, top_p=2, min_p=-0.5),
+            stopping=api.Stopping(max_new_tokens=0, stop=[""]),
+            speculation=api.Speculation(num_speculative_tokens=99),
+            logprobs=30,
+        )
+    )
+    assert set(found) == {
+        "model",
+        "sampling.temperature",
+        "sampling.top_p",
+        "sampling.min_p",
+        "stopping.max_new_tokens",
+        "stopping.stop",
+        "speculation.num_speculative_tokens",
+        "logprobs",
+    }
+
+
+def test_a_bad_prompt_is_named_beside_other_bad_fields() -> None:
+    request = ask(token_ids=api.TokenIds(ids=[100]), sampling=api.Sampling(temperature=-1))
+    assert set(violations(request)) == {"sampling.temperature", "token_ids"}
+
+
+def test_a_text_that_can_never_fit_is_refused_before_it_is_tokenised() -> None:
+    def never(text: str) -> list[int]:
+        raise AssertionError("tokenised")
+
+    with pytest.raises(InvalidRequest, match="text has 1001 bytes, above the 1000"):
+        order(ask(text="x" * 1001), "id", SEED, LIMITS, never)
+
+
+@pytest.mark.parametrize("request_id", ["ä", "a\nb", "a\0b", "x" * 129])
+def test_a_request_id_that_cannot_travel_is_refused(request_id: str) -> None:
+    with pytest.raises(InvalidRequest, match="request_id"):
+        order(ask(), request_id, SEED, LIMITS, tokenise)

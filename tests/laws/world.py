@@ -1,0 +1,152 @@
+"""A target and a drafter that are tables of logits, and the law of what rounds with them emit,
+enumerated: every draft, every outcome.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from drafter_service.guesses import sampled
+from engine.sampling import Adjustment, probabilities
+from protos import tree
+from protos.types import Distribution, Draft, SamplingParams
+from verifier_service.acceptance import trials
+
+VOCABULARY = 4
+LENGTH = 3
+PROMPT = (1, 3)
+
+Tokens = tuple[int, ...]
+Law = dict[Tokens, float]
+
+
+def tables(seed: int) -> dict[Tokens, torch.Tensor]:
+    """A model's logits behind every completion, float64."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        prefix: torch.randn(VOCABULARY, generator=generator, dtype=torch.float64) * 2
+        for size in range(2 * LENGTH)
+        for prefix in itertools.product(range(VOCABULARY), repeat=size)
+    }
+
+
+TARGET, DRAFT = tables(7), tables(8)
+
+
+@dataclass
+class World:
+    """Target and drafter under some options."""
+
+    params: SamplingParams
+    known: dict[tuple[Tokens, Tokens], torch.Tensor] = field(default_factory=dict)
+    drawn_from: dict[tuple[Tokens, Tokens], Distribution] = field(default_factory=dict)
+    tried: dict[object, tuple[list[float], list[float]]] = field(default_factory=dict)
+
+    def alone(self, completion: Tokens) -> torch.Tensor:
+        """What the target draws from, decoding by itself."""
+        return self.behind(completion, ())
+
+    def behind(self, committed: Tokens, path: Tokens) -> torch.Tensor:
+        """What it draws from behind a node: the node's own history counts."""
+        if (committed, path) not in self.known:
+            adjustment = Adjustment(self.params, PROMPT + committed)
+            row = adjustment.apply(TARGET[committed + path], path)
+            self.known[committed, path] = probabilities(row, self.params)
+        return self.known[committed, path]
+
+    def drawn(self, committed: Tokens, path: Tokens) -> Distribution:
+        """What the drafter draws from there."""
+        if (committed, path) not in self.drawn_from:
+            row = Adjustment(self.params, PROMPT + committed).apply(DRAFT[committed + path], path)
+            (guess,) = sampled(self.params, 1, 0)(row[None], 0)
+            assert guess.drawn is not None
+            self.drawn_from[committed, path] = guess.drawn
+        return self.drawn_from[committed, path]
+
+    def trials(
+        self, committed: Tokens, path: Tokens, draft: Draft, node: int, children: Sequence[int]
+    ) -> tuple[list[float], list[float]]:
+        """The verifier's, once for every different question."""
+        siblings = tuple(draft.tokens[child] for child in children)
+        question = committed, path, siblings, bool(draft.distributions)
+        if question not in self.tried:
+            chances, left = trials(draft, node, children, self.behind(committed, path))
+            self.tried[question] = chances, left.tolist()
+        return self.tried[question]
+
+    def assert_law(self, round_law: Callable[[Tokens], Law]) -> None:
+        """Rounds with this law emit texts with the target's."""
+        found: Law = defaultdict(float)
+        open_: Law = {(): 1.0}
+        while open_:
+            text, chance = open_.popitem()
+            for tokens, share in round_law(text).items():
+                longer = text + tokens
+                if len(longer) >= LENGTH:
+                    found[longer[:LENGTH]] += chance * share
+                else:
+                    open_[longer] = open_.get(longer, 0.0) + chance * share
+        for text in itertools.product(range(VOCABULARY), repeat=LENGTH):
+            alone = 1.0
+            for size, token in enumerate(text):
+                alone *= float(self.alone(text[:size])[token])
+            assert abs(found[text] - alone) <= 1e-12
+
+
+def draws(weights: Distribution, count: int) -> Iterator[tuple[Tokens, float]]:
+    """Every sequence of tokens drawn without replacement, and its probability."""
+    for tokens in itertools.permutations(weights.tokens, min(count, len(weights.tokens))):
+        left, chance = dict(zip(weights.tokens, weights.weights, strict=True)), 1.0
+        for token in tokens:
+            chance *= left[token] / sum(left.values())
+            del left[token]
+        yield tokens, chance
+
+
+def sampled_drafts(
+    world: World, text: Tokens, parents: Sequence[int]
+) -> Iterator[tuple[Draft, float]]:
+    """Every draft of a shape that the drafter may draw."""
+    children = tree.children(parents)
+
+    def grow(node: int, drafted: dict[int, int]) -> Iterator[tuple[dict[int, int], float]]:
+        if node == len(parents):
+            yield drafted, 1.0
+            return
+        path = tuple(drafted[each] for each in tree.path(parents, node))
+        for tokens, chance in draws(world.drawn(text, path), len(children[node + 1])):
+            longer = drafted | dict(zip(children[node + 1], tokens, strict=False))
+            for done, rest in grow(node + 1, longer):
+                yield done, chance * rest
+
+    for drafted, chance in grow(-1, {}):
+        if len(drafted) < len(parents):
+            continue  # fewer tokens than children: such a draft is smaller, see `shapes`
+        tokens = tuple(drafted[node] for node in range(len(parents)))
+        paths = [
+            tuple(tokens[each] for each in tree.path(parents, node))
+            for node in range(-1, len(parents))
+        ]
+        yield Draft(tokens, tuple(parents), tuple(world.drawn(text, p) for p in paths)), chance
+
+
+def rejection_law(world: World, text: Tokens, draft: Draft) -> Law:
+    """What a round with this draft emits."""
+    children, law = tree.children(draft.parents), defaultdict[Tokens, float](float)
+
+    def follow(node: int, emitted: Tokens, chance: float) -> None:
+        chances, residual = world.trials(text, emitted, draft, node, children[node + 1])
+        for child, stands in zip(children[node + 1], chances, strict=True):
+            if stands * chance > 0:
+                follow(child, (*emitted, draft.tokens[child]), chance * stands)
+            chance *= 1 - stands
+        for token, share in enumerate(residual):
+            law[(*emitted, token)] += chance * share
+
+    follow(-1, (), 1.0)
+    return law
