@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from drafter_service.guesses import likely
 from engine.noise import gumbel
-from engine.sampling import draw, warp
+from engine.sampling import Adjustment, draw, logprobs, warp
 from protos.types import SamplingParams
 
 
@@ -32,15 +33,20 @@ def by_hand(logits: list[float], params: SamplingParams) -> list[float]:
             if total >= params.top_p:
                 break
         probabilities = [p if t in kept else 0.0 for t, p in enumerate(probabilities)]
+    least = params.min_p * max(probabilities)
+    probabilities = [p if p >= least else 0.0 for p in probabilities]
     return [p / sum(probabilities) for p in probabilities]
 
 
 @pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0, 1.7])
 @pytest.mark.parametrize("top_k", [0, 1, 4])
 @pytest.mark.parametrize("top_p", [1.0, 0.9, 0.4])
-def test_warping_is_what_its_definition_says(temperature: float, top_k: int, top_p: float) -> None:
+@pytest.mark.parametrize("min_p", [0.0, 0.1])
+def test_warping_is_what_its_definition_says(
+    temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
     logits = torch.randn(1, 9, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    params = SamplingParams(temperature, top_k, top_p)
+    params = SamplingParams(temperature, top_k, top_p, min_p=min_p)
     expected = torch.tensor(by_hand(logits[0].tolist(), params), dtype=torch.float64)
     assert (warp(logits, params).exp()[0] - expected).abs().max() <= 1e-12
 
@@ -122,3 +128,56 @@ def test_a_drafter_with_the_targets_logits_ranks_the_targets_draw_first(
     params = SamplingParams(temperature=0.9, seed=seed)
     (guess,) = likely(params, 4)(logits, position)
     assert guess.children[0].token == draw(logits[0], params, position)
+
+
+LOGITS = torch.tensor([2.0, -1.0, 0.5, 3.0, -2.0, 0.0])
+PROMPT, COMPLETION = (0, 1, 1), (3, 3, 4)
+
+
+def adjusted(params: SamplingParams, path: tuple[int, ...] = ()) -> list[float]:
+    """The logits behind prompt, completion and a path."""
+    adjustment = Adjustment(replace(params, prompt_length=3), PROMPT + COMPLETION)
+    return adjustment.apply(LOGITS, path).tolist()
+
+
+def test_repetition_penalises_what_prompt_or_completion_hold() -> None:
+    """Divides positive logits and multiplies negative ones (1909.05858)."""
+    params = SamplingParams(repetition_penalty=2.0)
+    assert adjusted(params) == [1.0, -2.0, 0.5, 1.5, -4.0, 0.0]
+    assert adjusted(params, (2, 2)) == [1.0, -2.0, 0.25, 1.5, -4.0, 0.0]
+
+
+def test_presence_and_frequency_count_in_the_completion_alone() -> None:
+    assert adjusted(SamplingParams(presence_penalty=1.0)) == [2.0, -1.0, 0.5, 2.0, -3.0, 0.0]
+    assert adjusted(SamplingParams(frequency_penalty=0.5)) == [2.0, -1.0, 0.5, 2.0, -2.5, 0.0]
+    both = SamplingParams(presence_penalty=1.0, frequency_penalty=0.5)
+    assert adjusted(both, (4, 5)) == [2.0, -1.0, 0.5, 1.0, -4.0, -1.5]
+
+
+def test_a_bias_is_added_and_one_for_an_unknown_token_is_nothing() -> None:
+    params = SamplingParams(logit_bias=((1, 4.0), (3, -1.5), (999, 7.0)))
+    assert adjusted(params) == [2.0, 3.0, 0.5, 1.5, -2.0, 0.0]
+
+
+def test_ends_are_barred_until_there_are_enough_tokens_whatever_their_bias() -> None:
+    params = SamplingParams(min_new_tokens=5, end_tokens=(3, 999), logit_bias=((3, 100.0),))
+    assert adjusted(params)[3] == adjusted(params, (1,))[3] == -math.inf
+    assert adjusted(params, (1, 1))[3] == 103.0
+
+
+def test_nothing_on_leaves_the_logits_as_they_are() -> None:
+    assert Adjustment(SamplingParams(1.0, seed=3), PROMPT).apply(LOGITS) is LOGITS
+
+
+def test_rows_are_adjusted_each_behind_its_own_path() -> None:
+    params = SamplingParams(frequency_penalty=1.0, prompt_length=3)
+    adjustment, paths = Adjustment(params, PROMPT), [(), (3,), (3, 3)]
+    rows = adjustment.rows(LOGITS.repeat(3, 1), paths)
+    assert rows[:, 3].tolist() == [3.0, 2.0, 1.0]
+
+
+def test_log_probabilities_are_the_models_own() -> None:
+    told = logprobs(LOGITS, 5, 2)
+    scores = LOGITS.log_softmax(-1).tolist()
+    assert told.logprob == scores[5]
+    assert told.top == ((3, scores[3]), (0, scores[0]))

@@ -1,0 +1,193 @@
+"""Is it the same answer with every option? Requests drawn at random over all options, each asked
+twice: with drafts of a random kind and without any.
+
+Rule MATCH, greedy and seeded. Text, tokens, why it ended and log-probabilities must be the same,
+bit for bit; the log-probabilities are also compared with a plain forward pass of transformers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.progress import track
+from rich.table import Table
+from transformers.utils import logging
+
+import models
+from benchmarks import report
+from benchmarks.prompts import story_count, tokenised
+from benchmarks.systems import Prompt, load, tandem_up
+from protos.errors import TandemError
+from protos.tandem.v1 import orchestrator_pb2 as api
+
+STOPS = ("the", ".", " and", "\n", "ing", ", s", "d h")
+LOOSE = 1e-4  # how far a log-probability may be from a plain pass
+AT_ONCE = 16
+
+
+def drawn_request(
+    rng: random.Random, prompts: Sequence[Prompt], vocabulary: int
+) -> api.GenerateRequest:
+    """A request with some options on, anywhere in their range."""
+
+    def maybe(value: Any) -> Any:
+        return value if rng.random() < 0.35 else None
+
+    prompt = rng.choice(prompts)[: rng.randint(1, 40)]
+    tokens = rng.randint(1, 48)
+    temperature = rng.choice([0.0, 0.0, rng.uniform(0.1, 1.5)])
+    request = api.GenerateRequest(
+        token_ids=api.TokenIds(ids=prompt),
+        sampling=api.Sampling(
+            temperature=temperature,
+            top_p=maybe(rng.uniform(0.05, 1)),
+            top_k=maybe(rng.choice([0, 1, 3, 20, 500, 10_000])),
+            min_p=maybe(rng.uniform(0, 0.5)),
+            repetition_penalty=maybe(rng.uniform(0.7, 2)),
+            presence_penalty=maybe(rng.uniform(-1, 2)),
+            frequency_penalty=maybe(rng.uniform(-0.5, 2)),
+            logit_bias=maybe({rng.randrange(vocabulary): rng.uniform(-9, 9) for _ in range(5)}),
+            seed=rng.getrandbits(64),
+        ),
+        stopping=api.Stopping(
+            max_new_tokens=tokens,
+            min_new_tokens=maybe(rng.randint(0, tokens)),
+            stop=maybe(rng.sample(STOPS, 2)) or (),
+            stop_token_ids=maybe([rng.randrange(vocabulary) for _ in range(20)]) or (),
+            ignore_eos=maybe(True),
+        ),
+        logprobs=maybe(rng.choice([0, 1, 5, 20])),
+    )
+    return request
+
+
+def drawn_speculation(rng: random.Random) -> api.Speculation:
+    """A way to draft."""
+    return api.Speculation(
+        num_speculative_tokens=rng.choice([None, 1, 3, 8]),
+        branches=rng.choice([None, 1, 2, 4]),
+        method=rng.choice(
+            [
+                api.DRAFT_METHOD_TREE,
+                api.DRAFT_METHOD_TREE,
+                api.DRAFT_METHOD_MEDUSA_LITE,
+                api.DRAFT_METHOD_NGRAM,
+            ]
+        ),
+        schedule=api.DraftSchedule.ValueType(rng.randrange(4)),
+        confidence_threshold=rng.choice([0.0, 0.0, 0.4]),
+    )
+
+
+def same(one: api.GenerateResponse, other: api.GenerateResponse) -> bool:
+    """Whether two answers differ in nothing but what they cost."""
+    bare = []
+    for answer in (one, other):
+        copy = api.GenerateResponse()
+        copy.CopyFrom(answer)
+        for field in ("request_id", "timing", "speculation", "usage"):
+            copy.ClearField(field)
+        bare.append(copy)
+    return bool(bare[0] == bare[1])
+
+
+async def ask_twice(
+    stub: Any, request: api.GenerateRequest, speculation: api.Speculation
+) -> tuple[api.GenerateResponse, api.GenerateResponse]:
+    """The answer without drafts and with them."""
+    plain, drafted = api.GenerateRequest(), api.GenerateRequest()
+    plain.CopyFrom(request)
+    plain.speculation.num_speculative_tokens = 0
+    drafted.CopyFrom(request)
+    drafted.speculation.CopyFrom(speculation)
+    return await stub.Generate(plain), await stub.Generate(drafted)
+
+
+@torch.inference_mode()
+def farthest(network: Any, prompt: Sequence[int], answer: api.GenerateResponse) -> float:
+    """How far a told log-probability is from a plain pass over the whole text."""
+    tokens = [*prompt, *answer.token_ids]
+    logits = network(torch.tensor([tokens]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+    scores = logits.float().log_softmax(-1)
+    far = 0.0
+    for row, token, told in zip(scores, answer.token_ids, answer.logprobs, strict=True):
+        count = len(told.top_ids)
+        likeliest = row.topk(count).values
+        for mine, theirs in (
+            (torch.tensor([told.logprob]), row[[token]]),
+            (torch.tensor(told.top_logprobs), likeliest),
+            (torch.tensor(told.top_logprobs), row[list(told.top_ids)]),
+        ):
+            if len(mine):
+                far = max(far, float((mine - theirs).abs().max()))
+    return far
+
+
+async def compare(
+    stub: Any, network: Any, prompts: Sequence[Prompt], count: int, seed: int
+) -> tuple[list[api.GenerateRequest], float, int, int]:
+    """Requests whose answers differ, the farthest log-probability, tokens and accepted tokens."""
+    rng, places = random.Random(seed), asyncio.Semaphore(AT_ONCE)
+    vocabulary = network.config.vocab_size
+    asked = [
+        (drawn_request(rng, prompts, vocabulary), drawn_speculation(rng)) for _ in range(count)
+    ]
+
+    async def one(request: api.GenerateRequest, speculation: api.Speculation) -> Any:
+        async with places:
+            return await ask_twice(stub, request, speculation)
+
+    answers = await asyncio.gather(*(one(*each) for each in asked))
+    pairs = list(zip(asked, answers, strict=True))
+    differing = [request for (request, _), answer in pairs if not same(*answer)]
+    told = [
+        (request.token_ids.ids, drafted)
+        for (request, _), (_, drafted) in pairs
+        if request.HasField("logprobs")
+    ]
+    far = await asyncio.to_thread(
+        lambda: max((farthest(network, *each) for each in track(told, "plain passes")), default=0.0)
+    )
+    tokens = sum(len(drafted.token_ids) for _, drafted in answers)
+    accepted = sum(drafted.speculation.num_accepted_draft_tokens for _, drafted in answers)
+    return differing, far, tokens, accepted
+
+
+async def measure(target: Path, draft: Path, requests: int, seed: int) -> Any:
+    """The comparison with a running system."""
+    prompts, network = tokenised(target, story_count()), load(target)
+    async with tandem_up(target, draft, ray=False) as stub:
+        return await compare(stub, network, prompts, requests, seed)
+
+
+def main(
+    target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
+    draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
+    requests: Annotated[int, typer.Option(help="drawn at random", min=1)] = 1000,
+    seed: int = 0,
+) -> None:
+    """Compare answers with and without drafts over all options."""
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    try:
+        differing, far, tokens, accepted = asyncio.run(measure(target, draft, requests, seed))
+    except TandemError as problem:
+        raise SystemExit(f"error: {problem}") from None
+    shown = Table("requests", "tokens", "of them drafted", "answers that differ", box=None)
+    shown.add_column("farthest log-probability")
+    shown.add_row(*map(str, (requests, tokens, accepted, len(differing))), f"{far:.1e}")
+    heading = report.title(target, draft, "all options, with drafts and without")
+    report.publish(heading, shown, [], None)
+    for request in differing:
+        print(f"differs: {request}")
+    raise SystemExit(bool(differing) or far > LOOSE)
+
+
+if __name__ == "__main__":
+    typer.run(main)

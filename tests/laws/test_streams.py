@@ -1,0 +1,63 @@
+"""Rejection sampling with real keyed noise: right if its streams know nothing of each other, and
+visibly wrong if two of them are one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import verifier_service.verifier as verifier
+from drafter_service.guesses import sampled
+from engine.noise import Stream
+from engine.sampling import Adjustment, probabilities
+from protos.types import Draft, Rule, SamplingParams
+from verifier_service.acceptance import walk
+from verifier_service.verifier import Judge
+
+TARGET = torch.tensor([1.2, 0.6, -2.5, -0.4, -1.0])
+DRAFTED = torch.tensor([-0.6, 1.6, 2.2, 0.1, -0.2])
+SEEDS = 3000
+LIKELY = 18.5  # chi-square of 4 degrees of freedom that is exceeded once in 1,000
+
+
+def first_token(seed: int, branches: int) -> int:
+    """What one round emits first."""
+    params = SamplingParams(temperature=1.0, seed=seed, rule=Rule.REJECT)
+    (guess,) = sampled(params, branches, root=2)(DRAFTED[None], 2)
+    assert guess.drawn is not None
+    tokens = tuple(child.token for child in guess.children)
+    nothing = type(guess.drawn)()
+    draft = Draft(tokens, (-1,) * len(tokens), (guess.drawn, *(nothing,) * len(tokens)))
+    logits = TARGET.repeat(1 + len(tokens), 1)
+    judge = Judge(draft, params, logits, Adjustment(params, (7, 7)))
+    accepted, token = walk(draft.parents, judge.decide)
+    return draft.tokens[accepted[0]] if accepted else token
+
+
+def chi_square(branches: int) -> float:
+    """How far the first tokens of many seeds are from the target's distribution."""
+    seen = Counter(first_token(seed, branches) for seed in range(SEEDS))
+    expected = probabilities(TARGET, SamplingParams(temperature=1.0)) * SEEDS
+    return sum((seen[t] - expected[t].item()) ** 2 / expected[t].item() for t in range(5))
+
+
+@pytest.mark.parametrize("branches", [1, 2])
+def test_separate_streams_emit_the_distribution_of_the_target(branches: int) -> None:
+    assert chi_square(branches) < LIKELY
+
+
+@pytest.mark.parametrize(("aliased", "branches"), [("ACCEPT", 2), ("RESIDUAL", 1)])
+def test_a_stream_that_is_also_the_drafts_is_seen(
+    aliased: str, branches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = {each.name: each for each in Stream} | {aliased: Stream.DRAFT}
+    monkeypatch.setattr(verifier, "Stream", SimpleNamespace(**streams))
+    assert chi_square(branches) > LIKELY
+
+
+def test_streams_are_told_apart() -> None:
+    assert len({each.value for each in Stream}) == len(Stream) == 4
