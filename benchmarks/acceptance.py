@@ -8,9 +8,8 @@ figures on every machine whose logits agree.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -26,13 +25,13 @@ import models
 import verifier_service.service
 from benchmarks import report
 from benchmarks.prompts import story_count, tokenised
+from benchmarks.runner import Runner
 from benchmarks.wire import Meter, Traffic
 from engine.config import ModelServiceConfig
 from orchestrator.clients import DrafterClient, VerifierClient
-from orchestrator.generation import Generation
 from orchestrator.policy import Policy
-from orchestrator.rounds import Round, run_round
-from protos import codec, rpc
+from orchestrator.rounds import Round
+from protos import rpc
 from protos.errors import TandemError
 from protos.process import configure_logging
 from protos.types import DraftShape, SamplingParams
@@ -47,18 +46,15 @@ SHAPES = {
     "tree of 16": DraftShape(levels=8, branches=4, nodes=16),
     "tree of 32": DraftShape(levels=10, branches=4, nodes=32),
 }
-AT_ONCE = 8
 DESCRIBE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A drafter and a verifier that serve, and where generations end."""
+    """A drafter and a verifier that serve, and what is said to the latter."""
 
-    drafter: DrafterClient
-    verifier: VerifierClient
+    runner: Runner
     traffic: Traffic
-    end_token_ids: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,21 +101,8 @@ async def serving(target: Path, draft: Path) -> AsyncIterator[Pair]:
     ):
         verifier = VerifierClient(to_verifier)
         described = await verifier.describe(DESCRIBE_SECONDS)
-        yield Pair(DrafterClient(to_drafter), verifier, traffic, frozenset(described.end_token_ids))
-
-
-async def complete(pair: Pair, generation: Generation, shape: DraftShape) -> list[Round]:
-    """All rounds of a generation; its sessions are closed."""
-    policy, rounds = Policy.of(shape), []
-    try:
-        while generation.finish is None:
-            done = await run_round(generation, pair.drafter, pair.verifier, policy)
-            rounds.append(done)
-    finally:
-        for service in (pair.drafter, pair.verifier):
-            with suppress(TandemError):  # the service reclaims idle sessions by itself
-                await service.close(generation.session_id)
-    return rounds
+        ends = frozenset(described.end_token_ids)
+        yield Pair(Runner(DrafterClient(to_drafter), verifier, ends), traffic)
 
 
 async def measure(
@@ -129,25 +112,12 @@ async def measure(
     name: str,
     temperature: float,
 ) -> Figures:
-    """One row: every prompt, with its index as the seed."""
-    places = asyncio.Semaphore(AT_ONCE)
+    """One row."""
     pair.traffic.clear()
-
-    async def one(index: int) -> list[Round]:
-        generation = Generation(
-            session_id=secrets.token_bytes(codec.SESSION_ID_BYTES),
-            prompt=prompts[index],
-            sampling=SamplingParams(temperature=temperature, seed=index),
-            max_new_tokens=max_new_tokens,
-            stop_token_ids=pair.end_token_ids,
-        )
-        async with places:
-            return await complete(pair, generation, SHAPES[name])
-
-    rounds = [
-        done for each in await asyncio.gather(*map(one, range(len(prompts)))) for done in each
-    ]
-    return figures(name, temperature, rounds, pair.traffic)
+    told = await pair.runner.complete(
+        prompts, max_new_tokens, SamplingParams(temperature), lambda: Policy.of(SHAPES[name])
+    )
+    return figures(name, temperature, [done for _, rounds in told for done in rounds], pair.traffic)
 
 
 def figures(name: str, temperature: float, rounds: Sequence[Round], traffic: Traffic) -> Figures:

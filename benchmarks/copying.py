@@ -15,10 +15,10 @@ from there, as it cannot copy what it is only shown:
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,19 +31,19 @@ import models
 import verifier_service.service
 from benchmarks import report
 from benchmarks.prompts import story_count, tokenised
+from benchmarks.runner import Runner, Tokens
 from engine.config import ModelServiceConfig
 from orchestrator.clients import VerifierClient
 from orchestrator.generation import Finish, Generation
 from orchestrator.lookup import Lookup
 from orchestrator.policy import Policy
-from orchestrator.rounds import Round, run_round
+from orchestrator.rounds import Round
 from orchestrator.text import load_tokenizer
-from protos import codec, rpc
+from protos import rpc
 from protos.errors import TandemError
 from protos.process import configure_logging
 from protos.types import DraftShape, SamplingParams
 
-Tokens = tuple[int, ...]
 TEMPERATURES = (0.0, 0.7)
 SHAPES = {
     "chain of 4": DraftShape.chain(4),
@@ -52,7 +52,6 @@ SHAPES = {
     "tree of 16": DraftShape(levels=8, branches=4, nodes=16),
 }
 TOLD, RETOLD = 240, 80
-AT_ONCE = 8
 DESCRIBE_SECONDS = 10.0
 
 
@@ -81,46 +80,8 @@ class Figures:
         return self.accepted / self.drafted if self.drafted else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A verifier that serves, the one lookup drafter of all rounds, and where generations end."""
-
-    verifier: VerifierClient
-    lookup: Lookup
-    end_token_ids: frozenset[int]
-
-    async def complete(
-        self, prompts: Sequence[Tokens], count: int, temperature: float, shape: DraftShape
-    ) -> list[tuple[Generation, list[Round]]]:
-        """Every prompt, with its index as the seed, and all its rounds."""
-        places = asyncio.Semaphore(AT_ONCE)
-
-        async def one(seed: int, prompt: Tokens) -> tuple[Generation, list[Round]]:
-            generation = Generation(
-                session_id=secrets.token_bytes(codec.SESSION_ID_BYTES),
-                prompt=prompt,
-                sampling=SamplingParams(temperature=temperature, seed=seed),
-                max_new_tokens=count,
-                stop_token_ids=self.end_token_ids,
-            )
-            async with places:
-                return generation, await self._rounds(generation, Policy.of(shape))
-
-        return await asyncio.gather(*(one(*each) for each in enumerate(prompts)))
-
-    async def _rounds(self, generation: Generation, policy: Policy) -> list[Round]:
-        rounds = []
-        try:
-            while generation.finish is None:
-                rounds.append(await run_round(generation, self.lookup, self.verifier, policy))
-        finally:
-            await self.lookup.close(generation.session_id)
-            await self.verifier.close(generation.session_id)
-        return rounds
-
-
 @asynccontextmanager
-async def serving(folder: Path) -> AsyncIterator[Target]:
+async def serving(folder: Path) -> AsyncIterator[Runner]:
     """The verifier while the scope lasts; raises Unusable."""
     config = ModelServiceConfig(model=folder)
     async with (
@@ -129,16 +90,18 @@ async def serving(folder: Path) -> AsyncIterator[Target]:
     ):
         verifier = VerifierClient(channel)
         described = await verifier.describe(DESCRIBE_SECONDS)
-        yield Target(verifier, Lookup(epoch=1), frozenset(described.end_token_ids))
+        yield Runner(Lookup(epoch=1), verifier, frozenset(described.end_token_ids))
 
 
 async def tasks(
-    target: Target, prompts: Sequence[Tokens], line_break: Tokens
+    target: Runner, prompts: Sequence[Tokens], line_break: Tokens
 ) -> dict[str, list[Tokens]]:
     """What is to be told on, by task."""
     told = [
         generation
-        for generation, _ in await target.complete(prompts, TOLD, 0.0, SHAPES["chain of 8"])
+        for generation, _ in await target.complete(
+            prompts, TOLD, SamplingParams(), lambda: Policy.of(SHAPES["chain of 8"])
+        )
     ]
     return {
         "circling": [
@@ -167,7 +130,8 @@ async def measure_all(
         for temperature in TEMPERATURES:
             for task, texts in asked.items():
                 for name, shape in SHAPES.items():
-                    done = await target.complete(texts, count, temperature, shape)
+                    sampling, policy = SamplingParams(temperature), partial(Policy.of, shape)
+                    done = await target.complete(texts, count, sampling, policy)
                     rounds = [each for _, its in done for each in its]
                     rows.append(figures(task, name, temperature, len(texts), rounds))
         return rows

@@ -40,6 +40,16 @@ Guesser = Callable[[torch.Tensor, int], list[Guess]]
 """From adjusted logits [rows, vocab], all for one position, to a guess for each row."""
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How one draft is made; only the first `tokens` of the vocabulary are guessed."""
+
+    shape: DraftShape
+    params: SamplingParams
+    guess: Guesser
+    tokens: int
+
+
 def likely(params: SamplingParams, count: int) -> Guesser:
     """The `count` tokens that most likely are the target's draw, with log-probabilities.
 
@@ -131,14 +141,15 @@ def branching(shape: DraftShape) -> DraftShape:
     )
 
 
-def guesser(
-    shape: DraftShape, params: SamplingParams, root: int, visible: torch.Tensor
-) -> tuple[DraftShape, Guesser]:
-    """How to guess behind a context of `root` tokens, and the shape that comes of it."""
+def way(shape: DraftShape, params: SamplingParams, root: int, visible: torch.Tensor) -> Way:
+    """How to draft behind a context of `root` tokens; `visible` [tokens] says which of the
+    tokenizer's tokens can be seen.
+    """
+    count = len(visible)
     if shape.method is Method.MEDUSA_LITE:
         shape = branching(shape)
-        return shape, medusa_lite(params, shape.branches, root, visible)
+        return Way(shape, params, medusa_lite(params, shape.branches, root, visible), count)
     if params.rule is Rule.REJECT:
         shape = branching(shape)
-        return shape, sampled(params, shape.branches, root)
-    return shape, likely(params, shape.branches)
+        return Way(shape, params, sampled(params, shape.branches, root), count)
+    return Way(shape, params, likely(params, shape.branches), count)

@@ -12,41 +12,35 @@ from collections.abc import Generator
 import torch
 
 from drafter_service.growth import ROOT, Growth
-from drafter_service.guesses import guesser
+from drafter_service.guesses import Way
 from engine.plan import Segment
 from engine.sampling import Adjustment
 from engine.sessions import Sessions
 from protos import tree
-from protos.types import Context, DraftShape, Proposal, SamplingParams
+from protos.types import Context, Proposal
 
 FED_PER_NODE = 4  # nodes looked behind, at most, for one that is proposed
 
 
 def propose(
-    sessions: Sessions,
-    context: Context,
-    shape: DraftShape,
-    params: SamplingParams,
-    visible: torch.Tensor,
+    sessions: Sessions, context: Context, way: Way
 ) -> Generator[Segment, torch.Tensor, Proposal]:
     """Yields a segment per level, takes their logits, returns the proposal.
 
-    Only tokens that the tokenizer has are proposed: `visible` [tokens] says which of them can be
-    seen. The session ends up holding the context and, in order, the draft's leading nodes as far as
-    they were fed.
+    The session ends up holding the context and, in order, the draft's leading nodes as far as they
+    were fed.
     """
-    shape, guess = guesser(shape, params, context.length, visible)
-    growth = Growth(shape, room=FED_PER_NODE * max(shape.nodes, shape.levels))
+    growth = Growth(way.shape, room=FED_PER_NODE * max(way.shape.nodes, way.shape.levels))
     with sessions.extended(context, growth.room) as session:
         tokens = context.tokens[session.length - context.base :]
         segment = Segment(session.room, session.length, tokens, tree.chain(len(tokens)), wanted=1)
-        adjustment = Adjustment(params, session.committed(context))
+        adjustment = Adjustment(way.params, session.committed(context))
         logits = yield from sessions.feed(context, segment)
         sessions.keep(session, context, ())
         nodes, position = [ROOT], context.length
         while nodes:
-            rows = adjustment.rows(logits[:, : len(visible)], [growth.path(n) for n in nodes])
-            for node, each in zip(nodes, guess(rows, position), strict=True):
+            rows = adjustment.rows(logits[:, : way.tokens], [growth.path(n) for n in nodes])
+            for node, each in zip(nodes, way.guess(rows, position), strict=True):
                 growth.sprout(node, each.children, each.drawn)
             if nodes := growth.frontier():
                 position += 1

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
+from drafter_service.guesses import way
 from drafter_service.proposer import propose
 from drafter_service.visible import visible_tokens
 from engine.config import ModelServiceConfig
@@ -39,9 +40,9 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         shape = self._fitting(decode_shape(request.shape), call.length)
         sampling = decode_sampling(request.sampling)
         self._host.check_tokens("context.tokens", call.tokens)
+        how = way(shape, sampling, call.length, self._visible)
         proposal = await self._host.thread.run(
-            call.session_id,
-            lambda: propose(self._host.sessions, call, shape, sampling, self._visible),
+            call.session_id, lambda: propose(self._host.sessions, call, how)
         )
         return codec.encode_proposal(proposal)
 

@@ -1,0 +1,151 @@
+"""Accepted tokens per round at an equal number of nodes: the rules side by side, and what trees are
+worth without shared noise.
+
+`match` and `reject` are Tandem's. `independent` is a baseline that exists here alone, the rule of
+SpecEdge: a tree of the draft model's likeliest tokens, best first, and a target that draws by
+itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from prometheus_client import CollectorRegistry
+from rich.table import Table
+from transformers.utils import logging
+
+import models
+import verifier_service.service
+from benchmarks import report
+from benchmarks.prompts import story_count, tokenised
+from benchmarks.runner import Runner, Tokens
+from drafter_service.growth import Child
+from drafter_service.guesses import Guess, Way, way
+from drafter_service.proposer import propose
+from drafter_service.visible import visible_tokens
+from engine.config import ModelServiceConfig
+from engine.host import Host, hosting
+from engine.sampling import warp
+from orchestrator.clients import VerifierClient
+from orchestrator.policy import Policy
+from protos import rpc
+from protos.errors import TandemError
+from protos.process import configure_logging
+from protos.types import MAX_NODES, Context, DraftShape, Proposal, Rule, SamplingParams
+
+TEMPERATURES = (1.0, 0.7)
+DESCRIBE_SECONDS = 10.0
+HowTo = Callable[[DraftShape, SamplingParams, int], Way]
+
+
+def independent(shape: DraftShape, params: SamplingParams, root: int, count: int) -> Way:
+    """The likeliest tokens of the draft model, best first by their probabilities."""
+
+    def guess(logits: torch.Tensor, position: int) -> list[Guess]:
+        top = warp(logits, params).topk(shape.branches)
+        rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        return [Guess([Child(*each) for each in zip(*row, strict=True)]) for row in rows]
+
+    return Way(shape, params, guess, count)
+
+
+@dataclass(frozen=True, slots=True)
+class InProcess:
+    """A drafter without a network, that drafts in its own way."""
+
+    host: Host
+    how: HowTo
+
+    async def propose(
+        self, context: Context, shape: DraftShape, sampling: SamplingParams
+    ) -> Proposal:
+        """A draft for the context."""
+        drafted: Proposal = await self.host.thread.run(
+            context.session_id,
+            lambda: propose(self.host.sessions, context, self.how(shape, sampling, context.length)),
+        )
+        return drafted
+
+    async def close(self, session_id: bytes) -> None:
+        """Free the session."""
+        await self.host.close(session_id)
+
+
+def contenders(visible: torch.Tensor) -> dict[str, tuple[HowTo, Rule]]:
+    """How each of them drafts, and the rule by which the target decides."""
+    usual: HowTo = partial(way, visible=visible)
+    return {
+        "match": (usual, Rule.MATCH),
+        "reject": (usual, Rule.REJECT),
+        "independent": (partial(independent, count=len(visible)), Rule.MATCH),
+    }
+
+
+async def measure(
+    target: Path, draft: Path, prompts: Sequence[Tokens], count: int, shapes: Sequence[DraftShape]
+) -> dict[tuple[str, DraftShape, float], float]:
+    """Accepted tokens per round of each contender, by shape and temperature."""
+    found = {}
+    async with (
+        verifier_service.service.serving(
+            ModelServiceConfig(model=target), CollectorRegistry()
+        ) as address,
+        hosting(ModelServiceConfig(model=draft), "draft", False, CollectorRegistry()) as host,
+        rpc.connect(address) as channel,
+    ):
+        verifier = VerifierClient(channel)
+        ends = frozenset((await verifier.describe(DESCRIBE_SECONDS)).end_token_ids)
+        visible = visible_tokens(draft, host.forward.model.token_count)
+        for name, (how, rule) in contenders(visible).items():
+            runner = Runner(InProcess(host, how), verifier, ends)
+            for shape, temperature in product(shapes, TEMPERATURES):
+                sampling = SamplingParams(temperature, rule=rule)
+                told = await runner.complete(prompts, count, sampling, partial(Policy.of, shape))
+                rounds = [each for _, its in told for each in its]
+                accepted = sum(each.advance.accepted for each in rounds)
+                found[name, shape, temperature] = accepted / len(rounds)
+    return found
+
+
+def main(
+    target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
+    draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
+    prompts: Annotated[int, typer.Option(help="stories", min=1, max=story_count())] = 80,
+    max_new_tokens: Annotated[int, typer.Option(help="each", min=2)] = 64,
+    nodes: Annotated[int, typer.Option(help="of a draft", min=1, max=MAX_NODES)] = 16,
+) -> None:
+    """Accepted tokens per round, rule by rule."""
+    configure_logging("warning")
+    logging.disable_progress_bar()
+    shapes = [DraftShape(8, branches, nodes) for branches in (4, 8)]
+    shapes.append(DraftShape.chain(min(nodes, 8)))
+    stories = tokenised(target, prompts)
+    try:
+        found = asyncio.run(measure(target, draft, stories, max_new_tokens, shapes))
+    except TandemError as problem:
+        raise SystemExit(f"error: {problem}") from None
+    shown = Table("T", "levels", "branches", "nodes", "match", "reject", "independent", box=None)
+    shown.add_column("match / independent")
+    for shape, temperature in product(shapes, TEMPERATURES):
+        each = {
+            name: found[name, shape, temperature] for name in ("match", "reject", "independent")
+        }
+        shown.add_row(
+            *(f"{temperature:g}", str(shape.levels), str(shape.branches), str(shape.nodes)),
+            *(f"{accepted:.2f}" for accepted in each.values()),
+            f"{each['match'] / each['independent']:.2f}",
+        )
+    heading = report.title(target, draft, f"accepted tokens per round, {prompts} prompts")
+    report.publish(heading, shown, [], None)
+
+
+if __name__ == "__main__":
+    typer.run(main)
