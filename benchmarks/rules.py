@@ -76,7 +76,7 @@ class InProcess:
 
     async def close(self, session_id: bytes) -> None:
         """Free the session."""
-        await self.host.close(session_id)
+        await self.host.close(session_id, self.host.sessions.close)
 
 
 def contenders(visible: torch.Tensor) -> dict[str, tuple[HowTo, Rule]]:

@@ -91,8 +91,9 @@ def sampled(params: SamplingParams, branches: int, root: int) -> Guesser:
 
 def _drawn(row: torch.Tensor, params: SamplingParams, position: int, count: int) -> Guess:
     if params.greedy:
-        token = int(row.argmax())
-        return Guess([Child(token, 0.0)], Distribution((token,), (1,)))
+        best = row.softmax(-1).max(-1)
+        token = int(best.indices)
+        return Guess([Child(token, 0.0, float(best.values))], Distribution((token,), (1,)))
     top = warp(row[None], params)[0].exp().topk(min(SENT, len(row)))
     weights = (top.values.double() * WEIGHTS).round()
     kept = weights > 0  # the likeliest at least: it has 1 / vocabulary or more, unless that is huge

@@ -20,6 +20,9 @@ class ModelServiceConfig(BaseSettings):
     model_config = SettingsConfigDict(frozen=True, extra="forbid")
 
     model: Path = Field(description="Hugging Face model directory")
+    speaks: Path | None = Field(
+        default=None, description="directory of a target with another tokenizer, for drafters"
+    )
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=0, ge=0, le=65535, description="0 takes a free port")
     metrics_port: int = Field(

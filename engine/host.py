@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -65,16 +65,16 @@ class Host:
             cache_usage=self.sessions.usage,
         )
 
-    def check_tokens(self, field: str, tokens: tuple[int, ...]) -> None:
-        """Raise InvalidRequest if a token is not in the vocabulary."""
-        if tokens and max(tokens) >= self.forward.model.vocab_size:
-            last = self.forward.model.vocab_size - 1
-            limit = f"has token {max(tokens)}, above the vocabulary's last, {last}"
-            raise InvalidRequest.of(field, limit)
-
-    async def close(self, session_id: bytes) -> None:
+    async def close(self, session_id: bytes, close: Callable[[bytes], None]) -> None:
         """Forget a session, in turn with the other work on it."""
-        await self.thread.run(session_id, lambda: self.sessions.close(session_id), always=True)
+        await self.thread.run(session_id, lambda: close(session_id), always=True)
+
+
+def check_tokens(field: str, tokens: tuple[int, ...], vocab_size: int) -> None:
+    """Raise InvalidRequest if a token is not in the vocabulary."""
+    if tokens and max(tokens) >= vocab_size:
+        limit = f"has token {max(tokens)}, above the vocabulary's last, {vocab_size - 1}"
+        raise InvalidRequest.of(field, limit)
 
 
 @asynccontextmanager

@@ -7,3 +7,4 @@ from pathlib import Path
 EMBEDDED = Path(__file__).parent / "embedded"
 TARGET = EMBEDDED / "target"
 DRAFT = EMBEDDED / "draft"
+FOREIGN = Path(__file__).parent / "foreign"  # a drafter with another tokenizer

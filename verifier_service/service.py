@@ -11,7 +11,7 @@ from grpc import aio
 from prometheus_client import CollectorRegistry
 
 from engine.config import ModelServiceConfig
-from engine.host import Host, hosting
+from engine.host import Host, check_tokens, hosting
 from protos import codec, rpc
 from protos.drafting import decode_draft
 from protos.errors import Unusable
@@ -36,10 +36,11 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         call = codec.decode_context(request.context)
         draft = decode_draft(request.draft)
         sampling = decode_sampling(request.sampling)
-        self._host.check_tokens("context.tokens", call.tokens)
-        self._host.check_tokens("draft.tokens", draft.tokens)
+        vocab_size = self._host.forward.model.vocab_size
+        check_tokens("context.tokens", call.tokens, vocab_size)
+        check_tokens("draft.tokens", draft.tokens, vocab_size)
         for each in draft.distributions:
-            self._host.check_tokens("draft.distributions", each.tokens)
+            check_tokens("draft.distributions", each.tokens, vocab_size)
         verdict = await self._host.thread.run(
             call.session_id, lambda: verify(self._host.sessions, call, draft, sampling)
         )
@@ -50,7 +51,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         self, request: verifier_pb2.CloseVerifySessionRequest, context: Context
     ) -> verifier_pb2.CloseVerifySessionResponse:
         """Free a session; unknown ones are no error."""
-        await self._host.close(request.session_id)
+        await self._host.close(request.session_id, self._host.sessions.close)
         return verifier_pb2.CloseVerifySessionResponse()
 
     async def DescribeVerifier(
@@ -65,6 +66,8 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
 @asynccontextmanager
 async def serving(config: ModelServiceConfig, registry: CollectorRegistry) -> AsyncIterator[str]:
     """A verifier while the scope lasts; yields its address."""
+    if config.speaks:
+        raise Unusable("speaks is for drafters: a verifier's tokens are its model's own")
     if config.weights != "full":
         raise Unusable(
             f"weights {config.weights} is for drafters: a verifier keeps the model's own"

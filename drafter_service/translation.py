@@ -1,0 +1,183 @@
+"""Between two tokenizers: committed tokens in another model's words, and a draft back in theirs.
+
+Goes through the text, so it knows no pair of vocabularies in particular. Pure; a draft that cannot
+be said in the other words becomes shorter or empty, never an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from tokenizers import Tokenizer
+
+LOST = "\ufffd"  # what is decoded where bytes are no character, or not yet
+GUARDS = ("a", ".", "\n")  # texts that others are set behind, so that they are no beginning
+SPACES = ("Ġ", "▁", " ")  # how vocabularies write the space before a word
+WHITE = (*SPACES, "Ċ", "ċ", "č", "ĉ", "\n")
+ENDS = (
+    "<|endoftext|>",
+    "</s>",
+    "<eos>",
+    "<|end_of_text|>",
+    "<｜end▁of▁sentence｜>",  # noqa: RUF001
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<end_of_turn>",
+    "<|end|>",
+)
+NEAR, FAR = 3, 24  # a border that is looked for lies so many tokens before the end of a text
+
+
+class Fragments:
+    """A tokenizer for pieces of a text: it adds nothing, and takes no words for special tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())  # its settings are ours to change
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.specials = {index: token.content for index, token in added.items() if token.special}
+        named = {name: index for index, name in self.specials.items()}
+        self.end = next((named[name] for name in ENDS if name in named), None)
+        self.lead = self._leading()
+        self._guards = [(guard, ids) for guard in GUARDS if (ids := self._ids(guard))]
+
+    def encode(self, text: str, opening: bool = False) -> list[int]:
+        """The tokens of a text, as they are in the middle of one unless it is the `opening`."""
+        for guard, ids in () if opening else self._guards:
+            found = self._ids(guard + text)
+            if found[: len(ids)] == ids:
+                return found[len(ids) :]
+        return self._ids(text)
+
+    def decode(self, ids: Sequence[int], opening: bool = False) -> str:
+        """The text of tokens, as it is in the middle of one unless it is the `opening`."""
+        plain: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        if opening or not self._guards:
+            return plain
+        guard, before = self._guards[0]
+        text: str = self._tokenizer.decode([*before, *ids], skip_special_tokens=False)
+        return text[len(guard) :] if text.startswith(guard) else plain
+
+    def borders(self, ids: Sequence[int], at: int) -> bool:
+        """Whether token `at` begins a word behind something else, so that a text may be cut there
+        and both parts are encoded as in one.
+        """
+        before, token = (self._tokenizer.id_to_token(i) or " " for i in ids[at - 1 : at + 1])
+        return (
+            token.startswith(SPACES)
+            and token[1:2].isalpha()
+            and not before.endswith(WHITE)
+            and ids[at - 1] not in self.specials
+        )
+
+    def _leading(self) -> list[int]:
+        """The special tokens that every text of this model begins with."""
+        whole = self._tokenizer.encode("a").ids
+        rest = self._ids("a")
+        starts = range(len(whole) - len(rest) + 1)
+        return next((whole[:at] for at in starts if whole[at : at + len(rest)] == rest), [])
+
+    def _ids(self, text: str) -> list[int]:
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        except Exception:  # a vocabulary without an unknown token; the library has no class for it
+            return []
+        return ids
+
+
+class Translation:
+    """From their tokens to our own and back."""
+
+    def __init__(self, own: Tokenizer, theirs: Tokenizer) -> None:
+        self._own, self._theirs = Fragments(own), Fragments(theirs)
+        self._to_own = _meanings(self._theirs, self._own)
+        self._to_theirs = _meanings(self._own, self._theirs)
+
+    def to_own(self, tokens: Sequence[int], opening: bool = True) -> list[int]:
+        """The committed tokens, or some from a `border` on if they are not the `opening`, in our
+        own words. Half a character at the end is left out, and so are special tokens that we lack.
+        """
+        own: list[int] = []
+        lead = self._theirs.lead
+        if opening:
+            own += self._own.lead
+            tokens = tokens[len(lead) :] if list(tokens[: len(lead)]) == lead else tokens
+        for special, group in groupby(tokens, self._theirs.specials.__contains__):
+            if special:
+                own += _known(self._to_own, group)
+            else:
+                text = self._theirs.decode(list(group), opening)
+                own += self._own.encode(text.rstrip(LOST), opening)
+            opening = False
+        return own
+
+    def to_theirs(self, committed: Sequence[int], drafted: Sequence[int]) -> list[int]:
+        """What their tokenizer says for our draft behind the committed tokens, up to its end of
+        text if it has one. The last token may be half a word; it is a guess as any other.
+        """
+        count = next((at for at, token in enumerate(drafted) if self.is_special(token)), None)
+        text = self._own.decode(drafted[:count]).partition(LOST)[0]
+        tokens = self._behind(committed, text) if text else []
+        ends = () if count is None else _known(self._to_theirs, drafted[count : count + 1])
+        return [*tokens, *ends]
+
+    def is_special(self, token: int) -> bool:
+        """Whether one of our tokens is no text: nothing is translated behind it."""
+        return token in self._own.specials
+
+    def border(self, committed: Sequence[int], near: int = NEAR, far: int | None = None) -> int:
+        """Where the committed tokens may be cut, the last such place from `far` to `near` tokens
+        before the end; 0 if there is none.
+        """
+        stop = 0 if far is None else max(0, len(committed) - far)
+        places = range(len(committed) - near, stop, -1)
+        return next((at for at in places if at and self._theirs.borders(committed, at)), 0)
+
+    def character(self, committed: Sequence[int], near: int) -> int:
+        """Where they may be cut if there is no `border`: within a word perhaps, but not within a
+        character; 0 if there is no such place.
+        """
+        places = range(len(committed) - near, max(0, len(committed) - near - 4), -1)
+        ends = ((at, self._theirs.decode(committed[max(0, at - 8) : at])) for at in places)
+        return next((at for at, text in ends if not text.endswith(LOST)), 0)
+
+    def _behind(self, committed: Sequence[int], text: str) -> list[int]:
+        """Their tokens for a text behind the committed ones, which stay as they are."""
+        tail, said, opening = self._tail(committed)
+        both = self._theirs.encode(said.rstrip(LOST) + text, opening)
+        if both[: len(tail)] == tail:
+            return both[len(tail) :]
+        if said.endswith(LOST):
+            return []  # half a character, and the draft is not its other half
+        return self._theirs.encode(text)  # the border would be another, and is what it is
+
+    def _tail(self, committed: Sequence[int]) -> tuple[list[int], str, bool]:
+        """The last committed tokens, from a place where they may be cut; their text; and whether
+        they are all.
+        """
+        start = self.border(committed, far=FAR) or max(0, len(committed) - FAR)
+        for at in range(start, len(committed)):
+            if committed[at] in self._theirs.specials:
+                start = at + 1
+        for first in (*range(start, min(start + 4, len(committed))), start):
+            tail, opening = list(committed[first:]), first == 0
+            said = self._theirs.decode(tail, opening)
+            if not said.startswith(LOST):  # it was not cut within a character, of 4 bytes at most
+                break
+        return tail, said, opening
+
+
+def _meanings(source: Fragments, target: Fragments) -> dict[int, int]:
+    """Special tokens that both have: of the same name, and the end of a text under any."""
+    names = {name: index for index, name in target.specials.items()}
+    same = {index: names[name] for index, name in source.specials.items() if name in names}
+    if source.end is not None and target.end is not None:
+        same[source.end] = target.end
+    return same
+
+
+def _known(meanings: dict[int, int], tokens: Iterable[int]) -> list[int]:
+    return [meanings[token] for token in tokens if token in meanings]

@@ -1,0 +1,187 @@
+"""The Medusa-lite loop of a notebook, on Tandem: K branches from sampled first tokens, each
+continued greedily; the verifier accepts a prefix of each, and the branch that scores best is kept.
+
+Prints what the notebook prints. `medusa_generate` is its loop, call by call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+from tokenizers import Tokenizer
+
+import models
+from examples.talk import (
+    DrafterOption,
+    Talk,
+    TokenizerOption,
+    VerifierOption,
+    connected,
+    run,
+    running,
+    talking,
+)
+from orchestrator.text import load_tokenizer
+from protos import tree
+from protos.errors import InvalidRequest
+from protos.types import (
+    MAX_LEVELS,
+    MAX_NODES,
+    Draft,
+    DraftShape,
+    Method,
+    SamplingParams,
+    Verdict,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A branch and what the verifier makes of it: an accepted prefix and, on a mismatch, the token
+    that it would have said instead.
+    """
+
+    tokens: list[int]
+    accepted: list[int]
+    correction: int | None
+
+    @property
+    def mismatched(self) -> bool:
+        """Whether a part of the branch was not accepted."""
+        return self.correction is not None
+
+    @property
+    def score(self) -> int:
+        """Accepted tokens, less one on a mismatch."""
+        return len(self.accepted) - (1 if self.mismatched else 0)
+
+    @property
+    def commits(self) -> list[int]:
+        """What the sequence grows by if this branch is kept."""
+        return self.accepted + ([] if self.correction is None else [self.correction])
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """All branches of one step, in the order of their drawing, and which one was kept."""
+
+    branches: list[Branch]
+    best: int
+
+
+def branches_of(draft: Draft) -> list[list[int]]:
+    """The tokens from the root to each leaf of a draft."""
+    children = tree.children(draft.parents)
+    leaves = [node for node in range(len(draft)) if not children[node + 1]]
+    return [[draft.tokens[n] for n in tree.path(draft.parents, leaf)] for leaf in leaves]
+
+
+def evaluate_branch(branch: Sequence[int], predictions: Sequence[int]) -> Branch:
+    """What accepting token by token would come to, by what the verifier predicts in turn.
+
+    The target is greedy and no two branches begin alike, so one verdict on the whole tree tells it
+    of each: a branch runs beside the accepted path and the next token until it leaves them, and
+    there stands the token that the verifier would have said. No branch outruns them: it would have
+    been accepted further.
+    """
+    pairs = enumerate(zip(branch, predictions, strict=False))
+    for place, (token, prediction) in pairs:
+        if token != prediction:
+            return Branch(list(branch), list(branch[:place]), prediction)
+    return Branch(list(branch), list(branch), None)
+
+
+def predictions_of(draft: Draft, verdict: Verdict) -> list[int]:
+    """The target's greedy tokens, as far as the verdict tells them."""
+    return [*(draft.tokens[node] for node in verdict.accepted), verdict.next_token]
+
+
+async def medusa_step(talk: Talk, shape: DraftShape, sampling: SamplingParams) -> Step:
+    """Draft, verify, and append what the best branch commits; the first one wins a tie.
+
+    The first tokens are drawn at a temperature and the verifier is greedy, so the two calls differ
+    in their sampling. Behind a branch that was accepted as a whole the verdict has a bonus token,
+    which the notebook does not take.
+    """
+    draft = await talk.propose(shape, sampling)
+    if not draft.tokens:
+        raise InvalidRequest.of("context.tokens", "leave the draft model no room for a branch")
+    verdict = await talk.verify(draft)
+    predictions = predictions_of(draft, verdict)
+    branches = [evaluate_branch(branch, predictions) for branch in branches_of(draft)]
+    best = max(range(len(branches)), key=lambda place: branches[place].score)
+    talk.tokens += branches[best].commits
+    return Step(branches, best)
+
+
+async def medusa_generate(
+    talk: Talk, max_new_tokens: int, k_branches: int, span: int, temperature: float, seed: int
+) -> list[Step]:
+    """Steps until there are about `max_new_tokens`, and at most as many as whole branches would
+    take; raises a TandemError.
+    """
+    nodes = k_branches * span
+    shape = DraftShape(levels=span, branches=k_branches, nodes=nodes, method=Method.MEDUSA_LITE)
+    sampling = SamplingParams(temperature=temperature, seed=seed)
+    start_len, steps = len(talk.tokens), list[Step]()
+    for _ in range(math.ceil(max_new_tokens / span)):
+        steps.append(await medusa_step(talk, shape, sampling))
+        if len(talk.tokens) - start_len >= max_new_tokens:
+            break
+    return steps
+
+
+def normalize_text(text: str) -> str:
+    """Any white space, non-breaking too, as one space; none at the ends."""
+    return " ".join(text.replace("\u00a0", " ").split())
+
+
+def show(step: Step, tok: Tokenizer) -> None:
+    """The branches of one step, the kept one marked."""
+    for place, branch in enumerate(step.branches):
+        print(
+            "*" if place == step.best else " ",
+            f"branch {branch.tokens} {tok.decode(branch.tokens)!r}",
+            f"accepted {branch.accepted} | mismatched? {branch.mismatched}",
+            f"| score: {branch.score}",
+        )
+
+
+def main(
+    prompt: Annotated[str, typer.Argument()] = "In a distant future, ",
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 40,
+    k_branches: Annotated[int, typer.Option(help="branches per step", min=1)] = 3,
+    span: Annotated[int, typer.Option(help="tokens per branch", min=1, max=MAX_LEVELS)] = 3,
+    temperature: Annotated[float, typer.Option(help="of the first tokens", min=0.01)] = 0.8,
+    seed: Annotated[int, typer.Option(help="of the first tokens", min=0)] = 0,
+    drafter: DrafterOption = "",
+    verifier: VerifierOption = "",
+    tokenizer: TokenizerOption = models.TARGET,
+) -> None:
+    """Draft K branches, keep the one that the verifier agrees with most, go on."""
+    if k_branches * span > MAX_NODES:
+        raise SystemExit(f"error: {k_branches} x {span} tokens are above {MAX_NODES} of one draft")
+    tok = load_tokenizer(tokenizer)
+
+    async def script() -> None:
+        async with (
+            running(drafter, verifier) as addresses,
+            connected(addresses) as clients,
+            talking(*clients, tok.encode(prompt).ids) as talk,
+        ):
+            print("=== Medusa-lite ===")
+            steps = await medusa_generate(talk, max_new_tokens, k_branches, span, temperature, seed)
+            for number, step in enumerate(steps):
+                print(f"step {number}, K={len(step.branches)} branches")
+                show(step, tok)
+            print(normalize_text(tok.decode(talk.tokens)))
+
+    run(script())
+
+
+if __name__ == "__main__":
+    typer.run(main)

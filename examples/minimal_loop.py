@@ -1,0 +1,109 @@
+"""The minimal speculative loop of a notebook, on Tandem: k greedy draft tokens, each accepted while
+it is the target's top-1; at the first that is not, the target samples one token instead.
+
+Prints what the notebook prints. `speculative_generate_minimal` is its loop, call by call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+import models
+from examples.talk import (
+    GREEDY,
+    DrafterOption,
+    Talk,
+    TokenizerOption,
+    VerifierOption,
+    connected,
+    run,
+    running,
+    talking,
+)
+from orchestrator.text import load_tokenizer
+from protos.types import MAX_LEVELS, Draft, DraftShape, Rule, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """One cycle: k proposed tokens, how many of them were accepted, and all that was appended."""
+
+    proposed: list[int]
+    accepted: int
+    appended: list[int]
+
+
+async def draft_propose_k(talk: Talk, k: int) -> Draft:
+    """The draft model's k greedy tokens."""
+    return await talk.propose(DraftShape.chain(k))
+
+
+async def verify_one_cycle(talk: Talk, draft: Draft, sampling: SamplingParams) -> int:
+    """Append what the target accepts or, behind the first that it does not, its own sample; returns
+    how many were accepted.
+
+    The rule is TOP1, and one call does it. A verdict always has a next token; behind a draft that
+    was accepted as a whole it is a bonus, which the notebook does not take.
+    """
+    verdict = await talk.verify(draft, sampling)
+    accepted = [draft.tokens[node] for node in verdict.accepted]
+    talk.tokens += accepted
+    if len(accepted) < len(draft):
+        talk.tokens.append(verdict.next_token)
+    return len(accepted)
+
+
+async def speculative_generate_minimal(
+    talk: Talk, max_new_tokens: int, k: int, target_temp: float, seed: int
+) -> list[Cycle]:
+    """Cycles until there are `max_new_tokens` behind the prompt, or a few more, as the last cycle
+    is not cut; raises a TandemError.
+    """
+    sampling = SamplingParams(temperature=target_temp, seed=seed, rule=Rule.TOP1)
+    base_len, cycles = len(talk.tokens), list[Cycle]()
+    while len(talk.tokens) - base_len < max_new_tokens:
+        before = len(talk.tokens)
+        draft = await draft_propose_k(talk, k)
+        accepted = await verify_one_cycle(talk, draft, sampling)
+        if accepted == 0 and len(talk.tokens) - base_len < max_new_tokens:
+            top1 = await talk.verify(sampling=GREEDY)  # no draft: the target's next token alone
+            talk.tokens.append(top1.next_token)
+        cycles.append(Cycle(list(draft.tokens), accepted, talk.tokens[before:]))
+    return cycles
+
+
+def main(
+    prompt: Annotated[str, typer.Argument()] = "In a quiet village by the sea,",
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 60,
+    k: Annotated[int, typer.Option(help="tokens proposed per cycle", min=1, max=MAX_LEVELS)] = 3,
+    target_temp: Annotated[float, typer.Option(help="of the sample on a mismatch", min=0)] = 0.7,
+    seed: Annotated[int, typer.Option(help="of the samples", min=0)] = 42,
+    drafter: DrafterOption = "",
+    verifier: VerifierOption = "",
+    tokenizer: TokenizerOption = models.TARGET,
+) -> None:
+    """Draft k tokens, verify them in order, go on until the budget is spent."""
+    tok = load_tokenizer(tokenizer)
+
+    async def script() -> None:
+        async with (
+            running(drafter, verifier) as addresses,
+            connected(addresses) as clients,
+            talking(*clients, tok.encode(prompt).ids) as talk,
+        ):
+            cycles = await speculative_generate_minimal(talk, max_new_tokens, k, target_temp, seed)
+            print("📝 Prompt:", prompt)
+            for cycle in cycles:
+                pieces = [tok.decode([token]) for token in cycle.proposed]
+                print("proposed:", pieces, "accepted:", cycle.accepted)
+            print("✅ Accepted tokens (by target):", sum(cycle.accepted for cycle in cycles))
+            print("\n=== Output ===\n", tok.decode(talk.tokens))
+
+    run(script())
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,165 @@
+"""A session with a running Drafter and Verifier, call by call: what the loops here are written on.
+
+Keeps the session rule and nothing else: what to draft and what to commit is the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+import models
+from orchestrator import launch
+from orchestrator.clients import DrafterClient, VerifierClient
+from protos import codec, rpc
+from protos.errors import SessionMiss, TandemError
+from protos.process import configure_logging
+from protos.types import NO_DRAFT, Context, Draft, DraftShape, SamplingParams, Verdict
+
+GREEDY = SamplingParams()
+DESCRIBE_SECONDS = 30.0
+
+Answer = TypeVar("Answer")
+DrafterOption = Annotated[
+    str, typer.Option(help="address of a running drafter; without it a Tandem is started")
+]
+VerifierOption = Annotated[
+    str, typer.Option(help="address of a running verifier; without it a Tandem is started")
+]
+TokenizerOption = Annotated[Path, typer.Option(help="model directory whose tokenizer to use")]
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the services of a Tandem are; the client API may be missing."""
+
+    drafter: str
+    verifier: str
+    orchestrator: str = ""
+
+
+@dataclass(slots=True)
+class Mirror:
+    """What a service is believed to hold of a session."""
+
+    turn: int = 0
+    epoch: int = 0
+    tokens: tuple[int, ...] = ()
+
+    def context(self, session_id: bytes, tokens: Sequence[int]) -> Context:
+        """The next call: as far as the mirror is right it is kept, the rest is sent, and always
+        the newest token, because it is the one to look behind.
+        """
+        pairs = zip(self.tokens, tokens[:-1], strict=False)
+        base = next(
+            (place for place, (held, token) in enumerate(pairs) if held != token),
+            min(len(self.tokens), len(tokens) - 1),
+        )
+        self.turn += 1
+        return Context(session_id, self.turn, base, tuple(tokens[base:]), self.epoch)
+
+
+@dataclass(slots=True)
+class Talk:
+    """One session on both services. `tokens` are the committed ones and belong to the caller, who
+    may append whatever he likes between two calls: a verdict commits nothing.
+    """
+
+    drafter: DrafterClient
+    verifier: VerifierClient
+    tokens: list[int]
+    session_id: bytes = field(default_factory=lambda: secrets.token_bytes(codec.SESSION_ID_BYTES))
+    drafted: Mirror = field(default_factory=Mirror)
+    verified: Mirror = field(default_factory=Mirror)
+
+    async def propose(self, shape: DraftShape, sampling: SamplingParams = GREEDY) -> Draft:
+        """A draft behind the committed tokens; raises a TandemError."""
+        proposal = await self._ask(
+            self.drafted, lambda context: self.drafter.propose(context, shape, sampling)
+        )
+        held = (*self.tokens, *proposal.draft.tokens)[: proposal.cached_len]
+        self.drafted.tokens, self.drafted.epoch = held, proposal.epoch
+        return proposal.draft
+
+    async def verify(self, draft: Draft = NO_DRAFT, sampling: SamplingParams = GREEDY) -> Verdict:
+        """Which nodes stand and the token behind them; raises a TandemError."""
+        verdict = await self._ask(
+            self.verified, lambda context: self.verifier.verify(context, draft, sampling)
+        )
+        path = (draft.tokens[node] for node in verdict.accepted)
+        held = (*self.tokens, *path)[: verdict.cached_len]
+        self.verified.tokens, self.verified.epoch = held, verdict.epoch
+        return verdict
+
+    async def close(self) -> None:
+        """Free the session; a service that cannot be reached reclaims it by itself."""
+        for service in (self.drafter, self.verifier):
+            with suppress(TandemError):
+                await service.close(self.session_id)
+
+    async def _ask(self, mirror: Mirror, call: Callable[[Context], Awaitable[Answer]]) -> Answer:
+        """A service that no longer holds the session is told everything, once."""
+        try:
+            return await call(mirror.context(self.session_id, self.tokens))
+        except SessionMiss:
+            mirror.epoch, mirror.tokens = 0, ()
+            return await call(mirror.context(self.session_id, self.tokens))
+
+
+@asynccontextmanager
+async def talking(
+    drafter: DrafterClient, verifier: VerifierClient, prompt: Sequence[int]
+) -> AsyncIterator[Talk]:
+    """A session that begins with a prompt, closed at the end."""
+    talk = Talk(drafter, verifier, list(prompt))
+    try:
+        yield talk
+    finally:
+        await talk.close()
+
+
+@asynccontextmanager
+async def running(drafter: str, verifier: str, orchestrator: str = "") -> AsyncIterator[Addresses]:
+    """The Tandem at these addresses, or one of its own while the scope lasts; raises Unusable."""
+    if drafter and verifier:
+        yield Addresses(drafter, verifier, orchestrator)
+        return
+    if drafter or verifier or orchestrator:
+        raise SystemExit("error: give the addresses of both a drafter and a verifier, or none")
+    found: dict[str, str] = {}
+
+    def report(event: str, fact: dict[str, str]) -> None:
+        if event == "serving":
+            found[fact["role"]] = fact["address"]
+
+    async with launch.up(launch.Plan(models.TARGET, models.DRAFT, port=0, ray=False), report):
+        yield Addresses(found["drafter"], found["verifier"], found["orchestrator"])
+
+
+@asynccontextmanager
+async def connected(at: Addresses) -> AsyncIterator[tuple[DrafterClient, VerifierClient]]:
+    """Clients of both model services, which are up; raises a TandemError."""
+    async with AsyncExitStack() as scope:
+        channels = [
+            await scope.enter_async_context(rpc.connect(each)) for each in (at.drafter, at.verifier)
+        ]
+        drafter, verifier = DrafterClient(channels[0]), VerifierClient(channels[1])
+        for client in (drafter, verifier):
+            await client.describe(DESCRIBE_SECONDS)
+        yield drafter, verifier
+
+
+def run(script: Coroutine[Any, Any, None]) -> None:
+    """Run a script; what goes wrong with the services is one line."""
+    configure_logging("warning")
+    try:
+        asyncio.run(script)
+    except TandemError as problem:
+        raise SystemExit(f"error: {problem}") from None

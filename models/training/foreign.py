@@ -1,0 +1,160 @@
+"""Train a drafter whose tokenizer is not the target's: another vocabulary, other word borders,
+other special ids.
+
+It learns the text alone, by cross-entropy: nothing can be distilled from a target that counts other
+tokens. Stops by the clock; nothing here is imported by a service.
+
+    python -m models.training.foreign CORPORA --out models/foreign --minutes 25
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import nn
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from models.training.corpus import SOURCES, Stream, documents, encode, split
+from models.training.train import (
+    CONTEXT,
+    DRAFT,
+    DRAFT_MLP,
+    LONG_FROM,
+    WINDOW,
+    Optimiser,
+    build,
+    schedule,
+)
+
+ENTRIES = 2048
+PAD, START, END = "<pad>", "<s>", "</s>"  # ids 0, 1 and 2
+# "don't" is one word, digits stand alone, and so does every space that no word follows
+WORDS = r" ?[\p{L}']+|\p{N}| ?[^\s\p{L}\p{N}']+|\s"
+STORIES, CHARACTERS = 200, 800  # held out: so many, each up to there
+
+
+def train_tokenizer(texts: Iterator[str], entries: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer that shares neither merges nor borders nor special ids with the
+    embedded pair's.
+    """
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    bpe.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=entries,
+            special_tokens=[PAD, START, END],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe, eos_token=END, pad_token=PAD, clean_up_tokenization_spaces=False
+    )
+
+
+def loss_of(model: LlamaForCausalLM, batch: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy on int64 [rows, length + 1]."""
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(batch[:, :-1], use_cache=False).logits  # [rows, length, vocab]
+    return F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+
+
+@torch.no_grad()
+def bits_per_byte(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, docs: list[str]
+) -> float:
+    """On the beginnings of documents: comparable between tokenizers, as nats per token are not."""
+    nats, size = 0.0, 0
+    for doc in docs[:STORIES]:
+        text = doc[:CHARACTERS]
+        ids = torch.tensor([[tokenizer.eos_token_id, *tokenizer(text)["input_ids"]]])
+        logits = model(ids[:, :-1], use_cache=False).logits[0]  # [tokens, vocab]
+        nats += F.cross_entropy(logits.float(), ids[0, 1:], reduction="sum").item()
+        size += len(text.encode())
+    return nats / size / math.log(2)
+
+
+def save(out: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+    """The model in half precision with its tokenizer beside it."""
+    half = LlamaForCausalLM(model.config)
+    half.load_state_dict(model.state_dict())
+    half.half().save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+def train(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    stream: Stream,
+    held_out: list[str],
+    options: argparse.Namespace,
+) -> None:
+    """The loop; saves the model and a line of its log every few minutes."""
+    optimiser = Optimiser(model, 0.02, 4e-3)
+    start = saved = time.monotonic()
+    step, progress = 0, 0.0
+    compiled = torch.compile(loss_of, dynamic=False)
+    while progress < 1:
+        progress = (time.monotonic() - start) / (options.minutes * 60)
+        length = CONTEXT if progress > LONG_FROM else WINDOW
+        loss = compiled(model, stream.batch(options.tokens // length, length + 1))
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step(schedule(progress, step))
+        step += 1
+        if math.isnan(loss.item()):
+            raise ArithmeticError(f"the loss is not a number at step {step}")
+        if time.monotonic() - saved > 180 or progress >= 1:
+            saved = time.monotonic()
+            row = {"step": step, "tokens": step * options.tokens}
+            minutes, bits = (saved - start) / 60, bits_per_byte(model, tokenizer, held_out)
+            row |= {"minutes": round(minutes, 1), "bits_per_byte": round(bits, 4)}
+            print(json.dumps(row), flush=True)
+            save(options.out, model, tokenizer)
+
+
+def main() -> None:
+    """Command line: corpora in, a draft model out."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("corpora", type=Path, help="folder with the corpus files")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=25)
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens per step")
+    parser.add_argument("--beside", type=Path, help="tell this model's bits per byte too")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.manual_seed(options.seed)
+    torch.set_num_threads(1)
+
+    parts = [split(documents(options.corpora / source.file)) for source in SOURCES]
+    if options.beside:
+        other = LlamaForCausalLM.from_pretrained(options.beside, dtype=torch.float32)
+        words = PreTrainedTokenizerFast.from_pretrained(options.beside)
+        print(json.dumps({"beside": round(bits_per_byte(other, words, parts[0][1]), 4)}))
+    chosen = zip(SOURCES, parts, strict=True)
+    simple = (text for source, (docs, _) in chosen if source.simple for text in docs)
+    tokenizer = train_tokenizer(simple, ENTRIES)
+    model = build(DRAFT, DRAFT_MLP, tokenizer)
+    model.resize_token_embeddings(ENTRIES)
+    weights = [source.weight for source in SOURCES]
+    stream = Stream([encode(tokenizer, docs) for docs, _ in parts], weights, options.seed)
+    options.out.mkdir(parents=True, exist_ok=True)
+    train(model, tokenizer, stream, parts[0][1], options)
+
+
+if __name__ == "__main__":
+    main()

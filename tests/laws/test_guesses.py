@@ -1,0 +1,90 @@
+"""What is guessed behind a node: drawn ones, branches of Medusa-lite, and how sure each is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from drafter_service.guesses import FIRST_TOP_P, SENT, branching, medusa_lite, sampled, way
+from engine.noise import gumbel
+from protos.types import DraftShape, Method, Rule, SamplingParams
+
+LOGITS = torch.tensor([[0.5, 2.0, -1.0, 1.5, 0.0, -3.0]])
+VISIBLE = torch.tensor([True, True, True, False, True, True])
+ROOT = 5
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+@pytest.mark.parametrize("method", [Method.TREE, Method.MEDUSA_LITE])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_guess_says_how_likely_the_draft_model_finds_it(
+    rule: Rule, method: Method, temperature: float
+) -> None:
+    """Or `confidence` would never end a draft."""
+    params = SamplingParams(temperature=temperature, rule=rule, seed=3)
+    how = way(DraftShape(4, 2, 8, method), params, ROOT, VISIBLE)
+    for position in (ROOT, ROOT + 1):
+        (guess,) = how.guess(LOGITS, position)
+        for child in guess.children:
+            assert 0 < child.probability < 0.9
+
+
+def test_drawn_tokens_come_from_what_is_sent_and_none_comes_twice() -> None:
+    logits = torch.randn(1, 200, generator=torch.Generator().manual_seed(1)) * 3
+    for seed in range(50):
+        params = SamplingParams(temperature=1.0, rule=Rule.REJECT, seed=seed)
+        (guess,) = sampled(params, 4, ROOT)(logits, ROOT)
+        assert guess.drawn is not None and len(guess.drawn.tokens) <= SENT
+        tokens = [child.token for child in guess.children]
+        assert len(set(tokens)) == 4 and set(tokens) <= set(guess.drawn.tokens)
+        assert min(guess.drawn.weights) > 0
+        (deeper,) = sampled(params, 4, ROOT)(logits, ROOT + 1)
+        assert len(deeper.children) == 1
+
+
+def test_a_token_is_drawn_as_often_as_its_weight_says() -> None:
+    """One chi-square test of the first draw, as a smoke test."""
+    count, seen = 3000, torch.zeros(6)
+    for seed in range(count):
+        params = SamplingParams(temperature=1.0, rule=Rule.REJECT, seed=seed)
+        (guess,) = sampled(params, 2, ROOT)(LOGITS, ROOT)
+        seen[guess.children[0].token] += 1
+    expected = LOGITS[0].softmax(-1) * count
+    assert ((seen - expected) ** 2 / expected).sum() < 20.5  # 5 degrees of freedom, p = .001
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_first_tokens_are_visible_ones_of_the_nucleus_in_the_order_of_the_noise(
+    temperature: float,
+) -> None:
+    params = SamplingParams(temperature=temperature, seed=8)
+    (guess,) = medusa_lite(params, 3, ROOT, VISIBLE)(LOGITS, ROOT)
+    scores = (LOGITS[0] / (temperature or 0.9)).log_softmax(-1)
+    total, pool = 0.0, []
+    for token in scores.argsort(descending=True).tolist():
+        total += scores[token].exp().item()
+        if total <= FIRST_TOP_P and VISIBLE[token]:
+            pool.append(token)
+    noisy = scores + gumbel(8, ROOT, torch.arange(6))
+    assert [c.token for c in guess.children] == sorted(pool, key=lambda t: -noisy[t])[:3]
+
+
+def test_without_a_visible_token_the_likeliest_is_proposed() -> None:
+    nothing = torch.zeros(6, dtype=torch.bool)
+    (guess,) = medusa_lite(SamplingParams(), 3, ROOT, nothing)(LOGITS, ROOT)
+    assert [child.token for child in guess.children] == [1]
+
+
+def test_branches_go_on_with_the_likeliest_token() -> None:
+    rows = torch.cat([LOGITS, -LOGITS])
+    guesses = medusa_lite(SamplingParams(1.0), 3, ROOT, VISIBLE)(rows, ROOT + 2)
+    assert [[child.token for child in guess.children] for guess in guesses] == [[1], [5]]
+
+
+@pytest.mark.parametrize(
+    ("shape", "branches"),
+    [(DraftShape(4, 3, 12), 3), (DraftShape(4, 3, 9), 2), (DraftShape(4, 3, 2), 1)],
+)
+def test_as_many_whole_branches_as_the_nodes_allow(shape: DraftShape, branches: int) -> None:
+    fitted = branching(shape)
+    assert (fitted.branches, fitted.nodes) == (branches, 4 * branches)

@@ -1,0 +1,78 @@
+"""A drafter with another tokenizer: the target's own text, and drafts that are accepted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from prometheus_client import CollectorRegistry
+from transformers import PreTrainedModel
+
+import drafter_service.service
+import models
+import verifier_service.service
+from benchmarks.prompts import tokenised
+from engine.config import ModelServiceConfig
+from orchestrator.clients import DrafterClient
+from protos import rpc
+from protos.errors import Unusable
+from protos.types import Context, DraftShape, SamplingParams
+from tests import reference
+from tests.conftest import Pair, Services, Tandem, serve_all
+from tests.system.test_same_text import ask
+
+
+@pytest.fixture(scope="module")
+async def foreign(services: Services) -> AsyncIterator[Tandem]:
+    """The embedded target, and a drafter that has to translate."""
+    config = ModelServiceConfig(model=models.FOREIGN, speaks=models.TARGET)
+    async with (
+        drafter_service.service.serving(config, CollectorRegistry()) as address,
+        rpc.connect(address) as channel,
+    ):
+        pair = Pair(models.TARGET, models.FOREIGN)
+        client = DrafterClient(channel)
+        served = Services(pair, address, services.verifier, client, services.verifier_client)
+        async with serve_all(served, ray=False) as tandem:
+            yield tandem
+        await served.assert_no_session_is_left()
+
+
+async def test_the_text_is_the_targets_and_more_than_one_token_a_round_is_accepted(
+    foreign: Tandem, target: PreTrainedModel
+) -> None:
+    prompts = tokenised(models.TARGET, 12)
+    requests = [ask(list(prompt), tokens=40, levels=4, branches=1) for prompt in prompts]
+    answers = await asyncio.gather(*(foreign.stub.Generate(request) for request in requests))
+    for prompt, answer in zip(prompts, answers, strict=True):
+        alone = await asyncio.to_thread(reference.generate, target, list(prompt), 40)
+        assert list(answer.token_ids) == alone
+    rounds = sum(answer.speculation.num_spec_steps for answer in answers)
+    accepted = sum(answer.speculation.num_accepted_draft_tokens for answer in answers)
+    assert accepted / rounds > 1
+    assert not any(answer.speculation.fallback_rounds for answer in answers)
+
+
+async def test_it_says_that_it_speaks_the_targets_tokens(foreign: Tandem) -> None:
+    description = await foreign.services.drafter_client.describe(5)
+    verifier = await foreign.services.verifier_client.describe(5)
+    assert description.name == "foreign"
+    assert description.tokenizer_fingerprint == verifier.tokenizer_fingerprint
+
+
+async def test_a_closed_session_leaves_no_mirror(foreign: Tandem) -> None:
+    drafter = foreign.services.drafter_client
+    context = Context(bytes(16), 1, 0, tokenised(models.TARGET, 1)[0])
+    first = await drafter.propose(context, DraftShape.chain(2), SamplingParams())
+    await drafter.close(bytes(16))
+    again = await drafter.propose(context, DraftShape.chain(2), SamplingParams())
+    assert again.draft == first.draft and again.epoch != first.epoch
+    await drafter.close(bytes(16))
+
+
+async def test_a_verifier_has_no_foreign_tokens() -> None:
+    config = ModelServiceConfig(model=models.TARGET, speaks=models.TARGET)
+    with pytest.raises(Unusable, match="speaks is for drafters"):
+        async with verifier_service.service.serving(config, CollectorRegistry()):
+            raise AssertionError("it serves")
