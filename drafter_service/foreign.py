@@ -110,13 +110,13 @@ class Chain:
     def add(self, logits: torch.Tensor) -> bool:
         """Add the likeliest token of [vocab], if it is worth it; says whether to look behind it."""
         likely = (logits / math.hypot(self.temperature, LOGIT_ERROR)).softmax(-1)
-        chance = float(likely.max())
+        chance = min(1.0, float(likely.max()) * self.shape.trust)
         if self.stands * chance < self.shape.worth:
             return False
         self.tokens.append(int(likely.argmax()))
         self.stands *= chance
         self.expected += self.stands
-        promise = self.stands * chance  # as much is lost again
+        promise = self.stands * chance - self.shape.worth  # as much may be lost again
         return (
             self.stands >= DOUBT
             and chance >= self.shape.confidence

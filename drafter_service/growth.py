@@ -67,8 +67,9 @@ class Growth:
             depth, score = self.nodes[parent].depth + 1, self.nodes[parent].score
         if depth == self.shape.levels:
             return
+        trust = math.log(self.shape.trust)
         for token, gain, probability in children[: self.shape.branches]:
-            own = score + min(gain, 0.0)
+            own = score + min(gain + trust, 0.0)
             if own > self.bar:
                 sure = probability >= self.shape.confidence
                 self.nodes.append(Node(token, parent, depth, own, sure))
@@ -89,7 +90,10 @@ class Growth:
         ]
         chosen = sorted(chosen)[: self.room - len(self.fed)]
         mass = self._expected(chosen)
-        if mass * min(1.0, mass / self.mass) < self.shape.level_worth:  # as much is lost again
+        share = min(1.0, mass / self.mass)  # as much may be lost again
+        scores = (math.exp(self.nodes[node].score) for node in chosen)
+        promise = sum(max(0.0, score * share - self.shape.worth) for score in scores)
+        if promise < self.shape.level_worth:
             return []
         self.mass = mass or self.mass
         for node in chosen:

@@ -138,7 +138,12 @@ def branching(shape: DraftShape) -> DraftShape:
     """The shape of branches of equal length that part at the root, as many as the nodes allow."""
     branches = max(1, min(shape.branches, shape.nodes // max(1, shape.levels)))
     return replace(
-        shape, branches=branches, nodes=branches * shape.levels, worth=0.0, level_worth=0.0
+        shape,
+        branches=branches,
+        nodes=branches * shape.levels,
+        worth=0.0,
+        level_worth=0.0,
+        trust=1.0,
     )
 
 

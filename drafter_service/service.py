@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from grpc import aio
@@ -33,9 +35,11 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         """The next draft of one session."""
         call = codec.decode_context(request.context)
         shape, sampling = decode_shape(request.shape), decode_sampling(request.sampling)
+        began = time.perf_counter()
         proposal = await self._host.thread.run(
             call.session_id, lambda: self._drafting.propose(call, shape, sampling)
         )
+        proposal = replace(proposal, seconds=time.perf_counter() - began)
         return codec.encode_proposal(proposal)
 
     async def CloseDraftSession(

@@ -7,18 +7,22 @@ above the tokens that its time would yield otherwise (maths: online stopping, th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import math
+from dataclasses import dataclass, replace
 
 from protos.types import NO_DRAFT_SHAPE, DraftShape
 
 HORIZON = 40.0  # rounds after which an observation of costs counts for 1/e
-MEMORY = 12.0  # rounds of a generation, of how it is guessed
+MEMORY = 24.0  # rounds of a generation, of how it is guessed
 PRIOR = 3.0  # rounds that the worker's experience counts for in a new generation
-CLEAN = 4.0  # times that a round without a draft counts for, in what it costs not to draft
 HYSTERESIS = 0.03
-PROBING = 0.005  # of the time may be lost by trying what is believed to be worse
-LEAST_LOSS = 0.1  # of a round without a draft, that trying the other way counts for
-NODES_PRIOR = 6.0  # expected nodes of which as many are taken to stand, before any are seen
+MOSTLY = 0.7  # of the newest rounds are of one kind, when costs of that kind are learned
+TRIAL = 3  # rounds of every generation, for which all do what is believed to be worse
+PROBING = 0.005  # of the time may be lost by that
+LEAST_LOSS = 0.1  # of a round without a draft, that a round of a trial counts for
+FIRST = DraftShape(4, 1, 8)  # what is drafted at most while costs are unknown
+MOST_TRUST, LEAST_TRUST = 0.7, -3.0
+SLOW, FAST = 0.02, 0.1  # pace of learning whom to trust: of a worker, of a generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,7 @@ class Outcome:
     accepted: int
     asked: bool  # a drafter
     propose_seconds: float
+    draft_seconds: float  # of them, the drafter's own
     verify_seconds: float
     token_seconds: float  # that the verifier says one more token costs
 
@@ -48,46 +53,46 @@ class Mean:
         self.weight = self.weight * (1 - 1 / self.horizon) + weight
         self.value += (value - self.value) * weight / self.weight
 
+    def fade(self, horizon: float) -> None:
+        """Forget without a new value."""
+        self.weight *= 1 - 1 / horizon
+
 
 @dataclass(slots=True)
-class Line:
-    """seconds = start + slope * levels, by least squares that forget; with little to go by, every
-    level costs what the start does.
+class Trust:
+    """By how much the drafter misjudges the chance of a token, as a logarithm: with it, as many
+    nodes should stand as are expected to.
     """
 
-    levels: Mean = field(default_factory=lambda: Mean(HORIZON))
-    seconds: Mean = field(default_factory=lambda: Mean(HORIZON))
-    spread: Mean = field(default_factory=lambda: Mean(HORIZON))
-    common: Mean = field(default_factory=lambda: Mean(HORIZON))
+    log: float = 0.0
 
-    def add(self, levels: float, seconds: float) -> None:
-        """Take one more call."""
-        self.levels.add(levels)
-        self.seconds.add(seconds)
-        off = levels - self.levels.value
-        self.spread.add(off * off)
-        self.common.add(off * (seconds - self.seconds.value))
-
-    @property
-    def slope(self) -> float:
-        """Seconds for one more level, not below 0."""
-        even = self.seconds.value / (self.levels.value + 1)
-        return max(0.0, (self.common.value + 0.1 * even) / (self.spread.value + 0.1))
+    def saw(self, outcome: Outcome, pace: float) -> None:
+        """Go a part `pace` of the way to where this round would have been expected."""
+        if outcome.expected:
+            slope = 0.5 + outcome.expected * (1 + outcome.levels) / 2  # about d expected / d log
+            step = pace * (outcome.accepted - outcome.expected) / slope
+            self.log = min(MOST_TRUST, max(LEAST_TRUST, self.log + step))
 
 
 class Goodput:
-    """What rounds cost on one worker. Sessions share the verifier's steps, so a node of one delays
-    all that run: its cost is counted once for each.
+    """What rounds cost on one worker, with drafts and without.
+
+    Sessions share steps and wait for each other, so a cost is learned only while most of them do
+    the same, and now and then all of them try what is believed to be worse. For the same reason a
+    node's cost is counted once for each session that runs.
     """
 
     def __init__(self) -> None:
         self.running = 0
-        self.plain = Mean(HORIZON)  # seconds to verify, if nobody drafted
-        self.propose = Line()
-        self.nodes = Mean(HORIZON)  # of a round, 0 without a draft
-        self.emitted = Mean(HORIZON)  # by a round with a draft
-        self.extra = Mean(HORIZON)  # seconds that a draft added to a round
-        self.credit = 0.0  # seconds that may be lost by trying
+        self.plain = Mean(HORIZON)  # seconds of a round, if nobody drafts
+        self.drafted = Mean(HORIZON)  # seconds of a round, if everybody does
+        self.emitted = Mean(HORIZON)  # tokens by a round with a draft
+        self.level = Mean(HORIZON)  # seconds of one level of a draft
+        self.trust = Trust()
+        self.trial: bool | None = None  # what all do for a while: draft, or not
+        self._left = 0  # rounds of it
+        self._credit = 0.0  # seconds that may be lost by trials
+        self._share = 0.5  # of the newest rounds that drafted
         self._token_seconds = 0.0
 
     @property
@@ -95,23 +100,48 @@ class Goodput:
         """What one more node in every session's draft adds to a round."""
         return self._token_seconds * max(1, self.running)
 
-    def saw(self, outcome: Outcome) -> None:
-        """Learn what a round cost."""
-        self._token_seconds = outcome.token_seconds
-        others = self.nodes.value * max(0, self.running - 1)
-        shared = self._token_seconds * (outcome.nodes + others)
-        alone = max(outcome.verify_seconds - shared, 0.2 * outcome.verify_seconds)
-        self.plain.add(alone, 1.0 if outcome.nodes else CLEAN)
-        self.nodes.add(outcome.nodes)
-        if outcome.asked:
-            self.propose.add(outcome.levels, outcome.propose_seconds)
-            self.emitted.add(outcome.accepted + 1)
-            self.extra.add(self.added(outcome))
-        self.credit += PROBING * (outcome.propose_seconds + outcome.verify_seconds)
+    def gain(self, emitted: float) -> float:
+        """The rate of rounds with a draft that emit so many tokens, to that of rounds without."""
+        return emitted * self.plain.value / self.drafted.value
 
-    def added(self, outcome: Outcome) -> float:
-        """Seconds that the draft of a round added to it."""
-        return outcome.propose_seconds + self.node_seconds * outcome.nodes
+    def saw(self, outcome: Outcome) -> None:
+        """Learn from a round."""
+        seconds = outcome.propose_seconds + outcome.verify_seconds
+        self._token_seconds = outcome.token_seconds
+        self._share += (outcome.asked - self._share) / (2 * max(1, self.running))
+        if outcome.asked:
+            self.emitted.add(outcome.accepted + 1)
+            self.level.add(outcome.draft_seconds / max(1, outcome.levels))
+            self.trust.saw(outcome, SLOW)
+            if self._share > MOSTLY:
+                self.drafted.add(seconds)
+        elif self._share < 1 - MOSTLY:
+            self.plain.add(seconds)
+        self._credit += PROBING * seconds
+        self._try()
+
+    def _try(self) -> None:
+        """Begin or end a trial."""
+        if self.trial is not None:
+            self._left -= 1
+            if self._left <= 0:
+                self.trial = None
+        elif not self.drafted.weight:
+            self._begin(True, 0.0)
+        elif not self.plain.weight:
+            self._begin(False, 0.0)
+        elif (gain := self.gain(self.emitted.value)) < 1:
+            self._begin(True, self.drafted.value * (1 - gain))
+        else:
+            self._begin(False, self.plain.value * (gain - 1))
+
+    def _begin(self, trial: bool, lost: float) -> None:
+        """Begin a trial whose rounds cost so many seconds each, if there is credit for it."""
+        rounds = TRIAL * max(1, self.running)
+        cost = rounds * max(lost, LEAST_LOSS * self.plain.value)
+        if self._credit >= cost or not lost:
+            self._credit -= min(cost, self._credit)
+            self.trial, self._left = trial, rounds
 
 
 class Adaptive:
@@ -119,48 +149,42 @@ class Adaptive:
 
     def __init__(self, most: DraftShape, goodput: Goodput) -> None:
         self._most, self._goodput = most, goodput
-        self._emitted, self._extra = Mean(MEMORY), Mean(MEMORY)
-        self._expected, self._accepted = Mean(MEMORY), Mean(MEMORY)
+        self._emitted = Mean(MEMORY)
+        self._trust = replace(goodput.trust)
         self._drafting = True
 
     def next(self) -> DraftShape:
         """The shape for a round."""
         goodput = self._goodput
-        plain = goodput.plain.value
-        if not (plain and goodput.extra.weight):
-            return self._most
-        emitted = self._shrunk(self._emitted, goodput.emitted)
-        extra = self._shrunk(self._extra, goodput.extra)
-        gain = emitted * plain / (plain + extra)  # rate with a draft to rate without
+        if goodput.trial is False:
+            return NO_DRAFT_SHAPE
+        if not (goodput.plain.weight and goodput.drafted.weight):
+            levels = min(FIRST.levels, self._most.levels)
+            return replace(self._most, levels=levels, nodes=min(FIRST.nodes, self._most.nodes))
+        weight = self._emitted.weight + PRIOR
+        known = self._emitted.value * self._emitted.weight + goodput.emitted.value * PRIOR
+        gain = goodput.gain(known / weight)
         self._drafting = gain > (1 - HYSTERESIS if self._drafting else 1 + HYSTERESIS)
-        lost = extra - (emitted - 1) * plain if gain < 1 else plain * (gain - 1)
-        draft = self._drafting
-        lost = max(lost, LEAST_LOSS * plain)
-        if goodput.credit >= lost:
-            goodput.credit -= lost
-            draft = not draft
-        return self._shape(max(1.0, gain) / plain) if draft else NO_DRAFT_SHAPE
+        if not (self._drafting or goodput.trial):
+            return NO_DRAFT_SHAPE
+        return self._worthwhile(max(1.0, gain) / goodput.plain.value)
 
     def saw(self, outcome: Outcome) -> None:
-        """Learn how well this generation is guessed."""
+        """Learn what it cost and how well this generation is guessed; what is not tried is
+        forgotten.
+        """
+        self._goodput.saw(outcome)
         if outcome.asked:
             self._emitted.add(outcome.accepted + 1)
-            self._extra.add(self._goodput.added(outcome))
-            self._expected.add(outcome.expected)
-            self._accepted.add(outcome.accepted)
+            self._trust.saw(outcome, FAST)
+        else:
+            self._emitted.fade(HORIZON)
 
-    def _shape(self, rate: float) -> DraftShape:
+    def _worthwhile(self, rate: float) -> DraftShape:
         """What is worth a look if time otherwise yields `rate` tokens per second."""
-        seen = self._expected.value * self._expected.weight
-        stood = self._accepted.value * self._accepted.weight
-        trust = (stood + NODES_PRIOR) / (seen + NODES_PRIOR) if seen else 1.0
         return replace(
             self._most,
-            worth=rate * self._goodput.node_seconds / trust,
-            level_worth=rate * self._goodput.propose.slope / trust,
+            worth=rate * self._goodput.node_seconds,
+            level_worth=rate * self._goodput.level.value,
+            trust=math.exp(self._trust.log),
         )
-
-    @staticmethod
-    def _shrunk(own: Mean, common: Mean) -> float:
-        weight = own.weight + PRIOR
-        return (own.value * own.weight + common.value * PRIOR) / weight

@@ -70,6 +70,7 @@ async def run_round(
                 accepted=len(verdict.accepted),
                 asked=proposal is not NO_PROPOSAL,
                 propose_seconds=proposed - began,
+                draft_seconds=proposal.seconds,
                 verify_seconds=verified - proposed,
                 token_seconds=verdict.token_seconds,
             )

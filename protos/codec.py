@@ -68,13 +68,18 @@ def encode_proposal(proposal: types.Proposal) -> drafter_pb2.ProposeResponse:
         cached_len=proposal.cached_len,
         epoch=proposal.epoch,
         expected=proposal.expected,
+        seconds=proposal.seconds,
     )
 
 
 def decode_proposal(message: drafter_pb2.ProposeResponse) -> types.Proposal:
     """Message to proposal; raises InvalidRequest if the drafter sent no tree."""
     return types.Proposal(
-        decode_draft(message.draft), message.cached_len, message.epoch, message.expected
+        decode_draft(message.draft),
+        message.cached_len,
+        message.epoch,
+        message.expected,
+        message.seconds,
     )
 
 

@@ -31,6 +31,7 @@ def encode_shape(shape: types.DraftShape) -> common_pb2.DraftShape:
         confidence=shape.confidence,
         worth=shape.worth,
         level_worth=shape.level_worth,
+        trust=0.0 if shape.trust == 1 else shape.trust,
     )
     if shape.method is not types.Method.TREE:
         message.method = orchestrator_pb2.DraftMethod.ValueType(shape.method.value)
@@ -47,7 +48,7 @@ def decode_shape(message: common_pb2.DraftShape) -> types.DraftShape:
     ):
         if (value := getattr(message, field)) > most:
             raise InvalidRequest.of(f"shape.{field}", f"is {value}, above {most}")
-    for field in ("confidence", "worth", "level_worth"):
+    for field in ("confidence", "worth", "level_worth", "trust"):
         if not 0 <= (bound := getattr(message, field)) < math.inf:
             raise InvalidRequest.of(f"shape.{field}", f"is {bound:g}, below 0 or not finite")
     return types.DraftShape(
@@ -58,6 +59,7 @@ def decode_shape(message: common_pb2.DraftShape) -> types.DraftShape:
         message.confidence,
         message.worth,
         message.level_worth,
+        message.trust or 1.0,
     )
 
 

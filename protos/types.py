@@ -108,7 +108,8 @@ class DraftShape:
     each, and less where it does not pay.
 
     Nothing is drafted behind a token that the draft model gives less than `confidence`; a node must
-    stand with a chance of `worth`, and a level must promise `level_worth` nodes that stand.
+    stand with a chance of `worth`, and a level must promise `level_worth` nodes that stand. Every
+    token is taken to be `trust` times as likely as the drafter believes.
     """
 
     levels: int
@@ -118,6 +119,7 @@ class DraftShape:
     confidence: float = 0.0
     worth: float = 0.0
     level_worth: float = 0.0
+    trust: float = 1.0
 
     @classmethod
     def chain(cls, levels: int) -> DraftShape:
@@ -163,13 +165,14 @@ NO_DRAFT = Draft()
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """A drafter's answer. It holds `cached_len` tokens: committed ones, then the draft's leading
-    nodes. It expects `expected` nodes to stand.
+    nodes. It expects `expected` nodes to stand, and took `seconds` for them.
     """
 
     draft: Draft
     cached_len: int
     epoch: int
     expected: float = 0.0
+    seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,6 +164,7 @@ class DraftShape(_message.Message):
     CONFIDENCE_FIELD_NUMBER: _builtins.int
     WORTH_FIELD_NUMBER: _builtins.int
     LEVEL_WORTH_FIELD_NUMBER: _builtins.int
+    TRUST_FIELD_NUMBER: _builtins.int
     levels: _builtins.int
     branches: _builtins.int
     nodes: _builtins.int
@@ -173,7 +174,9 @@ class DraftShape(_message.Message):
     worth: _builtins.float
     """a node must be at least so likely to stand; 0 = off"""
     level_worth: _builtins.float
-    """another level must promise at least so many nodes that stand; 0 = off"""
+    """another level must promise so many nodes that stand, less what they cost; 0 = off"""
+    trust: _builtins.float
+    """what the drafter's own idea of a token's chance is multiplied by; 0 = 1"""
     def __init__(
         self,
         *,
@@ -184,10 +187,11 @@ class DraftShape(_message.Message):
         confidence: _builtins.float = ...,
         worth: _builtins.float = ...,
         level_worth: _builtins.float = ...,
+        trust: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branches", b"branches", "confidence", b"confidence", "level_worth", b"level_worth", "levels", b"levels", "method", b"method", "nodes", b"nodes", "worth", b"worth"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branches", b"branches", "confidence", b"confidence", "level_worth", b"level_worth", "levels", b"levels", "method", b"method", "nodes", b"nodes", "trust", b"trust", "worth", b"worth"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

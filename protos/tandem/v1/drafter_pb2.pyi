@@ -53,11 +53,14 @@ class ProposeResponse(_message.Message):
     CACHED_LEN_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     EXPECTED_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
     cached_len: _builtins.int
     """the committed tokens, then the draft's leading nodes"""
     epoch: _builtins.int
     expected: _builtins.float
     """nodes that the drafter expects to stand"""
+    seconds: _builtins.float
+    """that drafting took, waiting for others included"""
     @_builtins.property
     def draft(self) -> _common_pb2.Draft: ...
     def __init__(
@@ -67,10 +70,11 @@ class ProposeResponse(_message.Message):
         cached_len: _builtins.int = ...,
         epoch: _builtins.int = ...,
         expected: _builtins.float = ...,
+        seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_len", b"cached_len", "draft", b"draft", "epoch", b"epoch", "expected", b"expected"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_len", b"cached_len", "draft", b"draft", "epoch", b"epoch", "expected", b"expected", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

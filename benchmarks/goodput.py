@@ -1,0 +1,234 @@
+"""Does it draft as much as pays? The controller beside fixed draft shapes and no drafts at all.
+
+Tokens per second of the orchestrator's own rounds on the pair, for combinations of temperature,
+kind of prompt, requests at once and round trip to the drafter (added here, in front of real calls).
+All take short turns within a cell, so that whatever else the machine does hits them alike, and what
+is told is the median of a turn's rate to that without drafts in the same turn. Choosing the best of
+several noisy figures flatters the fixed shapes. The controller learns in each cell anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+from rich.progress import track
+from rich.table import Table
+from transformers.utils import logging
+
+import models
+from benchmarks import report
+from benchmarks.prompts import story_count, tokenised
+from benchmarks.runner import Runner, Tokens
+from orchestrator import launch
+from orchestrator.clients import DrafterClient, VerifierClient
+from orchestrator.goodput import Goodput
+from orchestrator.policy import Policy
+from orchestrator.ports import Drafter
+from orchestrator.text import load_tokenizer
+from protos import rpc
+from protos.errors import TandemError
+from protos.process import configure_logging
+from protos.types import Context, DraftShape, Proposal, SamplingParams, Schedule
+
+MOST = DraftShape(8, 4, 32)
+DESCRIBE_SECONDS = 10.0
+FIXED = {
+    "none": DraftShape(0),
+    "chain of 1": DraftShape.chain(1),
+    "chain of 3": DraftShape.chain(3),
+    "tree of 8": DraftShape(4, 4, 8),
+    "tree of 16": DraftShape(6, 4, 16),
+}
+CODE = """def add(a, b):
+    return a + b
+
+class Stack:
+    def __init__(self):
+        self.items = []
+
+    def push(self, item):
+        self.items.append(item)
+
+for i in range(10):
+    if i % 2 == 0:
+        print(i)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One combination."""
+
+    temperature: float
+    kind: str
+    at_once: int
+    round_trip: float  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Rates in one cell, to that without drafts."""
+
+    cell: Cell
+    fixed: dict[str, float]
+    to_plain: float
+
+    @property
+    def best(self) -> str:
+        """The fastest fixed shape, if it is not to draft."""
+        return max(self.fixed, key=lambda name: self.fixed[name])
+
+    @property
+    def to_best(self) -> float:
+        """The controller's rate to that of the fastest fixed shape."""
+        return self.to_plain / self.fixed[self.best]
+
+
+@dataclass(frozen=True, slots=True)
+class Distant:
+    """A drafter that is a round trip away."""
+
+    drafter: Drafter
+    round_trip: float
+
+    async def propose(
+        self, context: Context, shape: DraftShape, sampling: SamplingParams
+    ) -> Proposal:
+        """A draft, later."""
+        await asyncio.sleep(self.round_trip)
+        return await self.drafter.propose(context, shape, sampling)
+
+    async def close(self, session_id: bytes) -> None:
+        """Free the session."""
+        await self.drafter.close(session_id)
+
+
+def policies(goodput: Goodput) -> dict[str, Callable[[], Policy]]:
+    """Ways to decide how much to draft."""
+    found: dict[str, Callable[[], Policy]] = {
+        name: partial(Policy.of, shape) for name, shape in FIXED.items()
+    }
+    return found | {"goodput": partial(Policy.of, MOST, Schedule.GOODPUT, goodput)}
+
+
+def kinds(target: Path) -> dict[str, list[Tokens]]:
+    """Prompts that the pair knows, hardly knows, and cannot know."""
+    tokenizer, rng = load_tokenizer(target), random.Random(0)
+    stories = tokenised(target, story_count())
+    code = tuple(tokenizer.encode(CODE).ids)
+    return {
+        "story": stories,
+        "code": [code[: 20 + 2 * place] for place in range(20)],
+        "random": [tuple(rng.randrange(2, 4096) for _ in range(24)) for _ in range(20)],
+    }
+
+
+async def measure(
+    runner: Runner, cell: Cell, prompts: Sequence[Tokens], tokens: int, turns: int
+) -> Figures:
+    """One cell: everyone's turn, `turns` times, after one that does not count."""
+    distant = replace(runner, drafter=Distant(runner.drafter, cell.round_trip))
+    sampling, goodput, count = SamplingParams(cell.temperature), Goodput(), 2 * cell.at_once
+    goodput.running = cell.at_once
+    rates: dict[str, list[float]] = {}
+    for turn in range(turns + 1):
+        chosen = [prompts[(turn * count + place) % len(prompts)] for place in range(count)]
+        for name, policy in policies(goodput).items():
+            began = time.perf_counter()
+            told = await distant.complete(chosen, tokens, sampling, policy, cell.at_once)
+            seconds = time.perf_counter() - began
+            written = sum(len(each.completion) for each, _ in told)
+            rates.setdefault(name, []).append(written / seconds)
+    relative = {
+        name: median(rate / plain for rate, plain in zip(each[1:], rates["none"][1:], strict=True))
+        for name, each in rates.items()
+    }
+    return Figures(cell, relative, relative.pop("goodput"))
+
+
+async def measure_all(
+    target: Path, draft: Path, cells: Sequence[Cell], tokens: int, turns: int
+) -> list[Figures]:
+    """All cells."""
+    prompts = kinds(target)
+    addresses: dict[str, str] = {}
+
+    def note(event: str, fact: dict[str, str]) -> None:
+        if event == "serving":
+            addresses[fact["role"]] = fact["address"]
+
+    async with (
+        launch.up(launch.Plan(target, draft, port=0, ray=False), note),
+        rpc.connect(addresses["verifier"]) as to_verifier,
+        rpc.connect(addresses["drafter"]) as to_drafter,
+    ):
+        verifier = VerifierClient(to_verifier)
+        ends = frozenset((await verifier.describe(DESCRIBE_SECONDS)).end_token_ids)
+        runner = Runner(DrafterClient(to_drafter), verifier, ends)
+        return [
+            await measure(runner, cell, prompts[cell.kind], tokens, turns)
+            for cell in track(cells, "cells")
+        ]
+
+
+def table(rows: Sequence[Figures]) -> Table:
+    """What people see: rates to that without drafts."""
+    shown = Table("T", "prompts", "at once", "round trip", *FIXED, "goodput", box=None)
+    shown.add_column("to best")
+    for row in rows:
+        cell = row.cell
+        shown.add_row(
+            *(f"{cell.temperature:g}", cell.kind, str(cell.at_once)),
+            f"{1000 * cell.round_trip:.0f} ms",
+            *(f"{rate:.2f}" for rate in row.fixed.values()),
+            f"{row.to_plain:.2f}",
+            f"{row.to_best:.2f}",
+        )
+    return shown
+
+
+def entry(row: Figures) -> dict[str, Any]:
+    """The same for programs."""
+    return asdict(row) | {"best": row.best, "to_best": row.to_best}
+
+
+def main(
+    target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
+    draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
+    temperature: Annotated[list[float], typer.Option(help="may be repeated")] = [0.0, 0.7, 1.0],  # noqa: B006
+    kind: Annotated[list[str], typer.Option(help="of prompts")] = ["story", "code", "random"],  # noqa: B006
+    at_once: Annotated[list[int], typer.Option(help="requests")] = [1, 8],  # noqa: B006
+    round_trip: Annotated[list[float], typer.Option(help="ms")] = [0.0, 20.0, 80.0],  # noqa: B006
+    tokens: Annotated[int, typer.Option(help="new ones per request", min=2)] = 40,
+    turns: Annotated[int, typer.Option(help="of everyone in a cell", min=1)] = 7,
+    json: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+) -> None:
+    """Tokens per second of the controller beside fixed shapes."""
+    configure_logging("error")
+    logging.disable_progress_bar()
+    cells = [
+        Cell(temperature, kind, at_once, trip / 1000)
+        for temperature, kind, at_once, trip in product(temperature, kind, at_once, round_trip)
+    ]
+    try:
+        rows = asyncio.run(measure_all(target, draft, cells, tokens, turns))
+    except TandemError as problem:
+        raise SystemExit(f"error: {problem}") from None
+    heading = report.title(target, draft, f"rates to plain decoding, {tokens} tokens a request")
+    report.publish(heading, table(rows), [entry(row) for row in rows], json)
+    print(f"to the best fixed shape: {min(row.to_best for row in rows):.3f} at the least")
+    print(f"to no drafts: {min(row.to_plain for row in rows):.3f} at the least")
+
+
+if __name__ == "__main__":
+    typer.run(main)
