@@ -47,6 +47,9 @@ def main(
         int | None, typer.Option(help="children per node, 1 drafts chains")
     ] = None,
     draft_nodes: Annotated[int | None, typer.Option(help="nodes of a draft tree")] = None,
+    draft_schedule: Annotated[
+        str | None, typer.Option(help="goodput, constant or heuristic")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error")] = None,
 ) -> None:
     """Start the orchestrator: client API, front end and round workers."""

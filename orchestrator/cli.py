@@ -15,7 +15,7 @@ from google.protobuf.json_format import MessageToJson
 from rich.console import Console
 
 import models
-from orchestrator import launch, terminal
+from orchestrator import flags, launch, terminal
 from protos import process, rpc, status
 from protos.errors import TandemError, TransportLost
 from protos.tandem.v1 import orchestrator_pb2 as api
@@ -51,37 +51,19 @@ def up(
 
 
 @app.command()
+@flags.accepting
 def generate(
     prompt: Annotated[str, typer.Argument(help="the text to continue")],
     address: Address = ADDRESS,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help="default 128", min=0, max=2**32 - 1)
-    ] = None,
-    temperature: Annotated[float | None, typer.Option(help="default 1; 0 is greedy")] = None,
-    top_p: Annotated[float | None, typer.Option(help="nucleus, 1 is off")] = None,
-    top_k: Annotated[int | None, typer.Option(help="0 is off", min=0, max=2**32 - 1)] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="the server picks one and reports it", min=0, max=2**64 - 1)
-    ] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="stop string, may be repeated")] = None,
-    num_speculative_tokens: Annotated[
-        int | None, typer.Option(help="levels; 0 decodes plainly", min=0, max=2**32 - 1)
-    ] = None,
-    branches: Annotated[
-        int | None, typer.Option(help="children per node; 1 drafts a chain", min=0, max=2**32 - 1)
-    ] = None,
     json: Annotated[bool, typer.Option("--json", help="print the whole GenerateResponse")] = False,
+    logprobs: Annotated[
+        int | None, typer.Option(help="likeliest tokens beside each; for --json", min=0)
+    ] = None,
+    **options: Any,
 ) -> None:
     """Continue a text; accepted draft tokens are coloured."""
-    request = api.GenerateRequest(
-        text=prompt,
-        sampling=api.Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed),
-        stopping=api.Stopping(max_new_tokens=max_new_tokens, stop=stop or ()),
-        speculation=api.Speculation(
-            num_speculative_tokens=num_speculative_tokens, branches=branches
-        ),
-    )
-    _run(_generate(address, request, json))
+    request = api.GenerateRequest(text=prompt, logprobs=logprobs)
+    _run(_generate(address, request, options, json))
 
 
 @app.command("status")
@@ -93,7 +75,10 @@ def show_status(
     _run(_status(address, json))
 
 
-async def _generate(address: str, request: api.GenerateRequest, as_json: bool) -> None:
+async def _generate(
+    address: str, request: api.GenerateRequest, options: dict[str, Any], as_json: bool
+) -> None:
+    flags.fill(request, options)
     async with rpc.connect(address) as channel:
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
         if as_json:

@@ -16,6 +16,7 @@ HORIZON = 40.0  # rounds after which an observation of costs counts for 1/e
 MEMORY = 24.0  # rounds of a generation, of how it is guessed
 PRIOR = 3.0  # rounds that the worker's experience counts for in a new generation
 HYSTERESIS = 0.03
+HOPE = 2.0  # tokens more than the first round with a draft emitted may be typical
 MOSTLY = 0.7  # of the newest rounds are of one kind, when costs of that kind are learned
 TRIAL = 3  # rounds of every generation, for which all do what is believed to be worse
 PROBING = 0.005  # of the time may be lost by that
@@ -88,6 +89,7 @@ class Goodput:
         self.drafted = Mean(HORIZON)  # seconds of a round, if everybody does
         self.emitted = Mean(HORIZON)  # tokens by a round with a draft
         self.level = Mean(HORIZON)  # seconds of one level of a draft
+        self.alone = Mean(HORIZON)  # seconds to verify, less what the nodes of drafts cost
         self.trust = Trust()
         self.trial: bool | None = None  # what all do for a while: draft, or not
         self._left = 0  # rounds of it
@@ -100,6 +102,11 @@ class Goodput:
         """What one more node in every session's draft adds to a round."""
         return self._token_seconds * max(1, self.running)
 
+    @property
+    def hoped(self) -> float:
+        """Tokens by a round with a draft, with the benefit of the doubt while few were seen."""
+        return self.emitted.value + HOPE / max(1.0, self.emitted.weight)
+
     def gain(self, emitted: float) -> float:
         """The rate of rounds with a draft that emit so many tokens, to that of rounds without."""
         return emitted * self.plain.value / self.drafted.value
@@ -110,11 +117,13 @@ class Goodput:
         self._token_seconds = outcome.token_seconds
         self._share += (outcome.asked - self._share) / (2 * max(1, self.running))
         if outcome.asked:
-            self.emitted.add(outcome.accepted + 1)
+            shared = self.node_seconds * outcome.nodes
+            self.alone.add(max(outcome.verify_seconds - shared, 0.2 * outcome.verify_seconds))
             self.level.add(outcome.draft_seconds / max(1, outcome.levels))
             self.trust.saw(outcome, SLOW)
             if self._share > MOSTLY:
                 self.drafted.add(seconds)
+                self.emitted.add(outcome.accepted + 1)
         elif self._share < 1 - MOSTLY:
             self.plain.add(seconds)
         self._credit += PROBING * seconds
@@ -130,7 +139,7 @@ class Goodput:
             self._begin(True, 0.0)
         elif not self.plain.weight:
             self._begin(False, 0.0)
-        elif (gain := self.gain(self.emitted.value)) < 1:
+        elif (gain := self.gain(self.hoped)) < 1:
             self._begin(True, self.drafted.value * (1 - gain))
         else:
             self._begin(False, self.plain.value * (gain - 1))
@@ -158,11 +167,13 @@ class Adaptive:
         goodput = self._goodput
         if goodput.trial is False:
             return NO_DRAFT_SHAPE
-        if not (goodput.plain.weight and goodput.drafted.weight):
+        if not goodput.drafted.weight:
             levels = min(FIRST.levels, self._most.levels)
             return replace(self._most, levels=levels, nodes=min(FIRST.nodes, self._most.nodes))
+        if not goodput.plain.weight:
+            return self._worthwhile(1 / goodput.alone.value)
         weight = self._emitted.weight + PRIOR
-        known = self._emitted.value * self._emitted.weight + goodput.emitted.value * PRIOR
+        known = self._emitted.value * self._emitted.weight + goodput.hoped * PRIOR
         gain = goodput.gain(known / weight)
         self._drafting = gain > (1 - HYSTERESIS if self._drafting else 1 + HYSTERESIS)
         if not (self._drafting or goodput.trial):

@@ -1,0 +1,97 @@
+"""The options of `tandem generate`: one flag for every field that a client may set.
+
+Taken from the API's own description, so that none is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from inspect import Parameter, signature
+from typing import Annotated, Any
+
+import typer
+from google.protobuf.descriptor import FieldDescriptor
+
+from protos.errors import InvalidRequest
+from protos.tandem.v1 import orchestrator_pb2 as api
+
+GROUPS = ("sampling", "stopping", "speculation")
+KINDS: dict[int, type[Any]] = {
+    FieldDescriptor.TYPE_FLOAT: float,
+    FieldDescriptor.TYPE_BOOL: bool,
+    FieldDescriptor.TYPE_STRING: str,
+    FieldDescriptor.TYPE_ENUM: str,
+    FieldDescriptor.TYPE_MESSAGE: str,  # a map's entry
+}
+HELP = {
+    "temperature": "default 1; 0 is greedy",
+    "top_p": "nucleus, 1 is off",
+    "top_k": "0 is off",
+    "min_p": "0 is off",
+    "repetition_penalty": "1 is off",
+    "presence_penalty": "0 is off",
+    "frequency_penalty": "0 is off",
+    "logit_bias": "TOKEN=BIAS, may be repeated",
+    "seed": "the server picks one and reports it",
+    "max_new_tokens": "default 128",
+    "min_new_tokens": "no end before so many",
+    "stop": "stop string, may be repeated",
+    "stop_token_ids": "may be repeated",
+    "ignore_eos": "go on behind the model's own end",
+    "rule": "match, reject or top1",
+    "num_speculative_tokens": "levels; 0 decodes plainly",
+    "branches": "children per node; 1 drafts a chain",
+    "drafter": "name of a drafter pool",
+    "method": "tree, medusa_lite or ngram",
+    "schedule": "goodput, constant or heuristic",
+    "confidence_threshold": "draft no further behind a token less likely than this",
+}
+
+
+def accepting(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with a flag for each of its `**options`; what is not given is None."""
+    known = signature(command, eval_str=True)
+    own = [each for each in known.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+    messages = (getattr(api.GenerateRequest(), group).DESCRIPTOR for group in GROUPS)
+    fields = [field for message in messages for field in message.fields]
+    flags = [*own, *map(_parameter, fields)]
+    command.__signature__ = known.replace(parameters=flags)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in flags}
+    return command
+
+
+def fill(request: api.GenerateRequest, flags: Mapping[str, Any]) -> None:
+    """Set what was given; raises InvalidRequest if it is no value of its field."""
+    for group in GROUPS:
+        message = getattr(request, group)
+        for field in message.DESCRIPTOR.fields:
+            if flags[field.name] is not None:
+                try:
+                    _set(message, field, flags[field.name])
+                except (ValueError, KeyError):
+                    problem = f"is {flags[field.name]}; {HELP[field.name]}"
+                    raise InvalidRequest.of(f"{group}.{field.name}", problem) from None
+
+
+def _parameter(field: FieldDescriptor) -> Parameter:
+    kind: Any = KINDS.get(field.type, int)
+    if field.is_repeated:
+        kind = list[kind]
+    annotation = Annotated[kind | None, typer.Option(help=HELP[field.name])]
+    return Parameter(field.name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _set(message: Any, field: FieldDescriptor, value: Any) -> None:
+    if field.type == FieldDescriptor.TYPE_MESSAGE:
+        for entry in value:
+            token, _, bias = entry.partition("=")
+            getattr(message, field.name)[int(token)] = float(bias)
+    elif field.type == FieldDescriptor.TYPE_ENUM:
+        assert field.enum_type is not None
+        prefix = field.enum_type.values[0].name.removesuffix("UNSPECIFIED")
+        number = field.enum_type.values_by_name[prefix + value.upper()].number
+        setattr(message, field.name, number)
+    elif field.is_repeated:
+        getattr(message, field.name).extend(value)
+    else:
+        setattr(message, field.name, value)
