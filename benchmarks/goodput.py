@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,9 +22,11 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.progress import track
 from rich.table import Table
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 import models
@@ -121,6 +125,15 @@ def policies(goodput: Goodput) -> dict[str, Callable[[], Policy]]:
     return found | {"goodput": partial(Policy.of, MOST, Schedule.GOODPUT, goodput)}
 
 
+def ignorant(draft: Path, folder: Path) -> Path:
+    """The same model in a folder, as if it had never been trained."""
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(draft)).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(draft / name, folder)
+    return folder
+
+
 def kinds(target: Path) -> dict[str, list[Tokens]]:
     """Prompts that the pair knows, hardly knows, and cannot know."""
     tokenizer, rng = load_tokenizer(target), random.Random(0)
@@ -211,6 +224,7 @@ def main(
     round_trip: Annotated[list[float], typer.Option(help="ms")] = [0.0, 20.0, 80.0],  # noqa: B006
     tokens: Annotated[int, typer.Option(help="new ones per request", min=2)] = 40,
     turns: Annotated[int, typer.Option(help="of everyone in a cell", min=1)] = 7,
+    untrained: Annotated[bool, typer.Option(help="give the drafter random weights")] = False,
     json: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
     """Tokens per second of the controller beside fixed shapes."""
@@ -220,10 +234,12 @@ def main(
         Cell(temperature, kind, at_once, trip / 1000)
         for temperature, kind, at_once, trip in product(temperature, kind, at_once, round_trip)
     ]
-    try:
-        rows = asyncio.run(measure_all(target, draft, cells, tokens, turns))
-    except TandemError as problem:
-        raise SystemExit(f"error: {problem}") from None
+    with tempfile.TemporaryDirectory() as folder:
+        guessing = ignorant(draft, Path(folder)) if untrained else draft
+        try:
+            rows = asyncio.run(measure_all(target, guessing, cells, tokens, turns))
+        except TandemError as problem:
+            raise SystemExit(f"error: {problem}") from None
     heading = report.title(target, draft, f"rates to plain decoding, {tokens} tokens a request")
     report.publish(heading, table(rows), [entry(row) for row in rows], json)
     print(f"to the best fixed shape: {min(row.to_best for row in rows):.3f} at the least")

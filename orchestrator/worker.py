@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
@@ -29,7 +30,7 @@ from protos.errors import TandemError
 from protos.sampling import decode_sampling
 from protos.status import is_transient
 from protos.tandem.v1 import orchestrator_pb2, rounds_pb2, rounds_pb2_grpc
-from protos.types import Method, Schedule
+from protos.types import Method, Rule, Schedule
 
 NAME = rounds_pb2.DESCRIPTOR.services_by_name["RoundWorkerService"].full_name
 CELL_KEY = "x-tandem-cell"
@@ -55,7 +56,7 @@ class RoundWorkerService(rounds_pb2_grpc.RoundWorkerServiceServicer):
     def __init__(self, drafter: Drafter, verifier: Verifier) -> None:
         self._drafter, self._verifier = drafter, verifier
         self._lookup = Lookup(epoch=secrets.randbelow((1 << 32) - 1) + 1)
-        self._goodput = Goodput()
+        self._goodput: dict[tuple[Method, Rule], Goodput] = defaultdict(Goodput)
         self._closing: set[asyncio.Task[None]] = set()
 
     async def Run(
@@ -75,15 +76,16 @@ class RoundWorkerService(rounds_pb2_grpc.RoundWorkerServiceServicer):
         )
         shape = decode_shape(request.shape)
         schedule = decode_choice("schedule", Schedule, request.schedule)
-        policy = Policy.of(shape, schedule, self._goodput)
+        goodput = self._goodput[shape.method, generation.sampling.rule]
+        policy = Policy.of(shape, schedule, goodput)
         drafter = self._lookup if shape.method is Method.NGRAM else self._drafter
-        self._goodput.running += 1
+        goodput.running += 1
         try:
             while generation.finish is None:
                 done = await run_round(generation, drafter, self._verifier, policy)
                 yield encode_round(done, generation)
         finally:
-            self._goodput.running -= 1
+            goodput.running -= 1
             services = (self._verifier, drafter) if policy.wants_draft else (self._verifier,)
             closing = asyncio.create_task(self._close(generation.session_id, services))
             self._closing.add(closing)
