@@ -36,7 +36,8 @@ class Own:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._visible = visible_tokens(host.config.model, host.forward.model.token_count)
+        model = host.forward.model
+        self._visible = visible_tokens(host.config.model, model.token_count).to(model.device)
 
     def propose(self, context: Context, shape: DraftShape, params: SamplingParams) -> Job:
         """A chain or tree, without the levels that lie behind the draft model's context."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from drafter_service.guesses import LOGIT_ERROR
 from drafter_service.translation import Translation
 from engine.plan import Segment
 from engine.sessions import Sessions
@@ -27,7 +28,6 @@ TAIL = 32  # their newest tokens, at least, that are translated anew in every ca
 SPARE = 4  # own tokens beyond the levels asked for: a word may take more of ours than of theirs
 DOUBT = 0.2  # nobody looks behind a token that stands with less: of a chain of 4 at temperature 0,
 # 1.47 stand instead of 1.53, for 3.4 steps instead of 4.1; of one of 8, 1.64 of 1.81 for 4.1 of 8.4
-LOGIT_ERROR = 0.6  # how far a draft logit is off; it blurs the target's draw as a temperature does
 
 
 def _none() -> array[int]:

@@ -42,12 +42,15 @@ Guesser = Callable[[torch.Tensor, int], list[Guess]]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How one draft is made; only the first `tokens` of the vocabulary are guessed."""
+    """How one draft is made; only the first `tokens` of the vocabulary are guessed. `predicts` says
+    whether the gains of the guesses tell how many of them should stand.
+    """
 
     shape: DraftShape
     params: SamplingParams
     guess: Guesser
     tokens: int
+    predicts: bool = True
 
 
 def likely(params: SamplingParams, count: int) -> Guesser:
@@ -154,8 +157,9 @@ def way(shape: DraftShape, params: SamplingParams, root: int, visible: torch.Ten
     count = len(visible)
     if shape.method is Method.MEDUSA_LITE:
         shape = branching(shape)
-        return Way(shape, params, medusa_lite(params, shape.branches, root, visible), count)
+        first = medusa_lite(params, shape.branches, root, visible)
+        return Way(shape, params, first, count, predicts=False)
     if params.rule is Rule.REJECT:
         shape = branching(shape)
-        return Way(shape, params, sampled(params, shape.branches, root), count)
+        return Way(shape, params, sampled(params, shape.branches, root), count, predicts=False)
     return Way(shape, params, likely(params, shape.branches), count)

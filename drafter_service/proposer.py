@@ -55,4 +55,5 @@ def propose(
         draft, trunk = growth.finish()
         fed = [growth.nodes[node].token for node in growth.fed]
         cached = sessions.keep(session, context, fed, trunk)
-        return Proposal(draft, cached, session.epoch, growth.expected)
+        expected = growth.expected if way.predicts else 0.0
+        return Proposal(draft, cached, session.epoch, expected)

@@ -1,7 +1,7 @@
-"""From logits to the next token: penalise and bias, warp, add keyed noise, take the maximum.
+"""From logits to the next token: bias and penalise, warp, add keyed noise, take the maximum.
 
 Every option is applied to a row of logits with the tokens before that row, so a node of a draft is
-treated as the same place of a text would be. The order is that of transformers: penalties, bias,
+treated as the same place of a text would be. The order is that of transformers: bias, penalties,
 barred tokens, temperature, top-k, top-p, min-p.
 """
 
@@ -31,20 +31,25 @@ class Adjustment:
         self.length = len(tokens)
         self._sampling = sampling
         self._tokens = torch.tensor(tokens) if sampling.repetition_penalty != 1 else None
+        self._biased = torch.tensor([token for token, _ in sampling.logit_bias], dtype=torch.long)
+        self._biases = torch.tensor([bias for _, bias in sampling.logit_bias])
+        self._ends = torch.tensor(sampling.end_tokens, dtype=torch.long)
         completion = tokens[sampling.prompt_length :] if sampling.penalised else ()
         self._counts = Counter(completion)
 
     def apply(self, logits: torch.Tensor, path: Sequence[int] = ()) -> torch.Tensor:
-        """The row [vocab] as the options want it behind the path."""
+        """The row [vocab] as the options want it behind the path. What they say of tokens that this
+        model lacks is nothing.
+        """
         sampling = self._sampling
         if not (sampling.historic or sampling.logit_bias):
             return logits
-        logits = self._penalised(logits.clone(), path)
-        for token, bias in sampling.logit_bias:
-            logits[token : token + 1] += bias  # of a token that this model lacks: nothing
+        logits, known = logits.clone(), self._biased < len(logits)
+        logits[self._biased[known]] += self._biases[known].to(logits)
+        logits = self._penalised(logits, path)
         completion = self.length + len(path) - sampling.prompt_length
         if completion < sampling.min_new_tokens:
-            logits[[token for token in sampling.end_tokens if token < len(logits)]] = -torch.inf
+            logits[self._ends[self._ends < len(logits)]] = -torch.inf
         return logits
 
     def rows(self, logits: torch.Tensor, paths: Sequence[Sequence[int]]) -> torch.Tensor:

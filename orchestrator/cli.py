@@ -20,6 +20,7 @@ from protos import process, rpc, status
 from protos.errors import TandemError, TransportLost
 from protos.tandem.v1 import orchestrator_pb2 as api
 from protos.tandem.v1 import orchestrator_pb2_grpc
+from protos.types import MAX_LOGPROBS
 
 ADDRESS = "127.0.0.1:50051"
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -57,7 +58,8 @@ def generate(
     address: Address = ADDRESS,
     json: Annotated[bool, typer.Option("--json", help="print the whole GenerateResponse")] = False,
     logprobs: Annotated[
-        int | None, typer.Option(help="likeliest tokens beside each; for --json", min=0)
+        int | None,
+        typer.Option(help="likeliest tokens beside each; for --json", min=0, max=MAX_LOGPROBS),
     ] = None,
     **options: Any,
 ) -> None:

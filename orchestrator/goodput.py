@@ -16,6 +16,7 @@ HORIZON = 40.0  # rounds after which an observation of costs counts for 1/e
 MEMORY = 24.0  # rounds of a generation, of how it is guessed
 PRIOR = 3.0  # rounds that the worker's experience counts for in a new generation
 HYSTERESIS = 0.03
+MOST_SURPRISE = 4.0  # times the mean, that one observation may count for
 HOPE = 2.0  # tokens more than the first round with a draft emitted may be typical
 MOSTLY = 0.7  # of the newest rounds are of one kind, when costs of that kind are learned
 TRIAL = 3  # rounds of every generation, for which all do what is believed to be worse
@@ -51,6 +52,8 @@ class Mean:
 
     def add(self, value: float, weight: float = 1.0) -> None:
         """Take one more value."""
+        if self.weight > 1:  # a call that hung must not be taken for what calls cost
+            value = min(value, MOST_SURPRISE * self.value)
         self.weight = self.weight * (1 - 1 / self.horizon) + weight
         self.value += (value - self.value) * weight / self.weight
 
@@ -68,8 +71,12 @@ class Trust:
     log: float = 0.0
 
     def saw(self, outcome: Outcome, pace: float) -> None:
-        """Go a part `pace` of the way to where this round would have been expected."""
-        if outcome.expected:
+        """Go a part `pace` of the way to where this round would have been expected; if nothing was
+        worth a try, some of the way back.
+        """
+        if not outcome.nodes:
+            self.log *= 1 - pace
+        elif outcome.expected:
             slope = 0.5 + outcome.expected * (1 + outcome.levels) / 2  # about d expected / d log
             step = pace * (outcome.accepted - outcome.expected) / slope
             self.log = min(MOST_TRUST, max(LEAST_TRUST, self.log + step))
@@ -113,7 +120,7 @@ class Goodput:
 
     def saw(self, outcome: Outcome) -> None:
         """Learn from a round."""
-        seconds = outcome.propose_seconds + outcome.verify_seconds
+        seconds = outcome.verify_seconds + outcome.propose_seconds * outcome.asked
         self._token_seconds = outcome.token_seconds
         self._share += (outcome.asked - self._share) / (2 * max(1, self.running))
         if outcome.asked:
@@ -132,7 +139,7 @@ class Goodput:
     def _try(self) -> None:
         """Begin or end a trial."""
         if self.trial is not None:
-            self._left -= 1
+            self._left = min(self._left, TRIAL * max(1, self.running)) - 1
             if self._left <= 0:
                 self.trial = None
         elif not self.drafted.weight:

@@ -15,7 +15,7 @@ from protos.errors import SessionMiss, StaleTurn
 from protos.types import Context, Draft, DraftShape, Proposal, SamplingParams
 
 SIZES = (8, 4, 2, 1)  # tokens that must match, most first
-TRUST = 3  # tokens that are copied for each that matched: one alone says little
+REACH = 3  # tokens that are copied for each that matched: one alone says little
 SESSIONS = 256
 LOOKED_AT = 32  # earlier occurrences for one draft, so that its time is bounded in any text
 
@@ -104,7 +104,7 @@ def draft(history: History, shape: DraftShape) -> Draft:
         if len(tokens) >= shape.nodes:
             break
         node = -1
-        for token in history.followers(end, min(shape.levels, TRUST * matched)):
+        for token in history.followers(end, min(shape.levels, REACH * matched)):
             siblings = children[node + 1]
             if token not in siblings:
                 if len(tokens) >= shape.nodes or len(siblings) >= shape.branches:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from orchestrator.goodput import Adaptive, Goodput, Outcome
-from protos.types import MAX_LEVELS, MAX_NODES, NO_DRAFT_SHAPE, DraftShape, Schedule
+from protos.types import MAX_LEVELS, NO_DRAFT_SHAPE, DraftShape, Schedule
 
 LONGEST_REST = 32  # rounds
 
@@ -53,12 +53,12 @@ class Heuristic:
 
     def saw(self, outcome: Outcome) -> None:
         """Longer or shorter."""
-        if not outcome.asked:
+        if not outcome.levels:
             return
         levels = self.shape.levels
         levels = levels + 2 if outcome.accepted == outcome.levels else levels - 1
         levels = min(max(1, levels), MAX_LEVELS)
-        nodes = min(MAX_NODES, levels * self.shape.branches)
+        nodes = levels if self.shape.branches == 1 else self.shape.nodes
         self.shape = replace(self.shape, levels=levels, nodes=nodes)
 
 
@@ -79,6 +79,7 @@ class Policy:
     wants_draft: bool
     failures: int = field(default=0, init=False)
     rest: int = field(default=0, init=False)
+    missed: bool = field(default=False, init=False)  # the draft of the newest round, if any
 
     @classmethod
     def of(
@@ -94,6 +95,7 @@ class Policy:
         """The shape for a round when `remaining` tokens may still be emitted; one is the verifier's
         own.
         """
+        self.missed = self.rest > 0
         if self.rest:
             self.rest -= 1
             return NO_DRAFT_SHAPE
@@ -110,5 +112,6 @@ class Policy:
 
     def failed(self) -> None:
         """None came, or an unfit one."""
+        self.missed = True
         self.failures += 1
         self.rest = min(LONGEST_REST, 1 << (self.failures - 1))

@@ -72,6 +72,10 @@ def order(
     stops = sorted({*stopping.stop_token_ids, *ends})
     sampling = _sampling_params(request, seed, len(prompt), stops)
     violations += problems(sampling)
+    if stopping.min_new_tokens and len(stops) >= limits.model.vocab_size:
+        violations.append(
+            Violation("stopping.stop_token_ids", "leave no other token to come first")
+        )
     if violations:
         raise InvalidRequest(*violations)
     sampling = replace(sampling, rule=speculation.rule(request.speculation))

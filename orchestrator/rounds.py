@@ -55,20 +55,21 @@ async def run_round(
     """Advance a generation by one round; raises a TandemError when the verifier cannot be had."""
     began = time.perf_counter()
     wanted = policy.wants_draft and generation.remaining > 1
+    drafter_warm, verifier_warm = generation.drafter.cached > 0, generation.verifier.cached > 0
     proposal = await propose(generation, drafter, policy)
     proposed = time.perf_counter()
     draft, verdict = await judge(generation, verifier, policy, proposal.draft)
     verified = time.perf_counter()
-    opening = not generation.completion
     advance = generation.advance(draft, verdict)
-    if not opening:  # its prompt is in the times
+    asked = proposal is not NO_PROPOSAL
+    if wanted and verifier_warm and (drafter_warm or not asked):  # else a prompt is in the times
         policy.amount.saw(
             Outcome(
                 levels=max(tree.depths(draft.parents), default=-1) + 1,
                 nodes=len(draft),
                 expected=proposal.expected,
                 accepted=len(verdict.accepted),
-                asked=proposal is not NO_PROPOSAL,
+                asked=asked,
                 propose_seconds=proposed - began,
                 draft_seconds=proposal.seconds,
                 verify_seconds=verified - proposed,
@@ -77,7 +78,7 @@ async def run_round(
         )
     return Round(
         advance,
-        fallback=wanted and policy.failures > 0 and not draft.tokens,
+        fallback=wanted and policy.missed and not draft.tokens,
         propose_seconds=proposed - began,
         verify_seconds=verified - proposed,
         advance_seconds=time.perf_counter() - verified,
@@ -100,6 +101,8 @@ async def propose(generation: Generation, drafter: Drafter, policy: Policy) -> P
         policy.failed()
         return NO_PROPOSAL
     generation.drafted(proposal)
+    if not proposal.draft.tokens:
+        policy.drafted()  # nothing to propose is an answer too
     return proposal
 
 

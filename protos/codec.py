@@ -7,6 +7,8 @@ service's to check.
 
 from __future__ import annotations
 
+import math
+
 from protos import types
 from protos.drafting import decode_draft, encode_draft
 from protos.errors import InvalidRequest, Violation
@@ -73,7 +75,10 @@ def encode_proposal(proposal: types.Proposal) -> drafter_pb2.ProposeResponse:
 
 
 def decode_proposal(message: drafter_pb2.ProposeResponse) -> types.Proposal:
-    """Message to proposal; raises InvalidRequest if the drafter sent no tree."""
+    """Message to proposal; raises InvalidRequest if the drafter sent no tree, or no numbers."""
+    for field in ("expected", "seconds"):
+        if not 0 <= (value := getattr(message, field)) < math.inf:
+            raise InvalidRequest.of(field, f"is {value:g}, below 0 or not finite")
     return types.Proposal(
         decode_draft(message.draft),
         message.cached_len,

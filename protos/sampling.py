@@ -12,6 +12,7 @@ from protos.errors import InvalidRequest, Violation
 from protos.tandem.v1 import common_pb2, orchestrator_pb2
 from protos.types import MAX_BIASES, MAX_LOGPROBS, Rule, SamplingParams
 
+REPETITION = 0.01, 100.0
 MOST_PENALTY = 2.0  # presence and frequency, either sign
 MOST_BIAS = 100.0  # of one token, either sign
 
@@ -23,9 +24,7 @@ def problems(sampling: SamplingParams) -> Iterator[Violation]:
         limit = f"is {sampling.top_p:g}, not above 0 and at most 1"
         yield Violation("sampling.top_p", limit)
     yield from _number("min_p", sampling.min_p, 0, 1)
-    if not 0 < sampling.repetition_penalty < math.inf:
-        limit = f"is {sampling.repetition_penalty:g}, not above 0 and finite"
-        yield Violation("sampling.repetition_penalty", limit)
+    yield from _number("repetition_penalty", sampling.repetition_penalty, *REPETITION)
     for name in ("presence_penalty", "frequency_penalty"):
         yield from _number(name, getattr(sampling, name), -MOST_PENALTY, MOST_PENALTY)
     if len(sampling.logit_bias) > MAX_BIASES:
@@ -34,7 +33,9 @@ def problems(sampling: SamplingParams) -> Iterator[Violation]:
     if (sampling.logprobs or 0) > MAX_LOGPROBS:
         yield Violation("logprobs", f"is {sampling.logprobs}, above {MAX_LOGPROBS}")
     for token, bias in sampling.logit_bias:
-        yield from _number(f"logit_bias[{token}]", bias, -MOST_BIAS, MOST_BIAS)
+        if found := list(_number(f"logit_bias[{token}]", bias, -MOST_BIAS, MOST_BIAS)):
+            yield from found
+            break  # there may be a thousand
 
 
 def _number(name: str, value: float, least: float, most: float) -> Iterator[Violation]:

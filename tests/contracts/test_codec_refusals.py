@@ -118,6 +118,16 @@ REFUSED = [
     ),
     (
         codec.decode_proposal,
+        drafter_pb2.ProposeResponse(expected=-0.5),
+        {"expected": "is -0.5, below 0 or not finite"},
+    ),
+    (
+        codec.decode_proposal,
+        drafter_pb2.ProposeResponse(seconds=math.inf),
+        {"seconds": "is inf, below 0 or not finite"},
+    ),
+    (
+        codec.decode_proposal,
         drafter_pb2.ProposeResponse(draft=common_pb2.Draft(tokens=[1], parents=[1])),
         {"draft.parents": "of node 0 is 0, not in -1..-1"},
     ),

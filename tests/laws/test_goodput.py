@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from drafter_service.growth import ROOT, Child, Growth
-from orchestrator.goodput import Adaptive, Goodput, Outcome
+from orchestrator.goodput import Adaptive, Goodput, Outcome, Trust
 from orchestrator.policy import Amount, Constant
 from protos import tree
 from protos.types import DraftShape
@@ -187,3 +187,47 @@ def test_a_drafter_that_becomes_good_is_noticed() -> None:
     assert run(0, 300) < 0.1, "and one that becomes bad"
     run(3, 400)
     assert run(3, 100) > 0.9
+
+
+def outcome(**told: float) -> Outcome:
+    """A round of a draft of four levels, but for what is told."""
+    usual = {"levels": 4, "nodes": 8, "expected": 2.0, "accepted": 2, "asked": True}
+    times = {"propose_seconds": 0.01, "draft_seconds": 0.008, "verify_seconds": 0.02}
+    return Outcome(**{**usual, **times, "token_seconds": 0.0, **told})
+
+
+def test_one_call_that_hung_is_not_what_calls_cost() -> None:
+    goodput = Goodput()
+    for _ in range(50):
+        goodput.saw(outcome())
+    usual = goodput.drafted.value
+    goodput.saw(outcome(verify_seconds=30.0))
+    assert goodput.drafted.value < 1.2 * usual
+
+
+def test_time_lost_to_a_drafter_that_does_not_answer_is_no_cost_of_plain_rounds() -> None:
+    goodput = Goodput()
+    for _ in range(50):
+        goodput.saw(outcome(asked=False, levels=0, nodes=0, accepted=0, propose_seconds=5.0))
+    assert goodput.plain.value == pytest.approx(0.02)
+
+
+def test_trust_that_is_lost_comes_back_when_nothing_was_worth_a_try() -> None:
+    trust = Trust()
+    for _ in range(200):
+        trust.saw(outcome(expected=5.0, accepted=0), 0.1)
+    lost = trust.log
+    for _ in range(100):
+        trust.saw(outcome(nodes=0, expected=0.0, accepted=0), 0.1)
+    assert lost < -1 and trust.log > 0.1 * lost
+
+
+def test_a_trial_ends_soon_when_most_have_left() -> None:
+    goodput = Goodput()
+    goodput.running = 64
+    goodput.trial, goodput._left = True, 192
+    goodput.running, rounds = 1, 0
+    while goodput.trial is not None:
+        goodput._try()
+        rounds += 1
+    assert rounds <= 3

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.generation import Generation
-from orchestrator.lookup import LOOKED_AT, SIZES, TRUST, Lookup
+from orchestrator.lookup import LOOKED_AT, REACH, SIZES, Lookup
 from orchestrator.policy import Policy
 from orchestrator.rounds import run_round
 from protos import tree
@@ -63,7 +63,7 @@ def paths(text: Tokens, shape: DraftShape) -> list[Tokens]:
     """The paths of the tree that a slow search draws, in order."""
     known: list[Tokens] = []
     for end, matched in earlier(text):
-        copied, levels = text, min(shape.levels, TRUST * matched)
+        copied, levels = text, min(shape.levels, REACH * matched)
         for _ in range(levels):
             copied += (copied[end + len(copied) - len(text)],)
         for depth in range(1, levels + 1):
@@ -143,8 +143,8 @@ def test_a_text_in_which_nothing_recurs_gives_no_draft() -> None:
 
 def test_a_short_match_is_trusted_for_few_tokens() -> None:
     text = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
-    assert drafted((*text, 0, 1), DraftShape.chain(16)) == Draft.chain(text[1:][:TRUST])
-    assert drafted((*text, 0, 1, 2), DraftShape.chain(16)) == Draft.chain(text[2:][: 2 * TRUST])
+    assert drafted((*text, 0, 1), DraftShape.chain(16)) == Draft.chain(text[1:][:REACH])
+    assert drafted((*text, 0, 1, 2), DraftShape.chain(16)) == Draft.chain(text[2:][: 2 * REACH])
 
 
 def test_what_was_dropped_is_never_drafted_again() -> None:

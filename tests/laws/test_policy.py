@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.goodput import Outcome
 from orchestrator.policy import LONGEST_REST, Policy
-from protos.types import MAX_LEVELS, MAX_NODES, DraftShape
+from protos.types import MAX_LEVELS, MAX_NODES, DraftShape, Schedule
 
 levels = st.integers(1, MAX_LEVELS)
 shapes = st.builds(DraftShape, levels, st.integers(1, 8), st.integers(1, MAX_NODES))
@@ -83,3 +84,26 @@ def test_a_resting_drafter_is_still_wanted() -> None:
     policy.failed()
     assert policy.wants_draft
     assert policy.next(1000).levels == 0
+
+
+def seen(levels: int, accepted: int) -> Outcome:
+    """What came of a draft."""
+    return Outcome(levels, levels, 0.0, accepted, True, 0.01, 0.008, 0.02, 0.0)
+
+
+def test_the_heuristic_adds_two_to_a_draft_that_stood_and_takes_one_from_another() -> None:
+    policy = Policy.of(DraftShape.chain(5), Schedule.HEURISTIC)
+    asked = []
+    for accepted in (5, 2, 6, 0):
+        asked.append(policy.next(100).levels)
+        policy.amount.saw(seen(asked[-1], accepted))
+    assert [*asked, policy.next(100).levels] == [5, 7, 6, 8, 7]
+
+
+def test_the_heuristic_learns_nothing_from_no_draft_and_keeps_the_budget() -> None:
+    policy = Policy.of(DraftShape(4, 4, 16), Schedule.HEURISTIC)
+    for _ in range(20):
+        policy.amount.saw(seen(0, 0))
+    assert policy.next(100) == DraftShape(4, 4, 16)
+    policy.amount.saw(seen(4, 4))
+    assert policy.next(100) == DraftShape(6, 4, 16)

@@ -59,7 +59,7 @@ BAD = [
     (
         sampling(repetition_penalty=0),
         "sampling.repetition_penalty",
-        "is 0, not above 0 and finite",
+        "is 0, not in 0.01..100",
     ),
     (sampling(presence_penalty=-2.5), "sampling.presence_penalty", "is -2.5, not in -2..2"),
     (sampling(frequency_penalty=3), "sampling.frequency_penalty", "is 3, not in -2..2"),
