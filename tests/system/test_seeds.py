@@ -169,7 +169,7 @@ async def test_candidate_logits_are_what_the_candidates_were_drawn_from(
 def test_the_orchestrators_heuristic_is_that_of_the_candidate_generator() -> None:
     heuristic = Heuristic(DraftShape.chain(20))
     for drafted, accepted, expected in [(20, 20, 22), (3, 3, 24), (3, 2, 23), (1, 0, 22)]:
-        heuristic.saw(Outcome(drafted, drafted, 0.0, accepted, True, 0.0, 0.0, 0.0))
+        heuristic.saw(Outcome(drafted, drafted, 0.0, accepted, True, 0.0, 0.0, 0.0, 0.0))
         assert heuristic.next().levels == expected
 
 
