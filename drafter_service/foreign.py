@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from array import array
-from bisect import bisect_left
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +18,7 @@ import torch
 from drafter_service.guesses import LOGIT_ERROR
 from drafter_service.translation import Translation
 from engine.plan import Segment
+from engine.session import shared
 from engine.sessions import Sessions
 from protos import tree
 from protos.errors import InvalidRequest, SessionMiss
@@ -145,7 +145,7 @@ def propose(
     steps = levels + SPARE
     if not (own and levels and _fits(sessions, len(own) + steps)):
         return Proposal(NO_DRAFT, context.base, context.epoch)
-    base = min(_shared(before.held, own), len(own) - 1) if context.epoch else 0
+    base = min(shared(before.held, own), len(own) - 1) if context.epoch else 0
     inner = replace(context, base=base, tokens=tuple(own[base:]))
     chain, fed = Chain(shape, params.temperature), 0
     with sessions.extended(inner, steps) as session:
@@ -178,9 +178,3 @@ def _fits(sessions: Sessions, length: int) -> bool:
     except InvalidRequest:
         return False
     return True
-
-
-def _shared(held: array[int], own: array[int]) -> int:
-    """How many leading tokens are the same."""
-    counts = range(1, min(len(held), len(own)) + 1)
-    return bisect_left(counts, True, key=lambda count: held[:count] != own[:count])

@@ -42,12 +42,13 @@ class Session:
 
     def shares(self, tokens: Sequence[int]) -> int:
         """How many leading tokens are the same."""
-        other = array("I", tokens[: self.length])
+        return shared(self.tokens, array("I", tokens[: self.length]))
 
-        def differ(count: int) -> bool:
-            return self.tokens[:count] != other[:count]
 
-        return bisect_left(range(1, len(other) + 1), True, key=differ)
+def shared(one: array[int], other: array[int]) -> int:
+    """How many leading tokens are the same."""
+    counts = range(1, min(len(one), len(other)) + 1)
+    return bisect_left(counts, True, key=lambda count: one[:count] != other[:count])
 
 
 @dataclass(slots=True)

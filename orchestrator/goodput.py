@@ -21,6 +21,7 @@ HOPE = 2.0  # tokens more than the first round with a draft emitted may be typic
 MOSTLY = 0.7  # of the newest rounds are of one kind, when costs of that kind are learned
 TRIAL = 3  # rounds of every generation, for which all do what is believed to be worse
 PROBING = 0.005  # of the time may be lost by that
+LEAST_SHARE = 0.2  # of the time to verify, that no nodes of drafts can explain
 LEAST_LOSS = 0.1  # of a round without a draft, that a round of a trial counts for
 FIRST = DraftShape(4, 1, 8)  # what is drafted at most while costs are unknown
 MOST_TRUST, LEAST_TRUST = 0.7, -3.0
@@ -50,12 +51,12 @@ class Mean:
     value: float = 0.0
     weight: float = 0.0
 
-    def add(self, value: float, weight: float = 1.0) -> None:
+    def add(self, value: float) -> None:
         """Take one more value."""
         if self.weight > 1:  # a call that hung must not be taken for what calls cost
             value = min(value, MOST_SURPRISE * self.value)
-        self.weight = self.weight * (1 - 1 / self.horizon) + weight
-        self.value += (value - self.value) * weight / self.weight
+        self.weight = self.weight * (1 - 1 / self.horizon) + 1
+        self.value += (value - self.value) / self.weight
 
     def fade(self, horizon: float) -> None:
         """Forget without a new value."""
@@ -125,7 +126,8 @@ class Goodput:
         self._share += (outcome.asked - self._share) / (2 * max(1, self.running))
         if outcome.asked:
             shared = self.node_seconds * outcome.nodes
-            self.alone.add(max(outcome.verify_seconds - shared, 0.2 * outcome.verify_seconds))
+            least = LEAST_SHARE * outcome.verify_seconds
+            self.alone.add(max(outcome.verify_seconds - shared, least))
             self.level.add(outcome.draft_seconds / max(1, outcome.levels))
             self.trust.saw(outcome, SLOW)
             if self._share > MOSTLY:
