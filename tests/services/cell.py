@@ -28,8 +28,7 @@ async def abort(worker: Worker, context: Context) -> None:
 
 async def stop(worker: Worker, context: Context) -> None:
     """The process is killed and its port is gone."""
-    assert worker.server is not None
-    asyncio.get_running_loop().create_task(worker.server.stop(0))
+    await asyncio.shield(worker.end())  # which cancels this very call
     await asyncio.sleep(60)
 
 
@@ -75,6 +74,12 @@ class Worker(rounds_pb2_grpc.RoundWorkerServiceServicer):
         await self.server.start()
         return f"127.0.0.1:{port}"
 
+    async def end(self) -> None:
+        """Serve no more. A server is stopped once: gRPC crashes when two calls of `stop` meet."""
+        server, self.server = self.server, None
+        if server is not None:
+            await server.stop(0)
+
 
 class Cell:
     """A supervisor: asked where a worker is, it starts it anew on another port."""
@@ -96,8 +101,7 @@ class Cell:
             return self.outdated.pop()
         self.starts += 1
         worker = self.workers[index]
-        if worker.server is not None:
-            await worker.server.stop(0)
+        await worker.end()
         return await worker.start()
 
 
@@ -114,8 +118,7 @@ async def pooled(*workers: Worker) -> AsyncIterator[tuple[WorkerPool, Cell]]:
             yield pool, cell
     finally:
         for worker in workers:
-            if worker.server is not None:
-                await worker.server.stop(0)
+            await worker.end()
 
 
 async def collect(pool: WorkerPool, seconds: float = 10.0) -> list[int]:

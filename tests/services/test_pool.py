@@ -145,8 +145,7 @@ async def test_a_worker_serves_its_own_cell_only() -> None:
                     rounds_pb2.RunRequest(prompt=[1]), metadata=metadata, timeout=5
                 ).read()
             assert failure.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert worker.server is not None
-    await worker.server.stop(0)
+    await worker.end()
     assert worker.asked == []
 
 
