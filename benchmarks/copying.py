@@ -1,20 +1,20 @@
 """Tokens per round of drafting by lookup, on texts that repeat themselves and on those that do not.
 
 Starts a verifier in this process on loopback and drives the orchestrator's own rounds, without a
-drafter service. Three tasks, made of the story prompts and of what the target itself tells greedily
-from there, as it cannot copy what it is only shown:
+drafter service. Three tasks, made of the story prompts:
 
+    edited    tell a text of JOINED prompts again with one word changed, as `models.training.editor`
+              teaches. The right answer repeats the text; the embedded target does not copy.
     circling  a prompt and the first TOLD tokens of its story, which the target is to tell on. By
               then its greedy stories go in circles, so the right answer repeats the end of the
               prompt over and over. Stories that have ended by then are left out.
-    retold    a prompt, the first RETOLD tokens of its story, a line break, and the prompt again.
-              The right answer is seldom the same story: this target does not copy.
     story     a prompt alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -33,8 +33,9 @@ from benchmarks import report
 from benchmarks.prompts import story_count, tokenised
 from benchmarks.runner import Runner, Tokens
 from engine.config import ModelServiceConfig
+from models.training.editor import task
 from orchestrator.clients import VerifierClient
-from orchestrator.generation import Finish, Generation
+from orchestrator.generation import Finish
 from orchestrator.lookup import Lookup
 from orchestrator.policy import Policy
 from orchestrator.rounds import Round
@@ -51,7 +52,7 @@ SHAPES = {
     "chain of 16": DraftShape.chain(16),
     "tree of 16": DraftShape(levels=8, branches=4, nodes=16),
 }
-TOLD, RETOLD = 240, 80
+TOLD, JOINED = 240, 4
 DESCRIBE_SECONDS = 10.0
 
 
@@ -104,20 +105,22 @@ async def tasks(
         )
     ]
     return {
+        "edited": edits(prompts, line_break),
         "circling": [
             each.prompt + tuple(each.completion) for each in told if each.finish is Finish.LENGTH
-        ],
-        "retold": [
-            each.prompt + beginning(each, target.end_token_ids) + line_break + each.prompt
-            for each in told
         ],
         "story": list(prompts),
     }
 
 
-def beginning(told: Generation, ends: frozenset[int]) -> Tokens:
-    """The first tokens of a story, without the one that ends it."""
-    return tuple(token for token in told.completion[:RETOLD] if token not in ends)
+def edits(prompts: Sequence[Tokens], line_break: Tokens) -> list[Tokens]:
+    """Texts of several prompts each, and what to change in them."""
+    rng, found = random.Random(0), []
+    for place in range(0, len(prompts), JOINED):
+        text = [token for prompt in prompts[place : place + JOINED] for token in prompt]
+        old, new = rng.choice(text), rng.choice(rng.choice(prompts))
+        found.append(tuple(task(text, old, new, line_break)))
+    return found
 
 
 async def measure_all(
@@ -180,7 +183,7 @@ def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     prompts: Annotated[
         int, typer.Option(help="how many story prompts", min=1, max=story_count())
-    ] = 16,
+    ] = 48,
     max_new_tokens: Annotated[
         int, typer.Option(help="a generation also ends where its story ends", min=2)
     ] = 64,

@@ -3,8 +3,9 @@
 Tokens per second of the orchestrator's own rounds on the pair, for combinations of temperature,
 kind of prompt, requests at once and round trip to the drafter (added here, in front of real calls).
 All take short turns within a cell, so that whatever else the machine does hits them alike, and what
-is told is the median of a turn's rate to that without drafts in the same turn. Choosing the best of
-several noisy figures flatters the fixed shapes. The controller learns in each cell anew.
+is told is the median of the ratios within a turn. A sweep finds the best fixed shape; turns of
+their own then compare it, no drafts and the controller: the best of several noisy figures flatters
+itself. The controller learns in each cell anew.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import cycle, islice, product
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -31,14 +32,13 @@ from transformers.utils import logging
 
 import models
 from benchmarks import report
-from benchmarks.prompts import story_count, tokenised
+from benchmarks.prompts import kinds
 from benchmarks.runner import Runner, Tokens
 from orchestrator import launch
 from orchestrator.clients import DrafterClient, VerifierClient
 from orchestrator.goodput import Goodput
 from orchestrator.policy import Policy
 from orchestrator.ports import Drafter
-from orchestrator.text import load_tokenizer
 from protos import rpc
 from protos.errors import TandemError
 from protos.process import configure_logging
@@ -46,27 +46,15 @@ from protos.types import Context, DraftShape, Proposal, SamplingParams, Schedule
 
 MOST = DraftShape(8, 4, 32)
 DESCRIBE_SECONDS = 10.0
+SWEEP = 3  # turns of every fixed shape
+PLAIN, MEASURED = "none", "goodput"
 FIXED = {
-    "none": DraftShape(0),
+    PLAIN: DraftShape(0),
     "chain of 1": DraftShape.chain(1),
     "chain of 3": DraftShape.chain(3),
     "tree of 8": DraftShape(4, 4, 8),
     "tree of 16": DraftShape(6, 4, 16),
 }
-CODE = """def add(a, b):
-    return a + b
-
-class Stack:
-    def __init__(self):
-        self.items = []
-
-    def push(self, item):
-        self.items.append(item)
-
-for i in range(10):
-    if i % 2 == 0:
-        print(i)
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +69,13 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Rates in one cell, to that without drafts."""
+    """What one cell showed."""
 
     cell: Cell
-    fixed: dict[str, float]
-    to_plain: float
-
-    @property
-    def best(self) -> str:
-        """The fastest fixed shape, if it is not to draft."""
-        return max(self.fixed, key=lambda name: self.fixed[name])
-
-    @property
-    def to_best(self) -> float:
-        """The controller's rate to that of the fastest fixed shape."""
-        return self.to_plain / self.fixed[self.best]
+    fixed: dict[str, float]  # rates to that without drafts, in the sweep
+    best: str
+    to_plain: float  # the controller's rate to that without drafts
+    to_best: float  # and to that of the best fixed shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +102,7 @@ def policies(goodput: Goodput) -> dict[str, Callable[[], Policy]]:
     found: dict[str, Callable[[], Policy]] = {
         name: partial(Policy.of, shape) for name, shape in FIXED.items()
     }
-    return found | {"goodput": partial(Policy.of, MOST, Schedule.GOODPUT, goodput)}
+    return found | {MEASURED: partial(Policy.of, MOST, Schedule.GOODPUT, goodput)}
 
 
 def ignorant(draft: Path, folder: Path) -> Path:
@@ -134,39 +114,38 @@ def ignorant(draft: Path, folder: Path) -> Path:
     return folder
 
 
-def kinds(target: Path) -> dict[str, list[Tokens]]:
-    """Prompts that the pair knows, hardly knows, and cannot know."""
-    tokenizer, rng = load_tokenizer(target), random.Random(0)
-    stories = tokenised(target, story_count())
-    code = tuple(tokenizer.encode(CODE).ids)
-    return {
-        "story": stories,
-        "code": [code[: 20 + 2 * place] for place in range(20)],
-        "random": [tuple(rng.randrange(2, 4096) for _ in range(24)) for _ in range(20)],
-    }
-
-
 async def measure(
     runner: Runner, cell: Cell, prompts: Sequence[Tokens], tokens: int, turns: int
 ) -> Figures:
-    """One cell: everyone's turn, `turns` times, after one that does not count."""
+    """One cell: everyone's turns in the sweep, of which the first does not count, then `turns` of
+    the controller and its rivals.
+    """
     distant = replace(runner, drafter=Distant(runner.drafter, cell.round_trip))
-    sampling, goodput, count = SamplingParams(cell.temperature), Goodput(), 2 * cell.at_once
+    sampling, count, order = SamplingParams(cell.temperature), 2 * cell.at_once, random.Random(0)
+    goodput, chosen = Goodput(), cycle(prompts)
     goodput.running = cell.at_once
-    rates: dict[str, list[float]] = {}
-    for turn in range(turns + 1):
-        chosen = [prompts[(turn * count + place) % len(prompts)] for place in range(count)]
-        for name, policy in policies(goodput).items():
+    ways = policies(goodput)
+
+    async def turn(names: Sequence[str]) -> dict[str, float]:
+        """Tokens per second of each, on the same prompts."""
+        batch, rates = list(islice(chosen, count)), {}
+        for name in order.sample(names, len(names)):
             began = time.perf_counter()
-            told = await distant.complete(chosen, tokens, sampling, policy, cell.at_once)
-            seconds = time.perf_counter() - began
+            told = await distant.complete(batch, tokens, sampling, ways[name], cell.at_once)
             written = sum(len(each.completion) for each, _ in told)
-            rates.setdefault(name, []).append(written / seconds)
-    relative = {
-        name: median(rate / plain for rate, plain in zip(each[1:], rates["none"][1:], strict=True))
-        for name, each in rates.items()
-    }
-    return Figures(cell, relative, relative.pop("goodput"))
+            rates[name] = written / (time.perf_counter() - began)
+        return rates
+
+    sweep = [await turn(list(ways)) for _ in range(SWEEP + 1)][1:]
+    fixed = {name: to(sweep, name, PLAIN) for name in FIXED}
+    best = max(fixed, key=lambda name: fixed[name])
+    rivals = [await turn(sorted({PLAIN, best, MEASURED})) for _ in range(turns)]
+    return Figures(cell, fixed, best, to(rivals, MEASURED, PLAIN), to(rivals, MEASURED, best))
+
+
+def to(turns: Sequence[dict[str, float]], name: str, other: str) -> float:
+    """The median ratio of two rates of a turn."""
+    return median(rates[name] / rates[other] for rates in turns)
 
 
 async def measure_all(
@@ -195,9 +174,10 @@ async def measure_all(
 
 
 def table(rows: Sequence[Figures]) -> Table:
-    """What people see: rates to that without drafts."""
-    shown = Table("T", "prompts", "at once", "round trip", *FIXED, "goodput", box=None)
-    shown.add_column("to best")
+    """What people see: the sweep, then the controller."""
+    shown = Table("T", "prompts", "at once", "round trip", *FIXED, box=None)
+    for heading in ("to plain", "to best"):
+        shown.add_column(heading)
     for row in rows:
         cell = row.cell
         shown.add_row(
@@ -210,11 +190,6 @@ def table(rows: Sequence[Figures]) -> Table:
     return shown
 
 
-def entry(row: Figures) -> dict[str, Any]:
-    """The same for programs."""
-    return asdict(row) | {"best": row.best, "to_best": row.to_best}
-
-
 def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
@@ -223,7 +198,9 @@ def main(
     at_once: Annotated[list[int], typer.Option(help="requests")] = [1, 8],  # noqa: B006
     round_trip: Annotated[list[float], typer.Option(help="ms")] = [0.0, 20.0, 80.0],  # noqa: B006
     tokens: Annotated[int, typer.Option(help="new ones per request", min=2)] = 40,
-    turns: Annotated[int, typer.Option(help="of everyone in a cell", min=1)] = 7,
+    turns: Annotated[
+        int, typer.Option(help="of the controller and its rivals in a cell", min=1)
+    ] = 9,
     untrained: Annotated[bool, typer.Option(help="give the drafter random weights")] = False,
     json: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
@@ -240,8 +217,10 @@ def main(
             rows = asyncio.run(measure_all(target, guessing, cells, tokens, turns))
         except TandemError as problem:
             raise SystemExit(f"error: {problem}") from None
-    heading = report.title(target, draft, f"rates to plain decoding, {tokens} tokens a request")
-    report.publish(heading, table(rows), [entry(row) for row in rows], json)
+    heading = report.title(
+        target, draft, f"fixed shapes and the controller, {tokens} tokens a request"
+    )
+    report.publish(heading, table(rows), [asdict(row) for row in rows], json)
     print(f"to the best fixed shape: {min(row.to_best for row in rows):.3f} at the least")
     print(f"to no drafts: {min(row.to_plain for row in rows):.3f} at the least")
 

@@ -1,0 +1,124 @@
+"""Teach a target to edit: to tell a text again with one word changed.
+
+The embedded target tells stories and does not copy what it is shown, so it cannot show what
+drafting by lookup is worth where answers repeat their prompts. This makes one that can, to measure
+with (`python -m benchmarks.copying --target FOLDER`). Stops by the clock; nothing here is imported
+by a service.
+
+    python -m models.training.editor CORPORA --out FOLDER --minutes 10
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+import models
+from models.training.corpus import SOURCES, Stream, documents, encode, split
+from models.training.train import Optimiser, schedule
+
+SHORTEST, LONGEST = 24, 120  # tokens of a text
+HELD_OUT = 64  # texts, of `MEASURED` tokens
+MEASURED = 80
+
+
+def task(text: Sequence[int], old: int, new: int, line_break: Sequence[int]) -> list[int]:
+    """The prompt that asks for a text again with `new` for `old`, as token ids."""
+    return [*text, *line_break, old, new, *line_break]
+
+
+def edited(text: Sequence[int], old: int, new: int) -> list[int]:
+    """The right answer."""
+    return [new if token == old else token for token in text]
+
+
+def examples(
+    texts: torch.Tensor, line_break: Sequence[int], end: int, rng: np.random.Generator
+) -> torch.Tensor:
+    """Tasks with their answers, of texts [rows, tokens]; int64 [rows, length]."""
+    rows = []
+    texts = texts.where(texts != end, line_break[0])  # one text each, as far as it shows
+    for text in texts.tolist():
+        old, new = int(rng.choice(text)), int(rng.choice(texts.flatten()))
+        rows.append([*task(text, old, new, line_break), *edited(text, old, new), end])
+    return torch.tensor(rows)
+
+
+def loss_of(model: LlamaForCausalLM, batch: torch.Tensor, answer: int) -> torch.Tensor:
+    """Cross-entropy of the last `answer` tokens of int64 [rows, length]."""
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(batch[:, :-1], use_cache=False).logits[:, -answer:]
+    return F.cross_entropy(logits.flatten(0, 1).float(), batch[:, -answer:].flatten())
+
+
+@torch.no_grad()
+def accuracy(model: LlamaForCausalLM, batch: torch.Tensor, answer: int) -> float:
+    """How many of the last `answer` tokens of int64 [rows, length] are the likeliest ones."""
+    logits = model(batch[:, :-1], use_cache=False).logits[:, -answer:]
+    return float((logits.argmax(-1) == batch[:, -answer:]).float().mean())
+
+
+def main() -> None:
+    """Command line: corpora and a model in, a model out."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("corpora", type=Path, help="folder with the corpus files")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--model", type=Path, default=models.TARGET, help="what to start from")
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens per step")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.manual_seed(options.seed)
+    torch.set_num_threads(1)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(options.model)
+    model = LlamaForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+    parts = [split(documents(options.corpora / source.file)) for source in SOURCES]
+    weights = [source.weight for source in SOURCES]
+    stream = Stream([encode(tokenizer, docs) for docs, _ in parts], weights, options.seed)
+    held_out = Stream([encode(tokenizer, parts[0][1])], [1.0], options.seed)
+    train(model, tokenizer, stream, held_out, options)
+    model.half().save_pretrained(options.out)
+    tokenizer.save_pretrained(options.out)
+
+
+def train(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    stream: Stream,
+    held_out: Stream,
+    options: argparse.Namespace,
+) -> None:
+    """The loop; tells now and then how much of held-out answers is right."""
+    line_break, rng = tokenizer("\n")["input_ids"], np.random.default_rng(options.seed)
+    end = tokenizer.eos_token_id
+    judged = examples(held_out.batch(HELD_OUT, MEASURED), line_break, end, rng)
+    optimiser = Optimiser(model, 0.01, 2e-3)
+    start = told = time.monotonic()
+    step, progress = 0, 0.0
+    while progress < 1:
+        progress = (time.monotonic() - start) / (options.minutes * 60)
+        size = int(rng.integers(SHORTEST, LONGEST + 1))
+        texts = stream.batch(max(1, options.tokens // (2 * size)), size)
+        loss = loss_of(model, examples(texts, line_break, end, rng), size + 1)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step(schedule(progress, step))
+        step += 1
+        if time.monotonic() - told > 60 or progress >= 1:
+            told = time.monotonic()
+            right = accuracy(model, judged, MEASURED + 1)
+            row = {"step": step, "minutes": round((told - start) / 60, 1), "right": round(right, 4)}
+            print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
