@@ -8,101 +8,53 @@ above the tokens that its time would yield otherwise (maths: online stopping, th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from weakref import WeakSet
 
+from orchestrator.learning import Mean, Outcome, Trust
 from protos.types import NO_DRAFT_SHAPE, DraftShape
 
-HORIZON = 40.0  # rounds after which an observation of costs counts for 1/e
+HORIZON = 100.0  # rounds of each generation, after which an observation counts for 1/e
+LONG = 200.0  # the same for how far drafters are right
 MEMORY = 24.0  # rounds of a generation, of how it is guessed
-PRIOR = 3.0  # rounds that the worker's experience counts for in a new generation
+PRIOR = 6.0  # rounds that the worker's experience counts for in a generation
+STALE = 8.0  # rounds of each that what is not done any more counts for in the end
 HYSTERESIS = 0.03
-MOST_SURPRISE = 4.0  # times the mean, that one observation may count for
-HOPE = 2.0  # tokens more than the first round with a draft emitted may be typical
-MOSTLY = 0.7  # of the newest rounds are of one kind, when costs of that kind are learned
-TRIAL = 3  # rounds of every generation, for which all do what is believed to be worse
+RANKS = 0.25  # what a generation must gain to do what the others of a crowd do not
+MOSTLY = 0.85  # of the generations do the same, when the cost of that is learned
+TRIAL = 4  # rounds of every generation, for which all do what is believed to be worse
+LESSON = 12  # the same for the first drafts of a worker
 PROBING = 0.005  # of the time may be lost by that
-LEAST_SHARE = 0.2  # of the time to verify, that no nodes of drafts can explain
-LEAST_LOSS = 0.1  # of a round without a draft, that a round of a trial counts for
-FIRST = DraftShape(4, 1, 8)  # what is drafted at most while costs are unknown
-MOST_TRUST, LEAST_TRUST = 0.7, -3.0
+RESTLESS = 0.2  # of a round without a draft, that is lost by doing in a trial what nobody did
 SLOW, FAST = 0.02, 0.1  # pace of learning whom to trust: of a worker, of a generation
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one round drafted and what came of it."""
-
-    levels: int  # of the draft
-    nodes: int
-    expected: float  # nodes that the drafter took to stand; 0 = it did not say
-    accepted: int
-    asked: bool  # a drafter
-    propose_seconds: float
-    draft_seconds: float  # of them, the drafter's own
-    verify_seconds: float
-    token_seconds: float  # that the verifier says one more token costs
-
-
-@dataclass(slots=True)
-class Mean:
-    """A mean that forgets."""
-
-    horizon: float
-    value: float = 0.0
-    weight: float = 0.0
-
-    def add(self, value: float) -> None:
-        """Take one more value."""
-        if self.weight > 1:  # a call that hung must not be taken for what calls cost
-            value = min(value, MOST_SURPRISE * self.value)
-        self.weight = self.weight * (1 - 1 / self.horizon) + 1
-        self.value += (value - self.value) / self.weight
-
-    def fade(self, horizon: float) -> None:
-        """Forget without a new value."""
-        self.weight *= 1 - 1 / horizon
-
-
-@dataclass(slots=True)
-class Trust:
-    """By how much the drafter misjudges the chance of a token, as a logarithm: with it, as many
-    nodes should stand as are expected to.
-    """
-
-    log: float = 0.0
-
-    def saw(self, outcome: Outcome, pace: float) -> None:
-        """Go a part `pace` of the way to where this round would have been expected; if nothing was
-        worth a try, some of the way back.
-        """
-        if not outcome.nodes:
-            self.log *= 1 - pace
-        elif outcome.expected:
-            slope = 0.5 + outcome.expected * (1 + outcome.levels) / 2  # about d expected / d log
-            step = pace * (outcome.accepted - outcome.expected) / slope
-            self.log = min(MOST_TRUST, max(LEAST_TRUST, self.log + step))
+FIRST = DraftShape(4, 1, 8)  # what is drafted at most while a level's cost is unknown
 
 
 class Goodput:
-    """What rounds cost on one worker, with drafts and without.
+    """What rounds cost on one worker, with drafts and without, and what most of its generations do.
 
-    Sessions share steps and wait for each other, so a cost is learned only while most of them do
-    the same, and now and then all of them try what is believed to be worse. For the same reason a
-    node's cost is counted once for each session that runs.
+    Sessions share steps and wait for each other. So a round's cost depends on what the others do:
+    they draft together or not at all, but for those who gain much by doing otherwise; a cost is
+    learned only from rounds during which most did the same; and now and then all of them try what
+    is believed to be worse. For the same reason a node is paid for by each session that runs.
     """
 
     def __init__(self) -> None:
         self.running = 0
         self.plain = Mean(HORIZON)  # seconds of a round, if nobody drafts
         self.drafted = Mean(HORIZON)  # seconds of a round, if everybody does
-        self.emitted = Mean(HORIZON)  # tokens by a round with a draft
+        self.promised = Mean(HORIZON)  # tokens by a round with a draft
+        self.surprise = Mean(LONG, 0.0, STALE)  # by how many it emits more than that
         self.level = Mean(HORIZON)  # seconds of one level of a draft
-        self.alone = Mean(HORIZON)  # seconds to verify, less what the nodes of drafts cost
         self.trust = Trust()
-        self.trial: bool | None = None  # what all do for a while: draft, or not
-        self._left = 0  # rounds of it
+        self.drafting = True  # what is believed to be better
+        self.trial: bool | None = False  # what all do for a while: draft, or not
+        self.mixed = [0, 0]  # how often too few did the same: not to draft, to draft
+        self._doing: tuple[WeakSet[Adaptive], WeakSet[Adaptive]] = (WeakSet(), WeakSet())
+        self._most = True  # draft
+        self._length = TRIAL  # of the trial, in rounds of each generation
+        self._left = math.inf  # rounds of it
         self._credit = 0.0  # seconds that may be lost by trials
-        self._share = 0.5  # of the newest rounds that drafted
         self._token_seconds = 0.0
 
     @property
@@ -111,55 +63,84 @@ class Goodput:
         return self._token_seconds * max(1, self.running)
 
     @property
-    def hoped(self) -> float:
-        """Tokens by a round with a draft, with the benefit of the doubt while few were seen."""
-        return self.emitted.value + HOPE / max(1.0, self.emitted.weight)
+    def ranks(self) -> float:
+        """What a generation must gain to do otherwise than most; one alone is most."""
+        return HYSTERESIS + RANKS * (1 - 1 / max(1, self.running))
 
-    def gain(self, emitted: float) -> float:
-        """The rate of rounds with a draft that emit so many tokens, to that of rounds without."""
+    def gain(self, promised: float) -> float:
+        """The rate of rounds with a draft that promise so many tokens, to that of plain ones."""
+        emitted = max(1.0, promised + self.surprise.value)
         return emitted * self.plain.value / self.drafted.value
 
-    def saw(self, outcome: Outcome) -> None:
-        """Learn from a round."""
+    def begins(self, generation: Adaptive, drafting: bool, first: bool) -> None:
+        """A generation begins a round, perhaps with its `first` draft; in a trial all begin at once
+        with that, and it keeps the others waiting more than it will.
+        """
+        self._doing[not drafting].discard(generation)
+        self._doing[drafting].add(generation)
+        doing = [len(each) for each in self._doing]
+        for kind in (False, True):
+            few = doing[kind] < MOSTLY * sum(doing)
+            self.mixed[kind] += few or (first and self.trial is kind)
+        self._most = doing[True] > doing[False]
+
+    def saw(self, outcome: Outcome, among_others: bool = False) -> None:
+        """Learn from a round; `among_others`: during it most did something else."""
         seconds = outcome.verify_seconds + outcome.propose_seconds * outcome.asked
         self._token_seconds = outcome.token_seconds
-        self._share += (outcome.asked - self._share) / (2 * max(1, self.running))
-        if outcome.asked:
-            shared = self.node_seconds * outcome.nodes
-            least = LEAST_SHARE * outcome.verify_seconds
-            self.alone.add(max(outcome.verify_seconds - shared, least))
-            self.level.add(outcome.draft_seconds / max(1, outcome.levels))
-            self.trust.saw(outcome, SLOW)
-            if self._share > MOSTLY:
-                self.drafted.add(seconds)
-                self.emitted.add(outcome.accepted + 1)
-        elif self._share < 1 - MOSTLY:
-            self.plain.add(seconds)
         self._credit += PROBING * seconds
-        self._try()
-
-    def _try(self) -> None:
-        """Begin or end a trial."""
-        if self.trial is not None:
-            self._left = min(self._left, TRIAL * max(1, self.running)) - 1
+        if outcome.asked is self.trial and self.plain.weight and self.drafted.weight:
+            best = self.plain.value / max(1.0, self.gain(self.promised.value))
+            lost = seconds - best * (outcome.accepted + 1)
+            self._credit -= lost + RESTLESS * self.plain.value
+        if outcome.asked is self.trial:
+            self._left = min(self._left, self._length * max(1, self.running)) - 1
             if self._left <= 0:
                 self.trial = None
-        elif not self.drafted.weight:
-            self._begin(True, 0.0)
-        elif not self.plain.weight:
-            self._begin(False, 0.0)
-        elif (gain := self.gain(self.hoped)) < 1:
-            self._begin(True, self.drafted.value * (1 - gain))
+        part = 1 / max(1, self.running)
+        if outcome.asked:
+            self.level.add_cost(outcome.draft_seconds / max(1, outcome.levels), part)
+            self.promised.add(outcome.promised, part)
+            self.surprise.add(outcome.accepted + 1 - outcome.promised, part)
+            self.trust.saw(outcome, SLOW)
         else:
-            self._begin(False, self.plain.value * (gain - 1))
+            for stale in (self.promised, self.surprise):
+                stale.fade(part, STALE)
+        if not among_others:
+            self._costs(outcome.asked, seconds, part)
+        self._decide()
 
-    def _begin(self, trial: bool, lost: float) -> None:
-        """Begin a trial whose rounds cost so many seconds each, if there is credit for it."""
-        rounds = TRIAL * max(1, self.running)
-        cost = rounds * max(lost, LEAST_LOSS * self.plain.value)
-        if self._credit >= cost or not lost:
-            self._credit -= min(cost, self._credit)
-            self.trial, self._left = trial, rounds
+    def _costs(self, asked: bool, seconds: float, part: float) -> None:
+        """Learn what a round costs. But for trials, the other kind is taken to have become dearer
+        or cheaper alike: machines change speed, and crowds their size.
+        """
+        known, other = (self.drafted, self.plain) if asked else (self.plain, self.drafted)
+        before = known.value
+        known.add_cost(seconds, part)
+        other.fade(part, STALE)
+        if before and self.trial is None:
+            other.value *= known.value / before
+
+    def _decide(self) -> None:
+        """What most do from now on; begin or end a trial."""
+        if not self.plain.weight:
+            self._begin(False)
+        elif not self.drafted.weight:
+            self._begin(True, LESSON)
+        else:
+            gain = self.gain(self.promised.value)
+            self.drafting = gain > (1 - HYSTERESIS if self.drafting else 1 + HYSTERESIS)
+            lost = self.plain.value * (gain - 1) if self._most else self.drafted.value * (1 - gain)
+            fee = max(lost, 0.0) + RESTLESS * self.plain.value
+            most = TRIAL * max(1, self.running) * fee
+            self._credit = min(most, max(-most, self._credit))
+            if self._credit == most:
+                self._begin(not self._most)
+
+    def _begin(self, trial: bool, length: int = TRIAL) -> None:
+        """Begin a trial, if there is none."""
+        if self.trial is None:
+            self.trial, self._length, self._left = trial, length, math.inf
 
 
 class Adaptive:
@@ -167,38 +148,48 @@ class Adaptive:
 
     def __init__(self, most: DraftShape, goodput: Goodput) -> None:
         self._most, self._goodput = most, goodput
-        self._emitted = Mean(MEMORY)
+        self._promised = Mean(MEMORY)
+        self._began = False  # to draft
         self._trust = replace(goodput.trust)
-        self._drafting = True
+        self._mixed = list(goodput.mixed)
 
     def next(self) -> DraftShape:
         """The shape for a round."""
-        goodput = self._goodput
-        if goodput.trial is False:
-            return NO_DRAFT_SHAPE
-        if not goodput.drafted.weight:
-            levels = min(FIRST.levels, self._most.levels)
-            return replace(self._most, levels=levels, nodes=min(FIRST.nodes, self._most.nodes))
-        if not goodput.plain.weight:
-            return self._worthwhile(1 / goodput.alone.value)
-        weight = self._emitted.weight + PRIOR
-        known = self._emitted.value * self._emitted.weight + goodput.hoped * PRIOR
-        gain = goodput.gain(known / weight)
-        self._drafting = gain > (1 - HYSTERESIS if self._drafting else 1 + HYSTERESIS)
-        if not (self._drafting or goodput.trial):
-            return NO_DRAFT_SHAPE
-        return self._worthwhile(max(1.0, gain) / goodput.plain.value)
+        self._mixed = list(self._goodput.mixed)
+        shape = self._shape()
+        drafting = shape.levels > 0
+        self._goodput.begins(self, drafting, drafting and not self._began)
+        self._began |= drafting
+        return shape
 
     def saw(self, outcome: Outcome) -> None:
         """Learn what it cost and how well this generation is guessed; what is not tried is
         forgotten.
         """
-        self._goodput.saw(outcome)
+        among_others = self._mixed[outcome.asked] != self._goodput.mixed[outcome.asked]
+        self._goodput.saw(outcome, among_others)
         if outcome.asked:
-            self._emitted.add(outcome.accepted + 1)
+            self._promised.add(outcome.promised)
             self._trust.saw(outcome, FAST)
         else:
-            self._emitted.fade(HORIZON)
+            self._promised.fade()
+
+    def _shape(self) -> DraftShape:
+        goodput = self._goodput
+        if goodput.trial is False or not goodput.plain.weight:
+            return NO_DRAFT_SHAPE
+        if not goodput.level.weight:
+            levels, nodes = min(FIRST.levels, self._most.levels), min(FIRST.nodes, self._most.nodes)
+            return replace(self._most, levels=levels, nodes=nodes)
+        if not goodput.drafted.weight:
+            return self._worthwhile(1 / goodput.plain.value)
+        own, all_ = self._promised, goodput.promised
+        weight = own.weight + PRIOR
+        gain = goodput.gain((own.value * own.weight + all_.value * PRIOR) / weight)
+        pays = gain > (1 - goodput.ranks if goodput.drafting else 1 + goodput.ranks)
+        if not (pays or goodput.trial):
+            return NO_DRAFT_SHAPE
+        return self._worthwhile(max(1.0, gain) / goodput.plain.value)
 
     def _worthwhile(self, rate: float) -> DraftShape:
         """What is worth a look if time otherwise yields `rate` tokens per second."""

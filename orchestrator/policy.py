@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from orchestrator.goodput import Adaptive, Goodput, Outcome
+from orchestrator.goodput import Adaptive, Goodput
+from orchestrator.learning import Outcome
 from protos.types import MAX_LEVELS, NO_DRAFT_SHAPE, DraftShape, Schedule
 
 LONGEST_REST = 32  # rounds

@@ -20,7 +20,7 @@ from tenacity import (
 )
 
 from orchestrator.generation import Advance, Cursor, Generation
-from orchestrator.goodput import Outcome
+from orchestrator.learning import Outcome
 from orchestrator.policy import Policy
 from orchestrator.ports import Drafter, Verifier
 from protos import tree

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from drafter_service.growth import ROOT, Child, Growth
-from orchestrator.goodput import Adaptive, Goodput, Outcome, Trust
+from orchestrator.goodput import LESSON, TRIAL, Adaptive, Goodput
+from orchestrator.learning import Outcome, Trust
 from orchestrator.policy import Amount, Constant
 from protos import tree
 from protos.types import DraftShape
@@ -152,7 +153,7 @@ def test_the_controller_keeps_up_with_the_best_fixed_shape(
     ]
     mine = rate(Guesses(skill), costs, sessions, lambda g: Adaptive(MOST, g), tokens)
     assert mine >= 0.9 * max(rates)
-    assert mine >= 0.97 * rates[0]
+    assert mine >= 0.98 * rates[0]
 
 
 @pytest.mark.parametrize("pride", [0.6, 1.5])
@@ -173,19 +174,20 @@ def test_a_drafter_that_becomes_good_is_noticed() -> None:
     def run(accepted: int, rounds: int) -> float:
         drafted = 0
         for _ in range(rounds):
-            asked = amount.next().levels > 0
+            shape = amount.next()
+            asked = shape.levels > 0
             drafted += asked
-            stood = accepted if asked else 0
+            stood, expected = accepted * asked, 2.0 * shape.trust * asked
             amount.saw(
-                Outcome(4 * asked, 8 * asked, 2.0, stood, asked, 0.01 * asked, 0.008, 0.02, 0)
+                Outcome(4 * asked, 8 * asked, expected, stood, asked, 0.01 * asked, 0.008, 0.02, 0)
             )
         return drafted / rounds
 
     run(3, 50)
     assert run(3, 100) > 0.9
-    run(0, 50)
+    run(0, 200)
     assert run(0, 300) < 0.1, "and one that becomes bad"
-    run(3, 400)
+    run(3, 1500)
     assert run(3, 100) > 0.9
 
 
@@ -225,9 +227,11 @@ def test_trust_that_is_lost_comes_back_when_nothing_was_worth_a_try() -> None:
 def test_a_trial_ends_soon_when_most_have_left() -> None:
     goodput = Goodput()
     goodput.running = 64
-    goodput.trial, goodput._left = True, 192
+    for _ in range(TRIAL * goodput.running):
+        goodput.saw(outcome(asked=False, levels=0, nodes=0, accepted=0))
+    assert goodput.trial, "nothing is known of drafts"
     goodput.running, rounds = 1, 0
-    while goodput.trial is not None:
-        goodput._try()
+    while goodput.trial is not None and rounds < 100:
+        goodput.saw(outcome())
         rounds += 1
-    assert rounds <= 3
+    assert rounds <= LESSON

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.goodput import Outcome
+from orchestrator.learning import Outcome
 from orchestrator.policy import LONGEST_REST, Policy
 from protos.types import MAX_LEVELS, MAX_NODES, DraftShape, Schedule
 
