@@ -27,7 +27,7 @@ LESSON = 12  # the same for the first drafts of a worker
 PROBING = 0.005  # of the time may be lost by that
 RESTLESS = 0.2  # of a round without a draft, that is lost by doing in a trial what nobody did
 SLOW, FAST = 0.02, 0.1  # pace of learning whom to trust: of a worker, of a generation
-FIRST = DraftShape(4, 1, 8)  # what is drafted at most while a level's cost is unknown
+FIRST = DraftShape(4, 1, 8)  # what is drafted at most while costs are unknown
 
 
 class Goodput:
@@ -48,10 +48,11 @@ class Goodput:
         self.level = Mean(HORIZON)  # seconds of one level of a draft
         self.trust = Trust()
         self.drafting = True  # what is believed to be better
-        self.trial: bool | None = False  # what all do for a while: draft, or not
+        self.trial: bool | None = None  # what all do for a while: draft, or not
         self.mixed = [0, 0]  # how often too few did the same: not to draft, to draft
         self._doing: tuple[WeakSet[Adaptive], WeakSet[Adaptive]] = (WeakSet(), WeakSet())
         self._most = True  # draft
+        self._lessons = [(False, TRIAL), (True, LESSON)]  # trials before anything is believed
         self._length = TRIAL  # of the trial, in rounds of each generation
         self._left = math.inf  # rounds of it
         self._credit = 0.0  # seconds that may be lost by trials
@@ -123,24 +124,22 @@ class Goodput:
 
     def _decide(self) -> None:
         """What most do from now on; begin or end a trial."""
-        if not self.plain.weight:
-            self._begin(False)
-        elif not self.drafted.weight:
-            self._begin(True, LESSON)
-        else:
+        if self._lessons:
+            if self.trial is None:
+                self._begin(*self._lessons.pop(0))
+        elif self.plain.weight and self.drafted.weight:
             gain = self.gain(self.promised.value)
             self.drafting = gain > (1 - HYSTERESIS if self.drafting else 1 + HYSTERESIS)
             lost = self.plain.value * (gain - 1) if self._most else self.drafted.value * (1 - gain)
             fee = max(lost, 0.0) + RESTLESS * self.plain.value
             most = TRIAL * max(1, self.running) * fee
             self._credit = min(most, max(-most, self._credit))
-            if self._credit == most:
+            if self._credit == most and self.trial is None:
                 self._begin(not self._most)
 
     def _begin(self, trial: bool, length: int = TRIAL) -> None:
-        """Begin a trial, if there is none."""
-        if self.trial is None:
-            self.trial, self._length, self._left = trial, length, math.inf
+        """Begin a trial."""
+        self.trial, self._length, self._left = trial, length, math.inf
 
 
 class Adaptive:
@@ -176,9 +175,9 @@ class Adaptive:
 
     def _shape(self) -> DraftShape:
         goodput = self._goodput
-        if goodput.trial is False or not goodput.plain.weight:
+        if goodput.trial is False:
             return NO_DRAFT_SHAPE
-        if not goodput.level.weight:
+        if not (goodput.level.weight and goodput.plain.weight):
             levels, nodes = min(FIRST.levels, self._most.levels), min(FIRST.nodes, self._most.nodes)
             return replace(self._most, levels=levels, nodes=nodes)
         if not goodput.drafted.weight:
