@@ -59,14 +59,19 @@ class Goodput:
         self._token_seconds = 0.0
 
     @property
+    def crowd(self) -> int:
+        """How many generations share a round's steps, with the one that asks."""
+        return max(1, self.running)
+
+    @property
     def node_seconds(self) -> float:
         """What one more node in every session's draft adds to a round."""
-        return self._token_seconds * max(1, self.running)
+        return self._token_seconds * self.crowd
 
     @property
     def ranks(self) -> float:
         """What a generation must gain to do otherwise than most; one alone is most."""
-        return HYSTERESIS + RANKS * (1 - 1 / max(1, self.running))
+        return HYSTERESIS + RANKS * (1 - 1 / self.crowd)
 
     def gain(self, promised: float) -> float:
         """The rate of rounds with a draft that promise so many tokens, to that of plain ones."""
@@ -95,10 +100,10 @@ class Goodput:
             lost = seconds - best * (outcome.accepted + 1)
             self._credit -= lost + RESTLESS * self.plain.value
         if outcome.asked is self.trial:
-            self._left = min(self._left, self._length * max(1, self.running)) - 1
+            self._left = min(self._left, self._length * self.crowd) - 1
             if self._left <= 0:
                 self.trial = None
-        part = 1 / max(1, self.running)
+        part = 1 / self.crowd
         if outcome.asked:
             self.level.add_cost(outcome.draft_seconds / max(1, outcome.levels), part)
             self.promised.add(outcome.promised, part)
@@ -132,7 +137,7 @@ class Goodput:
             self.drafting = gain > (1 - HYSTERESIS if self.drafting else 1 + HYSTERESIS)
             lost = self.plain.value * (gain - 1) if self._most else self.drafted.value * (1 - gain)
             fee = max(lost, 0.0) + RESTLESS * self.plain.value
-            most = TRIAL * max(1, self.running) * fee
+            most = TRIAL * self.crowd * fee
             self._credit = min(most, max(-most, self._credit))
             if self._credit == most and self.trial is None:
                 self._begin(not self._most)
