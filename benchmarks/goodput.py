@@ -33,7 +33,7 @@ from transformers.utils import logging
 
 import models
 from benchmarks import report
-from benchmarks.prompts import kinds
+from benchmarks.prompts import KINDS, kinds
 from benchmarks.runner import Runner, Tokens
 from orchestrator import launch
 from orchestrator.clients import DrafterClient, VerifierClient
@@ -209,6 +209,9 @@ def main(
     json: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
     """Tokens per second of the controller beside fixed shapes."""
+    for name in kind:
+        if name not in KINDS:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(KINDS)}", param_hint="--kind")
     configure_logging("error")
     logging.disable_progress_bar()
     cells = [

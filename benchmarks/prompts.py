@@ -13,6 +13,7 @@ from pathlib import Path
 from orchestrator.text import load_tokenizer
 
 FILE = Path(__file__).with_name("story_prompts.jsonl")
+KINDS = "story", "code", "random"
 CODE = """def add(a, b):
     return a + b
 
@@ -51,8 +52,7 @@ def kinds(target: Path) -> dict[str, list[tuple[int, ...]]]:
     """Prompts that the pair knows, hardly knows, and cannot know; raises Unusable."""
     tokenizer, rng = load_tokenizer(target), random.Random(0)
     code, size = tuple(tokenizer.encode(CODE).ids), tokenizer.get_vocab_size()
-    return {
-        "story": tokenised(target, story_count()),
-        "code": [code[: 20 + 2 * place] for place in range(20)],
-        "random": [tuple(rng.randrange(2, size) for _ in range(24)) for _ in range(20)],
-    }
+    story = tokenised(target, story_count())
+    listing = [code[: 20 + 2 * place] for place in range(20)]
+    noise = [tuple(rng.randrange(2, size) for _ in range(24)) for _ in range(20)]
+    return dict(zip(KINDS, (story, listing, noise), strict=True))
