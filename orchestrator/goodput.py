@@ -11,20 +11,20 @@ import math
 from dataclasses import replace
 from weakref import WeakSet
 
+from orchestrator.costs import HORIZON, STALE, Costs
 from orchestrator.learning import Mean, Outcome, Trust
 from protos.types import NO_DRAFT_SHAPE, DraftShape
 
-HORIZON = 100.0  # rounds of each generation, after which an observation counts for 1/e
 LONG = 200.0  # the same for how far drafters are right
 MEMORY = 24.0  # rounds of a generation, of how it is guessed
 PRIOR = 6.0  # rounds that the worker's experience counts for in a generation
-STALE = 8.0  # rounds of each that what is not done any more counts for in the end
 HYSTERESIS = 0.03
 RANKS = 0.25  # what a generation must gain to do what the others of a crowd do not
 MOSTLY = 0.85  # of the generations do the same, when the cost of that is learned
 TRIAL = 4  # rounds of every generation, for which all do what is believed to be worse
 LESSON = 12  # the same for the first drafts of a worker
 PROBING = 0.005  # of the time may be lost by that
+EARLY = 0.5  # rounds more, each time a worker has lived e times as long
 RESTLESS = 0.2  # of a round without a draft, that is lost by doing in a trial what nobody did
 SLOW, FAST = 0.02, 0.1  # pace of learning whom to trust: of a worker, of a generation
 FIRST = DraftShape(4, 1, 8)  # what is drafted at most while costs are unknown
@@ -41,11 +41,9 @@ class Goodput:
 
     def __init__(self) -> None:
         self.running = 0
-        self.plain = Mean(HORIZON)  # seconds of a round, if nobody drafts
-        self.drafted = Mean(HORIZON)  # seconds of a round, if everybody does
+        self.costs = Costs()
         self.promised = Mean(HORIZON)  # tokens by a round with a draft
         self.surprise = Mean(LONG, 0.0, STALE)  # by how many it emits more than that
-        self.level = Mean(HORIZON)  # seconds of one level of a draft
         self.trust = Trust()
         self.drafting = True  # what is believed to be better
         self.trial: bool | None = None  # what all do for a while: draft, or not
@@ -56,7 +54,7 @@ class Goodput:
         self._length = TRIAL  # of the trial, in rounds of each generation
         self._left = math.inf  # rounds of it
         self._credit = 0.0  # seconds that may be lost by trials
-        self._token_seconds = 0.0
+        self._rounds = 0.0  # of each generation, so far
 
     @property
     def crowd(self) -> int:
@@ -66,7 +64,7 @@ class Goodput:
     @property
     def node_seconds(self) -> float:
         """What one more node in every session's draft adds to a round."""
-        return self._token_seconds * self.crowd
+        return self.costs.node_seconds(self.crowd)
 
     @property
     def ranks(self) -> float:
@@ -76,7 +74,7 @@ class Goodput:
     def gain(self, promised: float) -> float:
         """The rate of rounds with a draft that promise so many tokens, to that of plain ones."""
         emitted = max(1.0, promised + self.surprise.value)
-        return emitted * self.plain.value / self.drafted.value
+        return emitted * self.costs.plain.value / self.costs.drafted.value
 
     def begins(self, generation: Adaptive, drafting: bool, first: bool) -> None:
         """A generation begins a round, perhaps with its `first` draft; in a trial all begin at once
@@ -93,50 +91,43 @@ class Goodput:
     def saw(self, outcome: Outcome, among_others: bool = False) -> None:
         """Learn from a round; `among_others`: during it most did something else."""
         seconds = outcome.verify_seconds + outcome.propose_seconds * outcome.asked
-        self._token_seconds = outcome.token_seconds
-        self._credit += PROBING * seconds
-        if outcome.asked is self.trial and self.plain.weight and self.drafted.weight:
-            best = self.plain.value / max(1.0, self.gain(self.promised.value))
-            lost = seconds - best * (outcome.accepted + 1)
-            self._credit -= lost + RESTLESS * self.plain.value
-        if outcome.asked is self.trial:
-            self._left = min(self._left, self._length * self.crowd) - 1
-            if self._left <= 0:
-                self.trial = None
         part = 1 / self.crowd
+        self._rounds += part
+        self._credit += (PROBING + EARLY / max(1.0, self._rounds)) * seconds
+        usual = outcome.asked is self.drafting and self.trial is None
+        if outcome.asked is self.trial:
+            self._tried(seconds, outcome.accepted + 1)
         if outcome.asked:
-            self.level.add_cost(outcome.draft_seconds / max(1, outcome.levels), part)
             self.promised.add(outcome.promised, part)
             self.surprise.add(outcome.accepted + 1 - outcome.promised, part)
             self.trust.saw(outcome, SLOW)
         else:
             for stale in (self.promised, self.surprise):
                 stale.fade(part, STALE)
-        if not among_others:
-            self._costs(outcome.asked, seconds, part)
+        self.costs.saw(outcome, self.crowd, usual, among_others)
         self._decide()
 
-    def _costs(self, asked: bool, seconds: float, part: float) -> None:
-        """Learn what a round costs. But for trials, the other kind is taken to have become dearer
-        or cheaper alike: machines change speed, and crowds their size.
-        """
-        known, other = (self.drafted, self.plain) if asked else (self.plain, self.drafted)
-        before = known.value
-        known.add_cost(seconds, part)
-        other.fade(part, STALE)
-        if before and self.trial is None:
-            other.value *= known.value / before
+    def _tried(self, seconds: float, emitted: int) -> None:
+        """A round of a trial is over: pay for what better ones would have taken less."""
+        if self.costs.known:
+            plain = self.costs.plain.value
+            best = plain / max(1.0, self.gain(self.promised.value))
+            self._credit -= seconds - best * emitted + RESTLESS * plain
+        self._left = min(self._left, self._length * self.crowd) - 1
+        if self._left <= 0:
+            self.trial = None
 
     def _decide(self) -> None:
         """What most do from now on; begin or end a trial."""
         if self._lessons:
             if self.trial is None:
                 self._begin(*self._lessons.pop(0))
-        elif self.plain.weight and self.drafted.weight:
+        elif self.costs.known:
             gain = self.gain(self.promised.value)
+            plain, drafted = self.costs.plain.value, self.costs.drafted.value
             self.drafting = gain > (1 - HYSTERESIS if self.drafting else 1 + HYSTERESIS)
-            lost = self.plain.value * (gain - 1) if self._most else self.drafted.value * (1 - gain)
-            fee = max(lost, 0.0) + RESTLESS * self.plain.value
+            lost = plain * (gain - 1) if self._most else drafted * (1 - gain)
+            fee = max(lost, 0.0) + RESTLESS * plain
             most = TRIAL * self.crowd * fee
             self._credit = min(most, max(-most, self._credit))
             if self._credit == most and self.trial is None:
@@ -182,24 +173,24 @@ class Adaptive:
         goodput = self._goodput
         if goodput.trial is False:
             return NO_DRAFT_SHAPE
-        if not (goodput.level.weight and goodput.plain.weight):
+        if not (goodput.costs.level.weight and goodput.costs.plain.weight):
             levels, nodes = min(FIRST.levels, self._most.levels), min(FIRST.nodes, self._most.nodes)
             return replace(self._most, levels=levels, nodes=nodes)
-        if not goodput.drafted.weight:
-            return self._worthwhile(1 / goodput.plain.value)
+        if not goodput.costs.drafted.weight:
+            return self._worthwhile(1 / goodput.costs.plain.value)
         own, all_ = self._promised, goodput.promised
         weight = own.weight + PRIOR
         gain = goodput.gain((own.value * own.weight + all_.value * PRIOR) / weight)
         pays = gain > (1 - goodput.ranks if goodput.drafting else 1 + goodput.ranks)
         if not (pays or goodput.trial):
             return NO_DRAFT_SHAPE
-        return self._worthwhile(max(1.0, gain) / goodput.plain.value)
+        return self._worthwhile(max(1.0, gain) / goodput.costs.plain.value)
 
     def _worthwhile(self, rate: float) -> DraftShape:
         """What is worth a look if time otherwise yields `rate` tokens per second."""
         return replace(
             self._most,
             worth=rate * self._goodput.node_seconds,
-            level_worth=rate * self._goodput.level.value,
+            level_worth=rate * self._goodput.costs.level.value,
             trust=math.exp(self._trust.log),
         )

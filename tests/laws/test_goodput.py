@@ -202,16 +202,16 @@ def test_one_call_that_hung_is_not_what_calls_cost() -> None:
     goodput = Goodput()
     for _ in range(50):
         goodput.saw(outcome())
-    usual = goodput.drafted.value
+    usual = goodput.costs.drafted.value
     goodput.saw(outcome(verify_seconds=30.0))
-    assert goodput.drafted.value < 1.2 * usual
+    assert goodput.costs.drafted.value < 1.2 * usual
 
 
 def test_time_lost_to_a_drafter_that_does_not_answer_is_no_cost_of_plain_rounds() -> None:
     goodput = Goodput()
     for _ in range(50):
         goodput.saw(outcome(asked=False, levels=0, nodes=0, accepted=0, propose_seconds=5.0))
-    assert goodput.plain.value == pytest.approx(0.02)
+    assert goodput.costs.plain.value == pytest.approx(0.02)
 
 
 def test_trust_that_is_lost_comes_back_when_nothing_was_worth_a_try() -> None:
