@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from engine import flash
-from engine.kv import Pool
+from engine.kv import Pool, store
 from engine.plan import StepPlan, Tile
 from engine.rows import Rows
 from protos.errors import Unusable
@@ -101,8 +101,8 @@ def attend(
         return flash.attend(step.plan, query, keys, values, scaling)[None], None
     output = query.new_zeros(query.shape[2], query.shape[1], value.shape[3])
     for wave in step.plan.waves:
-        keys.index_copy_(0, wave.places, new_keys.index_select(0, wave.rows))
-        values.index_copy_(0, wave.places, new_values.index_select(0, wave.rows))
+        store(keys, wave.places, new_keys, wave.rows)
+        store(values, wave.places, new_values, wave.rows)
         for tile in wave.tiles:
             seen = slice(tile.start, tile.start + tile.keys)
             output[tile.rows] = attend_tile(tile, query, keys[seen], values[seen], rule)
@@ -125,9 +125,10 @@ def attend_tile(
     """
     heads, kv_heads = query.shape[1], keys.shape[1]
     repeat = heads // kv_heads
-    rows = query[:, :, tile.rows]
-    if pad := tile.pad(repeat):
-        rows = torch.cat([rows, rows[:, :, :1].expand(-1, -1, pad, -1)], 2)
+    pad = tile.pad(repeat)
+    rows = query[:, :, tile.rows.start : tile.rows.stop + pad]  # any will do as padding
+    if lacking := tile.count + pad - rows.shape[2]:
+        rows = torch.cat([rows, rows[:, :, :1].expand(-1, -1, lacking, -1)], 2)
     folded = rows.reshape(1, kv_heads, -1, query.shape[3])
     bias = tile.bias(rule.window, repeat, query)
     shared = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]

@@ -11,11 +11,15 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
 BLOCK = 64  # rooms are counted in blocks of this many positions
+
+Index: TypeAlias = slice | torch.Tensor  # numbers of rows; those side by side cost less as a slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +179,22 @@ class Pool:
     def _write(self, room: Room, content: list[torch.Tensor]) -> None:
         for stack, rows in zip(self._stacks, content, strict=True):
             stack[:, room.start : room.start + rows.shape[1]] = rows
+
+
+def index(numbers: Sequence[int], device: torch.device) -> Index:
+    """The shortest way to say these numbers."""
+    if numbers and all(later == number + 1 for number, later in pairwise(numbers)):
+        return slice(numbers[0], numbers[-1] + 1)
+    return torch.tensor(numbers, dtype=torch.long, device=device)
+
+
+def store(layer: torch.Tensor, places: Index, new: torch.Tensor, rows: Index) -> None:
+    """Write some rows of `new`, [rows, heads, size], to places in a layer's keys or values."""
+    chosen = new[rows] if isinstance(rows, slice) else new.index_select(0, rows)
+    if isinstance(places, slice):
+        layer[places] = chosen
+    else:
+        layer.index_copy_(0, places, chosen)
 
 
 def blocks(length: int) -> int:

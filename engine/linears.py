@@ -2,12 +2,17 @@
 
 A packed layer computes the same function up to rounding, up to twice as fast for the few rows of a
 step, and its rows do not depend on how many there are from two rows on; four cost no more than one.
+Layers that are given the same rows, like those of queries, keys and values, are multiplied as one:
+a call costs as much as many rows.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,14 +34,55 @@ class PackedLinear(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Called by the model."""
-        flat = rows.reshape(-1, self.in_features)
-        count = flat.shape[0]
-        if count < ROWS:
-            flat = F.pad(flat, (0, 0, 0, ROWS - count))
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            flat, self.packed, self.bias, "none", [], ""
+        count = rows.numel() // self.in_features
+        if count >= ROWS:
+            return self._multiply(rows)
+        few = F.pad(rows.reshape(count, self.in_features), (0, 0, 0, ROWS - count))
+        return self._multiply(few)[:count].view(*rows.shape[:-1], self.out_features)
+
+    def _multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
+            rows, self.packed, self.bias, "none", [], ""
         )
-        return out[:count].view(*rows.shape[:-1], self.out_features)
+        return out
+
+
+class Joined:
+    """Several linear layers that are given the same rows, one right after the other, as one."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        biases: list[torch.Tensor] = [layer.bias for layer in layers if layer.bias is not None]
+        weights: list[torch.Tensor] = [layer.weight for layer in layers]
+        self.whole = PackedLinear(torch.cat(weights), torch.cat(biases) if biases else None)
+        self._sizes = [layer.out_features for layer in layers]
+        self._rows: torch.Tensor | None = None
+        self._outputs: Sequence[torch.Tensor] = ()
+
+    def output(self, number: int, rows: torch.Tensor) -> torch.Tensor:
+        """What one of the layers makes of the rows; all are computed when the first is asked, and
+        forgotten when the last is.
+        """
+        if rows is not self._rows:
+            self._rows, self._outputs = rows, self.whole(rows).split(self._sizes, -1)
+        output = self._outputs[number]
+        if number == len(self._sizes) - 1:
+            self._rows, self._outputs = None, ()
+        return output
+
+
+class JoinedLinear(nn.Module):
+    """One of the layers that are joined."""
+
+    def __init__(self, joined: Joined, number: int, layer: nn.Linear) -> None:
+        super().__init__()
+        self.out_features, self.in_features = layer.out_features, layer.in_features
+        self.bias = layer.bias
+        self.weight = layer.weight.new_empty(0)  # some models ask for its dtype
+        self._joined, self._number = joined, number
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Called by the model."""
+        return self._joined.output(self._number, rows)
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
@@ -79,6 +125,52 @@ def can_round(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 Layer = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
+
+
+Groups = list[list[str]]
+
+
+@contextmanager
+def watching(network: nn.Module) -> Iterator[Groups]:
+    """Notes during a pass which linear layers are given the same tensor, one right after the other:
+    groups of names, one for every call that is given another tensor than the one before.
+    """
+    groups: Groups = []
+    latest: list[Any] = [None]  # held, so that no other tensor can pass for it
+
+    def note(name: str, given: tuple[Any, ...]) -> None:
+        if given and given[0] is latest[0]:
+            groups[-1].append(name)
+        else:
+            groups.append([name])
+            latest[0] = given[0] if given else None
+
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, given, name=name: note(name, given))
+        for name, layer in network.named_modules()
+        if type(layer) is nn.Linear
+    ]
+    try:
+        yield groups
+    finally:
+        latest[0] = None
+        for hook in hooks:
+            hook.remove()
+
+
+@torch.inference_mode()
+def join(network: nn.Module, groups: Groups) -> None:
+    """Replace groups of linear layers by joined ones, where each was called once and all or none
+    have a bias; one group at a time, like `replace`.
+    """
+    calls = Counter(name for group in groups for name in group)
+    for group in groups:
+        layers: Any = [network.get_submodule(name) for name in group]
+        alike = len({layer.bias is None for layer in layers}) == 1
+        if len(group) > 1 and alike and all(calls[name] == 1 for name in group):
+            joined = Joined(layers)
+            for number, name in enumerate(group):
+                network.set_submodule(name, JoinedLinear(joined, number, layers[number]))
 
 
 @torch.inference_mode()

@@ -23,7 +23,16 @@ from transformers import (
 )
 
 from engine.kv import LayerGeometry
-from engine.linears import Int8Linear, PackedLinear, can_pack, can_round, replace
+from engine.linears import (
+    Groups,
+    Int8Linear,
+    PackedLinear,
+    can_pack,
+    can_round,
+    join,
+    replace,
+    watching,
+)
 from engine.probe import adopt, refuse_class
 from protos.errors import Unusable
 from protos.fingerprint import tokens_by_id
@@ -65,9 +74,9 @@ def load(folder: Path, dtype: str = "float32", device: str = "cpu", weights: str
     if missing:
         lacking = f"its files lack {len(missing)} weights of {type(network).__name__}"
         raise Unusable(f"{folder} cannot be served: {lacking}, e.g. {missing[0]}; get all files")
-    with _judging(folder, config):
+    with _judging(folder, config), watching(network) as groups:
         found = adopt(network, _context_length(config))
-    _lay_out(network, wanted, weights)
+    _lay_out(network, groups, wanted, weights)
     return Model(
         network=network,
         layers=found.layers,
@@ -92,13 +101,14 @@ def _read(
     return network.eval().requires_grad_(False).to(device), sorted(report["missing_keys"])
 
 
-def _lay_out(network: PreTrainedModel, dtype: torch.dtype, weights: str) -> None:
+def _lay_out(network: PreTrainedModel, groups: Groups, dtype: torch.dtype, weights: str) -> None:
     """Give a network the linear layers that suit the processor."""
     if weights == INT8:
         if not can_round(dtype, network.device):
             raise Unusable("weights int8 need dtype float32 on a CPU with fbgemm kernels")
         replace(network, Int8Linear)
     elif can_pack(dtype, network.device):
+        join(network, groups)
         replace(network, PackedLinear)
 
 

@@ -16,7 +16,7 @@ from itertools import zip_longest
 
 import torch
 
-from engine.kv import BLOCK, Room
+from engine.kv import BLOCK, Index, Room, index
 from protos import tree
 
 COARSE = 16  # many rows are padded to a multiple of this many
@@ -110,8 +110,8 @@ class Tile:
 class Wave:
     """Rows whose keys are written, where to, and the tiles that attend after that."""
 
-    rows: torch.Tensor
-    places: torch.Tensor
+    rows: Index
+    places: Index
     tiles: list[Tile]
 
 
@@ -159,8 +159,8 @@ def plan(segments: Sequence[Segment], device: torch.device, exact: bool) -> Step
         active = [turn for turn in wave if turn]
         waves.append(
             Wave(
-                tensor([row for turn in active for row in turn.rows]),
-                tensor([place for turn in active for place in turn.places]),
+                index([row for turn in active for row in turn.rows], device),
+                index([place for turn in active for place in turn.places], device),
                 [tile for turn in active for tile in turn.tiles],
             )
         )

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kv import BLOCK, Room
+from engine.kv import BLOCK, Index, Room
 from engine.plan import COARSE, ROWS, Segment, StepPlan, Tile, plan
 from protos import tree
 
@@ -67,13 +67,20 @@ def played(step: StepPlan, found: list[Segment]) -> tuple[dict[int, list[Name]],
     keys, pool = fed(found), stored(found)
     seen: dict[int, list[Name]] = {}
     for wave in step.waves:
-        for row, place in zip(wave.rows.tolist(), wave.places.tolist(), strict=True):
+        for row, place in zip(numbers(wave.rows), numbers(wave.places), strict=True):
             pool[place] = keys[row]
         for tile in wave.tiles:
             for number, row in enumerate(range(tile.rows.start, tile.rows.stop)):
                 assert row not in seen, "attended twice"
                 seen[row] = looked_at(tile, number, pool)
     return seen, pool
+
+
+def numbers(index: Index) -> list[int]:
+    """What an index says."""
+    if isinstance(index, slice):
+        return list(range(index.start, index.stop))
+    return list(index.tolist())
 
 
 def looked_at(tile: Tile, number: int, pool: dict[int, Name]) -> list[Name]:

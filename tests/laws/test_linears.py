@@ -1,0 +1,81 @@
+"""Linear layers for the processor's kernels: joined or not, a row's bits are the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from engine.linears import JoinedLinear, PackedLinear, can_pack, join, replace, watching
+
+WIDTH, WIDER = 96, 1100
+ROWS = range(1, 65)
+
+pytestmark = pytest.mark.skipif(
+    not can_pack(torch.float32, torch.device("cpu")), reason="no kernels for packed weights"
+)
+
+
+class Block(nn.Module):
+    """Two layers on the same rows, two with different biases, and one that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(WIDTH, WIDER), nn.Linear(WIDTH, WIDER)
+        self.plain, self.biased = nn.Linear(WIDER, WIDTH, bias=False), nn.Linear(WIDER, WIDTH)
+        self.again = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        wide = self.left(rows) * self.right(rows)
+        narrow = self.plain(wide) + self.biased(wide)
+        result: torch.Tensor = self.again(narrow) + self.again(narrow)
+        return result
+
+
+def made(joined: bool) -> Any:
+    """The same block each time, its layers packed."""
+    torch.manual_seed(0)
+    block = Block()
+    with torch.inference_mode(), watching(block) as groups:
+        block(torch.zeros(4, WIDTH))
+    if joined:
+        join(block, groups)
+    replace(block, PackedLinear)
+    return block
+
+
+def test_layers_on_the_same_rows_are_joined_where_they_can_be() -> None:
+    """Not those of which only one has a bias, nor one that is called more than once."""
+    kinds = {name: type(layer) for name, layer in made(joined=True).named_children()}
+    joined = {name for name, kind in kinds.items() if kind is JoinedLinear}
+    assert joined == {"left", "right"}
+    assert set(kinds.values()) == {JoinedLinear, PackedLinear}
+
+
+@torch.inference_mode()
+def test_a_row_has_the_same_bits_joined_or_not_in_any_company() -> None:
+    """Up to 64 rows, and for layers that are longer than the kernels' blocks."""
+    rows = torch.randn(1, ROWS[-1], WIDTH)
+    joined, separate = made(joined=True), made(joined=False)
+    every = separate(rows)
+    for count in ROWS:
+        assert torch.equal(joined(rows[:, :count]), every[:, :count])
+        assert torch.equal(separate(rows[:, :count]), every[:, :count])
+
+
+@torch.inference_mode()
+def test_joined_layers_may_be_asked_in_any_order_and_for_other_rows() -> None:
+    """Nothing of other rows is left in an answer."""
+    block, separate = made(joined=True), made(joined=False)
+    one, other = torch.randn(4, WIDTH), torch.randn(4, WIDTH)
+    for name, rows in [
+        ("left", one),
+        ("left", other),
+        ("right", one),
+        ("right", other),
+        ("left", one),
+    ]:
+        expected = getattr(separate, name)(rows)
+        assert torch.equal(getattr(block, name)(rows), expected)
