@@ -26,7 +26,8 @@ from benchmarks import report
 from benchmarks.prompts import story_count, tokenised
 from benchmarks.systems import Prompt, Tandem, tandem_up
 from engine import reference
-from engine.linears import PackedLinear, replace
+from engine.linears import replace
+from engine.packed import PackedLinear
 from protos.errors import TandemError
 
 NEAR = 1e-3  # between the two largest logits

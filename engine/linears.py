@@ -1,7 +1,6 @@
-"""Linear layers laid out once for the matrix kernels of this processor, or rounded to 8 bits.
+"""The linear layers of a model, replaced by packed ones, joined where they can be, or by ones that
+are rounded to 8 bits.
 
-A packed layer computes the same function up to rounding, up to twice as fast for the few rows of a
-step, and its rows do not depend on how many there are from two rows on; four cost no more than one.
 Layers that are given the same rows, like those of queries, keys and values, are multiplied as one:
 a call costs as much as many rows.
 """
@@ -15,36 +14,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-ROWS = 4
-
-
-class PackedLinear(nn.Module):
-    """An `nn.Linear` or `Conv1D` for inference on a CPU, [..., in] -> [..., out]."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self.bias = bias
-        self.weight = weight.new_empty(0)  # some models ask for its dtype
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Called by the model."""
-        count = rows.numel() // self.in_features
-        if count >= ROWS:
-            return self._multiply(rows)
-        few = F.pad(rows.reshape(count, self.in_features), (0, 0, 0, ROWS - count))
-        return self._multiply(few)[:count].view(*rows.shape[:-1], self.out_features)
-
-    def _multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
-            rows, self.packed, self.bias, "none", [], ""
-        )
-        return out
+from engine.packed import PackedLinear
 
 
 class Joined:
@@ -85,17 +58,6 @@ class JoinedLinear(nn.Module):
         return self._joined.output(self._number, rows)
 
 
-def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this processor has kernels for packed weights of a dtype."""
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return False
-    if dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    if dtype == torch.float16:
-        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-    return dtype == torch.float32
-
-
 class Int8Linear(nn.Module):
     """An approximate linear layer for drafters: 8-bit weights, one scale per output, and inputs
     rounded to 8 bits by one scale for all rows. So rows depend on each other: never for a verifier.
@@ -133,17 +95,17 @@ Groups = list[list[str]]
 @contextmanager
 def watching(network: nn.Module) -> Iterator[Groups]:
     """Notes during a pass which linear layers are given the same tensor, one right after the other:
-    groups of names, one for every call that is given another tensor than the one before.
+    groups of names, one for every call that is given another tensor, or one that has changed.
     """
     groups: Groups = []
-    latest: list[Any] = [None]  # held, so that no other tensor can pass for it
+    latest: list[Any] = [None, None]  # a tensor, held so that no other can pass for it; its copy
 
     def note(name: str, given: tuple[Any, ...]) -> None:
-        if given and given[0] is latest[0]:
+        if given and given[0] is latest[0] and torch.equal(*latest):
             groups[-1].append(name)
         else:
             groups.append([name])
-            latest[0] = given[0] if given else None
+            latest[:] = (given[0], given[0].clone()) if given else (None, None)
 
     hooks = [
         layer.register_forward_pre_hook(lambda _, given, name=name: note(name, given))
@@ -153,7 +115,7 @@ def watching(network: nn.Module) -> Iterator[Groups]:
     try:
         yield groups
     finally:
-        latest[0] = None
+        latest.clear()
         for hook in hooks:
             hook.remove()
 

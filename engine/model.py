@@ -23,16 +23,8 @@ from transformers import (
 )
 
 from engine.kv import LayerGeometry
-from engine.linears import (
-    Groups,
-    Int8Linear,
-    PackedLinear,
-    can_pack,
-    can_round,
-    join,
-    replace,
-    watching,
-)
+from engine.linears import Groups, Int8Linear, can_round, join, replace, watching
+from engine.packed import PackedLinear, can_pack
 from engine.probe import adopt, refuse_class
 from protos.errors import Unusable
 from protos.fingerprint import tokens_by_id

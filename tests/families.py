@@ -117,6 +117,9 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "hunyuan": lambda: tf.HunYuanDenseV1Config(**SIZED),
     "llama3": lambda: tf.LlamaConfig(**GROUPED, rope_parameters=LLAMA3),
     "llama_dynamic": lambda: tf.LlamaConfig(**GROUPED, rope_parameters=rope("dynamic", factor=2.0)),
+    "llama_wide": lambda: tf.LlamaConfig(
+        **{**GROUPED, "hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12}
+    ),
     "llama4_text": lambda: tf.Llama4TextConfig(
         **LLAMA4, attn_temperature_tuning=False, attention_chunk_size=SHORT
     ),

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from engine.linears import JoinedLinear, PackedLinear, can_pack, join, replace, watching
+from engine.linears import JoinedLinear, join, replace, watching
+from engine.packed import PackedLinear, can_pack
 
 WIDTH, WIDER = 96, 1100
 ROWS = range(1, 65)

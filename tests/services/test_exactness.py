@@ -13,6 +13,7 @@ from engine.exactness import self_test
 from engine.forward import Forward
 from engine.kv import Room
 from engine.model import load
+from engine.packed import can_pack
 from engine.plan import Segment
 from protos import tree
 from protos.errors import Unusable
@@ -110,6 +111,17 @@ def test_every_row_is_the_same_alone_and_in_a_crowd(
             place for place, (one, other) in enumerate(pairs) if not torch.equal(one, other)
         ]
         assert not differing
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_layers_as_wide_as_those_of_real_models_are_exact(
+    dtype: str, make_model: MakeModel
+) -> None:
+    """Kernels that round differently from others come into play with sums of some length."""
+    if not can_pack(getattr(torch, dtype), torch.device("cpu")):
+        pytest.skip(f"no kernels for packed weights of {dtype}")
+    wide = load(make_model("llama_wide", 0), dtype)
+    assert str(self_test(Forward(wide, POSITIONS), "wide")) == "exact"
 
 
 @pytest.mark.parametrize("family", SERVED)
