@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 BLOCK = 64  # rooms are counted in blocks of this many positions
+SPARSE = 2  # times what a room takes: much room
 
 Index: TypeAlias = slice | torch.Tensor  # numbers of rows; those side by side cost less as a slice
 
@@ -107,13 +108,18 @@ class Pool:
         if capacity <= max(room.capacity, behind - room.start):
             room.capacity = max(capacity, room.capacity)
             return True
-        content = self._read(room)
         self._rooms.remove(room)
+        held = replace(room)
         ample = blocks(room.capacity * 3 // 2)  # or it would move again soon
         roomy = any(size >= ample for size, _ in self._holes())
         room.capacity = max(capacity, ample if roomy else 0)
-        self._place(room)
-        self._write(room, content)
+        if self._hole(room.capacity) is None:  # others will be moved over it
+            content = [stack[:, held.start : held.end].clone() for stack in self._stacks]
+            self._place(room)
+            for stack, rows in zip(self._stacks, content, strict=True):
+                stack[:, room.start : room.start + held.capacity] = rows
+        else:
+            self._move(held, self._place(room).start)
         return True
 
     def give_back(self, room: Room) -> None:
@@ -145,16 +151,24 @@ class Pool:
             stack[:, room.start + start : room.end].zero_()
 
     def _place(self, room: Room) -> Room:
-        """Lay a room into the smallest hole that has its capacity; if none has, into the one that
-        is left when all other rooms have moved together.
+        """Lay a room into a hole; if none has its capacity, into the one that is left when all
+        other rooms have moved together.
         """
-        fitting = [hole for hole in self._holes() if hole[0] >= room.capacity]
-        if fitting:
-            room.start = min(fitting)[1]
-        else:
-            room.start = self._moved_together()
+        hole = self._hole(room.capacity)
+        room.start = self._moved_together() if hole is None else hole
         insort(self._rooms, room, key=lambda room: room.start)
         return room
+
+    def _hole(self, capacity: int) -> int | None:
+        """Where a room of that capacity can start: in the largest hole if there is much room, else
+        in the smallest; in the middle of it, so that neighbours can grow and nobody moves.
+        """
+        fitting = [hole for hole in self._holes() if hole[0] >= capacity]
+        if not fitting:
+            return None
+        largest = max(fitting)
+        size, start = largest if largest[0] >= SPARSE * capacity else min(fitting)
+        return start + (size - capacity) // (2 * BLOCK) * BLOCK if start else 0
 
     def _holes(self) -> list[tuple[int, int]]:
         """What lies between rooms: length and start."""
@@ -167,18 +181,18 @@ class Pool:
         end = 0
         for room in self._rooms:
             if room.start > end:
-                content = self._read(room)
+                self._move(room, end)
                 room.start = end
-                self._write(room, content)
             end = room.end
         return end
 
-    def _read(self, room: Room) -> list[torch.Tensor]:
-        return [stack[:, room.start : room.end].clone() for stack in self._stacks]
-
-    def _write(self, room: Room, content: list[torch.Tensor]) -> None:
-        for stack, rows in zip(self._stacks, content, strict=True):
-            stack[:, room.start : room.start + rows.shape[1]] = rows
+    def _move(self, room: Room, start: int) -> None:
+        """Copy a room's content to another place, which may overlap: a layer at a time, since a
+        copy of all of them would be new memory, which takes longer to get than to fill.
+        """
+        for stack in self._stacks:
+            for layer in stack:
+                layer[start : start + room.capacity] = layer[room.start : room.end].clone()
 
 
 def index(numbers: Sequence[int], device: torch.device) -> Index:
