@@ -7,14 +7,16 @@ it cannot. Rooms move only between steps, so only `Room` objects know where they
 
 from __future__ import annotations
 
+import mmap
 from bisect import insort
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import prod
 from typing import TypeAlias
 
-import numpy as np
 import torch
 
 BLOCK = 64  # rooms are counted in blocks of this many positions
@@ -217,8 +219,16 @@ def blocks(length: int) -> int:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on a CPU, pages that the system hands out when they are first written."""
+    """Zeros; on a CPU, pages that the system hands out when they are first written. Small pages: a
+    new session touches as many of the large ones as there are layers, while everybody waits.
+    """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    count = int(np.prod(shape)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(count, np.uint8)).view(dtype).view(shape)
+    count = prod(shape) * dtype.itemsize
+    try:
+        pages = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{count} bytes") from error
+    with suppress(OSError, AttributeError):  # a system that has no others
+        pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)

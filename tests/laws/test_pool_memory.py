@@ -226,3 +226,15 @@ def test_untouched_positions_cost_no_memory() -> None:
     pool = Pool([LayerGeometry(8, 64, 64)], 1 << 18, torch.float32, CPU)
     assert pool.keys[0].nbytes + pool.values[0].nbytes == 1 << 30
     assert psutil.Process().memory_info().rss - before < 1 << 27
+
+
+def test_a_new_session_takes_about_the_memory_that_it_fills() -> None:
+    """With large pages it would take one per layer at once, while everybody waits."""
+    layers = [LayerGeometry(8, 64, 64)] * 32
+    pool = Pool(layers, 1 << 13, torch.float32, CPU)
+    before = psutil.Process().memory_info().rss
+    room = pool.take(BLOCK)
+    assert room
+    pool.wipe(room)
+    filled = BLOCK * position_bytes(layers, torch.float32)
+    assert psutil.Process().memory_info().rss - before < filled + (1 << 23)
