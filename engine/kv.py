@@ -21,6 +21,7 @@ import torch
 
 BLOCK = 64  # rooms are counted in blocks of this many positions
 SPARSE = 2  # times what a room takes: much room
+DISTANCE = 512  # positions that a neighbour can grow by, at most, before somebody moves
 
 Index: TypeAlias = slice | torch.Tensor  # numbers of rows; those side by side cost less as a slice
 
@@ -163,14 +164,15 @@ class Pool:
 
     def _hole(self, capacity: int) -> int | None:
         """Where a room of that capacity can start: in the largest hole if there is much room, else
-        in the smallest; in the middle of it, so that neighbours can grow and nobody moves.
+        in the smallest; not at its edge, so that neighbours can grow and nobody moves.
         """
         fitting = [hole for hole in self._holes() if hole[0] >= capacity]
         if not fitting:
             return None
         largest = max(fitting)
         size, start = largest if largest[0] >= SPARSE * capacity else min(fitting)
-        return start + (size - capacity) // (2 * BLOCK) * BLOCK if start else 0
+        distance = min((size - capacity) // 2, DISTANCE) // BLOCK * BLOCK
+        return start + distance if start else 0
 
     def _holes(self) -> list[tuple[int, int]]:
         """What lies between rooms: length and start."""
@@ -189,8 +191,8 @@ class Pool:
         return end
 
     def _move(self, room: Room, start: int) -> None:
-        """Copy a room's content to another place, which may overlap: a layer at a time, since a
-        copy of all of them would be new memory, which takes longer to get than to fill.
+        """Copy a room's content to another place, which may overlap: a layer at a time, since new
+        memory for all of them takes longer to get than to fill.
         """
         for stack in self._stacks:
             for layer in stack:
@@ -224,11 +226,14 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    count = prod(shape) * dtype.itemsize
+    count = prod(shape)
+    size = max(1, count * dtype.itemsize)
     try:
-        pages = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise MemoryError(f"{count} bytes") from error
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"{size} bytes") from error
     with suppress(OSError, AttributeError):  # a system that has no others
         pages.madvise(mmap.MADV_NOHUGEPAGE)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
+    return (
+        torch.frombuffer(pages, dtype=torch.uint8)[: count * dtype.itemsize].view(dtype).view(shape)
+    )

@@ -21,7 +21,9 @@ from engine.packed import PackedLinear
 
 
 class Joined:
-    """Several linear layers that are given the same rows, one right after the other, as one."""
+    """Several linear layers that are given the same rows, one right after the other, as one. The
+    rows are known by the tensor: nobody may change it in between.
+    """
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         biases: list[torch.Tensor] = [layer.bias for layer in layers if layer.bias is not None]
@@ -137,8 +139,8 @@ def join(network: nn.Module, groups: Groups) -> None:
 
 @torch.inference_mode()
 def replace(network: nn.Module, layer: Layer) -> None:
-    """Replace every linear layer of a network by another kind, one at a time, so that no more than
-    one is held twice. One whose weight is tied to an embedding gets a copy of it.
+    """Replace every linear layer of a network by another kind, one at a time, so that only one is
+    held more than once. One whose weight is tied to an embedding gets a copy of it.
     """
     parents = [parent for parent in network.modules() if type(parent) not in (nn.Linear, Conv1D)]
     for parent in parents:

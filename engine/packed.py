@@ -18,7 +18,7 @@ from torch import nn
 LEAST, MOST = 4, 256  # rows at once; four cost no more than one
 BASE = 48  # rows of the kernels that agree most often, where not all do; they cost little more
 SIZES = (BASE, 64, 96, 128, 192, MOST)
-TRIED = (LEAST, 5, 17, 32, 33, *SIZES)
+TRIED = (LEAST, 5, 7, 17, 31, 32, 33, 49, 65, 127, *SIZES)
 
 
 class PackedLinear(nn.Module):
@@ -29,8 +29,8 @@ class PackedLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.bias = bias
         self.weight = weight.new_empty(0)  # some models ask for its dtype
-        self.packed = pack(weight)
         self.sizes = agreeing(*weight.shape, weight.dtype, torch.get_num_threads())
+        self.packed = pack(weight)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Called by the model."""
@@ -86,6 +86,7 @@ def agreeing(
     assert threads == torch.get_num_threads(), "kernels are chosen by the number of threads too"
     weight, rows = _cancelling(out_features, in_features, dtype)
     packed = pack(weight)
+    del weight  # it may be as large as a layer
     base = torch.cat([multiply(piece, packed) for piece in rows.split(BASE)])
     same = [size for size in TRIED if torch.equal(multiply(rows[:size], packed), base[:size])]
     if len(same) == len(TRIED):

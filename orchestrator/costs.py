@@ -33,60 +33,63 @@ class Costs:
         return bool(self.plain.weight and self.drafted.weight)
 
     @property
+    def _ratio(self) -> float:
+        return max(0.0, self._added.value / self._told.value) if self._told.value else 1.0
+
+    @property
     def steepness(self) -> float:
         """By how much a node costs more than the verifier says: that knows its steps, not what else
         is done for a node.
         """
-        ratio = self._added.value / self._told.value if self._told.value else 1.0
-        return min(STEEPEST, max(1.0, ratio))
+        return min(STEEPEST, max(1.0, self._ratio))
 
     @property
-    def bare(self) -> float:
+    def _bare(self) -> float:
         """Seconds of a verification of a draft, but for its nodes."""
-        nodes = self.steepness * self._nodes.value
+        nodes = self._ratio * self._nodes.value
         return max(self._verify.value - nodes, LEAST_BARE * self._verify.value)
 
     def node_seconds(self, crowd: int) -> float:
         """What one more node in each of so many drafts adds to a round."""
         return self._token_seconds * crowd * self.steepness
 
-    def saw(self, outcome: Outcome, crowd: int, usual: bool, among_others: bool) -> None:
-        """Learn from a round; `usual`: it is what most do outside trials; `among_others`: during
-        it most did something else.
-        """
+    def heard(self, outcome: Outcome, crowd: int) -> None:
+        """Learn what does not depend on what others do meanwhile."""
         self._token_seconds = outcome.token_seconds
         if outcome.asked:
             self.level.add_cost(outcome.draft_seconds / max(1, outcome.levels), 1 / crowd)
-        if among_others:
-            return
-        if outcome.asked:
-            self._saw_draft(outcome, crowd, usual)
-        else:
-            self._saw_plain(outcome.verify_seconds, 1 / crowd, usual)
 
-    def _saw_plain(self, seconds: float, part: float, usual: bool) -> None:
+    def saw(self, outcome: Outcome, crowd: int, usual: bool, tried: bool) -> None:
+        """Learn from a round during which most did the same; `usual`: as they do when nothing is
+        tried; `tried`: in a trial, just after rounds of the other kind.
+        """
+        if outcome.asked:
+            self._saw_draft(outcome, crowd, usual, tried)
+        else:
+            self._saw_plain(outcome.verify_seconds, 1 / crowd, usual, tried)
+
+    def _saw_plain(self, seconds: float, part: float, usual: bool, tried: bool) -> None:
         before = self.plain.value
-        self.plain.add_cost(seconds, part)
+        taken = self.plain.add_cost(seconds, part)
         for other in (self.drafted, self._verify, self._nodes):
             other.fade(part, STALE)
             if usual and before:
                 other.value *= self.plain.value / before
-        if not usual and self.drafted.weight:
-            self._compare(self._verify.value - seconds, self._nodes.value, part)
+        if tried and self.drafted.weight:
+            self._compare(self._verify.value - taken, self._nodes.value, part)
 
-    def _saw_draft(self, outcome: Outcome, crowd: int, usual: bool) -> None:
-        part, before = 1 / crowd, self.bare
+    def _saw_draft(self, outcome: Outcome, crowd: int, usual: bool, tried: bool) -> None:
+        part, before = 1 / crowd, self._bare
         nodes = outcome.nodes * outcome.token_seconds * crowd
         self.drafted.add_cost(outcome.propose_seconds + outcome.verify_seconds, part)
-        self._verify.add_cost(outcome.verify_seconds, part)
+        taken = self._verify.add_cost(outcome.verify_seconds, part)
         self._nodes.add_cost(nodes, part)
         self.plain.fade(part, STALE)
         if usual and before:
-            self.plain.value *= self.bare / before
-        if not usual and self.plain.weight:
-            self._compare(outcome.verify_seconds - self.plain.value, nodes, part)
+            self.plain.value *= self._bare / before
+        if tried and self.plain.weight:
+            self._compare(taken - self.plain.value, nodes, part)
 
     def _compare(self, added: float, told: float, part: float) -> None:
-        """In a trial, one kind of round was seen just after the other."""
         self._added.add(added, part)
         self._told.add(told, part)

@@ -94,8 +94,11 @@ class Goodput:
         part = 1 / self.crowd
         self._rounds += part
         self._credit += (PROBING + EARLY / max(1.0, self._rounds)) * seconds
-        usual = outcome.asked is self.drafting and self.trial is None
-        if outcome.asked is self.trial:
+        usual, tried = (
+            self.trial is None and outcome.asked is self._most,
+            outcome.asked is self.trial,
+        )
+        if tried:
             self._tried(seconds, outcome.accepted + 1)
         if outcome.asked:
             self.promised.add(outcome.promised, part)
@@ -104,7 +107,9 @@ class Goodput:
         else:
             for stale in (self.promised, self.surprise):
                 stale.fade(part, STALE)
-        self.costs.saw(outcome, self.crowd, usual, among_others)
+        self.costs.heard(outcome, self.crowd)
+        if not among_others:
+            self.costs.saw(outcome, self.crowd, usual, tried)
         self._decide()
 
     def _tried(self, seconds: float, emitted: int) -> None:

@@ -46,9 +46,13 @@ class Mean:
         self.weight = self.weight * (1 - weight / self.horizon) + weight
         self.value += (value - self.value) * weight / self.weight
 
-    def add_cost(self, value: float, weight: float) -> None:
-        """Take one more, or as much of it as is likely: a call that hung is not what calls cost."""
-        self.add(min(value, MOST_SURPRISE * self.value) if self.weight > 1 else value, weight)
+    def add_cost(self, value: float, weight: float) -> float:
+        """Take one more, or as much of it as is likely: a call that hung is not what calls cost.
+        Returns what was taken.
+        """
+        taken = min(value, MOST_SURPRISE * self.value) if self.weight > 1 else value
+        self.add(taken, weight)
+        return taken
 
     def fade(self, weight: float = 1.0, least: float = 0.0) -> None:
         """Forget as for one more value, until all weigh `least`."""

@@ -4,6 +4,8 @@ to be.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.costs import STEEPEST, Costs
@@ -26,7 +28,8 @@ def drafted(nodes: int, pace: float = 1.0, steepness: float = 1.0) -> Outcome:
 def see(costs: Costs, outcome: Outcome, rounds: int, usual: bool = True) -> None:
     """So many rounds of everyone in the crowd."""
     for _ in range(rounds * CROWD):
-        costs.saw(outcome, CROWD, usual, among_others=False)
+        costs.heard(outcome, CROWD)
+        costs.saw(outcome, CROWD, usual, tried=not usual)
 
 
 def acquainted(nodes: int, steepness: float = 1.0) -> Costs:
@@ -48,12 +51,25 @@ def test_what_a_node_may_cost_has_bounds() -> None:
     assert acquainted(8, 0.1).steepness == 1
 
 
-@pytest.mark.parametrize("steepness", [1.0, 1.8])
-def test_longer_drafts_are_no_slower_machine(steepness: float) -> None:
-    costs = acquainted(4, steepness)
-    see(costs, drafted(16, 1.0, steepness), 200)
-    assert costs.drafted.value == pytest.approx(0.03 + 16 * CROWD * TOLD * steepness, rel=0.1)
-    assert costs.plain.value == pytest.approx(0.02, rel=0.05)
+@pytest.mark.parametrize("sizes", [(4, 16), (16, 4)])
+@pytest.mark.parametrize("steepness", [0.0, 0.3, 1.0, 1.8, 3.0])
+def test_longer_and_shorter_drafts_are_no_other_machine(
+    steepness: float, sizes: tuple[int, int]
+) -> None:
+    before, after = sizes
+    costs = acquainted(before, steepness)
+    see(costs, drafted(after, 1.0, steepness), 200)
+    expected = 0.03 + after * CROWD * TOLD * steepness
+    assert costs.drafted.value == pytest.approx(expected, rel=0.15)
+    assert costs.plain.value == pytest.approx(0.02, rel=0.1)
+
+
+def test_a_call_that_hung_in_a_trial_is_not_what_nodes_cost() -> None:
+    costs = acquainted(8, 1.3)
+    known = costs.steepness
+    hung = replace(drafted(8, 1.0, 1.3), verify_seconds=30.0)
+    costs.saw(hung, CROWD, usual=False, tried=True)
+    assert costs.steepness == pytest.approx(known, rel=0.1)
 
 
 def test_a_slower_machine_is_slower_in_what_is_not_done_too() -> None:

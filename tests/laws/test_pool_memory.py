@@ -196,6 +196,16 @@ def test_in_a_pool_with_much_room_sessions_grow_where_they_are() -> None:
     assert [room.start for room in rooms] == starts
 
 
+@pytest.mark.parametrize("sizes", [(1, 40, 45), (1, 1, 1, 1, 65)])
+@torch.inference_mode()
+def test_keeping_distance_leaves_place_for_large_rooms(sizes: tuple[int, ...]) -> None:
+    pool = new_pool(128)
+    rooms = [room for size in sizes[:-1] if (room := pool.take(size * BLOCK))]
+    starts = [room.start for room in rooms]
+    assert pool.take(sizes[-1] * BLOCK)
+    assert [room.start for room in rooms] == starts
+
+
 def test_wiping_touches_one_room_alone() -> None:
     pool = new_pool(3)
     with torch.inference_mode():
