@@ -211,14 +211,17 @@ def test_a_session_at_work_may_be_moved_and_goes_on_where_it_lies() -> None:
     """Memory in pieces is memory: nobody is turned away because of where the others lie."""
     replica = filled()
     said = tuple(range(BLOCK))
-    with replica.at_work(Context(b"\1", 2, BLOCK - 1, (9,), 2)) as session:
+    left, own, right, _ = sorted(range(BLOCKS), key=lambda n: replica.rooms[bytes([n])].room.start)
+    name, epoch = bytes([own]), own + 1
+    with replica.at_work(Context(name, 2, BLOCK - 1, (9,), epoch)) as session:
         before = session.room.start
-        replica.close(b"\0")
+        replica.close(bytes([left]))
+        replica.close(bytes([right]))
         assert replica.open(b"new", tuple(range(LENGTH))).held == LENGTH
         assert session.room.start != before
         assert replica.held(session) == said[: BLOCK - 1]
         replica.check_memory()
-    replica.serve(Message(Context(b"\1", 3, BLOCK - 1, (5,), 2), (*said[: BLOCK - 1], 5)))
+    replica.serve(Message(Context(name, 3, BLOCK - 1, (5,), epoch), (*said[: BLOCK - 1], 5)))
 
 
 def test_a_call_that_fails_leaves_nothing_that_is_not_a_number() -> None:
