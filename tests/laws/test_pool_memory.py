@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.kv import BLOCK, LayerGeometry, Pool, Room, position_bytes
+from engine.kv import BLOCK, SPARSE, LayerGeometry, Pool, Room, position_bytes
 
 LAYERS = (LayerGeometry(1, 2, 1), LayerGeometry(2, 1, 3))
 BLOCKS = 8
@@ -80,7 +80,9 @@ class Memory(RuleBasedStateMachine):
 
     @rule(length=lengths)
     def take(self, length: int) -> None:
-        """A room comes if so much is free, wherever it lies; nobody moves if a hole has it."""
+        """A room comes if so much is free, wherever it lies; nobody moves if a hole has it: the
+        largest if that is much larger, else the smallest.
+        """
         gaps = self.gaps()
         before = [(room.start, room.capacity) for room, _ in self.rooms]
         room = self.pool.take(length)
@@ -88,9 +90,14 @@ class Memory(RuleBasedStateMachine):
         if room is None:
             return
         assert room.capacity == blocks_for(length)
-        if any(size >= blocks_for(length) for _, size in gaps):
+        if fitting := [size for _, size in gaps if size >= blocks_for(length)]:
+            roomy = max(fitting) >= SPARSE * blocks_for(length)
+            chosen = max(fitting) if roomy else min(fitting)
             assert [(room.start, room.capacity) for room, _ in self.rooms] == before
-            assert any(start <= room.start and room.end <= start + size for start, size in gaps)
+            assert any(
+                size == chosen and start <= room.start and room.end <= start + size
+                for start, size in gaps
+            )
         self.rooms.append((room, []))
         self.fill(*self.rooms[-1])
 
