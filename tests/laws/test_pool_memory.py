@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from itertools import combinations, count, pairwise
 
-import psutil
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -19,7 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.kv import BLOCK, SPARSE, LayerGeometry, Pool, Room, position_bytes
+from engine.kv import BLOCK, SPARSE, LayerGeometry, Pool, Room
 
 LAYERS = (LayerGeometry(1, 2, 1), LayerGeometry(2, 1, 3))
 BLOCKS = 8
@@ -227,31 +226,3 @@ def test_wiping_touches_one_room_alone() -> None:
         assert read(pool, first, BLOCK) == [1] * BLOCK
         assert read(pool, last, BLOCK) == [3] * BLOCK
         assert all(not store[bad.start : bad.end].any() for store in pool.keys + pool.values)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_pool_takes_the_memory_that_was_reckoned_and_whole_blocks(dtype: torch.dtype) -> None:
-    pool = Pool(LAYERS, 3 * BLOCK - 1, dtype, CPU)
-    assert pool.positions == 2 * BLOCK
-    stored = sum(store.nbytes for store in pool.keys + pool.values)
-    assert stored == pool.positions * position_bytes(LAYERS, dtype)
-    assert all(not store.any() for store in pool.keys + pool.values)
-
-
-def test_untouched_positions_cost_no_memory() -> None:
-    before = psutil.Process().memory_info().rss
-    pool = Pool([LayerGeometry(8, 64, 64)], 1 << 18, torch.float32, CPU)
-    assert pool.keys[0].nbytes + pool.values[0].nbytes == 1 << 30
-    assert psutil.Process().memory_info().rss - before < 1 << 27
-
-
-def test_a_new_session_takes_about_the_memory_that_it_fills() -> None:
-    """With large pages it would take one per layer at once, while everybody waits."""
-    layers = [LayerGeometry(8, 64, 64)] * 32
-    pool = Pool(layers, 1 << 13, torch.float32, CPU)
-    before = psutil.Process().memory_info().rss
-    room = pool.take(BLOCK)
-    assert room
-    pool.wipe(room)
-    filled = BLOCK * position_bytes(layers, torch.float32)
-    assert psutil.Process().memory_info().rss - before < filled + (1 << 23)
