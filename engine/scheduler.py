@@ -22,10 +22,11 @@ import torch
 from engine.batch import Limits, Pace, compose, is_decoding, is_long, load
 from engine.cost import CostModel, Load
 from engine.plan import Segment
+from engine.returns import Returns
 from engine.task import Job, Task, startable
 from protos.errors import Busy, Internal, Unavailable
 
-GATHERING = 0.2  # of a step's time, to wait for those whom it answered
+LIGHT = Load.chunk(1, 0)
 Forward = Callable[[Sequence[Segment]], list[torch.Tensor]]
 
 log = structlog.get_logger()
@@ -58,8 +59,7 @@ class ModelThread:
         self._cost = CostModel()
         self._pace = Pace()
         self._steps = 0
-        self._answered: set[bytes] = set()  # sessions, by the last step
-        self._gathering_until = 0.0
+        self._returns = Returns()
         self._waiting: deque[Task] = deque()
         self._running: list[Task] = []
         self._stepping: list[Task] = []  # of them, those in the step
@@ -142,6 +142,7 @@ class ModelThread:
                 self._waiting.remove(task)
         for task in starting:
             if task.answer.set_running_or_notify_cancel():
+                self._returns.back(task.owner, task.arrived)
                 waited = time.perf_counter() - task.arrived
                 task.fed = self._steps  # behind whoever waits for longer
                 task.begin()
@@ -152,15 +153,14 @@ class ModelThread:
         return True
 
     def _gather(self) -> None:
-        """Wait a moment for those who were answered together: if they come back at once, they share
-        a step again. Not if others are at work meanwhile, but for long prompts.
+        """Wait a moment for those who will soon be back, unless others than long prompts are at
+        work meanwhile.
         """
-        prompts = [task.partly or is_long(task.segment) for task in self._running if task.segment]
-        if len(self._answered) < 2 or not all(prompts):
+        if not all(task.partly or is_long(task.segment) for task in self._running if task.segment):
             return
-        while not self._stopping and self._answered - {task.owner for task in self._waiting}:
-            left = self._gathering_until - time.perf_counter()
-            if left <= 0:
+        while not self._stopping:
+            here = {task.owner for task in self._waiting}
+            if (left := self._returns.wait(here, time.perf_counter())) <= 0:
                 break
             self._wake.wait(left)
 
@@ -183,8 +183,8 @@ class ModelThread:
             task.fed = self._steps
             task.advance(segment, rows)
         self._running = [task for task in tasks if task.segment]
-        self._answered = {task.owner for task in tasks if not task.segment}
-        self._gathering_until = time.perf_counter() + GATHERING * seconds
+        answered = [task.owner for task in tasks if not task.segment]
+        self._returns.answered(answered, time.perf_counter(), self._cost.predict(LIGHT))
 
     def _account(self, segments: Sequence[Segment], seconds: float) -> None:
         """Learn from a step and report it, before anyone has answers."""

@@ -80,13 +80,16 @@ async def test_sessions_that_come_back_at_once_share_a_step_again(
     machine.costs = (100.0, 0.0)
     monkeypatch.setattr("engine.scheduler.time", SimpleNamespace(perf_counter=machine.clock))
 
-    async def client(thread: ModelThread, name: bytes) -> None:
+    async def client(thread: ModelThread, name: bytes, away: float) -> None:
         for _ in range(5):
             await thread.run(name, lambda: steps(1))
-            await asyncio.sleep(name[0] / 200)  # to the orchestrator and back
+            await asyncio.sleep(away)  # to the orchestrator and back
 
     async with machine.running() as thread:
-        clients = [asyncio.create_task(client(thread, bytes([i]))) for i in range(3)]
+        clients = [
+            asyncio.create_task(client(thread, name, place / 200))
+            for place, name in enumerate((b"first", b"second", b"third"))
+        ]
         await settle()
         machine.open.set()
         assert await results(*clients) == [None] * 3
@@ -100,7 +103,10 @@ async def test_who_is_at_work_does_not_wait_for_those_who_were_answered(
     machine.costs = (100.0, 0.0)
     monkeypatch.setattr("engine.scheduler.time", SimpleNamespace(perf_counter=machine.clock))
     async with machine.running() as thread:
-        tasks = [queue(thread, bytes([i]), lambda i=i: steps(1 + i)) for i in range(3)]  # type: ignore[misc]
+        tasks = [
+            queue(thread, name, partial(steps, 1 + place))
+            for place, name in enumerate((b"first", b"second", b"third"))
+        ]
         await settle()
         machine.open.set()
         assert await results(*tasks) == [[(1, VOCABULARY)] * (1 + i) for i in range(3)]
