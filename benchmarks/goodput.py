@@ -2,6 +2,8 @@
 
 Tokens per second of the orchestrator's own rounds on the pair, for combinations of temperature,
 kind of prompt, requests at once and round trip to the drafter (added here, in front of real calls).
+What counts is the time in which so many requests are at work, not the end, when some are done;
+they differ in length, else those without drafts would begin and end together.
 All take short turns within a cell, so that whatever else the machine does hits them alike, and what
 is told is the median of the ratios within a turn. A sweep finds the best fixed shape; turns of
 their own then compare it, no drafts and the controller: the best of several noisy figures flatters
@@ -15,7 +17,6 @@ import asyncio
 import random
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -47,6 +48,7 @@ from protos.types import Context, DraftShape, Proposal, SamplingParams, Schedule
 
 MOST = DraftShape(8, 4, 32)
 DESCRIBE_SECONDS = 10.0
+REQUESTS = 3  # of a turn, in each place
 SWEEP = 2  # turns of every fixed shape
 PLAIN, AGAIN, MEASURED = "none", "none again", "goodput"
 FIXED = {
@@ -124,19 +126,17 @@ async def measure(
     the controller and its rivals.
     """
     distant = replace(runner, drafter=Distant(runner.drafter, cell.round_trip))
-    sampling, count, order = SamplingParams(cell.temperature), 2 * cell.at_once, random.Random(0)
-    goodput, chosen = Goodput(), cycle(prompts)
+    sampling, count = SamplingParams(cell.temperature), REQUESTS * cell.at_once
+    goodput, chosen, order = Goodput(), cycle(prompts), random.Random(0)
     goodput.running = cell.at_once
     ways = policies(goodput)
 
     async def turn(names: Sequence[str]) -> dict[str, float]:
         """Tokens per second of each, on the same prompts."""
         batch, rates = list(islice(chosen, count)), {}
+        lengths = [order.randint(tokens // 2, tokens + tokens // 2) for _ in batch]
         for name in order.sample(names, len(names)):
-            began = time.perf_counter()
-            told = await distant.complete(batch, tokens, sampling, ways[name], cell.at_once)
-            written = sum(len(each.completion) for each, _ in told)
-            rates[name] = written / (time.perf_counter() - began)
+            rates[name] = await distant.rate(batch, lengths, sampling, ways[name], cell.at_once)
         return rates
 
     sweep = [await turn([*FIXED, MEASURED]) for _ in range(SWEEP + 1)][1:]
@@ -201,7 +201,7 @@ def main(
     kind: Annotated[list[str], typer.Option(help="of prompts")] = ["story", "code", "random"],  # noqa: B006
     at_once: Annotated[list[int], typer.Option(help="requests")] = [1, 8],  # noqa: B006
     round_trip: Annotated[list[float], typer.Option(help="ms")] = [0.0, 20.0, 80.0],  # noqa: B006
-    tokens: Annotated[int, typer.Option(help="new ones per request", min=2)] = 40,
+    tokens: Annotated[int, typer.Option(help="per request, half of it more or less", min=2)] = 40,
     turns: Annotated[
         int, typer.Option(help="of the controller and its rivals in a cell", min=1)
     ] = 9,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -42,18 +43,49 @@ class Runner:
         """
         places = asyncio.Semaphore(at_once)
 
-        async def one(seed: int, prompt: Tokens) -> Told:
-            generation = Generation(
+        async def one(generation: Generation) -> Told:
+            async with places:
+                return generation, await self._rounds(generation, policy())
+
+        counts = [count] * len(prompts)
+        return await asyncio.gather(*map(one, self._generations(prompts, counts, sampling)))
+
+    async def rate(
+        self,
+        prompts: Sequence[Tokens],
+        counts: Sequence[int],
+        sampling: SamplingParams,
+        policy: Callable[[], Policy],
+        at_once: int = AT_ONCE,
+    ) -> float:
+        """Tokens per second of the same, of so many tokens each, while all places are taken: until
+        the first ends that no other one follows.
+        """
+        generations = self._generations(prompts, counts, sampling)
+        began, waiting, rates = time.perf_counter(), iter(generations), list[float]()
+
+        async def place() -> None:
+            for generation in waiting:
+                await self._rounds(generation, policy())
+            written = sum(len(each.completion) for each in generations)
+            rates.append(written / (time.perf_counter() - began))
+
+        await asyncio.gather(*(place() for _ in range(at_once)))
+        return rates[0]
+
+    def _generations(
+        self, prompts: Sequence[Tokens], counts: Sequence[int], sampling: SamplingParams
+    ) -> list[Generation]:
+        return [
+            Generation(
                 session_id=secrets.token_bytes(codec.SESSION_ID_BYTES),
                 prompt=prompt,
                 sampling=replace(sampling, seed=seed),
                 max_new_tokens=count,
                 stop_token_ids=self.end_token_ids,
             )
-            async with places:
-                return generation, await self._rounds(generation, policy())
-
-        return await asyncio.gather(*(one(*each) for each in enumerate(prompts)))
+            for seed, (prompt, count) in enumerate(zip(prompts, counts, strict=True))
+        ]
 
     async def _rounds(self, generation: Generation, policy: Policy) -> list[Round]:
         """All rounds of a generation; its sessions are closed."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 LIKELY = 0.7  # the share that came back in time, from which on it is worth waiting
-MEMORY = 32.0  # answers that are remembered
+MEMORY = 16.0  # answers that are remembered
 
 
 class Returns:

@@ -24,6 +24,18 @@ class Outcome:
     draft_seconds: float  # of them, the drafter's own
     verify_seconds: float
     token_seconds: float  # that the verifier says one more token costs
+    began: bool = False  # the generation: the verifier read the prompt first
+    opened: bool = False  # the drafter's session: it did so too
+
+    @property
+    def emitted(self) -> int:
+        """Tokens."""
+        return self.accepted + 1
+
+    @property
+    def seconds(self) -> float:
+        """What the round took; a drafter that did not answer is no part of a plain one."""
+        return self.verify_seconds + self.propose_seconds * self.asked
 
     @property
     def promised(self) -> float:

@@ -62,7 +62,7 @@ async def run_round(
     verified = time.perf_counter()
     advance = generation.advance(draft, verdict)
     asked = proposal is not NO_PROPOSAL
-    if wanted and verifier_warm and (drafter_warm or not asked):  # else a prompt is in the times
+    if wanted:
         policy.amount.saw(
             Outcome(
                 levels=max(tree.depths(draft.parents), default=-1) + 1,
@@ -74,6 +74,8 @@ async def run_round(
                 draft_seconds=proposal.seconds,
                 verify_seconds=verified - proposed,
                 token_seconds=verdict.token_seconds,
+                began=not verifier_warm,
+                opened=asked and not drafter_warm,
             )
         )
     return Round(

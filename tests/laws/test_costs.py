@@ -1,6 +1,4 @@
-"""What rounds cost is told apart: a slower machine from longer drafts, a node from what it is said
-to be.
-"""
+"""What rounds cost is told apart: with drafts and without, a node from what it is said to be."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.costs import STEEPEST, Costs
+from orchestrator.costs import FEW, Costs
 from orchestrator.learning import Outcome
 
 CROWD, TOLD = 4, 0.001
@@ -25,30 +23,36 @@ def drafted(nodes: int, pace: float = 1.0, steepness: float = 1.0) -> Outcome:
     return Outcome(4, nodes, 2.0, 2, True, 0.01 * pace, 0.008 * pace, verify * pace, TOLD * pace)
 
 
-def see(costs: Costs, outcome: Outcome, rounds: int, usual: bool = True) -> None:
+def see(costs: Costs, outcome: Outcome, rounds: int, tried: bool = False) -> None:
     """So many rounds of everyone in the crowd."""
     for _ in range(rounds * CROWD):
         costs.heard(outcome, CROWD)
-        costs.saw(outcome, CROWD, usual, tried=not usual)
+        costs.saw(outcome, CROWD, tried)
 
 
 def acquainted(nodes: int, steepness: float = 1.0) -> Costs:
     """What a worker's first lessons teach."""
     costs = Costs()
-    see(costs, plain(), 4, usual=False)
-    see(costs, drafted(nodes, 1.0, steepness), 12, usual=False)
+    see(costs, plain(), 4, tried=True)
+    see(costs, drafted(nodes, 1.0, steepness), 12, tried=True)
     return costs
 
 
-@pytest.mark.parametrize("steepness", [1.0, 1.5, STEEPEST])
+@pytest.mark.parametrize("steepness", [1.0, 1.5, 5.0])
 def test_a_node_costs_what_it_was_seen_to_cost(steepness: float) -> None:
     costs = acquainted(8, steepness)
     assert costs.node_seconds(CROWD) == pytest.approx(steepness * TOLD * CROWD, rel=0.01)
 
 
-def test_what_a_node_may_cost_has_bounds() -> None:
-    assert acquainted(8, 10 * STEEPEST).steepness == STEEPEST
-    assert acquainted(8, 0.1).steepness == 1
+def test_what_the_verifier_says_is_the_least_that_a_node_costs() -> None:
+    assert acquainted(8, 0.1).node_seconds(CROWD) == TOLD * CROWD
+
+
+def test_what_drafting_adds_is_not_all_for_the_sake_of_a_few_nodes() -> None:
+    costs = Costs()
+    see(costs, plain(), 4, tried=True)
+    see(costs, replace(drafted(1), verify_seconds=0.1), 4, tried=True)
+    assert costs.node_seconds(CROWD) == pytest.approx(0.08 / FEW)
 
 
 @pytest.mark.parametrize("sizes", [(4, 16), (16, 4)])
@@ -66,24 +70,34 @@ def test_longer_and_shorter_drafts_are_no_other_machine(
 
 def test_a_call_that_hung_in_a_trial_is_not_what_nodes_cost() -> None:
     costs = acquainted(8, 1.3)
-    known = costs.steepness
+    known = costs.node_seconds(CROWD)
     hung = replace(drafted(8, 1.0, 1.3), verify_seconds=30.0)
-    costs.saw(hung, CROWD, usual=False, tried=True)
-    assert costs.steepness == pytest.approx(known, rel=0.1)
+    costs.saw(hung, CROWD, tried=True)
+    assert costs.node_seconds(CROWD) == pytest.approx(known, rel=0.2)
 
 
-def test_a_slower_machine_is_slower_in_what_is_not_done_too() -> None:
+def test_what_is_not_done_any_more_is_learned_anew_within_a_few_rounds() -> None:
+    """A machine that became slower meanwhile is believed soon, not only at last."""
     drafting, resting = acquainted(8), acquainted(8)
     before = drafting.plain.value, resting.drafted.value
     see(drafting, drafted(8, pace=2.0), 300)
     see(resting, plain(pace=2.0), 300)
-    assert drafting.plain.value == pytest.approx(2 * before[0], rel=0.1)
-    assert resting.drafted.value == pytest.approx(2 * before[1], rel=0.1)
+    assert (drafting.plain.value, resting.drafted.value) == pytest.approx(before)
+    see(drafting, plain(pace=2.0), 12)
+    assert drafting.plain.value == pytest.approx(2 * before[0], rel=0.15)
 
 
 def test_a_trial_changes_only_what_is_tried() -> None:
     costs = acquainted(8)
     before = costs.drafted.value
-    see(costs, plain(pace=0.5), 4, usual=False)
+    see(costs, plain(pace=0.5), 4, tried=True)
     assert costs.plain.value < 0.02
     assert costs.drafted.value == before
+
+
+def test_what_a_first_draft_takes_more_than_others_is_for_the_prompt() -> None:
+    costs = acquainted(8)
+    for _ in range(10 * CROWD):
+        costs.opened(replace(drafted(8), propose_seconds=0.04, opened=True), CROWD)
+    assert costs.opening.value == pytest.approx(0.03)
+    assert costs.drafted.value == acquainted(8).drafted.value

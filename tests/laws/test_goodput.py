@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from drafter_service.growth import ROOT, Child, Growth
-from orchestrator.goodput import LESSON, TRIAL, Adaptive, Goodput
+from orchestrator.beliefs import SETTLING, TRIAL
+from orchestrator.goodput import Adaptive, Goodput
 from orchestrator.learning import Outcome, Trust
 from orchestrator.policy import Amount, Constant
 from protos import tree
@@ -202,16 +203,16 @@ def test_one_call_that_hung_is_not_what_calls_cost() -> None:
     goodput = Goodput()
     for _ in range(50):
         goodput.saw(outcome())
-    usual = goodput.costs.drafted.value
+    usual = goodput.beliefs.costs.drafted.value
     goodput.saw(outcome(verify_seconds=30.0))
-    assert goodput.costs.drafted.value < 1.2 * usual
+    assert goodput.beliefs.costs.drafted.value < 1.2 * usual
 
 
 def test_time_lost_to_a_drafter_that_does_not_answer_is_no_cost_of_plain_rounds() -> None:
     goodput = Goodput()
     for _ in range(50):
         goodput.saw(outcome(asked=False, levels=0, nodes=0, accepted=0, propose_seconds=5.0))
-    assert goodput.costs.plain.value == pytest.approx(0.02)
+    assert goodput.beliefs.costs.plain.value == pytest.approx(0.02)
 
 
 def test_trust_that_is_lost_comes_back_when_nothing_was_worth_a_try() -> None:
@@ -228,11 +229,11 @@ def test_a_trial_ends_soon_when_most_have_left() -> None:
     goodput = Goodput()
     goodput.running = 64
     plain = outcome(asked=False, levels=0, nodes=0, accepted=0)
-    for _ in range(1 + TRIAL * goodput.running):
+    for _ in range(1 + (SETTLING + TRIAL) * goodput.running):
         goodput.saw(plain)
     assert goodput.trial, "nothing is known of drafts"
     goodput.running, rounds = 1, 0
     while goodput.trial and rounds < 100:
         goodput.saw(outcome())
         rounds += 1
-    assert rounds == LESSON
+    assert rounds == SETTLING + TRIAL

@@ -1,0 +1,87 @@
+"""Whether drafts pay: with all that they cost, by the size of the crowd, found out at a price."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.beliefs import LESSONS, SETTLING, TRIAL, Beliefs
+from orchestrator.goodput import Goodput
+from orchestrator.learning import Outcome
+from tests.laws.test_goodput import outcome
+
+PLAIN = outcome(asked=False, levels=0, nodes=0, accepted=0, propose_seconds=0.0)
+
+
+def see(beliefs: Beliefs, told: Outcome, rounds: int, tried: bool = False) -> None:
+    """So many rounds of one generation alone."""
+    for _ in range(rounds):
+        beliefs.saw(told, 1, tried, among_others=False)
+
+
+def acquainted() -> Beliefs:
+    """Drafts of three tokens in 0.03 s, against one in 0.02 s; lessons are over."""
+    beliefs = Beliefs()
+    see(beliefs, PLAIN, 8)
+    see(beliefs, outcome(), 8)
+    for rounds in LESSONS:
+        assert beliefs.due(True, 1) == (True, rounds)
+        see(beliefs, outcome(), rounds)
+    return beliefs
+
+
+@pytest.mark.parametrize("length", [5, 50, 500])
+def test_reading_prompts_is_part_of_what_drafts_cost(length: int) -> None:
+    """Short generations gain less."""
+    beliefs = acquainted()
+    first = replace(outcome(propose_seconds=0.11), began=True, opened=True)
+    for _ in range(400):
+        see(beliefs, first, 1)
+        see(beliefs, outcome(), max(1, length // 3 - 1))
+    tokens = 3 * max(2, length // 3)
+    seconds = tokens / 3 * 0.03 + 0.1
+    assert beliefs.gain(3.0) == pytest.approx(tokens * 0.02 / seconds, rel=0.1)
+
+
+def test_a_trial_is_paid_for_before_the_next_of_its_kind() -> None:
+    """Reading prompts for it included."""
+    dear, cheap = acquainted(), acquainted()
+    for beliefs, propose in ((dear, 1.0), (cheap, 0.02)):
+        see(beliefs, PLAIN, 300)
+        opening = replace(outcome(propose_seconds=propose), opened=True)
+        see(beliefs, opening, 1, tried=True)
+    waits = []
+    for beliefs in (dear, cheap):
+        rounds = 0
+        while not beliefs.due(False, 1) and rounds < 100_000:
+            see(beliefs, PLAIN, 1)
+            rounds += 1
+        waits.append(rounds)
+    assert waits[0] > 5 * waits[1]
+
+
+def test_crowds_of_different_size_are_learned_of_apart() -> None:
+    goodput = Goodput()
+    for running, seconds in ((1, 0.02), (8, 0.05), (64, 0.2)):
+        goodput.running = running
+        for _ in range(40 * running):
+            goodput.saw(replace(PLAIN, verify_seconds=seconds))
+    for running, seconds in ((1, 0.02), (10, 0.05), (127, 0.2)):
+        goodput.running = running
+        assert goodput.beliefs.costs.plain.value == pytest.approx(seconds)
+
+
+def test_the_first_rounds_of_a_trial_tell_nothing() -> None:
+    """Sessions that did something else before do not share steps yet."""
+    goodput = Goodput()
+    goodput.running = 4
+    goodput.saw(outcome())
+    assert goodput.trial is False
+    for _ in range(SETTLING * 4):
+        goodput.saw(replace(PLAIN, verify_seconds=9.0))
+    for _ in range(TRIAL * 4):
+        assert goodput.trial is False
+        goodput.saw(PLAIN)
+    assert goodput.trial is True
+    assert goodput.beliefs.costs.plain.value == pytest.approx(0.02)
