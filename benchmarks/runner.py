@@ -59,19 +59,24 @@ class Runner:
         at_once: int = AT_ONCE,
     ) -> float:
         """Tokens per second of the same, of so many tokens each, while all places are taken: until
-        the first ends that no other one follows.
+        the first ends that no other one follows. The rest are given up.
         """
         generations = self._generations(prompts, counts, sampling)
-        began, waiting, rates = time.perf_counter(), iter(generations), list[float]()
+        began, waiting = time.perf_counter(), iter(generations)
 
         async def place() -> None:
             for generation in waiting:
                 await self._rounds(generation, policy())
-            written = sum(len(each.completion) for each in generations)
-            rates.append(written / (time.perf_counter() - began))
 
-        await asyncio.gather(*(place() for _ in range(at_once)))
-        return rates[0]
+        places = [asyncio.create_task(place()) for _ in range(at_once)]
+        ended, others = await asyncio.wait(places, return_when=asyncio.FIRST_COMPLETED)
+        written = sum(len(each.completion) for each in generations)
+        seconds = time.perf_counter() - began
+        for each in others:
+            each.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*ended)  # whatever went wrong is raised
+        return written / seconds
 
     def _generations(
         self, prompts: Sequence[Tokens], counts: Sequence[int], sampling: SamplingParams

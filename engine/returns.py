@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-LIKELY = 0.7  # the share that came back in time, from which on it is worth waiting
-MEMORY = 16.0  # answers that are remembered
+MANY = 1024  # sessions of which is remembered that they were late
 
 
 class Returns:
-    """When sessions were answered, and how many of them came back in time."""
+    """When sessions were answered, and who of them came back late the last time."""
 
     def __init__(self) -> None:
         self._patience = 0.0
         self._left: dict[bytes, float] = {}  # when, by session
-        self._punctual = 1.0  # the share that came back in time
+        self._late: dict[bytes, None] = {}  # in this order
 
     def answered(self, sessions: Iterable[bytes], now: float, patience: float) -> None:
         """A step is over; who was answered may take `patience` seconds from `now`."""
@@ -29,20 +28,23 @@ class Returns:
     def back(self, session: bytes, at: float) -> None:
         """A session's next call came in."""
         if (left := self._left.pop(session, None)) is not None:
-            self._judge(at - left <= self._patience)
+            self._judge(session, at - left <= self._patience)
 
     def wait(self, here: set[bytes], now: float) -> float:
-        """Seconds until there is nobody left to wait for, as things stand; 0 if it is not worth it.
-        Whoever is `here` has come back and is not yet at work.
+        """Seconds until there is nobody left to wait for, as things stand: nobody who was late the
+        last time. Whoever is `here` has come back and is not yet at work.
         """
         due = {s: at + self._patience for s, at in self._left.items() if s not in here}
         for session, until in due.items():
             if until < now:
                 del self._left[session]
-                self._judge(False)
-        if self._punctual < LIKELY:
-            return 0.0
-        return max(0.0, max(due.values(), default=now) - now)
+                self._judge(session, False)
+        awaited = (until for session, until in due.items() if session not in self._late)
+        return max(0.0, max(awaited, default=now) - now)
 
-    def _judge(self, punctual: bool) -> None:
-        self._punctual += (punctual - self._punctual) / MEMORY
+    def _judge(self, session: bytes, punctual: bool) -> None:
+        self._late.pop(session, None)
+        if not punctual:
+            self._late[session] = None
+        if len(self._late) > MANY:
+            del self._late[next(iter(self._late))]

@@ -6,6 +6,8 @@ trial is paid for: it begins when as much time is saved up as it is expected to 
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 from orchestrator.costs import HORIZON, STALE, Costs
 from orchestrator.learning import Mean, Outcome
 
@@ -68,10 +70,19 @@ class Beliefs:
             gain = self.gain(self.promised.value)
             self.drafting = gain > (1 - HYSTERESIS if self.drafting else 1 + HYSTERESIS)
 
-    def due(self, drafting: bool, crowd: int) -> tuple[bool, int] | None:
-        """The trial that is due while most do one thing: with drafts or without, and how many
-        rounds of each.
-        """
+    def missed(self, outcome: Outcome) -> None:
+        """A draft that was wanted in a trial did not come."""
+        self._saved -= outcome.propose_seconds
+
+    def elsewhere(self) -> Beliefs:
+        """The same, to be corrected by rounds of another crowd."""
+        there = deepcopy(self)
+        there.costs.doubt()
+        there._rounds = 0.0
+        return there
+
+    def due(self, crowd: int) -> tuple[bool, int] | None:
+        """The trial that is due: with drafts or without, and how many rounds of each."""
         if not self.costs.plain.weight:
             return False, TRIAL
         if not self.costs.drafted.weight:
@@ -82,9 +93,9 @@ class Beliefs:
             self.costs.forget_drafts()
             self.promised.weight = 0.0
             return True, self._lessons.pop(0)
-        price = (SETTLING + TRIAL) * crowd * self._fee(drafting)
+        price = (SETTLING + TRIAL) * crowd * self._fee()
         self._saved = min(price, max(-price, self._saved))
-        return (not drafting, TRIAL) if self._saved == price else None
+        return (not self.drafting, TRIAL) if self._saved == price else None
 
     def _lost(self, outcome: Outcome) -> float:
         """Seconds that better rounds would have taken less than one of a trial."""
@@ -94,10 +105,10 @@ class Beliefs:
         best = plain / max(1.0, self.gain(self.promised.value))
         return outcome.seconds - best * outcome.emitted + RESTLESS * plain
 
-    def _fee(self, drafting: bool) -> float:
+    def _fee(self) -> float:
         """Seconds that a round of a trial is expected to lose."""
         plain, gain = self.costs.plain.value, self.gain(self.promised.value)
-        if drafting:
+        if self.drafting:
             return max(0.0, plain * (gain - 1)) + RESTLESS * plain
         dearer = max(0.0, self.costs.drafted.value * (1 - gain))
         return dearer + self.costs.opening.value / (SETTLING + TRIAL) + RESTLESS * plain

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.learning import Mean, Outcome
+import math
+
+from orchestrator.learning import MOST_SURPRISE, Mean, Outcome
 
 HORIZON = 100.0  # rounds of each generation, after which an observation counts for 1/e
 OPENINGS = 10.0  # the same for first drafts
@@ -42,7 +44,8 @@ class Costs:
         if not self.drafted.value:
             return
         usual = self.drafted.value - self._verify.value
-        self.opening.add_cost(max(0.0, outcome.propose_seconds - usual), 1 / crowd)
+        most = MOST_SURPRISE * (usual + self.opening.value) if self.opening.weight > 1 else math.inf
+        self.opening.add(min(most, max(0.0, outcome.propose_seconds - usual)), 1 / crowd)
 
     def heard(self, outcome: Outcome, crowd: int) -> None:
         """Learn what does not depend on what others do meanwhile."""
@@ -68,6 +71,11 @@ class Costs:
                 other.fade(part, STALE)
             if both:
                 self._compare(self._verify.value - taken, self._nodes.value, part)
+
+    def doubt(self) -> None:
+        """Believe what comes more than what was."""
+        for mean in (self.plain, self.drafted, self._verify, self._nodes, self._added, self._tried):
+            mean.weight = min(mean.weight, STALE)
 
     def forget_drafts(self) -> None:
         """The next draft is the first that counts, and tells more of nodes than all before."""

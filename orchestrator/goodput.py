@@ -1,14 +1,14 @@
 """How much drafting pays: tokens per second with a draft and without, from what rounds took.
 
-Pure. `Goodput` knows what rounds cost on one worker, whoever they were for; `Adaptive` knows how
-well one generation is guessed. A draft is worth its node as long as the node stands with a chance
-above the tokens that its time would yield otherwise (maths: online stopping, the Dinkelbach form).
+Pure. `Goodput` knows the generations of one worker and what is believed of their rounds; `Adaptive`
+knows how well one of them is guessed. A draft is worth its node as long as the node stands with a
+chance above the tokens that its time would yield otherwise (maths: online stopping, the Dinkelbach
+form).
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from dataclasses import replace
 from weakref import WeakSet
 
@@ -20,13 +20,14 @@ MEMORY = 24.0  # rounds of a generation, of how it is guessed
 PRIOR = 6.0  # rounds that the worker's experience counts for in a generation
 RANKS = 0.25  # what a generation must gain to do what the others of a crowd do not
 MOSTLY = 0.85  # of the generations do the same, when the cost of that is learned
+CHURN = 8.0  # rounds of each, after which a crowd of another size counts for most
 MIXED = 0.25  # of a round of a trial is over, if during it less than that did
 SLOW, FAST = 0.02, 0.1  # pace of learning whom to trust: of a worker, of a generation
 FIRST = DraftShape(4, 1, 8)  # what is drafted at most while costs are unknown
 
 
 class Goodput:
-    """What rounds cost on one worker, with drafts and without, and what most of its generations do.
+    """What most generations of a worker do, and what their rounds cost, with drafts and without.
 
     Sessions share steps and wait for each other. So a round's cost depends on how many there are,
     and is learned apart for each doubling; and on what the others do: they draft together or not at
@@ -40,9 +41,9 @@ class Goodput:
         self.trust = Trust()
         self.trial: bool | None = None  # what all do for a while: draft, or not
         self.mixed = [0, 0]  # how often too few did the same: not to draft, to draft
-        self._beliefs: defaultdict[int, Beliefs] = defaultdict(Beliefs)
+        self._usual = Mean(CHURN)  # crowd
+        self._beliefs: dict[int, Beliefs] = {}
         self._doing: tuple[WeakSet[Adaptive], WeakSet[Adaptive]] = (WeakSet(), WeakSet())
-        self._most = True  # draft
         self._length = 0  # of the trial, in rounds of each generation
         self._settling = 0  # rounds of it, of all, until they tell something
         self._left = math.inf  # rounds after them
@@ -54,8 +55,13 @@ class Goodput:
 
     @property
     def beliefs(self) -> Beliefs:
-        """What is known of crowds of about this size."""
-        return self._beliefs[self.crowd.bit_length()]
+        """What is known of crowds of about this size; at first, of those of the nearest one."""
+        size = round(self._usual.value or self.crowd).bit_length()
+        if size not in self._beliefs:
+            known = min(self._beliefs, key=lambda other: abs(other - size), default=None)
+            here = Beliefs() if known is None else self._beliefs[known].elsewhere()
+            self._beliefs[size] = here
+        return self._beliefs[size]
 
     @property
     def node_seconds(self) -> float:
@@ -67,25 +73,26 @@ class Goodput:
         """What a generation must gain to do otherwise than most; one alone is most."""
         return HYSTERESIS + RANKS * (1 - 1 / self.crowd)
 
-    def begins(self, generation: Adaptive, drafting: bool, first: bool) -> None:
-        """A generation begins a round, perhaps with its `first` draft; in a trial all begin at once
-        with that, and it keeps the others waiting more than it will.
-        """
+    def begins(self, generation: Adaptive, drafting: bool) -> None:
+        """A generation begins a round."""
         self._doing[not drafting].discard(generation)
         self._doing[drafting].add(generation)
         doing = [len(each) for each in self._doing]
         for kind in (False, True):
-            few = doing[kind] < MOSTLY * sum(doing)
-            self.mixed[kind] += few or (first and self.trial is kind)
-        self._most = doing[True] > doing[False]
+            self.mixed[kind] += doing[kind] < MOSTLY * sum(doing)
 
-    def saw(self, outcome: Outcome, among_others: bool = False) -> None:
-        """Learn from a round; `among_others`: during it most did something else."""
-        tried = outcome.asked is self.trial
+    def saw(self, outcome: Outcome, among_others: bool = False, missed: bool = False) -> None:
+        """Learn from a round; `among_others`: during it most did something else; `missed`: a draft
+        was wanted and did not come.
+        """
+        self._usual.add(self.crowd, 1 / self.crowd)
+        tried = self.trial is (outcome.asked or missed)
         settling = tried and self._settling > 0
         if outcome.asked:
             self.trust.saw(outcome, SLOW)
-        self.beliefs.saw(outcome, self.crowd, tried, among_others or settling)
+        self.beliefs.saw(outcome, self.crowd, tried and not missed, among_others or settling)
+        if tried and missed:
+            self.beliefs.missed(outcome)
         if settling:
             self._settling = min(self._settling, SETTLING * self.crowd) - 1
         elif tried:
@@ -93,7 +100,7 @@ class Goodput:
             self._left = rounds - (MIXED if among_others else 1)
             if self._left <= 0:
                 self.trial = None
-        if self.trial is None and (due := self.beliefs.due(self._most, self.crowd)):
+        if self.trial is None and (due := self.beliefs.due(self.crowd)):
             self.trial, self._length = due
             self._settling, self._left = SETTLING * self.crowd, math.inf
 
@@ -104,7 +111,7 @@ class Adaptive:
     def __init__(self, most: DraftShape, goodput: Goodput) -> None:
         self._most, self._goodput = most, goodput
         self._promised = Mean(MEMORY)
-        self._began = False  # to draft
+        self._drafting = False
         self._trust = replace(goodput.trust)
         self._mixed = list(goodput.mixed)
 
@@ -112,9 +119,8 @@ class Adaptive:
         """The shape for a round."""
         self._mixed = list(self._goodput.mixed)
         shape = self._shape()
-        drafting = shape.levels > 0
-        self._goodput.begins(self, drafting, drafting and not self._began)
-        self._began |= drafting
+        self._drafting = shape.levels > 0
+        self._goodput.begins(self, self._drafting)
         return shape
 
     def saw(self, outcome: Outcome) -> None:
@@ -122,7 +128,7 @@ class Adaptive:
         forgotten.
         """
         among_others = self._mixed[outcome.asked] != self._goodput.mixed[outcome.asked]
-        self._goodput.saw(outcome, among_others)
+        self._goodput.saw(outcome, among_others, missed=self._drafting and not outcome.asked)
         if outcome.asked:
             self._promised.add(outcome.promised)
             self._trust.saw(outcome, FAST)

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.beliefs import LESSONS, SETTLING, TRIAL, Beliefs
-from orchestrator.goodput import Goodput
+from orchestrator.goodput import Adaptive, Goodput
 from orchestrator.learning import Outcome
-from tests.laws.test_goodput import outcome
+from tests.laws.test_goodput import MOST, outcome
 
 PLAIN = outcome(asked=False, levels=0, nodes=0, accepted=0, propose_seconds=0.0)
 
@@ -26,7 +26,7 @@ def acquainted() -> Beliefs:
     see(beliefs, PLAIN, 8)
     see(beliefs, outcome(), 8)
     for rounds in LESSONS:
-        assert beliefs.due(True, 1) == (True, rounds)
+        assert beliefs.due(1) == (True, rounds)
         see(beliefs, outcome(), rounds)
     return beliefs
 
@@ -54,22 +54,67 @@ def test_a_trial_is_paid_for_before_the_next_of_its_kind() -> None:
     waits = []
     for beliefs in (dear, cheap):
         rounds = 0
-        while not beliefs.due(False, 1) and rounds < 100_000:
+        while not beliefs.due(1) and rounds < 100_000:
             see(beliefs, PLAIN, 1)
             rounds += 1
         waits.append(rounds)
-    assert waits[0] > 5 * waits[1]
+    assert waits[0] > 3 * waits[1]
 
 
 def test_crowds_of_different_size_are_learned_of_apart() -> None:
-    goodput = Goodput()
-    for running, seconds in ((1, 0.02), (8, 0.05), (64, 0.2)):
+    goodput, known = Goodput(), {1: 0.02, 8: 0.05, 64: 0.2}
+    for running, seconds in known.items():
         goodput.running = running
-        for _ in range(40 * running):
+        for _ in range(600 * running):
             goodput.saw(replace(PLAIN, verify_seconds=seconds))
-    for running, seconds in ((1, 0.02), (10, 0.05), (127, 0.2)):
+    for running, seconds in known.items():
         goodput.running = running
-        assert goodput.beliefs.costs.plain.value == pytest.approx(seconds)
+        for _ in range(60 * running):
+            goodput.saw(replace(PLAIN, began=True))
+        assert goodput.beliefs.costs.plain.value == pytest.approx(seconds, rel=0.05)
+
+
+def test_a_visitor_makes_no_other_crowd() -> None:
+    goodput = Goodput()
+    goodput.running = 7
+    for _ in range(700):
+        goodput.saw(PLAIN)
+    known = goodput.beliefs
+    goodput.running = 8
+    for _ in range(8):
+        goodput.saw(PLAIN)
+    assert goodput.beliefs is known
+
+
+def test_a_new_crowd_believes_what_the_nearest_did_until_it_knows_better() -> None:
+    goodput = Goodput()
+    goodput.running = 2
+    for _ in range(200):
+        goodput.saw(outcome() if goodput.trial is not False else PLAIN)
+    known = goodput.beliefs
+    goodput.running = 64
+    for _ in range(64 * 60):
+        goodput.saw(replace(PLAIN, began=True))
+    assert goodput.beliefs is not known
+    assert goodput.beliefs.costs.known
+
+
+def test_a_trial_of_a_drafter_that_does_not_answer_ends_and_is_paid_for() -> None:
+    goodput = Goodput()
+    goodput.running = 1
+    generation = Adaptive(MOST, goodput)
+    rounds = 0
+    while goodput.trial is not True:
+        generation.next()
+        generation.saw(PLAIN)
+        rounds += 1
+        assert rounds < 50
+    before = goodput.beliefs._saved
+    for _ in range(SETTLING + TRIAL):
+        assert generation.next().levels
+        assert goodput.trial is True
+        generation.saw(replace(PLAIN, propose_seconds=5.0))
+    assert goodput.beliefs._saved < before - 5.0 * (SETTLING + TRIAL - 1)
 
 
 def test_the_first_rounds_of_a_trial_tell_nothing() -> None:

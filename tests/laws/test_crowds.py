@@ -12,7 +12,7 @@ def test_a_cost_is_learned_only_while_most_do_the_same() -> None:
     crowd = [Adaptive(MOST, goodput) for _ in range(4)]
     assert all(each.next().levels for each in crowd)
     crowd[0].saw(outcome())
-    known = goodput.beliefs.costs.drafted.value
+    known, goodput._settling = goodput.beliefs.costs.drafted.value, 0
     assert known and not crowd[0].next().levels, "now the first of them tries plain rounds"
     crowd[1].saw(outcome(verify_seconds=0.03))
     crowd[0].saw(outcome(asked=False, levels=0, nodes=0, accepted=0))

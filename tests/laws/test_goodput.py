@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from drafter_service.growth import ROOT, Child, Growth
-from orchestrator.beliefs import SETTLING, TRIAL
+from orchestrator.beliefs import LESSONS, SETTLING, TRIAL
 from orchestrator.goodput import Adaptive, Goodput
 from orchestrator.learning import Outcome, Trust
 from orchestrator.policy import Amount, Constant
@@ -236,4 +236,4 @@ def test_a_trial_ends_soon_when_most_have_left() -> None:
     while goodput.trial and rounds < 100:
         goodput.saw(outcome())
         rounds += 1
-    assert rounds == SETTLING + TRIAL
+    assert rounds == sum(SETTLING + length for length in (TRIAL, *LESSONS)), "of this one alone"

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.generation import Generation
-from orchestrator.policy import Policy
+from orchestrator.learning import Outcome
+from orchestrator.policy import Constant, Policy
 from orchestrator.ports import Drafter, Verifier
 from orchestrator.rounds import Round, run_round
 from protos.errors import (
@@ -130,6 +131,29 @@ async def test_plain_decoding_never_asks_the_drafter_and_is_no_fallback() -> Non
     _, rounds = await generate(drafter, TableVerifier(), DraftShape(0))
     assert drafter.contexts == []
     assert not any(done.fallback for done in rounds)
+
+
+async def test_it_is_told_in_which_rounds_a_service_read_the_prompt() -> None:
+    """They take longer than others and tell nothing of what those cost."""
+    told: list[Outcome] = []
+
+    class Late(Constant):
+        """No draft in the first round."""
+
+        def next(self) -> DraftShape:
+            return self.shape if told else DraftShape(0)
+
+        def saw(self, outcome: Outcome) -> None:
+            told.append(outcome)
+
+    generation = Generation(b"s" * 16, PROMPT, SamplingParams(), COUNT)
+    policy = Policy(Late(CHAIN), wants_draft=True)
+    while generation.finish is None:
+        await run_round(generation, TableDrafter(), TableVerifier(), policy)
+    assert [each.began for each in told] == [True] + [False] * (len(told) - 1)
+    assert [each.opened for each in told] == [False, True] + [False] * (len(told) - 2)
+    assert [each.asked for each in told] == [False] + [True] * (len(told) - 1)
+    assert len(told) > 3
 
 
 @pytest.mark.parametrize("service", ["drafter", "verifier"])
