@@ -44,12 +44,13 @@ def test_reading_prompts_is_part_of_what_drafts_cost(length: int) -> None:
     assert beliefs.gain(3.0) == pytest.approx(tokens * 0.02 / seconds, rel=0.1)
 
 
-def test_a_trial_is_paid_for_before_the_next_of_its_kind() -> None:
+@pytest.mark.parametrize("began", [False, True])
+def test_a_trial_is_paid_for_before_the_next_of_its_kind(began: bool) -> None:
     """Reading prompts for it included."""
     dear, cheap = acquainted(), acquainted()
     for beliefs, propose in ((dear, 1.0), (cheap, 0.02)):
         see(beliefs, PLAIN, 300)
-        opening = replace(outcome(propose_seconds=propose), opened=True)
+        opening = replace(outcome(propose_seconds=propose), opened=True, began=began)
         see(beliefs, opening, 1, tried=True)
     waits = []
     for beliefs in (dear, cheap):
