@@ -8,7 +8,7 @@ from orchestrator.learning import MOST_SURPRISE, Mean, Outcome
 
 HORIZON = 100.0  # rounds of each generation, after which an observation counts for 1/e
 OPENINGS = 10.0  # the same for first drafts
-FEW = 4.0
+FEW = 4.0  # nodes: what fewer seem to add is not all theirs
 STALE = 4.0  # rounds of each that what is not done any more counts for in the end
 
 
@@ -33,8 +33,7 @@ class Costs:
 
     def node_seconds(self, crowd: int) -> float:
         """What one more node in each of so many drafts adds to a round: what the verifier says at
-        the least. That knows its steps, not what else is done for a node. (What fewer nodes than a
-        `FEW` seem to add is not all theirs.)
+        the least. That knows its steps, not what else is done for a node.
         """
         seen = self._added.value / max(self._tried.value, FEW)
         return max(seen, self._token_seconds * crowd)
