@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -25,6 +26,7 @@ from protos.errors import Internal, InvalidRequest, TandemError, Unusable
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_CONCURRENT_CALLS = 2048
 DRAIN_SECONDS = 5.0
+UNASKED = range(20_000, 32_768)  # above the ports of Ray's workers, below those for any purpose
 REQUEST_ID = "x-request-id"
 
 log = structlog.get_logger()
@@ -61,14 +63,20 @@ def connect(address: str, *interceptors: aio.ClientInterceptor) -> aio.Channel:
 
 
 def free_port(host: str, wanted: int = 0) -> int:
-    """A port that nobody listens on; raises Unusable if the wanted one is taken."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, wanted))
-        except OSError as error:
-            raise Unusable(f"port {wanted} on {host} cannot be opened: {error.strerror}") from error
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on, and that nobody is given who asks for any; raises Unusable if
+    the wanted one is taken.
+    """
+    problem = ""
+    for port in [wanted] if wanted else random.sample(UNASKED, 100):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                problem = f"port {port} on {host} cannot be opened: {error.strerror}"
+            else:
+                return port
+    raise Unusable(problem)
 
 
 class Boundary(aio.ServerInterceptor):

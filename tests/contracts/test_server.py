@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import grpc
@@ -66,3 +67,20 @@ async def test_a_port_in_use_is_refused_by_its_number() -> None:
         with pytest.raises(errors.Unusable, match=f"port {port} on 127.0.0.1"):
             async with rpc.serving("127.0.0.1", port, {}):
                 raise AssertionError("two servers share a port")
+
+
+def test_a_port_that_is_kept_for_a_service_is_given_to_nobody_else() -> None:
+    """Ray and others take any free ports by the dozen before the service opens its own."""
+    kept = rpc.free_port("127.0.0.1")
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        assert other.getsockname()[1] not in rpc.UNASKED
+        assert kept in rpc.UNASKED
+
+
+def test_a_kept_port_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", rpc.free_port("127.0.0.1")))
+        taken = other.getsockname()[1]
+        monkeypatch.setattr(rpc, "UNASKED", range(taken, taken + 100))
+        assert rpc.free_port("127.0.0.1") != taken
