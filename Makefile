@@ -36,8 +36,8 @@ bench: setup ## generate(), assisted generate() and Tandem side by side
 bench-engine: setup ## step times of the engine: exact, fast, beside transformers
 	$(BIN)/python -m benchmarks.engine $(ENGINE_ARGS)
 
-bench-gpu: setup ## the same on a CUDA device
-	$(BIN)/python -m benchmarks.gpu $(ENGINE_ARGS)
+bench-gpu: ## the same on a CUDA device; without .venv, with what the machine has
+	$(or $(wildcard $(BIN)/python),python3) -m benchmarks.gpu $(ENGINE_ARGS)
 
 acceptance: setup ## tokens per round of the pair, chains and trees
 	$(BIN)/python -m benchmarks.acceptance $(MODEL_ARGS)

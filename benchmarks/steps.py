@@ -22,9 +22,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from engine.forward import Backend, Forward
-from engine.kv import BLOCK
 from engine.model import Model
 from engine.plan import Segment
+from engine.rooms import BLOCK
 from protos import tree
 from protos.errors import Unusable
 

@@ -89,7 +89,7 @@ def compose(
         if timely < PIECE and any(is_long(segments[other]) for other, _ in chosen):
             break
         room = max(timely, min(PIECE, room))
-        piece = segment if room >= len(segment.tokens) else segment.cut(min(room, segment.head))[0]
+        piece = segment if room >= len(segment.tokens) else segment.first(min(room, segment.head))
         chosen.append((index, piece))
         total += load(piece)
     return chosen

@@ -91,8 +91,11 @@ class CostModel:
 
     def tokens_within(self, seconds: float, base: Load, keys: int, most: int) -> int:
         """The most tokens, 0..`most`, that one more session with `keys` cached ones can add to a
-        step `base` so that it is still predicted to take no more than `seconds`.
+        step `base` so that it is still predicted to take no more than `seconds`; none before the
+        first step was learned from.
         """
+        if not self._steps:
+            return 0
 
         def added(tokens: int) -> float:
             return self.predict(base + Load.chunk(tokens, keys))

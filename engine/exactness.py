@@ -13,9 +13,9 @@ import torch
 
 from engine import attention
 from engine.forward import Forward
-from engine.kv import Room, blocks
 from engine.model import FULL, Model
 from engine.plan import Segment
+from engine.rooms import Room, blocks
 from protos import tree
 from protos.errors import Unusable
 

@@ -22,9 +22,10 @@ from engine.batch import Limits
 from engine.config import ModelServiceConfig
 from engine.exactness import Exactness, positions_tried, self_test
 from engine.forward import Forward
-from engine.kv import BLOCK, position_bytes
+from engine.kv import position_bytes
 from engine.metrics import ModelMetrics, SessionCollector
 from engine.model import load
+from engine.rooms import BLOCK
 from engine.scheduler import ModelThread
 from engine.sessions import Sessions
 from protos.errors import InvalidRequest, Unusable

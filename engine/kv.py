@@ -1,27 +1,23 @@
-"""Memory for keys and values: a bounded pool of positions, and rooms in it, one per session.
+"""Memory for keys and values: a bounded pool of positions, with a room in it for each session.
 
-Owns memory, not meaning: which tokens a room holds is known to `sessions`. A room is one contiguous
-stretch, so that attention reads it without a copy; it grows in place where it can and moves where
-it cannot. Rooms move only between steps, so only `Room` objects know where they are.
+Owns memory, not meaning: which tokens a room holds is known to `sessions`, where rooms lie to
+`rooms`. A room is one contiguous stretch, so that attention reads it without a copy.
 """
 
 from __future__ import annotations
 
 import mmap
-from bisect import insort
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from typing import TypeAlias
 
 import torch
 
-BLOCK = 64  # rooms are counted in blocks of this many positions
-SPARSE = 2  # times what a room takes: much room
-DISTANCE = 512  # positions that a neighbour can grow by, at most, before somebody moves
+from engine.rooms import Room, Rooms
 
 Index: TypeAlias = slice | torch.Tensor  # numbers of rows; those side by side cost less as a slice
 
@@ -35,25 +31,12 @@ class LayerGeometry:
     value_size: int
 
 
-@dataclass(slots=True, eq=False)
-class Room:
-    """`capacity` positions of the pool from `start` on."""
-
-    start: int
-    capacity: int
-
-    @property
-    def end(self) -> int:
-        """The first position behind the room."""
-        return self.start + self.capacity
-
-
 def position_bytes(layers: Sequence[LayerGeometry], dtype: torch.dtype) -> int:
     """Bytes that one cached token takes in all layers."""
     return dtype.itemsize * sum(la.heads * (la.key_size + la.value_size) for la in layers)
 
 
-class Pool:
+class Pool(Rooms):
     """Positions in every layer, [positions, heads, size] each; untouched ones cost no memory.
     `spare` more lie behind them, for rows that nobody asked for.
 
@@ -68,9 +51,7 @@ class Pool:
         device: torch.device,
         spare: int = 0,
     ) -> None:
-        self.positions = positions // BLOCK * BLOCK
-        self._rooms: list[Room] = []  # in order
-
+        super().__init__(positions)
         keys = [(layer.heads, layer.key_size) for layer in layers]
         values = [(layer.heads, layer.value_size) for layer in layers]
         rows = self.positions + spare
@@ -83,59 +64,9 @@ class Pool:
         self.values = [next(left[shape]) for shape in values]
         self._stacks = list(stacks.values())  # the same, [stores, positions, heads, size]
 
-    @property
-    def taken(self) -> int:
-        """Positions in rooms."""
-        return sum(room.capacity for room in list(self._rooms))  # read by any thread
-
-    @property
-    def free(self) -> int:
-        """Positions that a room can still get, wherever they lie."""
-        return self.positions - self.taken
-
-    def take(self, length: int) -> Room | None:
-        """A room for `length` positions; None if there are not so many free."""
-        capacity = blocks(length)
-        if capacity > self.free:
-            return None
-        return self._place(Room(0, capacity))
-
-    def grow(self, room: Room, length: int) -> bool:
-        """Make a room hold `length` positions, content kept; False, and unchanged, if there are not
-        so many free. It grows where it is, or moves.
-        """
-        capacity = blocks(length)
-        if capacity - room.capacity > self.free:
-            return False
-        behind = min((r.start for r in self._rooms if r.start > room.start), default=self.positions)
-        if capacity <= max(room.capacity, behind - room.start):
-            room.capacity = max(capacity, room.capacity)
-            return True
-        self._rooms.remove(room)
-        held = replace(room)
-        ample = blocks(room.capacity * 3 // 2)  # or it would move again soon
-        roomy = any(size >= ample for size, _ in self._holes())
-        room.capacity = max(capacity, ample if roomy else 0)
-        if self._hole(room.capacity) is None:  # others will be moved over it
-            content = [stack[:, held.start : held.end].clone() for stack in self._stacks]
-            self._place(room)
-            for stack, rows in zip(self._stacks, content, strict=True):
-                stack[:, room.start : room.start + held.capacity] = rows
-        else:
-            self._move(held, self._place(room).start)
-        return True
-
-    def give_back(self, room: Room) -> None:
-        """Free a room; its content is dead but stays finite."""
-        assert room.capacity, "a room is given back once"
-        self._rooms.remove(room)
-        room.capacity = 0
-
     def copy(self, source: Room, target: Room, count: int) -> None:
         """Copy the first `count` positions of one room to another."""
-        for stack in self._stacks:
-            rows = stack[:, source.start : source.start + count]
-            stack[:, target.start : target.start + count] = rows
+        self._copy(source.start, target.start, count)
 
     def compact(self, room: Room, start: int, path: Sequence[int]) -> None:
         """Move the positions `start + path[i]` to `start + i` in every layer."""
@@ -153,50 +84,9 @@ class Pool:
         for stack in self._stacks:
             stack[:, room.start + start : room.end].zero_()
 
-    def _place(self, room: Room) -> Room:
-        """Lay a room into a hole; if none has its capacity, into the one that is left when all
-        other rooms have moved together.
-        """
-        hole = self._hole(room.capacity)
-        room.start = self._moved_together() if hole is None else hole
-        insort(self._rooms, room, key=lambda room: room.start)
-        return room
-
-    def _hole(self, capacity: int) -> int | None:
-        """Where a room of that capacity can start: in the largest hole if there is much room, else
-        in the smallest; not at its edge, so that neighbours can grow and nobody moves.
-        """
-        fitting = [hole for hole in self._holes() if hole[0] >= capacity]
-        if not fitting:
-            return None
-        largest = max(fitting)
-        size, start = largest if largest[0] >= SPARSE * capacity else min(fitting)
-        distance = min((size - capacity) // 2, DISTANCE) // BLOCK * BLOCK
-        return start + distance if start else 0
-
-    def _holes(self) -> list[tuple[int, int]]:
-        """What lies between rooms: length and start."""
-        ends = [0, *(room.end for room in self._rooms)]
-        starts = [*(room.start for room in self._rooms), self.positions]
-        return [(start - end, end) for end, start in zip(ends, starts, strict=True) if start > end]
-
-    def _moved_together(self) -> int:
-        """Close all holes; returns the end of the last room."""
-        end = 0
-        for room in self._rooms:
-            if room.start > end:
-                self._move(room, end)
-                room.start = end
-            end = room.end
-        return end
-
-    def _move(self, room: Room, start: int) -> None:
-        """Copy a room's content to another place, which may overlap: a layer at a time, since new
-        memory for all of them takes longer to get than to fill.
-        """
+    def _copy(self, source: int, target: int, count: int) -> None:
         for stack in self._stacks:
-            for layer in stack:
-                layer[start : start + room.capacity] = layer[room.start : room.end].clone()
+            stack[:, target : target + count] = stack[:, source : source + count]
 
 
 def index(numbers: Sequence[int], device: torch.device) -> Index:
@@ -213,11 +103,6 @@ def store(layer: torch.Tensor, places: Index, new: torch.Tensor, rows: Index) ->
         layer[places] = chosen
     else:
         layer.index_copy_(0, places, chosen)
-
-
-def blocks(length: int) -> int:
-    """Positions that a room for `length` of them takes."""
-    return -(-max(length, 1) // BLOCK) * BLOCK
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

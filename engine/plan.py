@@ -16,7 +16,8 @@ from itertools import zip_longest
 
 import torch
 
-from engine.kv import BLOCK, Index, Room, index
+from engine.kv import Index, index
+from engine.rooms import BLOCK, Room
 from protos import tree
 
 COARSE = 16  # many rows are padded to a multiple of this many
@@ -38,8 +39,7 @@ class Segment:
     parents: tuple[int, ...]
     wanted: int
     head: int = field(init=False, compare=False)
-    """Leading tokens that may be fed in an earlier step: nobody waits for their logits. Asked for
-    many times in every step, found once."""
+    """Leading tokens that may be fed in an earlier step: nobody waits for their logits."""
 
     def __post_init__(self) -> None:
         unwanted = 0 if self.cached else len(self.tokens) - self.wanted
@@ -51,12 +51,14 @@ class Segment:
         """Nodes of the tree that are cached already."""
         return len(self.parents) - len(self.tokens)
 
-    def cut(self, count: int) -> tuple[Segment, Segment]:
-        """The first `count` tokens of the head, and the rest."""
-        first = Segment(self.room, self.context, self.tokens[:count], tree.chain(count), 0)
+    def first(self, count: int) -> Segment:
+        """The first `count` tokens of the head."""
+        return Segment(self.room, self.context, self.tokens[:count], tree.chain(count), 0)
+
+    def rest(self, count: int) -> Segment:
+        """What comes after the first `count` tokens of the head."""
         parents = tuple(parent - count for parent in self.parents[count:])
-        rest = Segment(self.room, self.context + count, self.tokens[count:], parents, self.wanted)
-        return first, rest
+        return Segment(self.room, self.context + count, self.tokens[count:], parents, self.wanted)
 
 
 @dataclass(slots=True)
@@ -174,9 +176,7 @@ def plan(segments: Sequence[Segment], device: torch.device, exact: bool) -> Step
 
 
 def _rows(count: int, exact: bool) -> int:
-    """How many rows to feed for `count`: kernels are made for every number of rows and kept, so
-    there are not too many different ones.
-    """
+    """How many rows to feed for `count`, of few different numbers: kernels are kept for each."""
     step = COARSE if count > BLOCK else ROWS if count > BLOCK // 2 else 1
     return max(-(-count // step) * step, ROWS if exact else 0)
 

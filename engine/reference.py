@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from transformers import AttentionInterface, PreTrainedModel
 
 from engine.attention import Rule, attend_tile, refuse
-from engine.kv import BLOCK, Room
 from engine.plan import Segment, plan
+from engine.rooms import BLOCK, Room
 from protos import tree
 
 NAME = "tandem_reference"

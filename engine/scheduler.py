@@ -44,14 +44,16 @@ class StepReport:
 
 
 class ModelThread:
-    """Owns the model and its sessions: nothing else may touch them while it runs."""
+    """Owns the model and its sessions: nothing else may touch them while it runs. `idle` is called
+    between steps, with those for whose sessions calls wait.
+    """
 
     def __init__(
         self,
         forward: Forward,
         limits: Limits,
         observe: Callable[[StepReport], None],
-        idle: Callable[[], None],
+        idle: Callable[[Sequence[bytes]], None],
         queue_limit: int = 1024,
     ) -> None:
         self._forward, self._limits, self._observe, self._idle = forward, limits, observe, idle
@@ -109,18 +111,25 @@ class ModelThread:
         return self._cost.token_seconds
 
     def _loop(self) -> None:
-        with torch.inference_mode():
-            while not self._stopping:
-                try:
-                    if self._collect():
-                        self._step()
-                except Exception as error:
-                    log.error("a step failed", exc_info=error)
-                    failed = Internal("the forward pass failed; see the server's log")
-                    self._abandon(self._stepping, failed)
-                    self._running = [task for task in self._running if task not in self._stepping]
-        with self._wake:
-            self._abandon([*self._running, *self._waiting], Unavailable("the service is stopping"))
+        try:
+            with torch.inference_mode():
+                while not self._stopping:
+                    self._turn()
+        finally:  # whoever comes later is told at once
+            with self._wake:
+                self._stopping, left = True, [*self._running, *self._waiting]
+                self._abandon(left, Unavailable("the service is stopping"))
+
+    def _turn(self) -> None:
+        """Whoever waits may start, and there is a step; if it fails, those in it fail alone."""
+        try:
+            if self._collect():
+                self._step()
+        except Exception as error:
+            log.error("a step failed", exc_info=error)
+            failed = Internal("the forward pass failed; see the server's log")
+            self._abandon(self._stepping, failed)
+            self._running = [task for task in self._running if task not in self._stepping]
 
     def _abandon(self, tasks: Sequence[Task], error: Exception) -> None:
         """Fail every task that has no answer yet."""
@@ -133,13 +142,15 @@ class ModelThread:
         with self._wake:
             while not (self._waiting or self._running or self._stopping):
                 self._wake.wait(timeout=1.0)
-                self._idle()
+                self._idle(())
             self._gather()
             if self._stopping:
                 return False
+            wanted = [task.owner for task in self._waiting]
             starting = startable(self._waiting, self._running)
             for task in starting:
                 self._waiting.remove(task)
+        self._idle(wanted)
         for task in starting:
             if task.answer.set_running_or_notify_cancel():
                 self._returns.back(task.owner, task.arrived)
@@ -149,7 +160,6 @@ class ModelThread:
                 if task.segment:
                     self._running.append(task)
                     self._queued.append(waited)
-        self._idle()
         return True
 
     def _gather(self) -> None:

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.kv import Room
+from engine.rooms import Room
 from protos.types import Context
 
 

@@ -9,13 +9,14 @@ resends everything.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
-from engine.kv import BLOCK, Pool, Room, blocks
+from engine.kv import Pool
 from engine.plan import Segment
+from engine.rooms import BLOCK, Room, blocks
 from engine.session import Counts, Session
 from protos.errors import Busy, Internal, InvalidRequest, SessionMiss, StaleTurn
 from protos.types import Context
@@ -45,7 +46,7 @@ class Sessions:
         self.counts = Counts()
         self.most = most
         self._pool = pool
-        self._context_length = context_length
+        self.context_length = context_length
         self._new_epoch = new_epoch
         self._ttl = ttl
         self._clock = clock
@@ -83,9 +84,9 @@ class Sessions:
 
     def check_room(self, field: str, length: int) -> None:
         """Raise InvalidRequest if a session of `length` tokens would not fit."""
-        if length > self._context_length:
+        if length > self.context_length:
             raise InvalidRequest.of(
-                field, f"reach token {length}, above the context of {self._context_length}"
+                field, f"reach token {length}, above the context of {self.context_length}"
             )
 
     def feed(
@@ -126,9 +127,14 @@ class Sessions:
         if len(retired) > self.most:
             self._drop(min(retired, key=lambda name: self._open[name].used))
 
-    def expire(self) -> None:
-        """Reclaim sessions idle for longer than their time to live."""
+    def expire(self, wanted: Iterable[bytes] = ()) -> None:
+        """Reclaim sessions idle for longer than their time to live; those for which calls wait are
+        not idle, nor may they be evicted.
+        """
         now = self._clock()
+        for session_id in wanted:
+            if session := self._open.get(session_id):
+                session.used = now
         for session_id, session in list(self._open.items()):
             if now - session.used > self._ttl and not session.active:
                 self.counts.expired += not session.retired

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +49,7 @@ class Task:
         """Give the job its logits; it wants another step or is done. One fed in part waits on."""
         assert self.job is not None and self.segment is not None
         if fed is not self.segment:
-            _, self.segment = self.segment.cut(len(fed.tokens))
+            self.segment = self.segment.rest(len(fed.tokens))
             self.partly = True
             return
         self.partly = False
@@ -61,10 +62,11 @@ class Task:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """End the job with an error."""
+        """End the job with an error; what goes wrong while it ends is the same error's doing."""
         self.segment = None
         if self.job is not None:
-            self.job.close()
+            with suppress(Exception):
+                self.job.close()
         self.answer.set_exception(error)
 
 

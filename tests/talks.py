@@ -12,9 +12,9 @@ import torch
 
 from engine import attention
 from engine.forward import Forward
-from engine.kv import Room
 from engine.model import Model
 from engine.plan import Segment
+from engine.rooms import Room
 from protos import tree
 from tests.families import VOCABULARY
 

@@ -9,16 +9,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer
 
 import models
 from orchestrator.generation import Generation
 from protos.types import NO_DRAFT, DraftShape, SamplingParams
 
-config, rpc, clients, drafter_service, verifier_service = (
+prometheus, config, rpc, clients, drafter_service, verifier_service = (
     pytest.importorskip(module)  # a package that they need may be missing on a rented machine
     for module in (
+        "prometheus_client",
         "engine.config",
         "protos.rpc",
         "orchestrator.clients",
@@ -44,7 +44,8 @@ async def serving(dtype: str) -> AsyncIterator[tuple[Any, Any]]:
         channels = []
         for module, folder in ((verifier_service, models.TARGET), (drafter_service, models.DRAFT)):
             settings = config.ModelServiceConfig(model=folder, device="cuda", dtype=dtype)
-            address = await scope.enter_async_context(module.serving(settings, CollectorRegistry()))
+            registry = prometheus.CollectorRegistry()
+            address = await scope.enter_async_context(module.serving(settings, registry))
             channels.append(await scope.enter_async_context(rpc.connect(address)))
         yield clients.VerifierClient(channels[0]), clients.DrafterClient(channels[1])
 

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import torch
 
 from engine.batch import Limits
-from engine.kv import Room
 from engine.plan import Segment
+from engine.rooms import Room
 from engine.scheduler import ModelThread, StepReport
 from engine.task import Job
 from protos import tree
@@ -50,6 +50,7 @@ class Machine:
         self.batches: list[list[Segment]] = []
         self.reports: list[StepReport] = []
         self.idle: list[str] = []
+        self.wanted: list[list[bytes]] = []
 
     @property
     def sizes(self) -> list[int]:
@@ -76,8 +77,9 @@ class Machine:
         self.now += 1e-6
         return self.now
 
-    def rest(self) -> None:
-        """What the thread does when it has time."""
+    def rest(self, wanted: Sequence[bytes]) -> None:
+        """What the thread does when it has time; for whose sessions calls wait."""
+        self.wanted.append(list(wanted))
         self.idle.append(threading.current_thread().name)
 
     def thread(self, queue_limit: int = 100, limits: Limits = LIMITS) -> ModelThread:

@@ -11,7 +11,8 @@ from itertools import combinations, count
 
 import torch
 
-from engine.kv import BLOCK, LayerGeometry, Pool
+from engine.kv import LayerGeometry, Pool
+from engine.rooms import BLOCK
 from engine.session import Session
 from engine.sessions import Sessions
 from protos.types import Context

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from engine.batch import PIECE, SHORT, Limits
 from engine.cost import CostModel
-from engine.kv import Room
 from engine.plan import Segment
+from engine.rooms import Room
 from protos import tree
 
 ROOM = Room(0, 1 << 16)
@@ -19,6 +19,7 @@ class Known(CostModel):
 
     def __init__(self, *terms: float) -> None:
         super().__init__()
+        self._steps = 1
         self._terms = terms or (0.0, 0.0, 0.0, 0.0)  # type: ignore[assignment]
 
 

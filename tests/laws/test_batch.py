@@ -111,6 +111,13 @@ def test_with_nobody_decoding_a_step_is_short_all_the_same(
     assert cost.predict(total) <= seconds or total.tokens <= PIECE
 
 
+def test_before_anything_is_known_of_costs_little_is_fed() -> None:
+    """The first prompt may come to a slow model, and somebody right behind it."""
+    prompt = Segment(ROOM, 0, tuple(range(2000)), tree.chain(2000), 1)
+    ((_, piece),) = compose([prompt], CostModel(), Limits(), 0.0)
+    assert len(piece.tokens) == PIECE
+
+
 def test_the_pace_is_that_of_decoding_sessions_and_forgotten_when_they_rest() -> None:
     pace = Pace()
     assert pace.at(0.0) == 0.0
@@ -137,4 +144,4 @@ def test_who_waits_for_logits_is_decoding_but_for_long_prompts() -> None:
     assert is_decoding(Segment(ROOM, 9, (1, *draft), tree.hang(1, draft), 1 + MAX_NODES))
     assert is_decoding(Segment(ROOM, 9, (1,), (-1,), 1))
     prompt = Segment(ROOM, 0, tuple(range(99)), tree.chain(99), 1)
-    assert not is_decoding(prompt) and not is_decoding(prompt.cut(PIECE)[0])
+    assert not is_decoding(prompt) and not is_decoding(prompt.first(PIECE))

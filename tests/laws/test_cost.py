@@ -159,7 +159,7 @@ def test_the_error_shrinks_to_the_noise_and_grows_when_the_machine_changes() -> 
 def test_nothing_is_known_before_the_first_step() -> None:
     model = CostModel()
     assert model.predict(Load.chunk(100, 100)) == 0
-    assert model.tokens_within(0.0, Load(), 1000, 64) == 64
+    assert model.tokens_within(1.0, Load(), 1000, 64) == 0
 
 
 @given(st.integers(1, 500), st.integers(0, 10_000), seconds)

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kv import BLOCK
+from engine.rooms import BLOCK
 from engine.sessions import LONGEST_RETRY_SECONDS, SETTLED_SECONDS
 from protos.errors import Busy, SessionMiss
 from protos.types import NO_DRAFT, Context, SamplingParams

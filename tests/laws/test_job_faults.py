@@ -11,7 +11,7 @@ import torch
 from engine.plan import Segment
 from engine.scheduler import ModelThread
 from engine.task import Job
-from protos.errors import Internal, InvalidRequest
+from protos.errors import Internal, InvalidRequest, Unavailable
 from tests.laws.machine import (
     LIMITS,
     SECONDS,
@@ -86,6 +86,42 @@ async def test_a_forward_that_raises_fails_the_jobs_of_that_step_alone() -> None
         assert "secret" not in str(first)
         assert closed == ["rolled back"]
         assert await results(*later) == [[(1, VOCABULARY)], [(1, VOCABULARY)]]
+
+
+async def test_what_goes_wrong_while_a_job_is_ended_hurts_nobody_else() -> None:
+    """A device that is lost fails the clean-up as well."""
+    machine = Machine()
+    machine.fails_at = 2
+
+    def cannot_roll_back() -> Job:
+        try:
+            yield segment(1)
+        finally:
+            raise RuntimeError("out of memory near a secret")
+
+    async with machine.running() as thread:
+        doomed = [queue(thread, b"a", cannot_roll_back), queue(thread, b"b", lambda: steps(1))]
+        await settle()
+        later = queue(thread, b"b", lambda: steps(2))
+        machine.open.set()
+        assert all(isinstance(failed, Internal) for failed in await results(*doomed))
+        assert await results(later) == [[(1, VOCABULARY)] * 2]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_who_calls_when_the_model_thread_has_died_is_told_so() -> None:
+    machine = Machine()
+    machine.open.set()
+
+    def deadly(segments: Sequence[Segment]) -> list[torch.Tensor]:
+        raise SystemExit
+
+    with ModelThread(deadly, LIMITS, machine.reports.append, machine.rest) as thread:
+        first = queue(thread, b"a", lambda: steps(1))
+        done, _ = await asyncio.wait((first,), timeout=SECONDS)
+        assert done and isinstance(first.exception(), Unavailable)
+        with pytest.raises(Unavailable):
+            await thread.run(b"b", lambda: steps(1))
 
 
 async def test_a_step_that_breaks_half_way_leaves_the_answers_it_gave_and_the_thread_goes_on() -> (

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kv import BLOCK, Index, Room
+from engine.kv import Index
 from engine.plan import COARSE, ROWS, Segment, StepPlan, Tile, plan
+from engine.rooms import BLOCK, Room
 from protos import tree
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kv import BLOCK
+from engine.rooms import BLOCK
 from engine.sessions import SETTLED_SECONDS
 from protos.errors import SessionMiss
 from protos.types import Context, Draft, SamplingParams

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kv import Room
+from engine.rooms import Room
 from engine.scheduler import ModelThread
 from engine.task import Job, Task, startable
 from protos.errors import Busy, TandemError
@@ -189,7 +189,7 @@ async def test_a_full_queue_is_busy_at_once() -> None:
 
 
 async def test_the_idle_call_is_made_between_all_steps_and_by_the_model_thread_alone() -> None:
-    """Who never rests must not keep what is too old."""
+    """Who never rests must not keep what is too old, nor lose what is wanted."""
     machine = Machine()
     async with machine.running() as thread:
         tasks = [queue(thread, b"a", lambda: steps(5))]
@@ -197,6 +197,7 @@ async def test_the_idle_call_is_made_between_all_steps_and_by_the_model_thread_a
         await results(*tasks)
     assert len(machine.idle) >= len(machine.sizes) == 6
     assert set(machine.idle) == {"model"}
+    assert [b"a"] in machine.wanted
 
 
 async def test_leaving_the_scope_stops_the_thread() -> None:

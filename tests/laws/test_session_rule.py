@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.kv import BLOCK
+from engine.rooms import BLOCK
 from engine.sessions import SETTLED_SECONDS, Sessions
 from orchestrator.generation import Cursor, Generation
 from orchestrator.rounds import ask

@@ -10,8 +10,8 @@ from itertools import count
 import pytest
 import torch
 
-from engine.kv import BLOCK
 from engine.plan import Segment
+from engine.rooms import BLOCK
 from engine.sessions import Sessions
 from protos import tree
 from protos.errors import Busy, Internal, InvalidRequest, SessionMiss, StaleTurn
@@ -92,6 +92,17 @@ def test_expiry_spares_sessions_at_work_and_sessions_in_use() -> None:
     assert (len(replica.sessions), replica.pool.taken) == (0, 0)
     with pytest.raises(SessionMiss):
         replica.serve(Message(Context(ONE_ID, 3, 1, (2,), 1), (1, 2)))
+
+
+def test_a_session_for_which_a_call_waits_is_neither_reclaimed_nor_evicted() -> None:
+    """However long the step takes before which the call could not begin."""
+    replica = Replica(blocks=1)
+    replica.open(ONE_ID, (1, 2))
+    replica.now += 2 * TTL
+    replica.sessions.expire([ONE_ID, b"unknown"])
+    with pytest.raises(Busy):
+        replica.open(b"b", (1,))
+    assert replica.serve(Message(Context(ONE_ID, 2, 2, (9,), 1), (1, 2, 9))).held == 3
 
 
 def test_a_full_house_is_busy_until_a_session_is_closed() -> None:

@@ -44,7 +44,7 @@ class Queue:
             self.waiting.remove(entry)
         for (name, segment), piece in fed:
             if piece is not segment:
-                self.waiting.append((name, segment.cut(len(piece.tokens))[1]))
+                self.waiting.append((name, segment.rest(len(piece.tokens))))
         return [(name, piece) for (name, _), piece in fed]
 
 

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from engine.forward import Forward
-from engine.kv import Room
 from engine.model import load
 from engine.plan import Segment
+from engine.rooms import Room
 from protos import tree
 from protos.errors import Unusable
 from tests.families import ARCHITECTURES, CAPPED, CONTEXT, REFUSED, VOCABULARY

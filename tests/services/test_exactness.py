@@ -11,10 +11,10 @@ import torch
 
 from engine.exactness import self_test
 from engine.forward import Forward
-from engine.kv import Room
 from engine.model import load
 from engine.packed import can_pack
 from engine.plan import Segment
+from engine.rooms import Room
 from protos import tree
 from protos.errors import Unusable
 from tests.conftest import Pair

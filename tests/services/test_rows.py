@@ -14,9 +14,9 @@ import torch
 from engine import flash
 from engine.exactness import self_test
 from engine.forward import Backend, Forward
-from engine.kv import Room
 from engine.model import load
 from engine.plan import Segment
+from engine.rooms import Room
 from engine.rows import REACH, STEP, TAIL, WIDEST
 from engine.table import FEW, SIZES, Table, lay_out, prefix
 from protos import tree
