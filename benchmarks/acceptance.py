@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from prometheus_client import CollectorRegistry
@@ -36,6 +36,7 @@ from protos.errors import TandemError
 from protos.process import configure_logging
 from protos.types import DraftShape, SamplingParams
 
+Weights = Literal["full", "int8"]
 TEMPERATURES = (0.0, 0.7, 1.0)
 SHAPES = {
     "chain of 1": DraftShape.chain(1),
@@ -86,7 +87,7 @@ class Figures:
 
 
 @asynccontextmanager
-async def serving(target: Path, draft: Path) -> AsyncIterator[Pair]:
+async def serving(target: Path, draft: Path, weights: Weights = "full") -> AsyncIterator[Pair]:
     """Both services while the scope lasts; raises Unusable."""
     traffic = Traffic("Verify")
     async with (
@@ -94,7 +95,7 @@ async def serving(target: Path, draft: Path) -> AsyncIterator[Pair]:
             ModelServiceConfig(model=target), CollectorRegistry()
         ) as verifier_address,
         drafter_service.service.serving(
-            ModelServiceConfig(model=draft), CollectorRegistry()
+            ModelServiceConfig(model=draft, weights=weights), CollectorRegistry()
         ) as drafter_address,
         rpc.connect(verifier_address, Meter(traffic)) as to_verifier,
         rpc.connect(drafter_address) as to_drafter,
@@ -139,10 +140,14 @@ def figures(name: str, temperature: float, rounds: Sequence[Round], traffic: Tra
 
 
 async def measure_all(
-    target: Path, draft: Path, prompts: Sequence[tuple[int, ...]], max_new_tokens: int
+    target: Path,
+    draft: Path,
+    weights: Weights,
+    prompts: Sequence[tuple[int, ...]],
+    max_new_tokens: int,
 ) -> list[Figures]:
     """All rows."""
-    async with serving(target, draft) as pair:
+    async with serving(target, draft, weights) as pair:
         return [
             await measure(pair, prompts, max_new_tokens, name, temperature)
             for temperature in TEMPERATURES
@@ -199,6 +204,7 @@ def main(
     max_new_tokens: Annotated[
         int, typer.Option(help="a generation also ends where its story ends", min=2)
     ] = 64,
+    draft_weights: Annotated[Weights, typer.Option(help="of the drafter")] = "full",
     json: Annotated[
         Path | None, typer.Option("--json", help="write the figures to this file too")
     ] = None,
@@ -207,10 +213,12 @@ def main(
     configure_logging("warning")
     logging.disable_progress_bar()
     try:
-        rows = asyncio.run(measure_all(target, draft, tokenised(target, prompts), max_new_tokens))
+        stories = tokenised(target, prompts)
+        rows = asyncio.run(measure_all(target, draft, draft_weights, stories, max_new_tokens))
     except TandemError as problem:
         raise SystemExit(f"error: {problem}") from None
-    heading = report.title(target, draft, f"{prompts} prompts, up to {max_new_tokens} tokens each")
+    asked = f"{prompts} prompts, up to {max_new_tokens} tokens each, draft weights {draft_weights}"
+    heading = report.title(target, draft, asked)
     report.publish(heading, table(rows), [entry(row) for row in rows], json)
 
 

@@ -27,6 +27,12 @@ from protos.errors import TandemError
 from protos.tandem.v1 import orchestrator_pb2 as api
 
 STOPS = ("the", ".", " and", "\n", "ing", ", s", "d h")
+METHODS = (
+    api.DRAFT_METHOD_TREE,
+    api.DRAFT_METHOD_TREE,
+    api.DRAFT_METHOD_MEDUSA_LITE,
+    api.DRAFT_METHOD_NGRAM,
+)
 LOOSE = 1e-4  # how far a log-probability may be from a plain pass
 AT_ONCE = 16
 
@@ -69,19 +75,13 @@ def drawn_request(
 
 def drawn_speculation(rng: random.Random) -> api.Speculation:
     """A way to draft."""
+    method = rng.choice(METHODS)
     return api.Speculation(
         num_speculative_tokens=rng.choice([None, 1, 3, 8]),
         branches=rng.choice([None, 1, 2, 4]),
-        method=rng.choice(
-            [
-                api.DRAFT_METHOD_TREE,
-                api.DRAFT_METHOD_TREE,
-                api.DRAFT_METHOD_MEDUSA_LITE,
-                api.DRAFT_METHOD_NGRAM,
-            ]
-        ),
+        method=method,
         schedule=api.DraftSchedule.ValueType(rng.randrange(4)),
-        confidence_threshold=rng.choice([0.0, 0.0, 0.4]),
+        confidence_threshold=rng.choice([0.0, 0.0, 0.4]) * (method != api.DRAFT_METHOD_NGRAM),
     )
 
 

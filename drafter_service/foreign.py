@@ -21,8 +21,8 @@ from engine.plan import Segment
 from engine.session import shared
 from engine.sessions import Sessions
 from protos import tree
-from protos.errors import InvalidRequest, SessionMiss
-from protos.types import NO_DRAFT, Context, Draft, DraftShape, Proposal, SamplingParams
+from protos.errors import SessionMiss
+from protos.types import NO_DRAFT, Context, Draft, DraftShape, Proposal, Rule, SamplingParams
 
 TAIL = 32  # their newest tokens, at least, that are translated anew in every call
 SPARE = 4  # own tokens beyond the levels asked for: a word may take more of ours than of theirs
@@ -110,6 +110,7 @@ class Chain:
     def add(self, logits: torch.Tensor) -> bool:
         """Add the likeliest token of [vocab], if it is worth it; says whether to look behind it."""
         likely = (logits / math.hypot(self.temperature, LOGIT_ERROR)).softmax(-1)
+        sure = float((logits / (self.temperature or 1.0)).softmax(-1).max())
         chance = min(1.0, float(likely.max()) * self.shape.trust)
         if self.stands * chance < self.shape.worth:
             return False
@@ -119,7 +120,7 @@ class Chain:
         promise = self.stands * chance - self.shape.worth  # as much may be lost again
         return (
             self.stands >= DOUBT
-            and chance >= self.shape.confidence
+            and sure >= self.shape.confidence
             and promise >= self.shape.level_worth
         )
 
@@ -143,11 +144,11 @@ def propose(
     after, own = before.cut(context.base).said(context.tokens, translation)
     levels = min(shape.levels, shape.nodes)
     steps = levels + SPARE
-    if not (own and levels and _fits(sessions, len(own) + steps)):
+    if not (own and levels and len(own) + steps <= sessions.context_length):
         return Proposal(NO_DRAFT, context.base, context.epoch)
     base = min(shared(before.held, own), len(own) - 1) if context.epoch else 0
     inner = replace(context, base=base, tokens=tuple(own[base:]))
-    chain, fed = Chain(shape, params.temperature), 0
+    chain, fed = Chain(shape, 0.0 if params.rule is Rule.TOP1 else params.temperature), 0
     with sessions.extended(inner, steps) as session:
         # what the job leaves behind if it ends early, as the session does
         mirrors.keep(context.session_id, replace(before.cut(context.base), held=own[:base]))
@@ -170,11 +171,3 @@ def propose(
     draft = tuple(translation.to_theirs(after.theirs, chain.tokens)[:levels])
     expected = min(chain.expected, float(len(draft)))
     return Proposal(Draft.chain(draft), context.length, session.epoch, expected)
-
-
-def _fits(sessions: Sessions, length: int) -> bool:
-    try:
-        sessions.check_room("context.tokens", length)
-    except InvalidRequest:
-        return False
-    return True

@@ -162,4 +162,6 @@ def way(shape: DraftShape, params: SamplingParams, root: int, visible: torch.Ten
     if params.rule is Rule.REJECT:
         shape = branching(shape)
         return Way(shape, params, sampled(params, shape.branches, root), count, predicts=False)
+    if params.rule is Rule.TOP1:  # what stands is the target's likeliest token, not its draw
+        params = replace(params, temperature=0.0)
     return Way(shape, params, likely(params, shape.branches), count)

@@ -20,6 +20,7 @@ TRIAL = 4  # rounds of every generation, for which all do what is believed to be
 SETTLING = 4  # more of them, until their steps have fallen in with each other
 LESSONS = (8, 16)  # the same for drafts, before all beliefs: they find better ones each time
 HOPELESS = 0.5  # the gain below which the rest of them is left out
+LITTLE = 0.1  # drafted tokens that stand, the same
 PROBING = 0.005  # of the time may be lost by trials
 EARLY = 0.5  # rounds more, each time rounds have been known e times as long
 RESTLESS = 0.2  # of a round without a draft, that is lost by doing in a trial what nobody did
@@ -42,9 +43,10 @@ class Beliefs:
         """The rate of rounds with a draft that promise so many tokens, to that of plain ones. For
         them the drafter reads each generation's prompt.
         """
-        emitted = max(1.0, promised + self.surprise.value)
-        reading = emitted * self._starts.value * self.costs.opening.value
-        return emitted * self.costs.plain.value / (self.costs.drafted.value + reading)
+        costs, emitted = self.costs, max(1.0, promised + self.surprise.value)
+        reading = emitted * self._starts.value * costs.opening.value
+        drafted = costs.drafted.value or costs.plain.value
+        return emitted * costs.plain.value / (drafted + reading + costs.lost.value)
 
     def saw(self, outcome: Outcome, crowd: int, tried: bool, among_others: bool) -> None:
         """Learn from a round; `tried` in a trial, `among_others` of whom most did otherwise."""
@@ -55,9 +57,11 @@ class Beliefs:
             self._saved -= self._lost(outcome)
         self._starts.add(outcome.began / outcome.emitted, outcome.emitted * part)
         if outcome.asked:
+            self.costs.lost.add(0.0, part)
             self.promised.add(outcome.promised, part)
             self.surprise.add(outcome.emitted - outcome.promised, part)
         else:
+            self.costs.lost.fade(part)
             for stale in (self.promised, self.surprise):
                 stale.fade(part, STALE)
         if outcome.opened:
@@ -70,9 +74,10 @@ class Beliefs:
             gain = self.gain(self.promised.value)
             self.drafting = gain > (1 - HYSTERESIS if self.drafting else 1 + HYSTERESIS)
 
-    def missed(self, outcome: Outcome) -> None:
-        """A draft that was wanted in a trial did not come."""
-        self._saved -= outcome.propose_seconds
+    def missed(self, outcome: Outcome, crowd: int, tried: bool) -> None:
+        """A draft that was wanted did not come. However long that took, it counts as that."""
+        self.costs.lost.add(outcome.propose_seconds, 1 / crowd)
+        self._saved -= outcome.propose_seconds * tried
 
     def elsewhere(self) -> Beliefs:
         """The same, to be corrected by rounds of another crowd."""
@@ -85,9 +90,10 @@ class Beliefs:
         """The trial that is due: with drafts or without, and how many rounds of each."""
         if not self.costs.plain.weight:
             return False, TRIAL
-        if not self.costs.drafted.weight:
+        if not self.costs.known:
             return True, TRIAL
-        if self._lessons and self.gain(self.promised.value) < HOPELESS:
+        little = self.promised.value < 1 + LITTLE
+        if self._lessons and (little or self.gain(self.promised.value) < HOPELESS):
             self._lessons.clear()
         if self._lessons:  # drafts were as long as pays at prices that are known better now
             self.costs.forget_drafts()

@@ -20,6 +20,7 @@ class Costs:
         self.drafted = Mean(HORIZON)  # the same, if everybody does
         self.level = Mean(HORIZON)  # seconds of one level of a draft
         self.opening = Mean(OPENINGS)  # seconds more that a generation's first draft takes
+        self.lost = Mean(HORIZON)  # seconds of a round that waits for a draft which does not come
         self._verify = Mean(HORIZON)  # seconds of a verification, if everybody drafts
         self._nodes = Mean(HORIZON)  # of a draft
         self._added = Mean(HORIZON)  # seconds that the nodes of trials added
@@ -28,8 +29,8 @@ class Costs:
 
     @property
     def known(self) -> bool:
-        """Both kinds of rounds have been seen."""
-        return bool(self.plain.weight and self.drafted.weight)
+        """Rounds of both kinds have been seen, or that drafts do not come."""
+        return bool(self.plain.weight and (self.drafted.weight or self.lost.value))
 
     def node_seconds(self, crowd: int) -> float:
         """What one more node in each of so many drafts adds to a round: what the verifier says at

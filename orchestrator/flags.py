@@ -40,7 +40,7 @@ HELP = {
     "ignore_eos": "go on behind the model's own end",
     "rule": "match, reject or top1",
     "num_speculative_tokens": "levels; 0 decodes plainly",
-    "branches": "children per node; 1 drafts a chain",
+    "branches": "children per node, or of the root alone; 1 drafts a chain",
     "drafter": "name of a drafter pool",
     "method": "tree, medusa_lite or ngram",
     "schedule": "goodput, constant or heuristic",

@@ -91,8 +91,8 @@ class Goodput:
         if outcome.asked:
             self.trust.saw(outcome, SLOW)
         self.beliefs.saw(outcome, self.crowd, tried and not missed, among_others or settling)
-        if tried and missed:
-            self.beliefs.missed(outcome)
+        if missed:
+            self.beliefs.missed(outcome, self.crowd, tried)
         if settling:
             self._settling = min(self._settling, SETTLING * self.crowd) - 1
         elif tried:
@@ -140,17 +140,17 @@ class Adaptive:
         costs = beliefs.costs
         if goodput.trial is False:
             return NO_DRAFT_SHAPE
+        gain = 1.0
+        if costs.known:
+            own, all_ = self._promised, beliefs.promised
+            weight = own.weight + PRIOR
+            gain = beliefs.gain((own.value * own.weight + all_.value * PRIOR) / weight)
+            pays = gain > (1 - goodput.ranks if beliefs.drafting else 1 + goodput.ranks)
+            if not (pays or goodput.trial):
+                return NO_DRAFT_SHAPE
         if not (costs.level.weight and costs.plain.weight):
             levels, nodes = min(FIRST.levels, self._most.levels), min(FIRST.nodes, self._most.nodes)
             return replace(self._most, levels=levels, nodes=nodes)
-        if not costs.drafted.weight:
-            return self._worthwhile(1 / costs.plain.value)
-        own, all_ = self._promised, beliefs.promised
-        weight = own.weight + PRIOR
-        gain = beliefs.gain((own.value * own.weight + all_.value * PRIOR) / weight)
-        pays = gain > (1 - goodput.ranks if beliefs.drafting else 1 + goodput.ranks)
-        if not (pays or goodput.trial):
-            return NO_DRAFT_SHAPE
         return self._worthwhile(max(1.0, gain) / costs.plain.value)
 
     def _worthwhile(self, rate: float) -> DraftShape:

@@ -66,7 +66,7 @@ def order(
             raise InvalidRequest(*violations, Violation("text", f"has {size} bytes, above {most}"))
         prompt = tokenise(request.text)
     stopping, room = request.stopping, limits.model.context_length - len(prompt)
-    default = min(DEFAULT_MAX_NEW_TOKENS, room)
+    default = min(DEFAULT_MAX_NEW_TOKENS, max(0, room))
     violations += [*_prompt(request, prompt, limits.model), *_stopping(stopping, default)]
     ends = () if stopping.ignore_eos else limits.model.end_token_ids
     stops = sorted({*stopping.stop_token_ids, *ends})

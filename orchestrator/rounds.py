@@ -67,7 +67,7 @@ async def run_round(
             Outcome(
                 levels=max(tree.depths(draft.parents), default=-1) + 1,
                 nodes=len(draft),
-                expected=proposal.expected,
+                expected=min(proposal.expected, len(draft)),
                 accepted=len(verdict.accepted),
                 asked=asked,
                 propose_seconds=proposed - began,

@@ -58,6 +58,9 @@ def problems(wish: api.Speculation) -> Iterator[Violation]:
     if not 0 <= wish.confidence_threshold <= 1:
         limit = f"is {wish.confidence_threshold:g}, not in 0..1"
         yield Violation("speculation.confidence_threshold", limit)
+    if wish.confidence_threshold and wish.method == Method.NGRAM.value:
+        limit = f"is {wish.confidence_threshold:g}, but the method NGRAM knows no confidence"
+        yield Violation("speculation.confidence_threshold", limit)
     if wish.drafter:
         yield Violation("speculation.drafter", "is not supported")
     for choose in (rule, _method, _schedule):

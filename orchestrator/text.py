@@ -30,7 +30,9 @@ def longest_token(tokenizer: Tokenizer) -> int:
 
 
 class TextStream:
-    """The text of a growing completion; the first `least` tokens never end it."""
+    """The text of a growing completion; a stop string that ends within the first `least` tokens is
+    none.
+    """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), least: int = 0) -> None:
         self.text = ""
@@ -40,6 +42,7 @@ class TextStream:
         self._stop = stop
         self._least = least
         self._held = ""
+        self._safe = 0  # characters of what is held, where no stop string may end
 
     def push(self, tokens: Iterable[int]) -> tuple[str, int]:
         """Add tokens up to the first stop string: (text that is final now, tokens used)."""
@@ -50,7 +53,7 @@ class TextStream:
             used += 1
             self._least -= 1
             piece = self._stream.step(self._tokenizer, token) or ""
-            fresh += self._take(piece) if self._least < 0 else piece
+            fresh += self._take(piece, ends=self._least < 0)
         self.text += fresh
         return fresh, used
 
@@ -60,10 +63,14 @@ class TextStream:
         self.text += rest
         return rest
 
-    def _take(self, piece: str) -> str:
-        """Add a piece; what may yet become a stop string is held back."""
+    def _take(self, piece: str, ends: bool) -> str:
+        """Add a piece, which may end the text or not; what may yet become a stop string is held
+        back.
+        """
         self._held += piece
-        found = [(at, stop) for stop in self._stop if (at := self._held.find(stop)) >= 0]
+        if not ends:
+            self._safe = len(self._held)
+        found = [(at, stop) for stop in self._stop if (at := self._find(stop)) >= 0]
         if found:
             at, self.matched = min(found)
             final, self._held = self._held[:at], ""
@@ -71,7 +78,11 @@ class TextStream:
         keep = max((_overlap(self._held, stop) for stop in self._stop), default=0)
         cut = len(self._held) - keep
         final, self._held = self._held[:cut], self._held[cut:]
+        self._safe = max(0, self._safe - cut)
         return final
+
+    def _find(self, stop: str) -> int:
+        return self._held.find(stop, max(0, self._safe - len(stop) + 1))
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import pytest
 import torch
 
+from engine.sampling import Adjustment, probabilities
 from protos import tree
 from protos.types import Draft, Rule, SamplingParams
 from tests.laws.world import (
     DRAFT,
     LENGTH,
+    PROMPT,
+    TARGET,
     VOCABULARY,
     Law,
     Tokens,
@@ -22,6 +26,7 @@ from tests.laws.world import (
     sampled_drafts,
 )
 from verifier_service.acceptance import Standing, match, top1, walk
+from verifier_service.verifier import Judge
 
 SAMPLING = [
     SamplingParams(temperature=1.0),
@@ -56,9 +61,6 @@ def test_rejection_of_sampled_drafts_emits_the_law_of_the_target(
     params: SamplingParams, parents: Tokens
 ) -> None:
     world = World(params)
-    wide = 1 if parents == CHAIN else 2
-    if any(len(world.drawn(text, ()).tokens) < wide for text in DRAFT if len(text) < 2 * LENGTH):
-        parents = CHAIN  # not every node has two tokens to draw
 
     def law(text: Tokens) -> Law:
         total: Law = defaultdict(float)
@@ -152,6 +154,52 @@ def test_a_node_is_the_same_place_as_the_text_that_ends_there(params: SamplingPa
     for text in DRAFT:
         for cut in range(len(text) + 1):
             assert torch.equal(world.behind(text[:cut], text[cut:]), world.alone(text))
+
+
+@pytest.mark.parametrize("params", SAMPLING, ids=name)
+@pytest.mark.parametrize("rule", list(Rule), ids=lambda rule: rule.name)
+def test_a_rule_is_given_the_targets_distribution_behind_each_node(
+    params: SamplingParams, rule: Rule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And noise of the node's own place: that of no other level is used again."""
+    world, params = World(params), replace(params, rule=rule)
+    targets: list[torch.Tensor] = []
+    positions: list[int] = []
+
+    def draw(row: torch.Tensor, params: SamplingParams, position: int) -> int:
+        targets.append(probabilities(row, params))
+        positions.append(position)
+        return 0
+
+    def uniform(seed: int, position: int, *_: object) -> torch.Tensor:
+        positions.append(position)
+        return torch.zeros(1)
+
+    def reject(*given: Any) -> Standing:
+        targets.append(given[3])
+        given[4](0)
+        return None, 0
+
+    def top1(draft: Draft, nodes: Sequence[int], likeliest: int, draw: Callable[[], int]) -> Any:
+        return None, draw()
+
+    monkeypatch.setattr("verifier_service.verifier.sampling.draw", draw)
+    monkeypatch.setattr("verifier_service.verifier.uniform", uniform)
+    monkeypatch.setattr("verifier_service.verifier.reject", reject)
+    monkeypatch.setattr("verifier_service.verifier.top1", top1)
+    for text in [(), (2,), (1, 0)]:
+        draft = wide_tree(text)
+        paths = [
+            tuple(draft.tokens[each] for each in tree.path(draft.parents, node))
+            for node in range(-1, len(draft))
+        ]
+        logits = torch.stack([TARGET[text + path] for path in paths])
+        judge = Judge(draft, params, logits, Adjustment(params, PROMPT + text))
+        for node, path in enumerate(paths, start=-1):
+            judge.decide(node, ())
+            assert torch.equal(targets.pop(), world.behind(text, path))
+            assert positions.pop() == len(PROMPT + text + path)
+    assert not targets and not positions
 
 
 def test_top1_takes_the_likeliest_tokens_and_draws_where_they_end() -> None:

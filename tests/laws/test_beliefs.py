@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -116,6 +117,36 @@ def test_a_trial_of_a_drafter_that_does_not_answer_ends_and_is_paid_for() -> Non
         assert goodput.trial is True
         generation.saw(replace(PLAIN, propose_seconds=5.0))
     assert goodput.beliefs._saved < before - 5.0 * (SETTLING + TRIAL - 1)
+
+
+@pytest.mark.parametrize("often", [1.0, 0.3])
+def test_time_lost_to_drafts_that_do_not_come_is_part_of_what_drafts_cost(often: float) -> None:
+    """Those that come are good, but how long it takes to wait for the others!"""
+    goodput, chance, asks = Goodput(), random.Random(2), []
+    goodput.running = 1
+    generation = Adaptive(MOST, goodput)
+    for _ in range(400):
+        asked = generation.next().levels > 0
+        missed = asked and chance.random() < often
+        asks.append(asked)
+        if asked and not missed:
+            generation.saw(outcome())
+        else:
+            generation.saw(replace(PLAIN, propose_seconds=5.0 * missed))
+    assert sum(asks[200:]) < 10
+
+
+def test_a_drafter_that_knows_nothing_costs_hardly_anything_after_the_first_tokens() -> None:
+    """Also the first request of a worker: from its 33rd token on it is about as fast as plain."""
+    goodput, seconds = Goodput(), []
+    goodput.running = 1
+    generation = Adaptive(MOST, goodput)
+    ignorant = outcome(levels=1, nodes=1, expected=0.01, accepted=0, propose_seconds=0.008)
+    for _ in range(96):
+        told = ignorant if generation.next().levels else PLAIN
+        generation.saw(told)
+        seconds.append(told.seconds)
+    assert 0.02 * 64 / sum(seconds[32:]) > 0.95
 
 
 def test_the_first_rounds_of_a_trial_tell_nothing() -> None:

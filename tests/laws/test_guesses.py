@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -27,6 +29,16 @@ def test_every_guess_says_how_likely_the_draft_model_finds_it(
         (guess,) = how.guess(LOGITS, position)
         for child in guess.children:
             assert 0 < child.probability < 0.9
+
+
+def test_where_the_likeliest_token_stands_the_likeliest_is_guessed() -> None:
+    """Not what the target would draw, but with all that is asked for otherwise."""
+    asked = SamplingParams(temperature=1.0, repetition_penalty=1.5, rule=Rule.TOP1)
+    for seed in range(20):
+        how = way(DraftShape(4, 3, 8), replace(asked, seed=seed), ROOT, VISIBLE)
+        (guess,) = how.guess(LOGITS, ROOT)
+        assert [child.token for child in guess.children] == [1, 3, 0]
+    assert how.params.repetition_penalty == 1.5
 
 
 def test_drawn_tokens_come_from_what_is_sent_and_none_comes_twice() -> None:

@@ -49,6 +49,7 @@ BAD = [
     (api.GenerateRequest(), "prompt", "is empty"),
     (ids(1, 100), "token_ids", "has token 100, above the vocabulary's last, 99"),
     (ask(text="a" * 50), "text", "has 50 tokens, which leave no room in the context of 50"),
+    (ask(text="a" * 60), "text", "has 60 tokens, which leave no room in the context of 50"),
     (
         stopping(max_new_tokens=48),
         "stopping.max_new_tokens",
@@ -93,6 +94,11 @@ BAD = [
         speculation(confidence_threshold=1.5),
         "speculation.confidence_threshold",
         "is 1.5, not in 0..1",
+    ),
+    (
+        speculation(confidence_threshold=0.5, method=api.DRAFT_METHOD_NGRAM),
+        "speculation.confidence_threshold",
+        "is 0.5, but the method NGRAM knows no confidence",
     ),
 ]
 

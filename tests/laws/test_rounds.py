@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain, repeat
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -25,7 +27,7 @@ from protos.errors import (
     TransportLost,
     Unavailable,
 )
-from protos.types import DraftShape, SamplingParams
+from protos.types import DraftShape, Proposal, SamplingParams
 from tests.laws.table import (
     VOCABULARY,
     TableDrafter,
@@ -154,6 +156,23 @@ async def test_it_is_told_in_which_rounds_a_service_read_the_prompt() -> None:
     assert [each.opened for each in told] == [False, True] + [False] * (len(told) - 2)
     assert [each.asked for each in told] == [False] + [True] * (len(told) - 1)
     assert len(told) > 3
+
+
+async def test_no_drafter_can_promise_more_tokens_than_it_drafted() -> None:
+    told: list[Outcome] = []
+
+    class Listening(Constant):
+        def saw(self, outcome: Outcome) -> None:
+            told.append(outcome)
+
+    class Boasting(TableDrafter):
+        async def propose(self, *asked: Any) -> Proposal:
+            return replace(await super().propose(*asked), expected=1e30)
+
+    generation = Generation(b"s" * 16, PROMPT, SamplingParams(), COUNT)
+    policy = Policy(Listening(CHAIN), wants_draft=True)
+    await run_round(generation, Boasting(), TableVerifier(), policy)
+    assert [each.expected for each in told] == [CHAIN.levels]
 
 
 @pytest.mark.parametrize("service", ["drafter", "verifier"])

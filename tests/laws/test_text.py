@@ -76,22 +76,28 @@ def test_special_tokens_have_no_text() -> None:
     assert stream.text == "one"
 
 
-@given(st.text("abc é世", max_size=30), stops, st.integers(1, 5))
-def test_the_text_ends_before_the_first_stop_string(text: str, stop: list[str], size: int) -> None:
+@given(st.text("abc é世", max_size=30), stops, st.integers(1, 5), st.integers(0, 6) | st.just(0))
+def test_the_text_ends_before_the_first_stop_string(
+    text: str, stop: list[str], size: int, least: int
+) -> None:
     """However many tokens come at once: the first token that completes one is the last that is
-    used.
+    used. One that ends within the first `least` tokens is none, one that only begins there is.
     """
     ids = ids_of(text)
-    stream = TextStream(TOKENIZER, stop)
+    stream = TextStream(TOKENIZER, stop, least)
     pieces, used = streamed(stream, ids, size)
     grown = [TOKENIZER.decode(ids[:count]).rstrip(LOST) for count in range(len(ids) + 1)]
-    first = next(
-        (count for count, known in enumerate(grown) if any(s in known for s in stop)), None
-    )
+    safe = len(grown[min(least, len(ids))])
+
+    def found(known: str) -> list[int]:
+        places = ((s, known.find(s, max(0, safe + 1 - len(s)))) for s in stop)
+        return [at for _, at in places if at >= 0]
+
+    first = next((count for count in range(least + 1, len(grown)) if found(grown[count])), None)
     if first is None:
         assert (stream.matched, stream.text, used) == (None, text, len(ids))
     else:
-        at = min(grown[first].find(s) for s in stop if s in grown[first])
+        at = min(found(grown[first]))
         assert (stream.text, used) == (text[:at], first)
         assert stream.matched in stop and text.startswith(stream.matched, at)
     assert "".join(pieces) == stream.text
@@ -121,6 +127,13 @@ def test_what_may_become_a_stop_string_is_held_back_until_it_does_not() -> None:
     assert stream.push(rest[0]) == ("", 1)
     assert stream.push(rest[1])[0] == "\n\nEvery"
     assert stream.matched is None
+
+
+def test_a_stop_string_may_begin_where_none_may_end() -> None:
+    begin, end = ids_of("so Lil"), ids_of("ly")
+    stream = TextStream(TOKENIZER, ["Lilly", "il"], least=len(begin))
+    assert [stream.push(begin)[0], stream.push(end)[0]] == ["so ", ""]
+    assert stream.matched == "Lilly"
 
 
 def test_what_was_held_back_is_released_at_the_end() -> None:

@@ -111,12 +111,17 @@ def draws(weights: Distribution, count: int) -> Iterator[tuple[Tokens, float]]:
 def sampled_drafts(
     world: World, text: Tokens, parents: Sequence[int]
 ) -> Iterator[tuple[Draft, float]]:
-    """Every draft of a shape that the drafter may draw."""
+    """Every draft of a shape that the drafter may draw; where there are fewer tokens than children,
+    it is smaller.
+    """
     children = tree.children(parents)
 
     def grow(node: int, drafted: dict[int, int]) -> Iterator[tuple[dict[int, int], float]]:
         if node == len(parents):
             yield drafted, 1.0
+            return
+        if node >= 0 and node not in drafted:
+            yield from grow(node + 1, drafted)
             return
         path = tuple(drafted[each] for each in tree.path(parents, node))
         for tokens, chance in draws(world.drawn(text, path), len(children[node + 1])):
@@ -125,14 +130,14 @@ def sampled_drafts(
                 yield done, chance * rest
 
     for drafted, chance in grow(-1, {}):
-        if len(drafted) < len(parents):
-            continue  # fewer tokens than children: such a draft is smaller, see `shapes`
-        tokens = tuple(drafted[node] for node in range(len(parents)))
+        places = {-1: -1} | {node: place for place, node in enumerate(sorted(drafted))}
+        shape = tuple(places[parents[node]] for node in sorted(drafted))
+        tokens = tuple(drafted[node] for node in sorted(drafted))
         paths = [
-            tuple(tokens[each] for each in tree.path(parents, node))
-            for node in range(-1, len(parents))
+            tuple(drafted[each] for each in tree.path(parents, node))
+            for node in (-1, *sorted(drafted))
         ]
-        yield Draft(tokens, tuple(parents), tuple(world.drawn(text, p) for p in paths)), chance
+        yield Draft(tokens, shape, tuple(world.drawn(text, p) for p in paths)), chance
 
 
 def rejection_law(world: World, text: Tokens, draft: Draft) -> Law:

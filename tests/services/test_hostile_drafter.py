@@ -20,10 +20,11 @@ NAME = drafter_pb2.DESCRIPTOR.services_by_name["DrafterService"].full_name
 Context = aio.ServicerContext[Any, Any]
 
 
-def draft(tokens: list[int], parents: list[int] | None = None, cached: int = 0) -> bytes:
+def draft(tokens: list[int], parents: list[int] | None = None, **told: float) -> bytes:
     """A ProposeResponse; parents are indices + 1 as on the wire."""
     message = common_pb2.Draft(tokens=tokens, parents=parents or [])
-    return drafter_pb2.ProposeResponse(draft=message, cached_len=cached).SerializeToString()
+    told_: dict[str, Any] = told
+    return drafter_pb2.ProposeResponse(draft=message, **told_).SerializeToString()
 
 
 ANSWERS = {
@@ -32,7 +33,8 @@ ANSWERS = {
     "a-cycle": draft([5, 6], [2, 1]),
     "too-many-nodes": draft([5] * 2000),
     "deeper-than-the-context": draft([5] * 64),
-    "lies-about-its-cache": draft([5, 6], cached=4_000_000_000),
+    "lies-about-its-cache": draft([5, 6], cached_len=4_000_000_000),
+    "promises-more-than-it-drafts": draft([5, 6], expected=1e30),
     "no-message": b"\xff\xff\xff",
     "nothing": b"",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 import drafter_service.service
 import verifier_service.service
+from benchmarks.prompts import tokenised
 from engine.config import ModelServiceConfig
 from engine.forward import Forward
 from engine.metrics import ModelMetrics
@@ -210,6 +212,9 @@ async def test_a_draft_that_reaches_past_the_context_is_refused_and_harms_nobody
         await services.verifier_client.verify(long, Draft.chain((1, 2, 3)), GREEDY)
     proposal = await services.drafter_client.propose(long, DraftShape.chain(8), GREEDY)
     assert len(proposal.draft) == 2
+    longer = fresh((5,) * 513)  # the target's context may be longer than the draft model's
+    nothing = await services.drafter_client.propose(longer, DraftShape.chain(8), GREEDY)
+    assert (nothing.draft, nothing.cached_len, nothing.epoch) == (NO_DRAFT, 0, 0)
     await services.drafter_client.close(long.session_id)
 
 
@@ -221,7 +226,7 @@ async def test_impossible_tokens_are_not_drafted(services: Services) -> None:
 
 
 async def test_a_drafter_of_8_bits_drafts_and_a_verifier_of_8_bits_is_refused(
-    embedded: Pair,
+    services: Services, embedded: Pair
 ) -> None:
     config = ModelServiceConfig(model=embedded.draft, weights="int8")
     registry = CollectorRegistry()
@@ -229,10 +234,16 @@ async def test_a_drafter_of_8_bits_drafts_and_a_verifier_of_8_bits_is_refused(
         drafter_service.service.serving(config, registry) as address,
         rpc.connect(address) as channel,
     ):
-        drafter, context = DrafterClient(channel), fresh()
-        rounded = await drafter.propose(context, DraftShape.chain(4), GREEDY)
-        await drafter.close(context.session_id)
-    assert len(rounded.draft) == 4
+        rounded, chain = DrafterClient(channel), DraftShape.chain(1)
+        contexts = [fresh(tuple(ids[:12])) for ids in tokenised(embedded.target, 40)]
+        pairs = [
+            [await drafter.propose(each, chain, GREEDY) for each in contexts]
+            for drafter in (rounded, services.drafter_client)
+        ]
+        for drafter, each in product((rounded, services.drafter_client), contexts):
+            await drafter.close(each.session_id)
+    alike = [one.draft == other.draft for one, other in zip(*pairs, strict=True)]
+    assert sum(alike) >= 36, "rounded weights mostly guess what full ones do"
     with pytest.raises(Unusable, match="weights int8 is for drafters"):
         async with verifier_service.service.serving(config, CollectorRegistry()):
             pass
