@@ -108,6 +108,7 @@ def main(
     tokens: Annotated[int, typer.Option(help="new tokens each", min=1)] = 48,
     at_once: Annotated[int, typer.Option(help="requests in flight", min=1)] = 16,
     ray: bool = False,
+    json: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
     """Compare the texts of the running system with `generate()`, token by token."""
     logging.disable_progress_bar()
@@ -118,11 +119,18 @@ def main(
         raise SystemExit(f"error: {problem}") from None
     differing = [(p, one, other) for p, one, other in compared if one.tokens != other]
     margins = [margin for _, one, _ in compared for margin in one.margins]
+    near = [
+        {"sequence": number, "token": place, "margin": margin}
+        for number, (_, one, _) in enumerate(compared)
+        for place, margin in enumerate(one.margins)
+        if margin < NEAR
+    ]
     shown = Table("sequences", "tokens", "sequences that differ", f"margins below {NEAR}", box=None)
-    near = sum(margin < NEAR for margin in margins)
-    shown.add_row(str(len(compared)), str(len(margins)), str(len(differing)), str(near))
+    shown.add_row(str(len(compared)), str(len(margins)), str(len(differing)), str(len(near)))
     heading = report.title(target, draft, f"{at_once} requests at once against generate()")
-    report.publish(heading, shown, [], None)
+    report.publish(heading, shown, near, json)
+    for tie in near:
+        print("near tie: sequence {sequence}, token {token}, margin {margin:.2g}".format(**tie))
     for prompt, one, other in differing:
         pairs = enumerate(zip(one.tokens, other, strict=False))
         place = next((place for place, (a, b) in pairs if a != b), len(other))

@@ -11,8 +11,9 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -28,6 +29,7 @@ from benchmarks import report
 from engine.config import ModelServiceConfig
 from engine.host import Host, hosting
 from models.grow import Shape, grow
+from protos.errors import TandemError, Unusable
 from protos.types import Context, Draft, SamplingParams
 from verifier_service.verifier import verify
 
@@ -72,8 +74,21 @@ def some_tokens(rng: random.Random, host: Host, count: int) -> tuple[int, ...]:
     return tuple(rng.randrange(host.forward.model.vocab_size) for _ in range(count))
 
 
-async def run(host: Host, sessions: int, drafted: int, prompt: int, seconds: float) -> Table:
-    """Decode, then decode beside a long prompt."""
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Gaps in a stretch of time, in seconds."""
+
+    name: str
+    rounds: int
+    median: float
+    longest: float
+    usual: float  # the median without the prompt
+
+
+async def run(
+    host: Host, sessions: int, drafted: int, prompt: int, seconds: float
+) -> tuple[list[Figures], float]:
+    """Decode, then decode beside a long prompt; and after how many seconds that was answered."""
     rng = random.Random(0)
     decoders = [Decoder(host, bytes([i]) * 16, random.Random(i)) for i in range(sessions)]
     for decoder in decoders:
@@ -94,48 +109,77 @@ async def run(host: Host, sessions: int, drafted: int, prompt: int, seconds: flo
     answered = time.perf_counter()
     stopping.set()
     await asyncio.gather(*loops)
-    shown = Table("", "rounds", "median gap\nms", "longest gap\nms", "longest\nto median", box=None)
+    found = []
     usual = median(gap for decoder in decoders for gap in decoder.gaps(began, arrival))
     for name, since, until in (
         ("alone", began, arrival),
         (f"beside a prompt of {prompt} tokens", arrival, answered),
     ):
         gaps = [gap for decoder in decoders for gap in decoder.gaps(since, until)]
-        longest = max(gaps)
-        cells = f"{1e3 * median(gaps):.0f}", f"{1e3 * longest:.0f}", f"{longest / usual:.2f}"
-        shown.add_row(name, str(len(gaps)), *cells)
-    shown.add_row("the prompt's first token after", "", "", f"{1e3 * (answered - arrival):.0f}", "")
+        found.append(Figures(name, len(gaps), median(gaps), max(gaps), usual))
+    return found, answered - arrival
+
+
+def table(found: Sequence[Figures], waited: float) -> Table:
+    """What people see."""
+    shown = Table("", "rounds", "median gap\nms", "longest gap\nms", "longest\nto median", box=None)
+    for each in found:
+        times = f"{1e3 * each.median:.0f}", f"{1e3 * each.longest:.0f}"
+        shown.add_row(each.name, str(each.rounds), *times, f"{each.longest / each.usual:.2f}")
+    shown.add_row("the prompt's first token after", "", "", f"{1e3 * waited:.0f}", "")
     return shown
 
 
-async def with_host(folder: Path, use: Callable[[Host], Awaitable[Table]]) -> Table:
-    """Serve a model in this process while it is used."""
-    config = ModelServiceConfig(model=folder, context_length=CONTEXT)
-    async with hosting(config, "verify", True, CollectorRegistry()) as host:
-        return await use(host)
-
-
-def main(
-    sessions: Annotated[int, typer.Option(help="that decode")] = 8,
-    drafted: Annotated[int, typer.Option(help="draft tokens per round")] = 4,
-    prompt: Annotated[int, typer.Option(help="tokens of the long prompt")] = 2000,
-    seconds: Annotated[float, typer.Option(help="of decoding before it")] = 15.0,
-) -> None:
-    """Gaps between the rounds of decoding sessions, alone and beside a long prompt."""
-    logging.disable_progress_bar()
+@contextmanager
+def subject(model: Path | None) -> Iterator[Path]:
+    """The model directory; without one the embedded target, grown and with a longer context than it
+    learned: costs are real, its texts are not.
+    """
+    if model:
+        yield model
+        return
     with TemporaryDirectory() as temporary:
         folder = Path(temporary) / "target"
         grow(models.TARGET, folder, Shape())
         config = json.loads((folder / "config.json").read_text())
-        config["max_position_embeddings"] = CONTEXT  # more than it learned: costs are real
+        config["max_position_embeddings"] = CONTEXT
         (folder / "config.json").write_text(json.dumps(config))
-        table = asyncio.run(
-            with_host(folder, lambda host: run(host, sessions, drafted, prompt, seconds))
-        )
-    heading = (
-        f"{sessions} sessions, {drafted} draft tokens each, the embedded target grown to 110 M"
-    )
-    report.publish(f"{heading}: {report.machine('one thread')}, float32", table, [], None)
+        yield folder
+
+
+async def measure(
+    folder: Path, sessions: int, drafted: int, prompt: int, seconds: float
+) -> tuple[list[Figures], float]:
+    """Serve a model in this process while gaps are measured; raises Unusable."""
+    config = ModelServiceConfig(model=folder)
+    async with hosting(config, "verify", True, CollectorRegistry()) as host:
+        if prompt > host.context_length:
+            limit = f"is above the model's context, {host.context_length}"
+            raise Unusable(f"prompt {prompt} {limit}")
+        return await run(host, sessions, drafted, prompt, seconds)
+
+
+def main(
+    model: Annotated[
+        Path | None, typer.Argument(help="model directory; none: the embedded target, grown")
+    ] = None,
+    sessions: Annotated[int, typer.Option(help="that decode")] = 8,
+    drafted: Annotated[int, typer.Option(help="draft tokens per round")] = 4,
+    prompt: Annotated[int, typer.Option(help="tokens of the long prompt")] = 2000,
+    seconds: Annotated[float, typer.Option(help="of decoding before it")] = 15.0,
+    file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+) -> None:
+    """Gaps between the rounds of decoding sessions, alone and beside a long prompt."""
+    logging.disable_progress_bar()
+    try:
+        with subject(model) as folder:
+            found, waited = asyncio.run(measure(folder, sessions, drafted, prompt, seconds))
+    except TandemError as problem:
+        raise SystemExit(f"error: {problem}") from None
+    name = model.name if model else "the embedded target grown to 110 M"
+    heading = f"{sessions} sessions, {drafted} draft tokens each, {name}"
+    heading = f"{heading}: {report.machine('one thread')}, float32"
+    report.publish(heading, table(found, waited), [asdict(each) for each in found], file)
 
 
 if __name__ == "__main__":
