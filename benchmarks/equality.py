@@ -101,6 +101,12 @@ async def compare(
     return list(zip(prompts, await right, answers, strict=True))
 
 
+def difference(one: Alone, other: Sequence[int]) -> int:
+    """The first token that differs."""
+    pairs = enumerate(zip(one.tokens, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), len(other))
+
+
 def main(
     target: Annotated[Path, typer.Option(help="model directory")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory")] = models.DRAFT,
@@ -128,12 +134,12 @@ def main(
     shown = Table("sequences", "tokens", "sequences that differ", f"margins below {NEAR}", box=None)
     shown.add_row(str(len(compared)), str(len(margins)), str(len(differing)), str(len(near)))
     heading = report.title(target, draft, f"{at_once} requests at once against generate()")
-    report.publish(heading, shown, near, json)
+    places = [difference(one, other) for _, one, other in differing]
+    row = {"sequences": len(compared), "tokens": len(margins), "near": near, "differing": places}
+    report.publish(heading, shown, [row], json)
     for tie in near:
         print("near tie: sequence {sequence}, token {token}, margin {margin:.2g}".format(**tie))
-    for prompt, one, other in differing:
-        pairs = enumerate(zip(one.tokens, other, strict=False))
-        place = next((place for place, (a, b) in pairs if a != b), len(other))
+    for place, (prompt, one, _) in zip(places, differing, strict=True):
         print(f"differs at token {place}, margin {one.margins[place]:.2g}: prompt {list(prompt)}")
     raise SystemExit(bool(differing))
 

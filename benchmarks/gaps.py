@@ -51,8 +51,13 @@ class Decoder:
     turn: int = 0
 
     async def round(self, drafted: int) -> None:
-        """Verify a draft of random tokens; almost none stand."""
+        """Verify a draft of random tokens; almost none stand. A text that reaches the end of the
+        context goes on at its middle.
+        """
         self.turn += 1
+        if len(self.tokens) + drafted >= self.host.context_length:
+            self.cached = self.host.context_length // 2
+            del self.tokens[self.cached + 1 :]
         fresh = tuple(self.tokens[self.cached :])
         context = Context(self.name, self.turn, self.cached, fresh, self.epoch)
         draft = Draft.chain(some_tokens(self.rng, self.host, drafted))
@@ -92,7 +97,8 @@ async def run(
     rng = random.Random(0)
     decoders = [Decoder(host, bytes([i]) * 16, random.Random(i)) for i in range(sessions)]
     for decoder in decoders:
-        decoder.tokens += some_tokens(rng, host, rng.randint(64, 448))
+        most = min(448, host.context_length // 2)
+        decoder.tokens += some_tokens(rng, host, rng.randint(min(64, most), most))
     stopping = asyncio.Event()
 
     async def decode(decoder: Decoder) -> None:

@@ -110,7 +110,6 @@ class Chain:
     def add(self, logits: torch.Tensor) -> bool:
         """Add the likeliest token of [vocab], if it is worth it; says whether to look behind it."""
         likely = (logits / math.hypot(self.temperature, LOGIT_ERROR)).softmax(-1)
-        sure = float((logits / (self.temperature or 1.0)).softmax(-1).max())
         chance = min(1.0, float(likely.max()) * self.shape.trust)
         if self.stands * chance < self.shape.worth:
             return False
@@ -120,9 +119,15 @@ class Chain:
         promise = self.stands * chance - self.shape.worth  # as much may be lost again
         return (
             self.stands >= DOUBT
-            and sure >= self.shape.confidence
+            and self._is_confident(logits)
             and promise >= self.shape.level_worth
         )
+
+    def _is_confident(self, logits: torch.Tensor) -> bool:
+        """Whether the draft model itself finds its likeliest token likely enough."""
+        least = self.shape.confidence
+        warm = logits / (self.temperature or 1.0)
+        return not least or float(warm.softmax(-1).max()) >= least
 
 
 def propose(

@@ -17,7 +17,7 @@ from engine.plan import Segment
 from engine.sampling import Adjustment
 from engine.sessions import Sessions
 from protos import tree
-from protos.types import NO_DRAFT, Context, Proposal
+from protos.types import Context, Proposal
 
 FED_PER_NODE = 4  # nodes looked behind, at most, for one that is proposed
 
@@ -28,10 +28,8 @@ def propose(
     """Yields a segment per level, takes their logits, returns the proposal.
 
     The session ends up holding the context and, in order, the draft's leading nodes as far as they
-    were fed. A context that is too long for the draft model has no draft, and nothing changes.
+    were fed.
     """
-    if context.length > sessions.context_length:
-        return Proposal(NO_DRAFT, context.base, context.epoch)
     growth = Growth(way.shape, room=FED_PER_NODE * max(way.shape.nodes, way.shape.levels))
     with sessions.extended(context, growth.room) as session:
         tokens = context.tokens[session.length - context.base :]

@@ -63,7 +63,8 @@ class Rooms(ABC):
             room = Room(hole, capacity)
             self._insert(room)
         else:
-            room = Room(max(self._holes())[1], 0)
+            rooms = [Room(start, 0) for _, start in self._holes()]
+            room = min(rooms, key=lambda room: self._way(room, capacity))
             self._insert(room)
             self._widen(room, capacity)
         return room
@@ -120,32 +121,44 @@ class Rooms(ABC):
 
     def _widen(self, room: Room, capacity: int) -> None:
         """Give a room more capacity where it lies among others, which move away from it on both
-        sides: as little of them as it takes, since everybody waits.
+        sides.
         """
-        place = self._rooms.index(room)
-        before, behind = self._rooms[:place][::-1], self._rooms[place + 1 :]  # the nearest first
-        starts = [other.start for other in behind] + [self.positions]
-        ends = [other.end for other in before] + [0]
-        sizes = [[0, *accumulate(other.capacity for other in side)] for side in (before, behind)]
-        left = [room.start - end - size for end, size in zip(ends, sizes[0], strict=True)]
-        right = [start - room.end - size for start, size in zip(starts, sizes[1], strict=True)]
-        ways = []  # positions moved, of the nearest neighbours how many on either side
-        for first, gained in enumerate(left):
-            last = bisect_left(right, capacity - room.capacity - gained)
-            if last < len(right):
-                ways.append((sizes[0][first] + sizes[1][last], first, last))
-        _, first, last = min(ways)
-        start = ends[first]
+        before, behind = self._neighbours(room)
+        _, first, last = self._way(room, capacity)
+        start = before[first].end if first < len(before) else 0
         for other in reversed(before[:first]):
             self._move(other, start)
             start = other.end
-        end = starts[last]
+        end = behind[last].start if last < len(behind) else self.positions
         for other in reversed(behind[:last]):
             end -= other.capacity
             self._move(other, end)
         if room.start + capacity > end:
             self._move(room, start)
         room.capacity = capacity
+
+    def _way(self, room: Room, capacity: int) -> tuple[int, int, int]:
+        """How many positions move at least when a room becomes that large where it lies, since
+        everybody waits; and how many neighbours on either side they belong to.
+        """
+        before, behind = self._neighbours(room)
+        starts = [other.start for other in behind] + [self.positions]
+        ends = [other.end for other in before] + [0]
+        sizes = [[0, *accumulate(other.capacity for other in side)] for side in (before, behind)]
+        left = [room.start - end - size for end, size in zip(ends, sizes[0], strict=True)]
+        right = [start - room.end - size for start, size in zip(starts, sizes[1], strict=True)]
+        ways = []
+        for first, gained in enumerate(left):
+            last = bisect_left(right, capacity - room.capacity - gained)
+            if last < len(right):
+                ways.append((sizes[0][first] + sizes[1][last], first, last))
+        return min(ways)
+
+    def _neighbours(self, room: Room) -> tuple[list[Room], list[Room]]:
+        """Those before a room and those behind, the nearest first."""
+        place = bisect_left(self._rooms, room.start, key=lambda other: other.start)
+        before, behind = self._rooms[:place], self._rooms[place:]
+        return before[::-1], [other for other in behind if other is not room]
 
     def _move(self, room: Room, start: int) -> None:
         """Move a room and its content to another place, which may overlap: in pieces that do not,

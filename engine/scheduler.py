@@ -117,7 +117,7 @@ class ModelThread:
                     self._turn()
         finally:  # whoever comes later is told at once
             with self._wake:
-                self._stopping, left = True, [*self._running, *self._waiting]
+                self._stopping, left = True, [*self._stepping, *self._running, *self._waiting]
                 self._abandon(left, Unavailable("the service is stopping"))
 
     def _turn(self) -> None:
@@ -150,6 +150,7 @@ class ModelThread:
             starting = startable(self._waiting, self._running)
             for task in starting:
                 self._waiting.remove(task)
+        self._stepping = starting  # they fail with what comes now
         self._idle(wanted)
         for task in starting:
             if task.answer.set_running_or_notify_cancel():

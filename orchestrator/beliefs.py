@@ -23,6 +23,7 @@ HOPELESS = 0.5  # the gain below which the rest of them is left out
 LITTLE = 0.1  # drafted tokens that stand, the same
 PROBING = 0.005  # of the time may be lost by trials
 EARLY = 0.5  # rounds more, each time rounds have been known e times as long
+SILENT = 6.0  # drafts that did not come in trials, each of which doubles the price of the next one
 RESTLESS = 0.2  # of a round without a draft, that is lost by doing in a trial what nobody did
 
 
@@ -38,6 +39,7 @@ class Beliefs:
         self._lessons = list(LESSONS)
         self._rounds = 0.0  # of each generation, so far
         self._saved = 0.0  # seconds that may be lost by trials
+        self._silent = 0.0  # drafts of each generation that did not come in trials, since one did
 
     def gain(self, promised: float) -> float:
         """The rate of rounds with a draft that promise so many tokens, to that of plain ones. For
@@ -57,6 +59,7 @@ class Beliefs:
             self._saved -= self._lost(outcome)
         self._starts.add(outcome.began / outcome.emitted, outcome.emitted * part)
         if outcome.asked:
+            self._silent = 0.0
             self.costs.lost.add(0.0, part)
             self.promised.add(outcome.promised, part)
             self.surprise.add(outcome.emitted - outcome.promised, part)
@@ -75,9 +78,10 @@ class Beliefs:
             self.drafting = gain > (1 - HYSTERESIS if self.drafting else 1 + HYSTERESIS)
 
     def missed(self, outcome: Outcome, crowd: int, tried: bool) -> None:
-        """A draft that was wanted did not come. However long that took, it counts as that."""
-        self.costs.lost.add(outcome.propose_seconds, 1 / crowd)
+        """A draft that was wanted did not come."""
+        self.costs.missed(outcome, crowd)
         self._saved -= outcome.propose_seconds * tried
+        self._silent = min(SILENT, self._silent + tried / crowd)
 
     def elsewhere(self) -> Beliefs:
         """The same, to be corrected by rounds of another crowd."""
@@ -92,13 +96,14 @@ class Beliefs:
             return False, TRIAL
         if not self.costs.known:
             return True, TRIAL
-        little = self.promised.value < 1 + LITTLE
-        if self._lessons and (little or self.gain(self.promised.value) < HOPELESS):
-            self._lessons.clear()
-        if self._lessons:  # drafts were as long as pays at prices that are known better now
+        lessons = self._lessons if self.costs.drafted.weight else []
+        little = self.promised.value + self.surprise.value < 1 + LITTLE
+        if little or self.gain(self.promised.value) < HOPELESS:
+            lessons.clear()
+        if lessons:  # drafts were as long as pays at prices that are known better now
             self.costs.forget_drafts()
             self.promised.weight = 0.0
-            return True, self._lessons.pop(0)
+            return True, lessons.pop(0)
         price = (SETTLING + TRIAL) * crowd * self._fee()
         self._saved = min(price, max(-price, self._saved))
         return (not self.drafting, TRIAL) if self._saved == price else None
@@ -116,5 +121,7 @@ class Beliefs:
         plain, gain = self.costs.plain.value, self.gain(self.promised.value)
         if self.drafting:
             return max(0.0, plain * (gain - 1)) + RESTLESS * plain
-        dearer = max(0.0, self.costs.drafted.value * (1 - gain))
-        return dearer + self.costs.opening.value / (SETTLING + TRIAL) + RESTLESS * plain
+        drafted = self.costs.drafted.value
+        dearer = max(0.0, (drafted + self.costs.lost.value) * (1 - gain)) if drafted else 0.0
+        dearer += self.costs.opening.value / (SETTLING + TRIAL) + RESTLESS * plain
+        return dearer * 2**self._silent

@@ -9,6 +9,7 @@ from orchestrator.learning import MOST_SURPRISE, Mean, Outcome
 HORIZON = 100.0  # rounds of each generation, after which an observation counts for 1/e
 OPENINGS = 10.0  # the same for first drafts
 FEW = 4.0  # nodes: what fewer seem to add is not all theirs
+HUNG = 20.0  # plain rounds that a draft which does not come counts for at most
 STALE = 4.0  # rounds of each that what is not done any more counts for in the end
 
 
@@ -20,7 +21,7 @@ class Costs:
         self.drafted = Mean(HORIZON)  # the same, if everybody does
         self.level = Mean(HORIZON)  # seconds of one level of a draft
         self.opening = Mean(OPENINGS)  # seconds more that a generation's first draft takes
-        self.lost = Mean(HORIZON)  # seconds of a round that waits for a draft which does not come
+        self.lost = Mean(HORIZON)  # seconds of a round that wants a draft, if none comes
         self._verify = Mean(HORIZON)  # seconds of a verification, if everybody drafts
         self._nodes = Mean(HORIZON)  # of a draft
         self._added = Mean(HORIZON)  # seconds that the nodes of trials added
@@ -46,6 +47,11 @@ class Costs:
         usual = self.drafted.value - self._verify.value
         most = MOST_SURPRISE * (usual + self.opening.value) if self.opening.weight > 1 else math.inf
         self.opening.add(min(most, max(0.0, outcome.propose_seconds - usual)), 1 / crowd)
+
+    def missed(self, outcome: Outcome, crowd: int) -> None:
+        """Learn from a draft that was wanted and did not come."""
+        most = HUNG * (self.plain.value or outcome.verify_seconds)
+        self.lost.add(min(most, outcome.propose_seconds), 1 / crowd)
 
     def heard(self, outcome: Outcome, crowd: int) -> None:
         """Learn what does not depend on what others do meanwhile."""
@@ -74,7 +80,8 @@ class Costs:
 
     def doubt(self) -> None:
         """Believe what comes more than what was."""
-        for mean in (self.plain, self.drafted, self._verify, self._nodes, self._added, self._tried):
+        nodes = self._nodes, self._added, self._tried
+        for mean in (self.plain, self.drafted, self.lost, self._verify, *nodes):
             mean.weight = min(mean.weight, STALE)
 
     def forget_drafts(self) -> None:

@@ -181,7 +181,9 @@ def test_a_rule_is_given_the_targets_distribution_behind_each_node(
         return None, 0
 
     def top1(draft: Draft, nodes: Sequence[int], likeliest: int, draw: Callable[[], int]) -> Any:
-        return None, draw()
+        token = draw()
+        assert likeliest == int(targets[-1].argmax())
+        return None, token
 
     monkeypatch.setattr("verifier_service.verifier.sampling.draw", draw)
     monkeypatch.setattr("verifier_service.verifier.uniform", uniform)

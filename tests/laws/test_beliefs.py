@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from orchestrator.beliefs import LESSONS, SETTLING, TRIAL, Beliefs
 from orchestrator.goodput import Adaptive, Goodput
 from orchestrator.learning import Outcome
+from orchestrator.policy import Policy
 from tests.laws.test_goodput import MOST, outcome
 
 PLAIN = outcome(asked=False, levels=0, nodes=0, accepted=0, propose_seconds=0.0)
@@ -119,21 +121,42 @@ def test_a_trial_of_a_drafter_that_does_not_answer_ends_and_is_paid_for() -> Non
     assert goodput.beliefs._saved < before - 5.0 * (SETTLING + TRIAL - 1)
 
 
+def lives(rounds: int, missed: Callable[[int], bool]) -> tuple[list[bool], float]:
+    """Rounds of a generation whose drafts are good but do not come if `missed`: which asked, and
+    the seconds that were lost.
+    """
+    goodput, asks = Goodput(), list[bool]()
+    goodput.running = 1
+    policy = Policy(Adaptive(MOST, goodput), wants_draft=True)
+    lost = 0.0
+    for number in range(rounds):
+        asks.append(policy.next(99).levels > 0)
+        late = 5.0 * (asks[-1] and missed(number))
+        lost += late
+        if late:
+            policy.failed()
+        elif asks[-1]:
+            policy.drafted()
+        told = outcome() if asks[-1] and not late else replace(PLAIN, propose_seconds=late)
+        policy.amount.saw(told)
+    return asks, lost
+
+
 @pytest.mark.parametrize("often", [1.0, 0.3])
 def test_time_lost_to_drafts_that_do_not_come_is_part_of_what_drafts_cost(often: float) -> None:
     """Those that come are good, but how long it takes to wait for the others!"""
-    goodput, chance, asks = Goodput(), random.Random(2), []
-    goodput.running = 1
-    generation = Adaptive(MOST, goodput)
-    for _ in range(400):
-        asked = generation.next().levels > 0
-        missed = asked and chance.random() < often
-        asks.append(asked)
-        if asked and not missed:
-            generation.saw(outcome())
-        else:
-            generation.saw(replace(PLAIN, propose_seconds=5.0 * missed))
-    assert sum(asks[200:]) < 10
+    chance = random.Random(2)
+    asks, lost = lives(20_000, lambda _: chance.random() < often)
+    assert sum(asks[1000:]) < 200
+    assert lost < 0.2 * 20_000 * PLAIN.verify_seconds
+
+
+@pytest.mark.parametrize("when", [0, 1, 20, 1000])
+def test_one_draft_that_does_not_come_does_not_end_drafting(when: int) -> None:
+    due = [when]
+    asks, lost = lives(2000, lambda number: bool(due) and number >= due[0] and not due.clear())
+    assert lost == 5.0
+    assert sum(asks[when + 150 : when + 450]) > 250
 
 
 def test_a_drafter_that_knows_nothing_costs_hardly_anything_after_the_first_tokens() -> None:
@@ -147,6 +170,15 @@ def test_a_drafter_that_knows_nothing_costs_hardly_anything_after_the_first_toke
         generation.saw(told)
         seconds.append(told.seconds)
     assert 0.02 * 64 / sum(seconds[32:]) > 0.95
+
+
+def test_lessons_wait_for_a_drafter_that_does_not_answer_yet() -> None:
+    beliefs = Beliefs()
+    see(beliefs, PLAIN, 8)
+    beliefs.missed(replace(PLAIN, propose_seconds=5.0), 1, tried=False)
+    assert beliefs.costs.known and not beliefs.due(1)
+    see(beliefs, replace(outcome(), propose_seconds=0.001), 99)
+    assert beliefs.due(1) == (True, LESSONS[0])
 
 
 def test_the_first_rounds_of_a_trial_tell_nothing() -> None:

@@ -57,6 +57,15 @@ def test_who_makes_way_for_a_new_room_are_the_smallest_neighbours(wanted: int, m
     numbers.check(rooms, sizes)
 
 
+def test_wherever_the_smallest_room_lies_it_makes_way() -> None:
+    """Not beside the largest hole here."""
+    numbers = Numbers(41)
+    rooms = numbers.lay((0, 10), (14, 10), (27, 1), (31, 10))
+    assert numbers.take(6 * BLOCK)
+    assert numbers.copied == BLOCK
+    numbers.check(rooms, [room.capacity for room in rooms])
+
+
 @pytest.mark.parametrize("which", range(len(PLACES)))
 def test_a_room_grows_into_all_that_is_left_and_loses_nothing(which: int) -> None:
     numbers = Numbers(BLOCKS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from engine.sessions import Sessions
 from models import EMBEDDED, TARGET
 from orchestrator.generation import Generation
 from protos.errors import SessionMiss, StaleTurn
-from protos.types import Context, DraftShape, Proposal, SamplingParams, Verdict
+from protos.types import Context, DraftShape, Proposal, Rule, SamplingParams, Verdict
 from tests import reference
 from verifier_service.verifier import verify
 
@@ -73,9 +73,9 @@ class Drafter:
         sessions = self.engine.sessions
         return propose(sessions, context, shape, params, tokens, self.translation, self.mirrors)
 
-    def propose(self, context: Context, shape: DraftShape = SHAPE) -> Proposal:
+    def propose(self, context: Context, *asked: Any) -> Proposal:
         """A whole one."""
-        proposal = self.engine.run(self.job(context, shape))
+        proposal = self.engine.run(self.job(context, *asked))
         assert isinstance(proposal, Proposal)
         return proposal
 
@@ -174,6 +174,15 @@ def test_what_is_not_worth_it_is_not_drafted(
     short = drafter.propose(Context(ID, 2, none.cached_len, (5,), none.epoch), unsure)
     assert len(short.draft) <= 2
     assert drafter.engine.fed[1:] == [1]
+
+
+def test_by_the_rule_top1_the_likeliest_is_expected_to_stand(
+    drafter: Drafter, prompts: list[tuple[int, ...]]
+) -> None:
+    drawn, context = SamplingParams(temperature=1.0, rule=Rule.TOP1), Context(ID, 1, 0, prompts[1])
+    told = drafter.propose(context, SHAPE, drawn)
+    certain = drafter.propose(replace(context, turn=2), SHAPE)
+    assert (told.draft, told.expected) == (certain.draft, certain.expected)
 
 
 def test_a_text_that_outgrows_the_draft_model_gets_no_draft_and_goes_on_without(
