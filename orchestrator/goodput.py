@@ -75,24 +75,26 @@ class Goodput:
 
     def begins(self, generation: Adaptive, drafting: bool) -> None:
         """A generation begins a round."""
-        self._doing[not drafting].discard(generation)
-        self._doing[drafting].add(generation)
-        doing = [len(each) for each in self._doing]
-        for kind in (False, True):
-            self.mixed[kind] += doing[kind] < MOSTLY * sum(doing)
+        if generation not in self._doing[drafting]:
+            self._doing[not drafting].discard(generation)
+            self._doing[drafting].add(generation)
+        plain, drafted = (len(each) for each in self._doing)
+        self.mixed[False] += plain < MOSTLY * (plain + drafted)
+        self.mixed[True] += drafted < MOSTLY * (plain + drafted)
 
     def saw(self, outcome: Outcome, among_others: bool = False, missed: bool = False) -> None:
         """Learn from a round; `among_others`: during it most did something else; `missed`: a draft
         was wanted and did not come.
         """
         self._usual.add(self.crowd, 1 / self.crowd)
+        beliefs = self.beliefs
         tried = self.trial is (outcome.asked or missed)
         settling = tried and self._settling > 0
         if outcome.asked:
             self.trust.saw(outcome, SLOW)
-        self.beliefs.saw(outcome, self.crowd, tried and not missed, among_others or settling)
+        beliefs.saw(outcome, self.crowd, tried and not missed, among_others or settling)
         if missed:
-            self.beliefs.missed(outcome, self.crowd, tried)
+            beliefs.missed(outcome, self.crowd, tried)
         if settling:
             self._settling = min(self._settling, SETTLING * self.crowd) - 1
         elif tried:
@@ -100,7 +102,7 @@ class Goodput:
             self._left = rounds - (MIXED if among_others else 1)
             if self._left <= 0:
                 self.trial = None
-        if self.trial is None and (due := self.beliefs.due(self.crowd)):
+        if self.trial is None and (due := beliefs.due(self.crowd)):
             self.trial, self._length = due
             self._settling, self._left = SETTLING * self.crowd, math.inf
 

@@ -103,6 +103,8 @@ class Policy:
         if not self.wants_draft or remaining <= 1:
             return NO_DRAFT_SHAPE
         shape = self.amount.next()
+        if not shape.levels:
+            return NO_DRAFT_SHAPE
         levels = min(shape.levels, remaining - 1)
         nodes = shape.nodes if shape.branches > 1 else min(shape.nodes, levels)
         return replace(shape, levels=levels, nodes=nodes)
