@@ -8,6 +8,8 @@ All take short turns within a cell, so that whatever else the machine does hits 
 is told is the median of the ratios within a turn. A sweep finds the best fixed shape; turns of
 their own then compare it, no drafts and the controller: the best of several noisy figures flatters
 itself. What no drafts are to themselves, taken twice a turn, tells how far figures can be trusted.
+Where the controller mostly does not draft, its rate to that of its own rounds without drafts tells
+more exactly what trials cost.
 The controller learns in each cell anew.
 """
 
@@ -35,7 +37,7 @@ from transformers.utils import logging
 import models
 from benchmarks import report
 from benchmarks.prompts import KINDS, kinds
-from benchmarks.runner import Runner, Tokens
+from benchmarks.runner import Pace, Runner, Tokens, to_own
 from orchestrator import launch
 from orchestrator.clients import DrafterClient, VerifierClient
 from orchestrator.goodput import Goodput
@@ -80,6 +82,7 @@ class Figures:
     to_plain: float  # the controller's rate to that without drafts
     to_best: float  # and to that of the best fixed shape
     noise: float  # the rate without drafts, to itself in other turns
+    to_own: float | None  # the controller's, to that of its own rounds without drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,25 +134,26 @@ async def measure(
     goodput.running = cell.at_once
     ways = policies(goodput)
 
-    async def turn(names: Sequence[str]) -> dict[str, float]:
-        """Tokens per second of each, on the same prompts."""
-        batch, rates = list(islice(chosen, count)), {}
+    async def turn(names: Sequence[str]) -> dict[str, Pace]:
+        """The pace of each, on the same prompts."""
+        batch, paces = list(islice(chosen, count)), {}
         lengths = [order.randint(tokens // 2, tokens + tokens // 2) for _ in batch]
         for name in order.sample(names, len(names)):
-            rates[name] = await distant.rate(batch, lengths, sampling, ways[name], cell.at_once)
-        return rates
+            paces[name] = await distant.pace(batch, lengths, sampling, ways[name], cell.at_once)
+        return paces
 
     sweep = [await turn([*FIXED, MEASURED]) for _ in range(SWEEP + 1)][1:]
     fixed = {name: to(sweep, name, PLAIN) for name in FIXED}
     best = max(fixed, key=lambda name: fixed[name])
     rivals = [await turn(sorted({PLAIN, AGAIN, best, MEASURED})) for _ in range(turns)]
     to_plain, to_best = to(rivals, MEASURED, PLAIN), to(rivals, MEASURED, best)
-    return Figures(cell, fixed, best, to_plain, to_best, to(rivals, AGAIN, PLAIN))
+    noise, own = to(rivals, AGAIN, PLAIN), to_own([turn[MEASURED] for turn in rivals])
+    return Figures(cell, fixed, best, to_plain, to_best, noise, own)
 
 
-def to(turns: Sequence[dict[str, float]], name: str, other: str) -> float:
+def to(turns: Sequence[dict[str, Pace]], name: str, other: str) -> float:
     """The median ratio of two rates of a turn."""
-    return median(rates[name] / rates[other] for rates in turns)
+    return median(paces[name].rate / paces[other].rate for paces in turns)
 
 
 async def measure_all(
@@ -180,7 +184,7 @@ async def measure_all(
 def table(rows: Sequence[Figures]) -> Table:
     """What people see: the sweep, then the controller."""
     shown = Table("T", "prompts", "at once", "round trip", *FIXED, box=None)
-    for heading in ("to plain", "to best", "noise"):
+    for heading in ("to plain", "to best", "noise", "to own"):
         shown.add_column(heading)
     for row in rows:
         cell = row.cell
@@ -190,6 +194,7 @@ def table(rows: Sequence[Figures]) -> Table:
             *(f"{rate:.2f}" for rate in row.fixed.values()),
             f"{row.to_plain:.2f}",
             *(f"{row.to_best:.2f}", f"{row.noise:.2f}"),
+            f"{row.to_own:.3f}" if row.to_own else "",
         )
     return shown
 
@@ -228,8 +233,9 @@ def main(
         target, draft, f"fixed shapes and the controller, {tokens} tokens a request"
     )
     report.publish(heading, table(rows), [asdict(row) for row in rows], json)
-    for told in ("to_plain", "to_best", "noise"):
-        found = sorted(getattr(row, told) for row in rows)
+    for told in ("to_plain", "to_best", "noise", "to_own"):
+        if not (found := sorted(value for row in rows if (value := getattr(row, told)))):
+            continue
         print(f"{told}: {found[0]:.3f} at the least, median {median(found):.3f}, {found[-1]:.3f}")
 
 
