@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, create_subprocess_exec
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import psutil
-from prometheus_client import CollectorRegistry
 
-import verifier_service.service
-from engine.config import ModelServiceConfig
 from engine.kv import position_bytes
 from engine.model import load
 from engine.rooms import BLOCK
@@ -18,13 +19,14 @@ from orchestrator.generation import Generation
 from orchestrator.policy import Policy
 from orchestrator.rounds import run_round
 from protos import rpc
+from protos.process import announcement
 from protos.types import NO_DRAFT_SHAPE, SamplingParams
 from tests.conftest import Pair
 
 SESSIONS, FITTING, PROMPT, TOKENS = 500, 50, 248, 8
 ROOM = 4 * BLOCK  # positions that a session of PROMPT + TOKENS takes
 SHORT = BLOCK - TOKENS  # tokens of a prompt that warms up, and takes one block
-KERNELS = 40e6  # bytes: the matrix library keeps code for every number of rows it has met
+KERNELS = 25e6  # bytes: the matrix library keeps code for every number of rows it has met
 
 
 async def complete(
@@ -39,41 +41,53 @@ async def complete(
     return generation.completion
 
 
+@asynccontextmanager
+async def verifier(**flags: object) -> AsyncIterator[tuple[str, psutil.Process]]:
+    """A process of its own, whose memory is its own: address and process."""
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+    command = (sys.executable, "-m", "verifier_service", "--port=0", "--metrics-port=0", *words)
+    process = await create_subprocess_exec(*command, stdout=PIPE, stderr=DEVNULL)
+    try:
+        address = ""
+        while not address:
+            assert process.stdout
+            line = await process.stdout.readline()
+            assert line, "it did not start"
+            address = (announcement(line) or {}).get("address", "")
+        yield address, psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        await process.wait()
+
+
 async def test_ten_times_more_sessions_than_memory_all_finish_with_the_same_text(
     embedded: Pair,
 ) -> None:
     model = load(embedded.target)
     kv_bytes = FITTING * ROOM * position_bytes(model.layers, model.dtype)
     del model
-    config = ModelServiceConfig(
-        model=embedded.target,
-        kv_bytes=kv_bytes,
-        context_length=5 * BLOCK,
-        max_sessions=SESSIONS,
-    )
-    registry = CollectorRegistry()
+    limits = {"kv_bytes": kv_bytes, "context_length": 5 * BLOCK, "max_sessions": SESSIONS}
     async with (
-        verifier_service.service.serving(config, registry) as address,
+        verifier(model=embedded.target, **limits) as (address, process),
         rpc.connect(address) as channel,
     ):
-        verifier, drafter = VerifierClient(channel), DrafterClient(channel)
+        client, drafter = VerifierClient(channel), DrafterClient(channel)
 
         async def several(numbers: range, length: int = PROMPT) -> list[list[int]]:
-            return await asyncio.gather(*(complete(verifier, drafter, n, length) for n in numbers))
+            return await asyncio.gather(*(complete(client, drafter, n, length) for n in numbers))
 
         for _ in range(2):  # kernels for steps of all sizes are made once
             await several(range(FITTING), SHORT)
             await several(range(4))
-        warm = highest = psutil.Process().memory_info().rss
-        alone = [await complete(verifier, drafter, number) for number in range(0, SESSIONS, 25)]
+        warm = highest = process.memory_info().rss
+        alone = [await complete(client, drafter, number) for number in range(0, SESSIONS, 25)]
         crowd = asyncio.ensure_future(several(range(SESSIONS)))
         while not crowd.done():
-            highest = max(highest, psutil.Process().memory_info().rss)
-            usage = registry.get_sample_value("tandem_kv_cache_usage_perc")
-            assert usage is not None and usage <= 1
+            highest = max(highest, process.memory_info().rss)
+            assert (await client.describe(30)).cache_usage <= 1
             await asyncio.wait((crowd,), timeout=0.1)
         together = await crowd
-        sessions = (await verifier.describe(5)).sessions
+        sessions = (await client.describe(5)).sessions
     assert together[::25] == alone
     assert all(len(completion) == TOKENS for completion in together)
     assert sessions == 0
