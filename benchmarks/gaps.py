@@ -11,12 +11,10 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -24,11 +22,10 @@ from prometheus_client import CollectorRegistry
 from rich.table import Table
 from transformers.utils import logging
 
-import models
 from benchmarks import report
+from benchmarks.engine import subject
 from engine.config import ModelServiceConfig
 from engine.host import Host, hosting
-from models.grow import Shape, grow
 from protos.errors import TandemError, Unusable
 from protos.types import Context, Draft, SamplingParams
 from verifier_service.verifier import verify
@@ -136,21 +133,11 @@ def table(found: Sequence[Figures], waited: float) -> Table:
     return shown
 
 
-@contextmanager
-def subject(model: Path | None) -> Iterator[Path]:
-    """The model directory; without one the embedded target, grown and with a longer context than it
-    learned: costs are real, its texts are not.
-    """
-    if model:
-        yield model
-        return
-    with TemporaryDirectory() as temporary:
-        folder = Path(temporary) / "target"
-        grow(models.TARGET, folder, Shape())
-        config = json.loads((folder / "config.json").read_text())
-        config["max_position_embeddings"] = CONTEXT
-        (folder / "config.json").write_text(json.dumps(config))
-        yield folder
+def stretch(folder: Path) -> None:
+    """Give a model a longer context than it learned: its costs are real, its texts are not."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}))
 
 
 async def measure(
@@ -178,11 +165,12 @@ def main(
     """Gaps between the rounds of decoding sessions, alone and beside a long prompt."""
     logging.disable_progress_bar()
     try:
-        with subject(model) as folder:
+        with subject(model) as (folder, name):
+            if model is None:
+                stretch(folder)
             found, waited = asyncio.run(measure(folder, sessions, drafted, prompt, seconds))
     except TandemError as problem:
         raise SystemExit(f"error: {problem}") from None
-    name = model.name if model else "the embedded target grown to 110 M"
     heading = f"{sessions} sessions, {drafted} draft tokens each, {name}"
     heading = f"{heading}: {report.machine('one thread')}, float32"
     report.publish(heading, table(found, waited), [asdict(each) for each in found], file)
