@@ -35,9 +35,7 @@ NEAR = 1e-3  # between the two largest logits
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """One completion by `generate()`, and how far apart its two largest logits were at the least
-    sure token.
-    """
+    """One completion by `generate()`, and by how much each token's logit led."""
 
     tokens: tuple[int, ...]
     margins: tuple[float, ...]

@@ -52,8 +52,8 @@ class Decoder:
         context goes on at its middle.
         """
         self.turn += 1
-        if len(self.tokens) + drafted >= self.host.context_length:
-            self.cached = self.host.context_length // 2
+        if len(self.tokens) + drafted >= self.host.sessions.context_length:
+            self.cached = self.host.sessions.context_length // 2
             del self.tokens[self.cached + 1 :]
         fresh = tuple(self.tokens[self.cached :])
         context = Context(self.name, self.turn, self.cached, fresh, self.epoch)
@@ -94,7 +94,7 @@ async def run(
     rng = random.Random(0)
     decoders = [Decoder(host, bytes([i]) * 16, random.Random(i)) for i in range(sessions)]
     for decoder in decoders:
-        most = min(448, host.context_length // 2)
+        most = min(448, host.sessions.context_length // 2)
         decoder.tokens += some_tokens(rng, host, rng.randint(min(64, most), most))
     stopping = asyncio.Event()
 
@@ -146,8 +146,8 @@ async def measure(
     """Serve a model in this process while gaps are measured; raises Unusable."""
     config = ModelServiceConfig(model=folder)
     async with hosting(config, "verify", True, CollectorRegistry()) as host:
-        if prompt > host.context_length:
-            limit = f"is above the model's context, {host.context_length}"
+        if prompt > host.sessions.context_length:
+            limit = f"is above the model's context, {host.sessions.context_length}"
             raise Unusable(f"prompt {prompt} {limit}")
         return await run(host, sessions, drafted, prompt, seconds)
 

@@ -161,16 +161,10 @@ async def measure_all(
 ) -> list[Figures]:
     """All cells."""
     prompts = kinds(target)
-    addresses: dict[str, str] = {}
-
-    def note(event: str, fact: dict[str, str]) -> None:
-        if event == "serving":
-            addresses[fact["role"]] = fact["address"]
-
     async with (
-        launch.up(launch.Plan(target, draft, port=0, ray=False), note),
-        rpc.connect(addresses["verifier"]) as to_verifier,
-        rpc.connect(addresses["drafter"]) as to_drafter,
+        launch.up(launch.Plan(target, draft, port=0, ray=False)) as tandem,
+        rpc.connect(tandem.addresses["verifier"]) as to_verifier,
+        rpc.connect(tandem.addresses["drafter"]) as to_drafter,
     ):
         verifier = VerifierClient(to_verifier)
         ends = frozenset((await verifier.describe(DESCRIBE_SECONDS)).end_token_ids)

@@ -104,12 +104,8 @@ async def tandem_up(target: Path, draft: Path, ray: bool) -> AsyncIterator[Any]:
     """`tandem up` on a free port while the scope lasts; yields a stub of its client API. Raises
     Unusable.
     """
-    addresses: dict[str, str] = {}
-
-    def report(event: str, fact: dict[str, str]) -> None:
-        if event == "serving":
-            addresses[fact["role"]] = fact["address"]
-
-    plan = launch.Plan(target, draft, port=0, ray=ray)
-    async with launch.up(plan, report), rpc.connect(addresses["orchestrator"]) as channel:
+    async with (
+        launch.up(launch.Plan(target, draft, port=0, ray=ray)) as tandem,
+        rpc.connect(tandem.addresses["orchestrator"]) as channel,
+    ):
         yield orchestrator_pb2_grpc.OrchestratorServiceStub(channel)

@@ -1,7 +1,8 @@
 """Start a drafter: `python -m drafter_service --model DIR`."""
 
 from drafter_service.service import serving
-from engine.command import command
+from engine.config import ModelServiceConfig
+from protos.command import command
 
 if __name__ == "__main__":
-    command("drafter", serving)
+    command("drafter", ModelServiceConfig, serving)

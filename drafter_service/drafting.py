@@ -42,7 +42,7 @@ class Own:
     def propose(self, context: Context, shape: DraftShape, params: SamplingParams) -> Job:
         """A chain or tree, without the levels that lie behind the draft model's context."""
         check_tokens("context.tokens", context.tokens, self._host.forward.model.vocab_size)
-        room = max(0, self._host.context_length - context.length)
+        room = max(0, self._host.sessions.context_length - context.length)
         shape = replace(shape, levels=min(shape.levels, room))
         how = way(shape, params, context.length, self._visible)
         return proposer.propose(self._host.sessions, context, how)

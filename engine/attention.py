@@ -113,7 +113,7 @@ def refuse(options: dict[str, Any]) -> None:
     """Raise Unusable if a model asks its attention for something that we would not do."""
     for name, option in options.items():
         if name not in IGNORED and option is not None:
-            raise Unusable(f"the model's attention asks for {name!r}, which is not supported")
+            raise Unusable(f"asks its attention for {name!r}, which ours cannot do")
 
 
 def attend_tile(

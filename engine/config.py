@@ -1,7 +1,4 @@
-"""How a model service is configured: flags, then environment, then defaults.
-
-Validated where it is built and passed down; nothing else reads the environment.
-"""
+"""How a model service is configured."""
 
 from __future__ import annotations
 
@@ -9,24 +6,16 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import ByteSize, Field, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from protos.config import ServiceConfig
 
 
-class ModelServiceConfig(BaseSettings):
-    """One drafter or verifier process. Environment: `TANDEM__DRAFTER__PORT`,
-    `TANDEM__VERIFIER__THREADS`, ...
-    """
-
-    model_config = SettingsConfigDict(frozen=True, extra="forbid")
+class ModelServiceConfig(ServiceConfig):
+    """One drafter or verifier process."""
 
     model: Path = Field(description="Hugging Face model directory")
     speaks: Path | None = Field(
         default=None, description="directory of a target with another tokenizer, for drafters"
-    )
-    host: str = Field(default="127.0.0.1", description="address to listen on")
-    port: int = Field(default=0, ge=0, le=65535, description="0 takes a free port")
-    metrics_port: int = Field(
-        default=0, ge=0, le=65535, description="for Prometheus; 0 takes a free one"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="float32", description="float32, bfloat16, float16 or auto: as the model was saved"
@@ -61,9 +50,11 @@ class ModelServiceConfig(BaseSettings):
     evict_after: float = Field(
         default=1.0, ge=0, description="seconds until an idle session may make room for another"
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="warning", description="debug, info, warning or error"
-    )
+
+    @property
+    def folder(self) -> Path:
+        """The directory that is loaded."""
+        return self.model
 
     @model_validator(mode="after")
     def _evicts_before_it_reclaims(self) -> ModelServiceConfig:

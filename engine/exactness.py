@@ -31,11 +31,8 @@ MARGIN = SIBLINGS * max(PIECES)  # positions for wrong guesses
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
-    """`difference`: the largest between our logits and plain passes. `problem`: why the rows depend
-    on their company, None if they do not.
-    """
+    """`problem`: why the rows depend on their company, None if they do not."""
 
-    difference: float
     problem: str | None
 
     def __str__(self) -> str:
@@ -56,11 +53,11 @@ def self_test(forward: Forward, name: str) -> Exactness:
             f"{name} cannot be served: its logits through our attention differ by {difference:.2g}"
         )
     if not forward.exact:
-        return Exactness(difference, "switched off")
+        return Exactness("switched off")
     differing, worst = _company(forward)
     if differing:
-        return Exactness(difference, f"{differing} of {STREAM} rows differ, by up to {worst:.2g}")
-    return Exactness(difference, None)
+        return Exactness(f"{differing} of {STREAM} rows differ, by up to {worst:.2g}")
+    return Exactness(None)
 
 
 def _difference(forward: Forward) -> tuple[float, float]:

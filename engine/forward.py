@@ -75,7 +75,7 @@ class Forward:
 
     def _by_tiles(self, segments: Sequence[Segment]) -> torch.Tensor:
         step = plan(segments, self.model.device, self.exact)
-        return self._run(step)[: sum(step.wanted)].float()
+        return self._run(step)[: sum(segment.wanted for segment in segments)].float()
 
     def _by_rows(self, segments: Sequence[Segment]) -> torch.Tensor:
         passes = lay_out(segments, self.pool.positions, self.exact, self.sizes)

@@ -45,7 +45,6 @@ class Host:
     sessions: Sessions
     thread: ModelThread
     config: ModelServiceConfig
-    context_length: int
     exactness: Exactness
     tokenizer_fingerprint: str
 
@@ -56,12 +55,11 @@ class Host:
             name=self.config.model.resolve().name,
             tokenizer_fingerprint=self.tokenizer_fingerprint,
             vocab_size=model.vocab_size,
-            context_length=self.context_length,
+            context_length=self.sessions.context_length,
             end_token_ids=model.end_token_ids,
             device=str(model.device),
             dtype=str(model.dtype).removeprefix("torch."),
             sessions=len(self.sessions),
-            max_sessions=self.config.max_sessions,
             exactness=str(self.exactness),
             cache_usage=self.sessions.usage,
         )
@@ -104,9 +102,7 @@ async def hosting(
         config.prompt_seconds,
     )
     with ModelThread(forward, limits, metrics.observe, sessions.expire) as thread:
-        yield Host(
-            forward, sessions, thread, config, context_length, exactness, fingerprint(config.model)
-        )
+        yield Host(forward, sessions, thread, config, exactness, fingerprint(config.model))
 
 
 def _new_epoch() -> int:

@@ -75,7 +75,7 @@ class SessionCollector(Collector):
         )
         reused.add_metric([], counts.reused_tokens)
         sessions = GaugeMetricFamily(
-            "tandem_sessions", "Sessions that hold a cache", len(self._sessions)
+            "tandem_sessions", "Open sessions", len(self._sessions)
         )
         usage = GaugeMetricFamily(
             "tandem_kv_cache_usage_perc", "Used part of the memory, 0 to 1", self._sessions.usage

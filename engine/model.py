@@ -21,6 +21,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.utils import logging
 
 from engine.kv import LayerGeometry
 from engine.linears import Groups, Int8Linear, can_round, join, replace, watching
@@ -86,6 +87,7 @@ def _read(
     folder: Path, dtype: torch.dtype, device: torch.device
 ) -> tuple[PreTrainedModel, list[str]]:
     """The network, and names of weights that the files do not have: they would be random."""
+    logging.disable_progress_bar()  # standard error is for lines
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, use_safetensors=True, output_loading_info=True, **LOCAL
     )

@@ -123,8 +123,7 @@ class StepPlan:
 
     token_ids: torch.Tensor  # [1, rows]
     positions: torch.Tensor  # [1, rows]
-    logits_rows: torch.Tensor  # [wanted rows, padded to ROWS]
-    wanted: list[int]  # per segment
+    logits_rows: torch.Tensor  # [wanted rows of all, padded to ROWS]
     waves: list[Wave]
 
 
@@ -170,7 +169,6 @@ def plan(segments: Sequence[Segment], device: torch.device, exact: bool) -> Step
         token_ids=tensor(ids + ids[:1] * padding)[None],
         positions=tensor(positions + positions[:1] * padding)[None],
         logits_rows=tensor(logits_rows + spare),
-        wanted=[segment.wanted for segment in segments],
         waves=waves,
     )
 

@@ -125,9 +125,7 @@ def look(
 ) -> tuple[torch.Tensor, None]:
     """Stands in for attention: notes the call, answers zeros, [1, rows, heads, value size]."""
     probe = _current.get()
-    for name, option in options.items():
-        if name not in attention.IGNORED and option is not None:
-            raise Unusable(f"asks its attention for {name!r}, which ours cannot do")
+    attention.refuse(options)
     layer: int = module.layer_idx  # type: ignore[assignment]
     if layer in probe.layers:
         raise Unusable("attends more than once in a layer")

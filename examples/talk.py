@@ -133,14 +133,8 @@ async def running(drafter: str, verifier: str, orchestrator: str = "") -> AsyncI
         return
     if drafter or verifier or orchestrator:
         raise SystemExit("error: give the addresses of both a drafter and a verifier, or none")
-    found: dict[str, str] = {}
-
-    def report(event: str, fact: dict[str, str]) -> None:
-        if event == "serving":
-            found[fact["role"]] = fact["address"]
-
-    async with launch.up(launch.Plan(models.TARGET, models.DRAFT, port=0, ray=False), report):
-        yield Addresses(found["drafter"], found["verifier"], found["orchestrator"])
+    async with launch.up(launch.Plan(models.TARGET, models.DRAFT, port=0, ray=False)) as tandem:
+        yield Addresses(**tandem.addresses)
 
 
 @asynccontextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from orchestrator.metrics import FrontMetrics, Tally
-from orchestrator.request import Order
 from orchestrator.text import TextStream
 from protos.tandem.v1 import orchestrator_pb2 as api
 from protos.tandem.v1 import rounds_pb2
@@ -17,12 +16,17 @@ class Answer:
     """
 
     def __init__(
-        self, ordered: Order, stream: TextStream, seed: int, metrics: FrontMetrics, known: int
+        self,
+        run: rounds_pb2.RunRequest,
+        stream: TextStream,
+        seed: int,
+        metrics: FrontMetrics,
+        known: int,
     ) -> None:
         self.finished = False
         self._known = known
-        self._run, self._stream, self._seed, self._metrics = ordered.run, stream, seed, metrics
-        self._prompt_tokens = len(ordered.run.prompt)
+        self._run, self._stream, self._seed, self._metrics = run, stream, seed, metrics
+        self._prompt_tokens = len(run.prompt)
         self._tally = Tally()
         self._tokens: list[int] = []
         self._logprobs: list[api.TokenLogprobs] = []

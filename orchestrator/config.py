@@ -1,4 +1,4 @@
-"""How the orchestrator is configured: flags, then environment, then defaults."""
+"""How the orchestrator is configured."""
 
 from __future__ import annotations
 
@@ -6,33 +6,47 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from protos.config import ServiceConfig
 from protos.types import MAX_LEVELS, MAX_NODES
 
 
-class OrchestratorConfig(BaseSettings):
-    """One front end and its round workers. Environment: `TANDEM__ORCHESTRATOR__PORT`, ..."""
+class OrchestratorConfig(ServiceConfig):
+    """One front end and its round workers."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid")
+    verifier: str = Field(description="HOST:PORT of the verifier")
+    drafter: str = Field(description="HOST:PORT of the drafter")
+    tokenizer: Path = Field(description="model directory whose tokenizer is used")
+    port: int = Field(
+        default=50051, ge=0, le=65535, description="of the client API; 0 takes a free one"
+    )
+    workers: int = Field(default=1, ge=1, description="round workers")
+    ray: bool = Field(
+        default=True, description="round workers as Ray actors, or one in this process"
+    )
+    ray_address: str = Field(
+        default="local", description="a cluster to join; local starts a private one"
+    )
+    max_running: int = Field(default=32, ge=1, description="requests in rounds at once")
+    max_waiting: int = Field(default=256, ge=0, description="requests that may wait for a place")
+    draft_levels: int = Field(
+        default=8, ge=0, le=MAX_LEVELS, description="levels of a draft; 0 decodes plainly"
+    )
+    draft_branches: int = Field(
+        default=4, ge=1, le=MAX_NODES, description="children per node; 1 drafts chains"
+    )
+    draft_nodes: int = Field(default=32, ge=1, le=MAX_NODES, description="nodes of a draft tree")
+    draft_schedule: Literal["goodput", "constant", "heuristic"] = Field(
+        default="goodput", description="goodput, constant or heuristic"
+    )
+    start_seconds: float = Field(
+        default=120.0, gt=0, description="how long to wait for the verifier at the start"
+    )
 
-    verifier: str
-    drafter: str
-    tokenizer: Path
-    host: str = "127.0.0.1"
-    port: int = Field(default=50051, ge=0, le=65535)
-    metrics_port: int = Field(default=0, ge=0, le=65535)
-    workers: int = Field(default=1, ge=1)
-    ray: bool = True
-    ray_address: str = "local"
-    max_running: int = Field(default=32, ge=1)
-    max_waiting: int = Field(default=256, ge=0)
-    draft_levels: int = Field(default=8, ge=0, le=MAX_LEVELS)
-    draft_branches: int = Field(default=4, ge=1, le=MAX_NODES)
-    draft_nodes: int = Field(default=32, ge=1, le=MAX_NODES)
-    draft_schedule: Literal["goodput", "constant", "heuristic"] = "goodput"
-    start_seconds: float = Field(default=120.0, gt=0)
-    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    @property
+    def folder(self) -> Path:
+        """The directory that is loaded."""
+        return self.tokenizer
 
     @model_validator(mode="after")
     def _one_local_worker(self) -> OrchestratorConfig:

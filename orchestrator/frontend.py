@@ -39,9 +39,10 @@ class Admission:
     def __init__(self, max_running: int, max_waiting: int, metrics: FrontMetrics) -> None:
         self._places = asyncio.Semaphore(max_running)
         self._max_waiting = max_waiting
-        self._metrics = metrics
         self.running = 0
         self.waiting = 0
+        metrics.running.set_function(lambda: self.running)
+        metrics.waiting.set_function(lambda: self.waiting)
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
@@ -49,24 +50,16 @@ class Admission:
         if self._places.locked() and self.waiting >= self._max_waiting:
             raise Busy(f"{self.waiting} requests are waiting", retry_after=0.5)
         self.waiting += 1
-        self._export()
         try:
             await self._places.acquire()
         finally:
             self.waiting -= 1
-            self._export()
         self.running += 1
-        self._export()
         try:
             yield
         finally:
             self.running -= 1
             self._places.release()
-            self._export()
-
-    def _export(self) -> None:
-        self._metrics.running.set(self.running)
-        self._metrics.waiting.set(self.waiting)
 
 
 class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
@@ -113,23 +106,17 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     ) -> AsyncGenerator[Event, None]:
         """Chunks without the `known` first tokens, then the complete answer."""
         request_id = request.request_id or secrets.token_hex(8)
-        seed = secrets.randbits(64)
-        ordered = await asyncio.to_thread(
-            order, request, request_id, seed, self._limits, self._tokenise
-        )
-        ordered.run.session_id = secrets.token_bytes(codec.SESSION_ID_BYTES)
-        ordered.run.client = client
-        seed = request.sampling.seed if request.sampling.HasField("seed") else seed
-        answer = Answer(
-            ordered,
-            TextStream(self._tokenizer, ordered.stop, request.stopping.min_new_tokens),
-            seed,
-            self._metrics,
-            known,
-        )
+        if not request.sampling.HasField("seed"):
+            request.sampling.seed = secrets.randbits(64)
+        run = await asyncio.to_thread(order, request, request_id, self._limits, self._tokenise)
+        run.session_id = secrets.token_bytes(codec.SESSION_ID_BYTES)
+        run.client = client
+        stopping = request.stopping
+        stream = TextStream(self._tokenizer, stopping.stop, stopping.min_new_tokens)
+        answer = Answer(run, stream, request.sampling.seed, self._metrics, known)
         async with self._admission.place():
             answer.started()
-            async with aclosing(self._pool.run(ordered.run)) as steps:
+            async with aclosing(self._pool.run(run)) as steps:
                 async for step in steps:
                     chunk = answer.add(step)
                     yield Event(chunk=chunk)

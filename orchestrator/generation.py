@@ -14,10 +14,10 @@ from protos.types import Context, Draft, Proposal, SamplingParams, TokenLogprobs
 
 
 class Finish(Enum):
-    """Why a generation ended."""
+    """Why a generation ended; the numbers are the wire's."""
 
-    STOP = "stop"
-    LENGTH = "length"
+    STOP = 1
+    LENGTH = 2
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from protos import rpc
-from protos.errors import IncompatibleModels, Unusable
+from protos.errors import Unusable
 from protos.fingerprint import fingerprint
 from protos.process import LEASH, announcement
 
@@ -35,6 +35,7 @@ class Service:
     module: str
     flags: list[str]
     process: asyncio.subprocess.Process | None = None
+    address: str = ""
     serving: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def live(self, report: Report) -> None:
@@ -81,6 +82,7 @@ class Service:
             event = fact.pop("event")
             report(event, fact)
             if event == "serving":
+                self.address = fact["address"]
                 self.serving.set()
 
 
@@ -96,12 +98,14 @@ class Plan:
     threads: int = 1
 
     def services(self) -> list[Service]:
-        """The three services on ports that are free now; raises Unusable, IncompatibleModels."""
+        """The three services on ports that are free now; a drafter with another tokenizer is told
+        to translate. Raises Unusable.
+        """
         for folder in (self.target, self.draft):
             if not (folder / "config.json").is_file():
                 raise Unusable(f"{folder} is not a model directory: it has no config.json")
-        if fingerprint(self.target) != fingerprint(self.draft):
-            raise IncompatibleModels(f"the tokenizers of {self.target} and {self.draft} differ")
+        foreign = fingerprint(self.target) != fingerprint(self.draft)
+        speaks = ["--speaks", str(self.target)] if foreign else []
         port = rpc.free_port(HOST, self.port)
         verifier, drafter = rpc.free_port(HOST), rpc.free_port(HOST)
         model = ["--threads", str(self.threads)]
@@ -114,7 +118,7 @@ class Plan:
             Service(
                 "drafter",
                 "drafter_service",
-                ["--model", str(self.draft), "--port", str(drafter), *model],
+                ["--model", str(self.draft), "--port", str(drafter), *model, *speaks],
             ),
             Service(
                 "orchestrator",
@@ -135,13 +139,17 @@ class Plan:
         ]
 
 
-@asynccontextmanager
-async def up(plan: Plan, report: Report) -> AsyncIterator[asyncio.Future[None]]:
-    """All services while the scope lasts; yields, once they serve, a future that ends when one
-    cannot go on.
+@dataclass(frozen=True, slots=True)
+class Tandem:
+    """All services, up: where each role listens, and a future that ends when one cannot go on."""
 
-    Raises Unusable if a service does not come up.
-    """
+    addresses: dict[str, str]
+    death: asyncio.Future[None]
+
+
+@asynccontextmanager
+async def up(plan: Plan, report: Report = lambda event, fact: None) -> AsyncIterator[Tandem]:
+    """All services while the scope lasts, once they serve; raises Unusable if one does not."""
     services = plan.services()
     lives = [asyncio.create_task(service.live(report)) for service in services]
     try:
@@ -151,7 +159,7 @@ async def up(plan: Plan, report: Report) -> AsyncIterator[asyncio.Future[None]]:
         if not all_serve.done():
             all_serve.cancel()
             raise Unusable("a service did not start; its own line above says why")
-        yield first_death
+        yield Tandem({service.role: service.address for service in services}, first_death)
     finally:
         for task in lives:
             task.cancel()
@@ -160,11 +168,11 @@ async def up(plan: Plan, report: Report) -> AsyncIterator[asyncio.Future[None]]:
         await asyncio.gather(*(service.stop() for service in services))
 
 
-async def run(plan: Plan, report: Report, ready: Callable[[], None]) -> None:
-    """Serve until cancelled; raises Unusable when it cannot go on."""
-    async with up(plan, report) as death:
-        ready()
-        await death
+async def run(plan: Plan, report: Report, ready: Callable[[str], None]) -> None:
+    """Serve until cancelled, and say where; raises Unusable when it cannot go on."""
+    async with up(plan, report) as tandem:
+        ready(tandem.addresses["orchestrator"])
+        await tandem.death
         raise Unusable("a service cannot be kept alive")
 
 

@@ -62,10 +62,10 @@ class Occurrences:
 class History:
     """The committed tokens of one session, as of `turn`."""
 
-    def __init__(self, sizes: Sequence[int]) -> None:
+    def __init__(self) -> None:
         self.turn = 0
         self.tokens = array("I")
-        self._index = [Occurrences(size) for size in sizes]
+        self._index = [Occurrences(size) for size in SIZES]
 
     def replace(self, base: int, tokens: Sequence[int]) -> None:
         """Keep `base` tokens, drop the rest, append."""
@@ -123,11 +123,10 @@ class Lookup:
     `epoch` is any number but 0. One for all sessions is enough: no call arrives late.
     """
 
-    def __init__(self, epoch: int, most: int = SESSIONS, sizes: Sequence[int] = SIZES) -> None:
+    def __init__(self, epoch: int, most: int = SESSIONS) -> None:
         assert epoch and most > 0
         self._epoch = epoch
         self._most = most
-        self._sizes = sorted(sizes, reverse=True)
         self._histories: OrderedDict[bytes, History] = OrderedDict()  # used least recently first
 
     def __len__(self) -> int:
@@ -153,7 +152,7 @@ class Lookup:
         held = len(history.tokens) if history and context.epoch else 0
         if context.epoch not in (0, self._epoch) or context.base > held:
             raise SessionMiss(f"base {context.base} is not held here")
-        history = history or History(self._sizes)
+        history = history or History()
         self._histories[context.session_id] = history
         self._histories.move_to_end(context.session_id)
         if len(self._histories) > self._most:

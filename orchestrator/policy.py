@@ -80,7 +80,8 @@ class Policy:
     wants_draft: bool
     failures: int = field(default=0, init=False)
     rest: int = field(default=0, init=False)
-    missed: bool = field(default=False, init=False)  # the draft of the newest round, if any
+    wanted: bool = field(default=False, init=False)  # in the newest round: a draft, if it pays;
+    missed: bool = field(default=False, init=False)  # one was, and did not come
 
     @classmethod
     def of(
@@ -96,11 +97,11 @@ class Policy:
         """The shape for a round when `remaining` tokens may still be emitted; one is the verifier's
         own.
         """
-        self.missed = self.rest > 0
-        if self.rest:
+        self.wanted = self.wants_draft and remaining > 1
+        self.missed = self.wanted and self.rest > 0
+        if self.missed:
             self.rest -= 1
-            return NO_DRAFT_SHAPE
-        if not self.wants_draft or remaining <= 1:
+        if self.missed or not self.wanted:
             return NO_DRAFT_SHAPE
         shape = self.amount.next()
         if not shape.levels:

@@ -33,23 +33,14 @@ class Limits:
     longest_prompt: int  # bytes of text that may fit into the context
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """A request that can be run: what the round worker gets, and what only the front end needs."""
-
-    run: rounds_pb2.RunRequest
-    stop: tuple[str, ...]
-
-
 def order(
     request: api.GenerateRequest,
     request_id: str,
-    seed: int,
     limits: Limits,
     tokenise: Callable[[str], list[int]],
-) -> Order:
-    """Check and complete a request; `seed` is used if it has none. Raises InvalidRequest naming
-    every bad field.
+) -> rounds_pb2.RunRequest:
+    """What the round worker gets: the request checked and completed, all but its seed. Raises
+    InvalidRequest naming every bad field.
     """
     violations = [
         *speculation.problems(request.speculation),
@@ -70,7 +61,7 @@ def order(
     violations += [*_prompt(request, prompt, limits.model), *_stopping(stopping, default)]
     ends = () if stopping.ignore_eos else limits.model.end_token_ids
     stops = sorted({*stopping.stop_token_ids, *ends})
-    sampling = _sampling_params(request, seed, len(prompt), stops)
+    sampling = _sampling_params(request, len(prompt), stops)
     violations += problems(sampling)
     if stopping.min_new_tokens and len(stops) >= limits.model.vocab_size:
         violations.append(
@@ -80,7 +71,7 @@ def order(
         raise InvalidRequest(*violations)
     sampling = replace(sampling, rule=speculation.rule(request.speculation))
     wanted = speculation.drafting(request.speculation, limits.drafting)
-    run = rounds_pb2.RunRequest(
+    return rounds_pb2.RunRequest(
         request_id=request_id,
         prompt=prompt,
         sampling=encode_sampling(sampling),
@@ -89,19 +80,17 @@ def order(
         shape=encode_shape(wanted.shape),
         schedule=api.DraftSchedule.ValueType(wanted.schedule.value),
     )
-    return Order(run, tuple(stopping.stop))
 
 
 def _sampling_params(
-    request: api.GenerateRequest, seed: int, prompt_length: int, end_tokens: list[int]
+    request: api.GenerateRequest, prompt_length: int, end_tokens: list[int]
 ) -> SamplingParams:
     wish = request.sampling
-
     return SamplingParams(
         temperature=wish.temperature if wish.HasField("temperature") else 1.0,
         top_k=wish.top_k,
         top_p=wish.top_p if wish.HasField("top_p") else 1.0,
-        seed=wish.seed if wish.HasField("seed") else seed,
+        seed=wish.seed,
         min_p=wish.min_p,
         repetition_penalty=wish.repetition_penalty if wish.HasField("repetition_penalty") else 1.0,
         presence_penalty=wish.presence_penalty,

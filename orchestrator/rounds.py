@@ -54,7 +54,6 @@ async def run_round(
 ) -> Round:
     """Advance a generation by one round; raises a TandemError when the verifier cannot be had."""
     began = time.perf_counter()
-    wanted = policy.wants_draft and generation.remaining > 1
     drafter_warm, verifier_warm = generation.drafter.cached > 0, generation.verifier.cached > 0
     proposal = await propose(generation, drafter, policy)
     proposed = time.perf_counter()
@@ -62,7 +61,7 @@ async def run_round(
     verified = time.perf_counter()
     advance = generation.advance(draft, verdict)
     asked = proposal is not NO_PROPOSAL
-    if wanted:
+    if policy.wanted:
         policy.amount.saw(
             Outcome(
                 levels=max(tree.depths(draft.parents), default=-1) + 1,
@@ -80,7 +79,7 @@ async def run_round(
         )
     return Round(
         advance,
-        fallback=wanted and policy.missed and not draft.tokens,
+        fallback=policy.missed,
         propose_seconds=proposed - began,
         verify_seconds=verified - proposed,
         advance_seconds=time.perf_counter() - verified,

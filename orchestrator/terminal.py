@@ -23,7 +23,6 @@ class Progress:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._api = ""
 
     def report(self, event: str, fact: dict[str, str]) -> None:
         """One announcement of a service."""
@@ -32,20 +31,18 @@ class Progress:
             self._console.print(
                 f"[green]serving[/]     {role} {fact['address']}  metrics {fact['metrics']}/metrics"
             )
-            if fact["role"] == "orchestrator":
-                self._api = fact["address"]
         elif event == "loading":
             self._console.print(f"[dim]loading     {role} {fact['model']}[/]", soft_wrap=True)
         else:
             self._console.print(f"[yellow]{event:<11}[/] {role}")
 
-    def ready(self) -> None:
-        """Everything serves."""
+    def ready(self, address: str) -> None:
+        """Everything serves, the client API at this address."""
         self._console.print(
-            f"\nTandem is up: client API on [bold]{self._api}[/]. Ctrl-C stops everything."
+            f"\nTandem is up: client API on [bold]{address}[/]. Ctrl-C stops everything."
         )
         self._console.print(
-            f'Try: tandem generate --address {self._api} "Once upon a time"', soft_wrap=True
+            f'Try: tandem generate --address {address} "Once upon a time"', soft_wrap=True
         )
 
 

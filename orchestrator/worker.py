@@ -1,6 +1,6 @@
 """A round worker: runs the rounds of many generations and streams what each adds.
 
-Has no state of its own: a request carries its tokens so far, so a worker may die at any time.
+Has no state of a request: it carries its tokens so far, so a worker may die at any time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from grpc import aio
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_fixed
 
 from orchestrator.clients import DrafterClient, VerifierClient
-from orchestrator.generation import Cursor, Finish, Generation
+from orchestrator.generation import Cursor, Generation
 from orchestrator.goodput import Goodput
 from orchestrator.lookup import Lookup
 from orchestrator.policy import Policy
@@ -34,11 +34,6 @@ from protos.types import Method, Rule, Schedule
 
 NAME = rounds_pb2.DESCRIPTOR.services_by_name["RoundWorkerService"].full_name
 CELL_KEY = "x-tandem-cell"
-FINISH = {
-    None: orchestrator_pb2.FINISH_REASON_UNSPECIFIED,
-    Finish.STOP: orchestrator_pb2.FINISH_REASON_STOP,
-    Finish.LENGTH: orchestrator_pb2.FINISH_REASON_LENGTH,
-}
 CLOSING = AsyncRetrying(
     retry=retry_if_exception(is_transient),
     wait=wait_fixed(0.2),
@@ -107,6 +102,7 @@ class RoundWorkerService(rounds_pb2_grpc.RoundWorkerServiceServicer):
 
 def encode_round(done: Round, generation: Generation) -> rounds_pb2.RunResponse:
     """A round as a message."""
+    finish = generation.finish
     return rounds_pb2.RunResponse(
         tokens=done.advance.tokens,
         drafted=done.advance.drafted,
@@ -114,7 +110,7 @@ def encode_round(done: Round, generation: Generation) -> rounds_pb2.RunResponse:
         reused=done.advance.reused,
         logprobs=[codec.encode_logprobs(each) for each in done.advance.logprobs],
         fallback=done.fallback,
-        finish_reason=FINISH[generation.finish],
+        finish_reason=orchestrator_pb2.FinishReason.ValueType(finish.value if finish else 0),
         matched_token_id=generation.matched_token_id,
         timing=rounds_pb2.RoundTiming(
             propose_seconds=done.propose_seconds,

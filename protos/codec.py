@@ -1,5 +1,4 @@
-"""Types to messages and back: the only hand-written code that names protobuf fields of the internal
-services.
+"""Values to messages and back; those of drafts and options are in `drafting` and `sampling`.
 
 Decoding refuses what cannot be a value of its type, naming the field; limits of a model are the
 service's to check.
@@ -140,7 +139,6 @@ def encode_model(model: types.ModelDescription) -> common_pb2.ModelDescription:
         device=model.device,
         dtype=model.dtype,
         sessions=model.sessions,
-        max_sessions=model.max_sessions,
         exactness=model.exactness,
         cache_usage=model.cache_usage,
     )
@@ -157,7 +155,6 @@ def decode_model(message: common_pb2.ModelDescription) -> types.ModelDescription
         message.device,
         message.dtype,
         message.sessions,
-        message.max_sessions,
         message.exactness,
         message.cache_usage,
     )

@@ -1,4 +1,4 @@
-"""Running as a process: settings, logs, the metrics port, signals, and the line "I serve".
+"""Running as a process: logs, the metrics port, signals, and the line "I serve".
 
 `tandem up` reads the announcements of the services it started; people read them in a terminal.
 """
@@ -11,18 +11,15 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
-from pydantic import ValidationError
-from pydantic_settings import BaseSettings
 
 from protos.errors import TandemError, Unusable
 
-Settings = TypeVar("Settings", bound=BaseSettings)
 LEASH = "TANDEM_LEASH"  # set: stop when standard input closes, so that nobody outlives the parent
 
 
@@ -41,19 +38,6 @@ def configure_logging(level: str) -> None:
         ),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-
-
-def configured(kind: type[Settings], role: str, flags: Mapping[str, object]) -> Settings:
-    """A role's settings: the flags that were given, then `TANDEM__<ROLE>__...`, then defaults.
-
-    Raises Unusable naming every bad field.
-    """
-    given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
-    try:
-        return kind(_env_prefix=f"TANDEM__{role.upper()}__", **given)
-    except ValidationError as error:
-        problems = (": ".join([*map(str, e["loc"]), e["msg"]]) for e in error.errors())
-        raise Unusable(f"{role}: {'; '.join(problems)}") from error
 
 
 def announce(event: str, **fields: str | int) -> None:

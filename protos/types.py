@@ -210,6 +210,5 @@ class ModelDescription:
     device: str
     dtype: str
     sessions: int = 0
-    max_sessions: int = 0
     exactness: str = ""
     cache_usage: float = 0.0

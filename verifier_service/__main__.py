@@ -1,7 +1,8 @@
 """Start a verifier: `python -m verifier_service --model DIR`."""
 
-from engine.command import command
+from engine.config import ModelServiceConfig
+from protos.command import command
 from verifier_service.service import serving
 
 if __name__ == "__main__":
-    command("verifier", serving)
+    command("verifier", ModelServiceConfig, serving)

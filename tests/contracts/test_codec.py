@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.generation import Finish
 from protos import codec, tree, types
 from protos.drafting import decode_draft, decode_shape, encode_draft, encode_shape
 from protos.errors import InvalidRequest
 from protos.sampling import decode_sampling, encode_sampling
-from protos.tandem.v1 import common_pb2
+from protos.tandem.v1 import common_pb2, orchestrator_pb2
 
 token = st.integers(0, (1 << 32) - 1)
 small = st.integers(0, 1 << 20)
@@ -30,8 +32,9 @@ def sampled(draft: types.Draft) -> dict[str, Any]:
 
 
 tokens = st.lists(token, max_size=12).map(tuple)
+client = st.binary(max_size=16)
 ids = st.binary(min_size=codec.SESSION_ID_BYTES, max_size=codec.SESSION_ID_BYTES)
-contexts = st.builds(types.Context, ids, small, small, tokens.filter(len), token)
+contexts = st.builds(types.Context, ids, small, small, tokens.filter(len), token, client)
 samplings = st.builds(
     types.SamplingParams,
     temperature=st.floats(0.0009765625, 100, width=32),
@@ -59,7 +62,9 @@ with_history = st.builds(
 levels, nodes = st.integers(0, types.MAX_LEVELS), st.integers(0, types.MAX_NODES)
 bound = st.floats(0, 4, width=32)
 methods = st.sampled_from(types.Method)
-shapes = st.builds(types.DraftShape, levels, nodes, nodes, methods, bound, bound, bound)
+shapes = st.builds(
+    types.DraftShape, levels, nodes, nodes, methods, bound, bound, bound, bound.filter(bool)
+)
 drafts = st.integers(0, types.MAX_NODES).flatmap(
     lambda size: st.builds(
         types.Draft,
@@ -78,7 +83,7 @@ told = st.lists(
 ).map(tuple)
 words = st.text(st.characters(codec="utf-8"), max_size=12)
 models = st.builds(
-    types.ModelDescription, words, words, token, token, tokens, words, words, small, small
+    types.ModelDescription, words, words, token, token, tokens, words, words, small, words, bound
 )
 PAIRS = [
     (contexts, codec.encode_context, codec.decode_context),
@@ -88,7 +93,7 @@ PAIRS = [
     (drafts, encode_draft, decode_draft),
     (drawn, encode_draft, decode_draft),
     (
-        st.builds(types.Proposal, drafts, small, token, bound),
+        st.builds(types.Proposal, drafts, small, token, bound, bound),
         codec.encode_proposal,
         codec.decode_proposal,
     ),
@@ -111,10 +116,27 @@ def test_what_is_sent_arrives(
     decode: Callable[[Any], Any],
     data: st.DataObject,
 ) -> None:
-    """Over real bytes."""
+    """Over real bytes, and what does not count for equality as well."""
     value = data.draw(values)
     message = encode(value)
-    assert decode(type(message).FromString(message.SerializeToString())) == value
+    arrived = decode(type(message).FromString(message.SerializeToString()))
+    assert asdict(arrived) == asdict(value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "wire", "prefix"),
+    [
+        (types.Rule, orchestrator_pb2.AcceptanceRule, "ACCEPTANCE_RULE_"),
+        (types.Method, orchestrator_pb2.DraftMethod, "DRAFT_METHOD_"),
+        (types.Schedule, orchestrator_pb2.DraftSchedule, "DRAFT_SCHEDULE_"),
+        (Finish, orchestrator_pb2.FinishReason, "FINISH_REASON_"),
+    ],
+)
+def test_choices_have_the_names_and_numbers_of_the_wire(
+    kind: type[Enum], wire: Any, prefix: str
+) -> None:
+    numbers = {name.removeprefix(prefix): number for name, number in wire.items()}
+    assert {each.name: each.value for each in kind}.items() <= numbers.items()
 
 
 @given(tokens)

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.request import Limits, Order, order
+from orchestrator.request import Limits, order
 from orchestrator.speculation import Drafting
 from protos.errors import InvalidRequest
 from protos.tandem.v1 import orchestrator_pb2 as api
+from protos.tandem.v1 import rounds_pb2
 from protos.types import (
     DraftShape,
     ModelDescription,
@@ -19,7 +20,6 @@ from protos.types import (
 MODEL = ModelDescription("tiny", "f" * 16, 100, 50, (0, 7), "cpu", "float32")
 DRAFTING = Drafting(DraftShape(6, 4, 16), Schedule.GOODPUT)
 LIMITS = Limits(MODEL, DRAFTING, 1000)
-SEED = 12345
 
 
 def tokenise(text: str) -> list[int]:
@@ -27,9 +27,9 @@ def tokenise(text: str) -> list[int]:
     return [ord(letter) % 100 for letter in text]
 
 
-def ordered(request: api.GenerateRequest) -> Order:
+def ordered(request: api.GenerateRequest) -> rounds_pb2.RunRequest:
     """The order that a request makes."""
-    return order(request, "id-1", SEED, LIMITS, tokenise)
+    return order(request, "id-1", LIMITS, tokenise)
 
 
 def ask(**fields: Any) -> api.GenerateRequest:

@@ -223,7 +223,3 @@ def test_the_walk_asks_the_target_only_where_it_goes() -> None:
 
     assert walk(draft.parents, decide) == ((3, 4), 1)
     assert asked == [-1, 3, 4]
-
-
-def test_rules_have_the_numbers_of_the_wire() -> None:
-    assert [rule.value for rule in Rule] == [1, 2, 3]

@@ -15,7 +15,6 @@ from protos.types import (
 )
 from tests.laws.orders import (
     LIMITS,
-    SEED,
     ask,
     ids,
     ordered,
@@ -152,10 +151,10 @@ def test_a_text_that_can_never_fit_is_refused_before_it_is_tokenised() -> None:
         raise AssertionError("tokenised")
 
     with pytest.raises(InvalidRequest, match="text has 1001 bytes, above the 1000"):
-        order(ask(text="x" * 1001), "id", SEED, LIMITS, never)
+        order(ask(text="x" * 1001), "id", LIMITS, never)
 
 
 @pytest.mark.parametrize("request_id", ["ä", "a\nb", "a\0b", "x" * 129])
 def test_a_request_id_that_cannot_travel_is_refused(request_id: str) -> None:
     with pytest.raises(InvalidRequest, match="request_id"):
-        order(ask(), request_id, SEED, LIMITS, tokenise)
+        order(ask(), request_id, LIMITS, tokenise)

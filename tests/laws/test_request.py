@@ -22,7 +22,6 @@ from protos.types import (
 from tests.laws.orders import (
     DRAFTING,
     MODEL,
-    SEED,
     ask,
     ordered,
     sampling,
@@ -33,9 +32,9 @@ from tests.laws.orders import (
 
 
 def test_a_request_of_a_prompt_alone_gets_every_default() -> None:
-    run = ordered(ask(text="abc")).run
+    run = ordered(ask(text="abc"))
     assert (run.request_id, list(run.prompt), list(run.completion)) == ("id-1", tokenise("abc"), [])
-    assert decode_sampling(run.sampling) == SamplingParams(1.0, 0, 1.0, SEED)
+    assert decode_sampling(run.sampling) == SamplingParams(1.0, 0, 1.0, 0)
     assert run.schedule == api.DRAFT_SCHEDULE_GOODPUT
     assert run.max_new_tokens == 47, "all that the context has room for, as that is less than 128"
     assert list(run.stop_token_ids) == [0, 7]
@@ -44,7 +43,7 @@ def test_a_request_of_a_prompt_alone_gets_every_default() -> None:
 
 def test_the_default_length_is_128_where_there_is_room() -> None:
     roomy = Limits(ModelDescription("tiny", "", 100, 4096, (), "", ""), DRAFTING, 1000)
-    assert order(ask(), "", SEED, roomy, tokenise).run.max_new_tokens == 128
+    assert order(ask(), "", roomy, tokenise).max_new_tokens == 128
 
 
 def test_what_is_asked_for_is_ordered() -> None:
@@ -55,11 +54,10 @@ def test_what_is_asked_for_is_ordered() -> None:
         stopping=api.Stopping(max_new_tokens=48, stop=["x", "yz"], stop_token_ids=[9, 7]),
     )
     result = ordered(request)
-    assert result.stop == ("x", "yz")
-    assert list(result.run.prompt) == [0, 99]
-    assert decode_sampling(result.run.sampling) == SamplingParams(0.5, 3, 0.5, 0)
-    assert result.run.max_new_tokens == 48
-    assert list(result.run.stop_token_ids) == [0, 7, 9]
+    assert list(result.prompt) == [0, 99]
+    assert decode_sampling(result.sampling) == SamplingParams(0.5, 3, 0.5, 0)
+    assert result.max_new_tokens == 48
+    assert list(result.stop_token_ids) == [0, 7, 9]
 
 
 def test_every_sampling_option_is_ordered() -> None:
@@ -78,7 +76,7 @@ def test_every_sampling_option_is_ordered() -> None:
         speculation=api.Speculation(rule=api.ACCEPTANCE_RULE_REJECT),
         logprobs=0,
     )
-    assert decode_sampling(ordered(request).run.sampling) == SamplingParams(
+    assert decode_sampling(ordered(request).sampling) == SamplingParams(
         temperature=0.5,
         seed=7,
         min_p=0.25,
@@ -107,21 +105,21 @@ def test_every_sampling_option_is_ordered() -> None:
 def test_who_names_the_levels_gets_them_unless_a_schedule_is_named(
     wish: dict[str, int], schedule: Schedule
 ) -> None:
-    assert ordered(speculation(**wish)).run.schedule == schedule.value
+    assert ordered(speculation(**wish)).schedule == schedule.value
 
 
 def test_method_and_confidence_are_part_of_the_shape() -> None:
     wish = {"method": api.DRAFT_METHOD_MEDUSA_LITE, "confidence_threshold": 0.5, "branches": 3}
-    shape = decode_shape(ordered(speculation(**wish)).run.shape)
+    shape = decode_shape(ordered(speculation(**wish)).shape)
     assert shape == DraftShape(6, 3, 18, Method.MEDUSA_LITE, confidence=0.5)
 
 
 def test_temperature_0_is_greedy_and_not_the_default() -> None:
-    assert decode_sampling(ordered(sampling(temperature=0, seed=3)).run.sampling).greedy
+    assert decode_sampling(ordered(sampling(temperature=0, seed=3)).sampling).greedy
 
 
 def test_ignored_ends_of_text_leave_only_the_clients_own_stop_tokens() -> None:
-    assert list(ordered(stopping(ignore_eos=True, stop_token_ids=[9])).run.stop_token_ids) == [9]
+    assert list(ordered(stopping(ignore_eos=True, stop_token_ids=[9])).stop_token_ids) == [9]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +136,7 @@ def test_ignored_ends_of_text_leave_only_the_clients_own_stop_tokens() -> None:
     ],
 )
 def test_a_wish_for_speculation_becomes_a_shape(wish: dict[str, int], shape: DraftShape) -> None:
-    assert decode_shape(ordered(speculation(**wish)).run.shape) == shape
+    assert decode_shape(ordered(speculation(**wish)).shape) == shape
 
 
 def test_a_chain_longer_than_the_default_is_not_cut_to_the_default() -> None:
@@ -146,5 +144,5 @@ def test_a_chain_longer_than_the_default_is_not_cut_to_the_default() -> None:
     silently ignored.
     """
     chains = Limits(MODEL, replace(DRAFTING, shape=DraftShape.chain(6)), 1000)
-    run = order(speculation(num_speculative_tokens=12), "id", SEED, chains, tokenise).run
+    run = order(speculation(num_speculative_tokens=12), "id", chains, tokenise)
     assert decode_shape(run.shape) == DraftShape.chain(12)

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -181,18 +180,6 @@ def test_an_unknown_model_directory_is_one_line(tmp_path: Path) -> None:
         tandem("up", "--port", "0", "--target", tmp_path), [str(tmp_path), "config.json"]
     )
     refused_in_one_line(tandem("verifier", "--model", tmp_path), [str(tmp_path), "config.json"])
-
-
-def test_tokenizers_that_differ_are_one_line(tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(models.DRAFT, other)
-    content = json.loads((other / "tokenizer.json").read_text())
-    vocabulary = content["model"]["vocab"]
-    first, second = list(vocabulary)[300:302]
-    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
-    (other / "tokenizer.json").write_text(json.dumps(content))
-    run = tandem("up", "--port", "0", "--draft", other)
-    refused_in_one_line(run, [str(models.TARGET), str(other), "tokenizers"])
 
 
 def test_a_port_in_use_is_one_line_and_nothing_is_left() -> None:

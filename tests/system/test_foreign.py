@@ -14,9 +14,11 @@ import models
 import verifier_service.service
 from benchmarks.prompts import tokenised
 from engine.config import ModelServiceConfig
+from orchestrator import launch
 from orchestrator.clients import DrafterClient
 from protos import rpc
 from protos.errors import Unusable
+from protos.tandem.v1 import orchestrator_pb2_grpc
 from protos.types import Context, DraftShape, SamplingParams
 from tests import reference
 from tests.conftest import Pair, Services, Tandem, serve_all
@@ -76,3 +78,16 @@ async def test_a_verifier_has_no_foreign_tokens() -> None:
     with pytest.raises(Unusable, match="speaks is for drafters"):
         async with verifier_service.service.serving(config, CollectorRegistry()):
             raise AssertionError("it serves")
+
+
+async def test_up_has_a_drafter_with_another_tokenizer_translate(target: PreTrainedModel) -> None:
+    plan = launch.Plan(models.TARGET, models.FOREIGN, port=0, ray=False)
+    prompt = list(tokenised(models.TARGET, 1)[0])
+    async with (
+        launch.up(plan) as tandem,
+        rpc.connect(tandem.addresses["orchestrator"]) as channel,
+    ):
+        stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+        answer = await stub.Generate(ask(prompt, tokens=40, levels=4, branches=1))
+    assert list(answer.token_ids) == await asyncio.to_thread(reference.generate, target, prompt, 40)
+    assert answer.speculation.num_accepted_draft_tokens

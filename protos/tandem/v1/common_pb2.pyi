@@ -271,7 +271,6 @@ class ModelDescription(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
-    MAX_SESSIONS_FIELD_NUMBER: _builtins.int
     EXACTNESS_FIELD_NUMBER: _builtins.int
     CACHE_USAGE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
@@ -281,7 +280,6 @@ class ModelDescription(_message.Message):
     device: _builtins.str
     dtype: _builtins.str
     sessions: _builtins.int
-    max_sessions: _builtins.int
     exactness: _builtins.str
     """"exact", or what stands against it"""
     cache_usage: _builtins.float
@@ -299,13 +297,12 @@ class ModelDescription(_message.Message):
         device: _builtins.str = ...,
         dtype: _builtins.str = ...,
         sessions: _builtins.int = ...,
-        max_sessions: _builtins.int = ...,
         exactness: _builtins.str = ...,
         cache_usage: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_usage", b"cache_usage", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "exactness", b"exactness", "max_sessions", b"max_sessions", "name", b"name", "sessions", b"sessions", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_usage", b"cache_usage", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "exactness", b"exactness", "name", b"name", "sessions", b"sessions", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,48 +1,61 @@
-"""The command line that drafter and verifier share: one flag per setting.
-
-Turns flags into a configuration and runs the service until it is told to stop.
-"""
+"""A service's command line: one flag per setting, then serve until told to stop."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
-import transformers
 import typer
 from prometheus_client import REGISTRY, CollectorRegistry
 from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from engine.config import ModelServiceConfig
 from protos import process
+from protos.config import ServiceConfig, configured
 from protos.errors import TandemError
 
-Serve = Callable[[ModelServiceConfig, CollectorRegistry], AbstractAsyncContextManager[str]]
+Config = TypeVar("Config", bound=ServiceConfig)
 SIMPLE = (bool, int, float, Path)  # what a flag can be beside text
+Serve = Callable[[Config, CollectorRegistry], AbstractAsyncContextManager[str]]
 
 
-def command(role: str, serve: Serve) -> None:
-    """Run `python -m <role>_service`."""
+def command(
+    role: str,
+    kind: type[Config],
+    serve: Serve[Config],
+    around: Callable[[Config], AbstractContextManager[object]] = lambda _: nullcontext(),
+) -> None:
+    """Run a service as its flags say, inside what shall be `around` it."""
 
     def main(**flags: Any) -> None:
         try:
-            config = process.configured(ModelServiceConfig, role, flags)
+            config = configured(kind, role, flags)
         except TandemError as error:
             raise SystemExit(f"error: {error}") from error
         process.configure_logging(config.log_level)
-        transformers.utils.logging.disable_progress_bar()
-        process.run(run(role, config, serve))
+        process.announce("loading", role=role, model=str(config.folder))
+        with around(config):
+            process.run(run(role, config, serve))
 
-    main.__doc__ = f"Start a {role}."
-    flags = [_flag(name, field) for name, field in ModelServiceConfig.model_fields.items()]
+    fields = kind.model_fields.items()
+    flags = [_flag(*each) for each in sorted(fields, key=lambda each: not each[1].is_required())]
+    main.__doc__ = f"Start {'an' if role[0] in 'aeiou' else 'a'} {role}."
     main.__signature__ = Signature(flags)  # type: ignore[attr-defined]
     main.__annotations__ = {flag.name: flag.annotation for flag in flags}
     typer.run(main)
+
+
+async def run(role: str, config: Config, serve: Serve[Config]) -> None:
+    """Serve until cancelled."""
+    with process.metrics_served(config.host, config.metrics_port) as metrics_port:
+        async with serve(config, REGISTRY) as address:
+            metrics = f"{config.host}:{metrics_port}"
+            process.announce("serving", role=role, address=address, metrics=metrics)
+            await process.forever()
 
 
 def _flag(name: str, field: FieldInfo) -> Parameter:
@@ -57,14 +70,3 @@ def _flag(name: str, field: FieldInfo) -> Parameter:
 
 def _shown(default: object) -> str:
     return default.human_readable() if isinstance(default, ByteSize) else str(default)
-
-
-async def run(role: str, config: ModelServiceConfig, serve: Serve) -> None:
-    """Serve until cancelled."""
-    process.announce("loading", role=role, model=str(config.model))
-    with process.metrics_served(config.host, config.metrics_port) as metrics_port:
-        async with serve(config, REGISTRY) as address:
-            process.announce(
-                "serving", role=role, address=address, metrics=f"{config.host}:{metrics_port}"
-            )
-            await process.forever()
