@@ -74,9 +74,7 @@ class SessionCollector(Collector):
             "tandem_reused_tokens", "Tokens found cached by another session of the same client"
         )
         reused.add_metric([], counts.reused_tokens)
-        sessions = GaugeMetricFamily(
-            "tandem_sessions", "Open sessions", len(self._sessions)
-        )
+        sessions = GaugeMetricFamily("tandem_sessions", "Open sessions", len(self._sessions))
         usage = GaugeMetricFamily(
             "tandem_kv_cache_usage_perc", "Used part of the memory, 0 to 1", self._sessions.usage
         )

@@ -20,10 +20,10 @@ from orchestrator.answer import Answer
 from orchestrator.metrics import FrontMetrics
 from orchestrator.pool import WorkerPool
 from orchestrator.replicas import Replicas
-from orchestrator.request import Limits, order
+from orchestrator.request import Limits, check_resumable, order
 from orchestrator.text import TextStream
 from protos import codec
-from protos.errors import Busy, InvalidRequest
+from protos.errors import Busy
 from protos.tandem.v1 import orchestrator_pb2 as api
 from protos.tandem.v1 import orchestrator_pb2_grpc
 
@@ -88,7 +88,7 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         self, request: api.StreamGenerateRequest, context: Context
     ) -> AsyncIterator[Event]:
         """The answer as it grows; the tokens that the client has already are not sent again."""
-        _check_resumable(request)
+        check_resumable(request, self._limits.model)
         client = client_of(context)
         async with aclosing(self._events(request.request, client, request.resume_from)) as events:
             async for event in events:
@@ -112,7 +112,7 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         run.session_id = secrets.token_bytes(codec.SESSION_ID_BYTES)
         run.client = client
         stopping = request.stopping
-        stream = TextStream(self._tokenizer, stopping.stop, stopping.min_new_tokens)
+        stream = TextStream(self._tokenizer, run.prompt, stopping.stop, stopping.min_new_tokens)
         answer = Answer(run, stream, request.sampling.seed, self._metrics, known)
         async with self._admission.place():
             answer.started()
@@ -134,16 +134,3 @@ def client_of(context: Context) -> bytes:
     """
     name = str(dict(context.invocation_metadata() or ()).get(CLIENT_KEY, ""))
     return hashlib.sha256(name.encode()).digest()[:16] if name else b""
-
-
-def _check_resumable(request: api.StreamGenerateRequest) -> None:
-    """Only a text that is a function of the request can be continued."""
-    if not request.resume_from:
-        return
-    sampling, rule = request.request.sampling, request.request.speculation.rule
-    greedy = sampling.HasField("temperature") and sampling.temperature == 0
-    if not (greedy or sampling.HasField("seed")):
-        raise InvalidRequest.of("resume_from", "needs sampling.seed, or temperature 0")
-    if not greedy and rule in (api.ACCEPTANCE_RULE_REJECT, api.ACCEPTANCE_RULE_TOP1):
-        name = api.AcceptanceRule.Name(rule)
-        raise InvalidRequest.of("resume_from", f"needs rule MATCH: under {name} drafts may differ")

@@ -6,7 +6,7 @@ mirrors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from protos import tree
@@ -105,6 +105,8 @@ class Generation:
                 self.finish, self.matched_token_id = Finish.STOP, token
                 break
         self.completion += emitted
+        if len(self.completion) >= self.sampling.min_new_tokens:  # no token is barred any more
+            self.sampling = replace(self.sampling, min_new_tokens=0, end_tokens=())
         if self.finish is None and self.remaining <= 0:
             self.finish = Finish.LENGTH
         accepted = min(len(verdict.accepted), len(emitted))

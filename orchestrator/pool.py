@@ -21,7 +21,7 @@ from protos.errors import TransportLost, Unavailable, Unusable
 from protos.tandem.v1 import rounds_pb2, rounds_pb2_grpc
 
 MOST_LOSSES = 5  # in a row without progress: a poison request must not kill the pool
-TURNS = 1 << 16  # more than one worker takes for a request
+TURNS = 1 << 20  # more than one worker takes for a request: a token a round, of the longest texts
 READY_SECONDS = 30.0
 MEND_SECONDS = 2.0
 

@@ -5,7 +5,7 @@ Pure. What is not implemented is refused by the field's name: nothing is silentl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from orchestrator import speculation
@@ -15,10 +15,11 @@ from protos.errors import InvalidRequest, Violation
 from protos.sampling import encode_sampling, problems
 from protos.tandem.v1 import orchestrator_pb2 as api
 from protos.tandem.v1 import rounds_pb2
-from protos.types import ModelDescription, SamplingParams
+from protos.types import EXACT, ModelDescription, SamplingParams
 
 DEFAULT_MAX_NEW_TOKENS = 128
 MAX_STOP_STRINGS = 16
+MAX_STOP_TOKENS = 4096
 LONGEST_REQUEST_ID = 128
 
 Fields = Iterator[Violation]
@@ -31,6 +32,7 @@ class Limits:
     model: ModelDescription
     drafting: Drafting
     longest_prompt: int  # bytes of text that may fit into the context
+    special_tokens: Mapping[str, int]  # they have no text
 
 
 def order(
@@ -60,7 +62,8 @@ def order(
     default = min(DEFAULT_MAX_NEW_TOKENS, max(0, room))
     violations += [*_prompt(request, prompt, limits.model), *_stopping(stopping, default)]
     ends = () if stopping.ignore_eos else limits.model.end_token_ids
-    stops = sorted({*stopping.stop_token_ids, *ends})
+    special = [number for text, number in limits.special_tokens.items() if text in stopping.stop]
+    stops = sorted({*stopping.stop_token_ids, *ends, *special})
     sampling = _sampling_params(request, len(prompt), stops)
     violations += problems(sampling)
     if stopping.min_new_tokens and len(stops) >= limits.model.vocab_size:
@@ -80,6 +83,23 @@ def order(
         shape=encode_shape(wanted.shape),
         schedule=api.DraftSchedule.ValueType(wanted.schedule.value),
     )
+
+
+def check_resumable(request: api.StreamGenerateRequest, model: ModelDescription) -> None:
+    """Raise InvalidRequest if it is to be continued and its text is no function of the request."""
+    if not request.resume_from:
+        return
+    sampling, rule = request.request.sampling, request.request.speculation.rule
+    greedy = sampling.HasField("temperature") and sampling.temperature == 0
+    if model.exactness != EXACT:
+        needs = f"rows of the same bits in any company; the verifier's are {model.exactness}"
+    elif not (greedy or sampling.HasField("seed")):
+        needs = "sampling.seed, or temperature 0"
+    elif not greedy and rule in (api.ACCEPTANCE_RULE_REJECT, api.ACCEPTANCE_RULE_TOP1):
+        needs = f"rule MATCH: under {api.AcceptanceRule.Name(rule)} drafts may differ"
+    else:
+        return
+    raise InvalidRequest.of("resume_from", f"needs {needs}")
 
 
 def _sampling_params(
@@ -124,6 +144,9 @@ def _stopping(stopping: api.Stopping, default: int) -> Fields:
         yield Violation(
             "stopping.stop", f"has {len(stopping.stop)} strings, above {MAX_STOP_STRINGS}"
         )
+    if len(stopping.stop_token_ids) > MAX_STOP_TOKENS:
+        found = f"has {len(stopping.stop_token_ids)} tokens, above {MAX_STOP_TOKENS}"
+        yield Violation("stopping.stop_token_ids", found)
     if "" in stopping.stop:
         yield Violation("stopping.stop", "has an empty string")
 

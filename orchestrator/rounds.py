@@ -24,7 +24,7 @@ from orchestrator.learning import Outcome
 from orchestrator.policy import Policy
 from orchestrator.ports import Drafter, Verifier
 from protos import tree
-from protos.errors import Busy, InvalidRequest, SessionMiss, TandemError
+from protos.errors import Busy, Internal, InvalidRequest, SessionMiss, TandemError
 from protos.status import is_transient
 from protos.types import NO_DRAFT, Context, Draft, Proposal, Verdict
 
@@ -70,7 +70,7 @@ async def run_round(
                 accepted=len(verdict.accepted),
                 asked=asked,
                 propose_seconds=proposed - began,
-                draft_seconds=proposal.seconds,
+                draft_seconds=min(proposal.seconds, proposed - began),
                 verify_seconds=verified - proposed,
                 token_seconds=verdict.token_seconds,
                 began=not verifier_warm,
@@ -112,12 +112,13 @@ async def judge(
 ) -> tuple[Draft, Verdict]:
     """What was verified and the verdict.
 
-    A drafter is not trusted: if its draft is unfit, the round goes on without it.
+    A drafter is not trusted: if its draft is unfit, or more than the target can compute, the round
+    goes on without it.
     """
     if draft.tokens:
         try:
             verdict = await verify(generation, verifier, draft)
-        except InvalidRequest as error:
+        except (InvalidRequest, Internal) as error:
             log.warning("an unfit draft", problem=str(error))
             policy.failed()
         else:

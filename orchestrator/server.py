@@ -15,7 +15,7 @@ from orchestrator.pool import WorkerPool
 from orchestrator.replicas import Replicas
 from orchestrator.request import Limits
 from orchestrator.speculation import Drafting
-from orchestrator.text import load_tokenizer, longest_token
+from orchestrator.text import load_tokenizer, longest_token, special_tokens
 from protos import rpc
 from protos.tandem.v1 import orchestrator_pb2_grpc
 from protos.types import DraftShape, Schedule
@@ -42,7 +42,12 @@ async def serving(config: OrchestratorConfig, registry: CollectorRegistry) -> As
                 pool,
                 replicas,
                 tokenizer,
-                Limits(target, drafting, target.context_length * longest_token(tokenizer)),
+                Limits(
+                    target,
+                    drafting,
+                    target.context_length * longest_token(tokenizer),
+                    special_tokens(tokenizer),
+                ),
                 metrics,
                 Admission(config.max_running, config.max_waiting, metrics),
             )

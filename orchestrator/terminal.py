@@ -61,7 +61,7 @@ class Completion:
 
     def __init__(self, console: Console, tokenizer: Tokenizer | None, prompt: str) -> None:
         self._console = console
-        self._stream = TextStream(tokenizer) if tokenizer else None
+        self._stream = TextStream(tokenizer, tokenizer.encode(prompt).ids) if tokenizer else None
         self._prompt = prompt
 
     def show(self, chunk: api.Chunk) -> None:

@@ -13,13 +13,18 @@ from tokenizers.decoders import DecodeStream
 
 from protos.errors import Unusable
 
+BEHIND = 8  # tokens of the prompt that tell how its continuation begins
+
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a model directory; raises Unusable."""
+    """The tokenizer of a model directory, which neither cuts nor pads; raises Unusable."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise Unusable(f"{folder} has no tokenizer.json: a fast Hugging Face tokenizer is needed")
-    return Tokenizer.from_file(str(path))
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def longest_token(tokenizer: Tokenizer) -> int:
@@ -29,20 +34,35 @@ def longest_token(tokenizer: Tokenizer) -> int:
     return max(4, *(len(token.encode()) for token in tokenizer.get_vocab()))
 
 
+def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """The tokens that have no text, by what they are written as."""
+    added = tokenizer.get_added_tokens_decoder()
+    return {token.content: number for number, token in added.items() if token.special}
+
+
 class TextStream:
-    """The text of a growing completion; a stop string that ends within the first `least` tokens is
-    none.
+    """The text of a growing completion of a prompt; a stop string that ends within the first
+    `least` tokens is none.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), least: int = 0) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        stop: Sequence[str] = (),
+        least: int = 0,
+    ) -> None:
         self.text = ""
         self.matched: str | None = None
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
+        self._seen = prompt[-1]
         self._stop = stop
         self._least = least
         self._held = ""
         self._safe = 0  # characters of what is held, where no stop string may end
+        for token in prompt[-BEHIND:]:
+            self._decoded(token)
 
     def push(self, tokens: Iterable[int]) -> tuple[str, int]:
         """Add tokens up to the first stop string: (text that is final now, tokens used)."""
@@ -52,8 +72,7 @@ class TextStream:
                 break
             used += 1
             self._least -= 1
-            piece = self._stream.step(self._tokenizer, token) or ""
-            fresh += self._take(piece, ends=self._least < 0)
+            fresh += self._take(self._decoded(token), ends=self._least < 0)
         self.text += fresh
         return fresh, used
 
@@ -62,6 +81,18 @@ class TextStream:
         rest, self._held = self._held, ""
         self.text += rest
         return rest
+
+    def _decoded(self, token: int) -> str:
+        """What a token adds to the text, empty if it ends within a character."""
+        try:
+            piece = self._stream.step(self._tokenizer, token)
+        except Exception:  # bytes that were held never became a character; they are dropped
+            self._stream = DecodeStream(skip_special_tokens=True)
+            self._stream.step(self._tokenizer, self._seen)
+            piece = self._stream.step(self._tokenizer, token)
+        if piece:
+            self._seen = token
+        return piece or ""
 
     def _take(self, piece: str, ends: bool) -> str:
         """Add a piece, which may end the text or not; what may yet become a stop string is held

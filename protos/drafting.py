@@ -104,6 +104,8 @@ def _misfit(
     if len(distributions) != len(tokens) + 1:
         return f"has {len(distributions)} entries for {len(tokens)} tokens"
     for each in distributions:
+        if len(each.tokens) > types.MAX_CHOICES:
+            return f"has an entry of {len(each.tokens)} tokens, above {types.MAX_CHOICES}"
         if len(each.tokens) != len(each.weights) or len(set(each.tokens)) != len(each.tokens):
             return "has an entry that is not one weight for each of its tokens"
     for node, siblings in enumerate(tree.children(parents)):

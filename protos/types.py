@@ -10,6 +10,8 @@ from enum import Enum
 
 MAX_NODES = 64  # of one draft
 MAX_LEVELS = 32
+MAX_CHOICES = 256  # tokens that a sent distribution may give a chance
+EXACT = "exact"  # a model service's rows do not depend on their company
 MAX_LOGPROBS = 20  # likeliest tokens told beside an emitted one
 MAX_BIASES = 1024
 

@@ -34,6 +34,14 @@ REFUSED = [
         {"context.session_id": "has 0 bytes, not 16", "context.tokens": "is empty"},
     ),
     (
+        decode_draft,
+        common_pb2.Draft(
+            tokens=[1],
+            distributions=[common_pb2.Distribution(tokens=range(257), weights=[1] * 257)] * 2,
+        ),
+        {"draft.distributions": "has an entry of 257 tokens, above 256"},
+    ),
+    (
         decode_sampling,
         common_pb2.SamplingParams(temperature=-0.5, top_p=2),
         {

@@ -19,7 +19,7 @@ from protos.types import (
 
 MODEL = ModelDescription("tiny", "f" * 16, 100, 50, (0, 7), "cpu", "float32")
 DRAFTING = Drafting(DraftShape(6, 4, 16), Schedule.GOODPUT)
-LIMITS = Limits(MODEL, DRAFTING, 1000)
+LIMITS = Limits(MODEL, DRAFTING, 1000, {"<|end|>": 42})
 
 
 def tokenise(text: str) -> list[int]:

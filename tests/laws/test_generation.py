@@ -173,6 +173,15 @@ def test_a_stop_token_as_the_last_allowed_token_is_a_stop() -> None:
     assert state.finish is Finish.STOP
 
 
+def test_what_is_barred_from_a_beginning_is_not_sent_behind_it() -> None:
+    state = generation()
+    state.sampling = SamplingParams(min_new_tokens=3, end_tokens=(5, 6))
+    play(state, Answers(Draft.chain((1,)), 1, (0,), 2))
+    assert (state.sampling.min_new_tokens, state.sampling.end_tokens) == (3, (5, 6))
+    play(state, Answers(NO_DRAFT, 0, (), 3))
+    assert state.sampling == SamplingParams()
+
+
 def test_turns_grow_on_each_service_by_itself_also_after_it_forgot() -> None:
     state = generation()
     assert [state.context(state.drafter).turn for _ in range(3)] == [1, 2, 3]

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from orchestrator.request import MAX_STOP_STRINGS, order
+from orchestrator.request import MAX_STOP_STRINGS, check_resumable, order
 from protos.errors import InvalidRequest
 from protos.tandem.v1 import orchestrator_pb2 as api
-from protos.types import (
-    MAX_LEVELS,
-    MAX_NODES,
-)
+from protos.types import EXACT, MAX_LEVELS, MAX_NODES
 from tests.laws.orders import (
     LIMITS,
+    MODEL,
     ask,
     ids,
     ordered,
@@ -34,6 +33,11 @@ BAD = [
     (sampling(top_p=math.nan), "sampling.top_p", "is nan, not above 0 and at most 1"),
     (stopping(max_new_tokens=0), "stopping.max_new_tokens", "is 0, below 1"),
     (stopping(stop=["x"] * 17), "stopping.stop", f"has 17 strings, above {MAX_STOP_STRINGS}"),
+    (
+        stopping(stop_token_ids=[3] * 4097),
+        "stopping.stop_token_ids",
+        "has 4097 tokens, above 4096",
+    ),
     (stopping(stop=["x", ""]), "stopping.stop", "has an empty string"),
     (
         speculation(num_speculative_tokens=33),
@@ -158,3 +162,16 @@ def test_a_text_that_can_never_fit_is_refused_before_it_is_tokenised() -> None:
 def test_a_request_id_that_cannot_travel_is_refused(request_id: str) -> None:
     with pytest.raises(InvalidRequest, match="request_id"):
         order(ask(), request_id, LIMITS, tokenise)
+
+
+RESUMED = api.StreamGenerateRequest(request=sampling(seed=3), resume_from=7)
+
+
+def test_an_answer_is_continued_only_where_rows_do_not_depend_on_their_company() -> None:
+    check_resumable(RESUMED, replace(MODEL, exactness=EXACT))
+    inexact = replace(MODEL, exactness="exact unavailable: switched off")
+    check_resumable(api.StreamGenerateRequest(request=ask()), inexact)
+    with pytest.raises(
+        InvalidRequest, match=r"resume_from needs rows .* switched off"
+    ):
+        check_resumable(RESUMED, inexact)

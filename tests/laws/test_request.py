@@ -42,7 +42,7 @@ def test_a_request_of_a_prompt_alone_gets_every_default() -> None:
 
 
 def test_the_default_length_is_128_where_there_is_room() -> None:
-    roomy = Limits(ModelDescription("tiny", "", 100, 4096, (), "", ""), DRAFTING, 1000)
+    roomy = Limits(ModelDescription("tiny", "", 100, 4096, (), "", ""), DRAFTING, 1000, {})
     assert order(ask(), "", roomy, tokenise).max_new_tokens == 128
 
 
@@ -143,6 +143,11 @@ def test_a_chain_longer_than_the_default_is_not_cut_to_the_default() -> None:
     """Where chains are the default, who asks for more levels gets a node for each: nothing is
     silently ignored.
     """
-    chains = Limits(MODEL, replace(DRAFTING, shape=DraftShape.chain(6)), 1000)
+    chains = Limits(MODEL, replace(DRAFTING, shape=DraftShape.chain(6)), 1000, {})
     run = order(speculation(num_speculative_tokens=12), "id", chains, tokenise)
     assert decode_shape(run.shape) == DraftShape.chain(12)
+
+
+def test_a_stop_string_that_is_a_special_token_is_that_token() -> None:
+    run = ordered(stopping(stop=["<|end|>", "end"], ignore_eos=True))
+    assert list(run.stop_token_ids) == [42]

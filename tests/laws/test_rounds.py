@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 from typing import Any
 
@@ -27,7 +27,7 @@ from protos.errors import (
     TransportLost,
     Unavailable,
 )
-from protos.types import DraftShape, Proposal, SamplingParams
+from protos.types import Context, DraftShape, Proposal, SamplingParams
 from tests.laws.table import (
     VOCABULARY,
     TableDrafter,
@@ -222,17 +222,53 @@ async def test_a_verifier_that_refuses_fails_the_round_at_once(fault: TandemErro
     with pytest.raises(type(fault)) as raised:
         await generate(TableDrafter(), verifier)
     assert raised.value is fault
-    tries = 2 if isinstance(fault, InvalidRequest) else 1
+    tries = 1 if isinstance(fault, StaleTurn) else 2
     assert len(verifier.contexts) == tries, "the draft may be what is wrong, and is left out once"
 
 
-async def test_a_draft_that_the_verifier_refuses_is_a_fallback_and_never_changes_the_text() -> None:
-    unfit = InvalidRequest.of("draft.tokens", "has token 9, above the vocabulary's last, 6")
+@pytest.mark.parametrize(
+    "unfit",
+    [
+        InvalidRequest.of("draft.tokens", "has token 9, above the vocabulary's last, 6"),
+        Internal("the model overflowed: its logits are not numbers"),
+    ],
+)
+async def test_a_draft_that_the_verifier_refuses_is_a_fallback_and_never_changes_the_text(
+    unfit: TandemError,
+) -> None:
     drafter, verifier = TableDrafter(), TableVerifier(iter([None, unfit, None, None]))
     text, rounds = await generate(drafter, verifier)
     assert text == continuation(PROMPT, COUNT)
     assert [done.fallback for done in rounds[:4]] == [False, True, True, False]
     assert [done.advance.drafted for done in rounds[:4]] == [4, 0, 0, 4]
+
+
+@dataclass(slots=True)
+class Recorder(Constant):
+    """Remembers what came of the rounds."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def saw(self, outcome: Outcome) -> None:
+        """Keep it."""
+        self.outcomes.append(outcome)
+
+
+class Boaster(TableDrafter):
+    """Says that its drafts took for ever."""
+
+    async def propose(
+        self, context: Context, shape: DraftShape, sampling: SamplingParams
+    ) -> Proposal:
+        """A draft of an instant."""
+        return replace(await super().propose(context, shape, sampling), seconds=3e38)
+
+
+async def test_a_draft_took_no_longer_than_it_was_waited_for() -> None:
+    generation, recorder = Generation(b"s" * 16, PROMPT, SamplingParams(), COUNT), Recorder(CHAIN)
+    await run_round(generation, Boaster(), TableVerifier(), Policy(recorder, wants_draft=True))
+    (outcome,) = recorder.outcomes
+    assert 0 < outcome.draft_seconds <= outcome.propose_seconds < 60
 
 
 async def test_no_level_is_drafted_that_could_not_be_emitted() -> None:

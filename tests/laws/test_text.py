@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import tokenizers.models
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 import models
 from orchestrator.text import TextStream, load_tokenizer
@@ -18,6 +19,7 @@ TOKENIZER: Tokenizer = load_tokenizer(models.TARGET)
 scripts = st.sampled_from("aé ñ.\nßЖ世界😀👩‍🚀🇫🇷한ไ\u0301") | st.characters(
     codec="utf-8", exclude_characters=LOST
 )
+PROMPT: list[int] = TOKENIZER.encode("Once").ids
 texts = st.text(scripts, max_size=40)
 stops = st.lists(st.text("abc é世", min_size=1, max_size=4), min_size=1, max_size=3)
 
@@ -42,7 +44,7 @@ def streamed(stream: TextStream, ids: list[int], size: int) -> tuple[list[str], 
 @given(texts, st.integers(1, 6))
 def test_the_pieces_are_the_text_and_none_is_half_a_character(text: str, size: int) -> None:
     ids = ids_of(text)
-    stream = TextStream(TOKENIZER)
+    stream = TextStream(TOKENIZER, PROMPT)
     pieces, used = streamed(stream, ids, size)
     assert "".join(pieces) == stream.text == TOKENIZER.decode(ids) == text
     assert not any(LOST in piece for piece in pieces)
@@ -54,7 +56,7 @@ def test_whatever_tokens_a_model_emits_the_text_begins_what_they_decode_to(ids: 
     """Also tokens that are no text: a lone byte of a character may be held back to the end, never
     invented.
     """
-    stream = TextStream(TOKENIZER)
+    stream = TextStream(TOKENIZER, PROMPT)
     streamed(stream, ids, 1)
     whole = TOKENIZER.decode(ids)
     assert whole.startswith(stream.text)
@@ -64,14 +66,57 @@ def test_whatever_tokens_a_model_emits_the_text_begins_what_they_decode_to(ids: 
 def test_a_character_of_several_tokens_comes_with_its_last_token() -> None:
     ids = ids_of("世")
     assert len(ids) > 1
-    stream = TextStream(TOKENIZER)
+    stream = TextStream(TOKENIZER, PROMPT)
     assert [stream.push([token])[0] for token in ids] == [""] * (len(ids) - 1) + ["世"]
+
+
+def test_a_character_that_the_prompt_began_is_completed() -> None:
+    *begun, last = ids_of("世")
+    stream = TextStream(TOKENIZER, ids_of("the ") + begun)
+    assert stream.push([last, *ids_of("x")])[0] == "世x"
+
+
+def with_sentence_pieces() -> Tokenizer:
+    """As Llama 2 has it: words bring their space, which the decoder takes from the first of a text,
+    and bytes are tokens.
+    """
+    words = ["<unk>", "▁there", "▁was", "x", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(tokenizers.models.BPE(vocabulary, [], byte_fallback=True))
+    bytes_and_words = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*bytes_and_words, decoders.Strip(" ", 1, 0)])
+    return tokenizer
+
+
+def test_the_first_word_behind_a_prompt_keeps_its_space() -> None:
+    tokenizer = with_sentence_pieces()
+    there, was = map(tokenizer.token_to_id, ["▁there", "▁was"])
+    assert tokenizer.decode([there]) == "there"
+    stream = TextStream(tokenizer, [was], stop=[" was"])
+    assert stream.push([there, was]) == (" there", 2)
+
+
+def test_bytes_that_never_become_a_character_do_not_end_the_text() -> None:
+    tokenizer = with_sentence_pieces()
+    tokens = list(map(tokenizer.token_to_id, ["<0x41>", "<0xF0>", "▁there", "<0xF0>", "x"]))
+    stream = TextStream(tokenizer, [tokenizer.token_to_id("x")])
+    assert stream.push(tokens) == (f"A there{LOST}x", 5)
+
+
+def test_a_tokenizer_neither_cuts_nor_pads(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(models.TARGET)
+    text = "Once upon a time there was a dog. " * 20
+    whole = tokenizer.encode(text).ids
+    tokenizer.enable_truncation(16)
+    tokenizer.enable_padding(length=2000)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert load_tokenizer(tmp_path).encode(text).ids == whole
 
 
 def test_special_tokens_have_no_text() -> None:
     end = TOKENIZER.token_to_id("<|endoftext|>")
     assert end is not None
-    stream = TextStream(TOKENIZER)
+    stream = TextStream(TOKENIZER, PROMPT)
     assert streamed(stream, [*ids_of("one"), end], 1)[0][-2:] == ["", ""]
     assert stream.text == "one"
 
@@ -84,7 +129,7 @@ def test_the_text_ends_before_the_first_stop_string(
     used. One that ends within the first `least` tokens is none, one that only begins there is.
     """
     ids = ids_of(text)
-    stream = TextStream(TOKENIZER, stop, least)
+    stream = TextStream(TOKENIZER, PROMPT, stop, least)
     pieces, used = streamed(stream, ids, size)
     grown = [TOKENIZER.decode(ids[:count]).rstrip(LOST) for count in range(len(ids) + 1)]
     safe = len(grown[min(least, len(ids))])
@@ -108,7 +153,7 @@ def test_nothing_that_was_shown_is_part_of_a_stop_string_or_taken_back(
     text: str, stop: list[str]
 ) -> None:
     ids = ids_of(text)
-    stream = TextStream(TOKENIZER, stop)
+    stream = TextStream(TOKENIZER, PROMPT, stop)
     shown = ""
     for token in ids:
         shown += stream.push([token])[0]
@@ -121,7 +166,7 @@ def test_nothing_that_was_shown_is_part_of_a_stop_string_or_taken_back(
 
 
 def test_what_may_become_a_stop_string_is_held_back_until_it_does_not() -> None:
-    stream = TextStream(TOKENIZER, ["\n\nEND"])
+    stream = TextStream(TOKENIZER, PROMPT, ["\n\nEND"])
     first, *rest = (ids_of(part) for part in ("one\n\n", "E", "very"))
     assert stream.push(first) == ("one", len(first))
     assert stream.push(rest[0]) == ("", 1)
@@ -131,13 +176,13 @@ def test_what_may_become_a_stop_string_is_held_back_until_it_does_not() -> None:
 
 def test_a_stop_string_may_begin_where_none_may_end() -> None:
     begin, end = ids_of("so Lil"), ids_of("ly")
-    stream = TextStream(TOKENIZER, ["Lilly", "il"], least=len(begin))
+    stream = TextStream(TOKENIZER, PROMPT, ["Lilly", "il"], least=len(begin))
     assert [stream.push(begin)[0], stream.push(end)[0]] == ["so ", ""]
     assert stream.matched == "Lilly"
 
 
 def test_what_was_held_back_is_released_at_the_end() -> None:
-    stream = TextStream(TOKENIZER, ["abc"])
+    stream = TextStream(TOKENIZER, PROMPT, ["abc"])
     assert stream.push(ids_of("xab"))[0] == "x"
     assert stream.finish() == "ab"
     assert stream.finish() == ""
@@ -146,7 +191,7 @@ def test_what_was_held_back_is_released_at_the_end() -> None:
 
 def test_a_stop_string_across_token_borders_is_found_and_the_rest_is_unused() -> None:
     before, after = ids_of("Once upon a time"), ids_of(" there was")
-    stream = TextStream(TOKENIZER, ["n a ti"])
+    stream = TextStream(TOKENIZER, PROMPT, ["n a ti"])
     text, used = stream.push([*before, *after])
     assert text == "Once upo"
     assert used <= len(before)

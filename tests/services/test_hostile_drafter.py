@@ -20,9 +20,15 @@ NAME = drafter_pb2.DESCRIPTOR.services_by_name["DrafterService"].full_name
 Context = aio.ServicerContext[Any, Any]
 
 
-def draft(tokens: list[int], parents: list[int] | None = None, **told: float) -> bytes:
-    """A ProposeResponse; parents are indices + 1 as on the wire."""
+def draft(
+    tokens: list[int], parents: list[int] | None = None, choices: int = 0, **told: float
+) -> bytes:
+    """A ProposeResponse; parents are indices + 1 as on the wire. Of so many `choices`, if any, each
+    token was drawn.
+    """
     message = common_pb2.Draft(tokens=tokens, parents=parents or [])
+    for _ in range(len(tokens) + 1) if choices else ():
+        message.distributions.add(tokens=range(choices), weights=[1] * choices)
     told_: dict[str, Any] = told
     return drafter_pb2.ProposeResponse(draft=message, **told_).SerializeToString()
 
@@ -35,6 +41,7 @@ ANSWERS = {
     "deeper-than-the-context": draft([5] * 64),
     "lies-about-its-cache": draft([5, 6], cached_len=4_000_000_000),
     "promises-more-than-it-drafts": draft([5, 6], expected=1e30),
+    "more-choices-than-fit-into-a-call": draft([5], choices=528_400),
     "no-message": b"\xff\xff\xff",
     "nothing": b"",
 }
