@@ -66,7 +66,7 @@ class Host:
 
     async def close(self, session_id: bytes, close: Callable[[bytes], None]) -> None:
         """Forget a session, in turn with the other work on it."""
-        await self.thread.run(session_id, lambda: close(session_id), always=True)
+        await self.thread.run(session_id, lambda: close(session_id), closing=True)
 
 
 def check_tokens(field: str, tokens: tuple[int, ...], vocab_size: int) -> None:

@@ -23,7 +23,7 @@ from engine.batch import Limits, Pace, compose, is_decoding, is_long, load
 from engine.cost import CostModel, Load
 from engine.plan import Segment
 from engine.returns import Returns
-from engine.task import Job, Task, startable
+from engine.task import Job, Task, pointless, startable
 from protos.errors import Busy, Internal, Unavailable
 
 LIGHT = Load.chunk(1, 0)
@@ -80,28 +80,32 @@ class ModelThread:
             self._wake.notify()
         self._thread.join()
 
-    async def run(self, owner: bytes, start: Callable[[], Job | None], always: bool = False) -> Any:
-        """Queue a job of a session and await its answer. `start` is called on the model thread.
-        What frees room is taken `always`, however long the queue.
+    async def run(
+        self, owner: bytes, start: Callable[[], Job | None], closing: bool = False
+    ) -> Any:
+        """Queue a job of a session and await its answer. `start` is called on the model thread. A
+        job for `closing` the session is taken however long the queue, and done in any case.
 
         Raises what the job raises, Busy if the queue is full, Unavailable when stopping. Cancelling
-        drops a job that waits; one that runs is finished and its answer dropped.
+        drops a job that waits; one that runs is finished for the session's next call, or ended
+        between two steps if that closes it.
         """
-        task = Task(owner, start, Future(), time.perf_counter())
+        task = Task(owner, start, Future(), time.perf_counter(), closing)
         with self._wake:
             if self._stopping:
                 raise Unavailable("the service is stopping")
-            if len(self._waiting) >= self._queue_limit and not always:
+            if len(self._waiting) >= self._queue_limit and not closing:
                 raise Busy(f"{self._queue_limit} calls are waiting")
             self._waiting.append(task)
             self._wake.notify()
         answer = asyncio.wrap_future(task.answer)
-        if always:  # done even if nobody waits for it any more
+        if closing:
             return await asyncio.shield(answer)
         try:
             return await answer
         except asyncio.CancelledError:
             with self._wake, suppress(ValueError):
+                task.deserted = True
                 self._waiting.remove(task)
             raise
 
@@ -146,11 +150,14 @@ class ModelThread:
             self._gather()
             if self._stopping:
                 return False
+            ending = pointless(self._waiting, self._running)
+            self._running = [task for task in self._running if task not in ending]
             wanted = [task.owner for task in self._waiting]
             starting = startable(self._waiting, self._running)
             for task in starting:
                 self._waiting.remove(task)
         self._stepping = starting  # they fail with what comes now
+        self._abandon(ending, Unavailable("nobody waits for it"))
         self._idle(wanted)
         for task in starting:
             if task.answer.set_running_or_notify_cancel():

@@ -40,6 +40,14 @@ class Session:
         """All committed tokens of a call."""
         return self.tokens[: context.base] + array("I", context.tokens)
 
+    def kept(self, context: Context) -> int:
+        """How many tokens a call builds on; one that opens the session again, because it heard no
+        answer, finds what it said before.
+        """
+        if context.epoch or self.client != context.client:
+            return context.base
+        return self.shares(context.tokens[:-1])
+
     def shares(self, tokens: Sequence[int]) -> int:
         """How many leading tokens are the same."""
         return shared(self.tokens, array("I", tokens[: self.length]))

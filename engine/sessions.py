@@ -153,7 +153,7 @@ class Sessions:
             session = self._admit(context, length)
         else:
             self._make_room(length, session)
-            del session.tokens[context.base :]
+            del session.tokens[session.kept(context) :]
         if session.retired:
             session.epoch, session.retired = self._new_epoch(), False
         if not context.epoch:

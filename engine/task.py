@@ -21,12 +21,14 @@ Job = Generator[Segment, torch.Tensor, Any]
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """A job, whose turn on a session it is, and who waits for it."""
+    """A job, whose turn on a session it is, which it may be `closing`, and who waits for it."""
 
     owner: bytes
     start: Callable[[], Job | None]
     answer: Future[Any]
     arrived: float
+    closing: bool = False
+    deserted: bool = False  # nobody waits any more
     job: Job | None = None
     segment: Segment | None = None  # what is still to be fed for the answer that the job awaits
     fed: int = 0  # the step that last fed some of it, or that it came after
@@ -79,3 +81,11 @@ def startable(waiting: Sequence[Task], running: Sequence[Task]) -> list[Task]:
             owners.add(task.owner)
             chosen.append(task)
     return chosen
+
+
+def pointless(waiting: Sequence[Task], running: Sequence[Task]) -> list[Task]:
+    """Which running tasks may end unfinished: nobody waits for their answer, and what they would
+    leave in the session is about to be closed. Pure.
+    """
+    closing = {task.owner for task in waiting if task.closing}
+    return [task for task in running if task.deserted and task.owner in closing]

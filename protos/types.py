@@ -195,7 +195,7 @@ class Verdict:
     next_token: int
     cached_len: int
     epoch: int
-    reused: int = 0  # context tokens that another session of the same client had cached
+    reused: int = 0  # context tokens of an opening call that were cached already
     logprobs: tuple[TokenLogprobs, ...] = ()
     token_seconds: float = field(default=0.0, compare=False)
 

@@ -176,6 +176,28 @@ async def test_a_prompt_whose_caller_has_gone_is_fed_before_the_sessions_next_ca
     assert machine.batches[-1][0].room is not room
 
 
+async def test_a_prompt_whose_caller_has_gone_ends_when_its_session_is_closed() -> None:
+    """And not before the close comes: the same call may be made again, and finds what was fed."""
+    machine, room, ended = Machine(), Room(0, 1024), list[str]()
+
+    def rolls_back() -> Generator[Segment, torch.Tensor, object]:
+        try:
+            return (yield from prompt(room, 1000))
+        finally:
+            ended.append("rolled back")
+
+    async with machine.running() as thread:
+        long = queue(thread, b"a", rolls_back)
+        arriving(machine, lambda step: step == 2, long.cancel)
+        await settle()
+        machine.open.set()
+        (gone,) = await results(long)
+        assert isinstance(gone, asyncio.CancelledError)
+        await asyncio.wait_for(thread.run(b"a", lambda: ended.append("closed"), closing=True), 5)
+    assert ended == ["rolled back", "closed"]
+    assert sum(len(piece.tokens) for piece in machine.fed(room)) < 1000
+
+
 async def test_newcomers_do_not_starve_a_job_of_many_steps() -> None:
     """As many of them come with every step as it can take."""
     machine, others = Machine(), list[asyncio.Task[object]]()

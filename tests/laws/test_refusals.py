@@ -171,7 +171,5 @@ def test_an_answer_is_continued_only_where_rows_do_not_depend_on_their_company()
     check_resumable(RESUMED, replace(MODEL, exactness=EXACT))
     inexact = replace(MODEL, exactness="exact unavailable: switched off")
     check_resumable(api.StreamGenerateRequest(request=ask()), inexact)
-    with pytest.raises(
-        InvalidRequest, match=r"resume_from needs rows .* switched off"
-    ):
+    with pytest.raises(InvalidRequest, match=r"resume_from needs rows .* switched off"):
         check_resumable(RESUMED, inexact)

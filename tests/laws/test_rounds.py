@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain, repeat
 from typing import Any
 
@@ -27,7 +27,7 @@ from protos.errors import (
     TransportLost,
     Unavailable,
 )
-from protos.types import Context, DraftShape, Proposal, SamplingParams
+from protos.types import DraftShape, Proposal, SamplingParams
 from tests.laws.table import (
     VOCABULARY,
     TableDrafter,
@@ -158,7 +158,7 @@ async def test_it_is_told_in_which_rounds_a_service_read_the_prompt() -> None:
     assert len(told) > 3
 
 
-async def test_no_drafter_can_promise_more_tokens_than_it_drafted() -> None:
+async def test_no_drafter_can_claim_more_tokens_or_seconds_than_it_took() -> None:
     told: list[Outcome] = []
 
     class Listening(Constant):
@@ -167,12 +167,14 @@ async def test_no_drafter_can_promise_more_tokens_than_it_drafted() -> None:
 
     class Boasting(TableDrafter):
         async def propose(self, *asked: Any) -> Proposal:
-            return replace(await super().propose(*asked), expected=1e30)
+            return replace(await super().propose(*asked), expected=1e30, seconds=3e38)
 
     generation = Generation(b"s" * 16, PROMPT, SamplingParams(), COUNT)
     policy = Policy(Listening(CHAIN), wants_draft=True)
     await run_round(generation, Boasting(), TableVerifier(), policy)
-    assert [each.expected for each in told] == [CHAIN.levels]
+    (outcome,) = told
+    assert outcome.expected == CHAIN.levels
+    assert outcome.draft_seconds == outcome.propose_seconds
 
 
 @pytest.mark.parametrize("service", ["drafter", "verifier"])
@@ -226,13 +228,7 @@ async def test_a_verifier_that_refuses_fails_the_round_at_once(fault: TandemErro
     assert len(verifier.contexts) == tries, "the draft may be what is wrong, and is left out once"
 
 
-@pytest.mark.parametrize(
-    "unfit",
-    [
-        InvalidRequest.of("draft.tokens", "has token 9, above the vocabulary's last, 6"),
-        Internal("the model overflowed: its logits are not numbers"),
-    ],
-)
+@pytest.mark.parametrize("unfit", [InvalidRequest.of("draft", "is"), Internal("overflowed")])
 async def test_a_draft_that_the_verifier_refuses_is_a_fallback_and_never_changes_the_text(
     unfit: TandemError,
 ) -> None:
@@ -241,34 +237,6 @@ async def test_a_draft_that_the_verifier_refuses_is_a_fallback_and_never_changes
     assert text == continuation(PROMPT, COUNT)
     assert [done.fallback for done in rounds[:4]] == [False, True, True, False]
     assert [done.advance.drafted for done in rounds[:4]] == [4, 0, 0, 4]
-
-
-@dataclass(slots=True)
-class Recorder(Constant):
-    """Remembers what came of the rounds."""
-
-    outcomes: list[Outcome] = field(default_factory=list)
-
-    def saw(self, outcome: Outcome) -> None:
-        """Keep it."""
-        self.outcomes.append(outcome)
-
-
-class Boaster(TableDrafter):
-    """Says that its drafts took for ever."""
-
-    async def propose(
-        self, context: Context, shape: DraftShape, sampling: SamplingParams
-    ) -> Proposal:
-        """A draft of an instant."""
-        return replace(await super().propose(context, shape, sampling), seconds=3e38)
-
-
-async def test_a_draft_took_no_longer_than_it_was_waited_for() -> None:
-    generation, recorder = Generation(b"s" * 16, PROMPT, SamplingParams(), COUNT), Recorder(CHAIN)
-    await run_round(generation, Boaster(), TableVerifier(), Policy(recorder, wants_draft=True))
-    (outcome,) = recorder.outcomes
-    assert 0 < outcome.draft_seconds <= outcome.propose_seconds < 60
 
 
 async def test_no_level_is_drafted_that_could_not_be_emitted() -> None:

@@ -239,7 +239,7 @@ async def test_what_frees_room_is_done_even_if_its_caller_has_gone() -> None:
     async with machine.running() as thread:
         busy = queue(thread, b"a", lambda: steps(2))
         await settle()
-        closing = asyncio.create_task(thread.run(b"a", freed.set, always=True))
+        closing = asyncio.create_task(thread.run(b"a", freed.set, closing=True))
         await settle()
         closing.cancel()
         await settle()  # its caller has gone before the job can start

@@ -66,7 +66,7 @@ class VerifyResponse(_message.Message):
     cached_len: _builtins.int
     epoch: _builtins.int
     reused: _builtins.int
-    """context tokens that another session of the same client had cached"""
+    """context tokens of an opening call that were cached already"""
     token_seconds: _builtins.float
     """what one more token costs in a step, as the verifier has learned"""
     @_builtins.property
