@@ -184,11 +184,13 @@ def test_a_call_that_opens_a_session_again_finds_what_it_said_before(client: byt
     first = Context(b"s", 1, 0, (1, 2, 3, 4), client=client)
     with sessions.extended(first, 0) as held:
         sessions.keep(held, first, ())
-    again = Context(b"s", 2, 0, (1, 2, 3, 9, 9), client=client)
+    with sessions.extended(replace(first, turn=2), 0) as held:
+        assert list(held.tokens) == [1, 2, 3], "the newest token is always fed"
+    again = Context(b"s", 3, 0, (1, 2, 9, 9), client=client)
     with sessions.extended(again, 0) as held:
-        assert list(held.tokens) == [1, 2, 3]
-        assert list(held.committed(again)) == [1, 2, 3, 9, 9]
-    with sessions.extended(replace(again, turn=3, client=b"other"), 0) as held:
+        assert list(held.tokens) == [1, 2]
+        assert list(held.committed(again)) == [1, 2, 9, 9]
+    with sessions.extended(replace(again, turn=4, client=b"other"), 0) as held:
         assert held.length == 0
 
 

@@ -55,6 +55,16 @@ async def test_a_random_text_cannot_be_resumed_without_its_seed(tandem: Tandem) 
     assert "resume_from" in (failure.value.details() or "")
 
 
+async def test_a_special_token_ends_the_text_as_a_stop_string_too(tandem: Tandem) -> None:
+    request = ask("A", tokens=9)
+    request.sampling.logit_bias[0] = 100
+    request.stopping.ignore_eos = True
+    assert len((await tandem.stub.Generate(request)).token_ids) == 9
+    request.stopping.stop.append("<|endoftext|>")
+    answer = await tandem.stub.Generate(request)
+    assert (answer.finish_reason, list(answer.token_ids)) == (api.FINISH_REASON_STOP, [0])
+
+
 async def test_a_stop_string_ends_the_text_before_it(
     tandem: Tandem, services: Services, nothing_left: None
 ) -> None:
