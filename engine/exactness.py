@@ -18,6 +18,7 @@ from engine.plan import Segment
 from engine.rooms import Room, blocks
 from protos import tree
 from protos.errors import Unusable
+from protos.types import EXACT
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
 ROUNDED = 1.0  # where inputs are rounded to 8 bits by the largest one in the pass
@@ -36,7 +37,7 @@ class Exactness:
     problem: str | None
 
     def __str__(self) -> str:
-        return "exact" if self.problem is None else f"exact unavailable: {self.problem}"
+        return EXACT if self.problem is None else f"exact unavailable: {self.problem}"
 
 
 @torch.inference_mode()

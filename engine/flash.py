@@ -102,6 +102,8 @@ def problem(
             return "keys and values differ in size"
         try:
             off = _difference(layer, dtype, device)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             return str(error).splitlines()[0]
         if not off <= TOLERANCE:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import partial
 
 import torch
+from transformers import PreTrainedModel
 
 from engine import attention, flash
 from engine.graphs import Graphs, Run
@@ -32,7 +34,7 @@ class Backend(StrEnum):
 class Forward:
     """A model and room for `positions` cached tokens. `exact`: bit for bit the same in any company,
     where the model allows it. Without a `backend` it takes the fastest that can be used; raises
-    Unusable if the one asked for cannot.
+    Unusable if the one asked for cannot, MemoryError or OutOfMemoryError.
     """
 
     def __init__(
@@ -47,7 +49,9 @@ class Forward:
             raise MemoryError(str(error)) from error
         self.backend = Backend.TILES
         self._problem: str | None = None
-        self._runner: Run = self._run_eagerly
+        # neither holds on to this object, so that the memory goes with it
+        self._run = run = partial(_run, model.network, self.pool)
+        self._runner: Run = lambda rows: run(rows.on(model.device))
         self.sizes: Sequence[int] = SIZES  # rows of a pass
         if rows:
             self._choose(backend)
@@ -56,6 +60,10 @@ class Forward:
     def problem(self) -> str | None:
         """Why it is not as fast as it could be on its device; None if it is."""
         return self._runner.problem if isinstance(self._runner, Graphs) else self._problem
+
+    def relax(self) -> None:
+        """Give up to be exact, and what it costs."""
+        self.exact, self.sizes = False, SIZES
 
     @torch.inference_mode()
     def __call__(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
@@ -82,21 +90,6 @@ class Forward:
         logits = [self._runner(rows)[: rows.wanted].to(torch.float32, copy=True) for rows in passes]
         return torch.cat(logits)
 
-    def _run(self, step: StepPlan | Rows) -> torch.Tensor:
-        """The model's pass over a step; logits of the rows that were asked for, [rows, vocab]."""
-        with attention.stepping(attention.Step(step, self.pool)):
-            logits: torch.Tensor = self.model.network(
-                input_ids=step.token_ids,
-                position_ids=step.positions,
-                attention_mask=None,
-                use_cache=False,
-                logits_to_keep=step.logits_rows,
-            ).logits[0]
-        return logits
-
-    def _run_eagerly(self, rows: Rows) -> torch.Tensor:
-        return self._run(rows.on(self.model.device))
-
     @torch.inference_mode()
     def _choose(self, backend: Backend | None) -> None:
         """Go by rows if that can be done."""
@@ -121,7 +114,22 @@ class Forward:
             return problem
         (padding,) = lay_out((), self.pool.positions, exact=False)
         try:
-            self._run_eagerly(padding)
+            self._runner(padding)
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, Unusable) as error:
             return str(error).splitlines()[0]
         return None
+
+
+def _run(network: PreTrainedModel, pool: Pool, step: StepPlan | Rows) -> torch.Tensor:
+    """The model's pass over a step; logits of the rows that were asked for, [rows, vocab]."""
+    with attention.stepping(attention.Step(step, pool)):
+        logits: torch.Tensor = network(
+            input_ids=step.token_ids,
+            position_ids=step.positions,
+            attention_mask=None,
+            use_cache=False,
+            logits_to_keep=step.logits_rows,
+        ).logits[0]
+    return logits

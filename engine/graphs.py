@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Lock
 
 import torch
 
 from engine.rows import Form, Rows
 
 WARM_UPS = 2  # libraries choose kernels and take memory in the first passes
+CAPTURING = Lock()  # a process can have one capture at a time
 
 Run = Callable[[Rows], torch.Tensor]  # the logits of a pass, [kept, vocab] on the device
 
@@ -42,6 +44,8 @@ class Graphs:
         self.problem: str | None = None
         self._run, self._device = run, device
         self._memory = torch.cuda.graph_pool_handle()  # shared: one pass at a time
+        # of their own: what libraries keep for a stream that is captured goes with the graphs
+        self._stream = torch.cuda.Stream(device)
         self._recordings: dict[Form, Recording | None] = {}
 
     def __call__(self, rows: Rows) -> torch.Tensor:
@@ -52,24 +56,22 @@ class Graphs:
         return recording.play(rows) if recording else self._run(rows.on(self._device))
 
     def _record(self, rows: Rows) -> Recording | None:
-        """Capture a pass without running it; None if that fails."""
-        graph = torch.cuda.CUDAGraph()
+        """Capture a pass, after some that run; None if that fails. Raises OutOfMemoryError."""
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
+        own = rows.on(self._device)
         try:
-            with torch.cuda.device(self._device):
-                self._warm_up(rows)
-                own = rows.on(self._device)
-                with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+            with CAPTURING, torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+                self._stream.wait_stream(current)
+                for _ in range(WARM_UPS):
+                    self._run(own)
+                with torch.cuda.graph(
+                    graph, self._memory, self._stream, capture_error_mode="thread_local"
+                ):
                     logits = self._run(own)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             self.problem = f"{rows.form} cannot be captured: {str(error).splitlines()[0]}"
             return None
+        current.wait_stream(self._stream)
         return Recording(graph, own, logits)
-
-    def _warm_up(self, rows: Rows) -> None:
-        """Run the pass where a capture would: not on the default stream."""
-        current, aside = torch.cuda.current_stream(), torch.cuda.Stream()
-        aside.wait_stream(current)
-        with torch.cuda.stream(aside):
-            for _ in range(WARM_UPS):
-                self._run(rows.on(self._device))
-        current.wait_stream(aside)

@@ -127,10 +127,10 @@ def prepare(config: ModelServiceConfig, exact: bool) -> tuple[Forward, Exactness
         )
     try:
         forward = Forward(model, positions, exact)
-    except MemoryError as error:
+        exactness = self_test(forward, str(config.model))
+    except (MemoryError, torch.OutOfMemoryError) as error:
         size = config.kv_bytes.human_readable()
         raise Unusable(f"kv_bytes {size} do not fit into memory; lower it") from error
-    exactness = self_test(forward, str(config.model))
     log.info(
         "model ready",
         model=str(config.model),
@@ -140,5 +140,5 @@ def prepare(config: ModelServiceConfig, exact: bool) -> tuple[Forward, Exactness
     )
     if exact and exactness.problem:
         log.warning("not exact", model=str(config.model), problem=exactness.problem)
-        forward.exact = False  # it would cost time and promise nothing
+        forward.relax()
     return forward, exactness

@@ -175,7 +175,7 @@ def plan(segments: Sequence[Segment], device: torch.device, exact: bool) -> Step
 
 def _rows(count: int, exact: bool) -> int:
     """How many rows to feed for `count`, of few different numbers: kernels are kept for each."""
-    step = COARSE if count > BLOCK else ROWS if count > BLOCK // 2 else 1
+    step = COARSE if count > BLOCK else 1
     return max(-(-count // step) * step, ROWS if exact else 0)
 
 

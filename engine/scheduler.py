@@ -157,7 +157,8 @@ class ModelThread:
             for task in starting:
                 self._waiting.remove(task)
         self._stepping = starting  # they fail with what comes now
-        self._abandon(ending, Unavailable("nobody waits for it"))
+        for task in ending:
+            task.end()
         self._idle(wanted)
         for task in starting:
             if task.answer.set_running_or_notify_cancel():

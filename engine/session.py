@@ -13,6 +13,16 @@ from engine.rooms import Room
 from protos.types import Context
 
 
+class Ended(Exception):
+    """Thrown into a job that is to end early, when its session holds the first `fed` tokens of its
+    context.
+    """
+
+    def __init__(self, fed: int) -> None:
+        super().__init__()
+        self.fed = fed
+
+
 @dataclass(slots=True, eq=False)
 class Session:
     """What one room holds: `tokens`, as of `turn`.

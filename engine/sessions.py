@@ -17,7 +17,7 @@ import torch
 from engine.kv import Pool
 from engine.plan import Segment
 from engine.rooms import BLOCK, Room, blocks
-from engine.session import Counts, Session
+from engine.session import Counts, Ended, Session
 from protos.errors import Busy, Internal, InvalidRequest, SessionMiss, StaleTurn
 from protos.types import Context
 
@@ -75,7 +75,9 @@ class Sessions:
         session.active = True
         try:
             yield session
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Ended):
+                session.tokens = session.committed(context)[: error.fed]
             if session.room.capacity:  # whatever the model wrote there may not be a number
                 self._pool.wipe(session.room, session.length)
             raise

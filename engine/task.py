@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from engine.plan import Segment
+from engine.session import Ended
+from protos.errors import Unavailable
 
 Job = Generator[Segment, torch.Tensor, Any]
 
@@ -63,6 +65,14 @@ class Task:
         except Exception as error:
             self.fail(error)
 
+    def end(self) -> None:
+        """End the job early; what was fed of its context stays in its session."""
+        segment, self.segment = self.segment, None
+        if self.job is not None and segment is not None:
+            with suppress(Exception):
+                self.job.throw(Ended(segment.context))
+        self.answer.set_exception(Unavailable("nobody waits for it"))
+
     def fail(self, error: Exception) -> None:
         """End the job with an error; what goes wrong while it ends is the same error's doing."""
         self.segment = None
@@ -84,8 +94,8 @@ def startable(waiting: Sequence[Task], running: Sequence[Task]) -> list[Task]:
 
 
 def pointless(waiting: Sequence[Task], running: Sequence[Task]) -> list[Task]:
-    """Which running tasks may end unfinished: nobody waits for their answer, and what they would
-    leave in the session is about to be closed. Pure.
+    """Which running tasks may end unfinished: nobody waits for their answer, and their session is
+    about to be closed. Pure.
     """
     closing = {task.owner for task in waiting if task.closing}
     return [task for task in running if task.deserted and task.owner in closing]

@@ -105,7 +105,8 @@ class Generation:
                 self.finish, self.matched_token_id = Finish.STOP, token
                 break
         self.completion += emitted
-        if len(self.completion) >= self.sampling.min_new_tokens:  # no token is barred any more
+        barred = len(self.completion) < self.sampling.min_new_tokens
+        if self.sampling.end_tokens and not barred:
             self.sampling = replace(self.sampling, min_new_tokens=0, end_tokens=())
         if self.finish is None and self.remaining <= 0:
             self.finish = Finish.LENGTH

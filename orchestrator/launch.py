@@ -97,15 +97,17 @@ class Plan:
     ray: bool = True
     threads: int = 1
 
+    @property
+    def translates(self) -> bool:
+        """Whether the drafter has another tokenizer than the target; raises Unusable."""
+        return fingerprint(self.target) != fingerprint(self.draft)
+
     def services(self) -> list[Service]:
-        """The three services on ports that are free now; a drafter with another tokenizer is told
-        to translate. Raises Unusable.
-        """
+        """The three services on ports that are free now; raises Unusable."""
         for folder in (self.target, self.draft):
             if not (folder / "config.json").is_file():
                 raise Unusable(f"{folder} is not a model directory: it has no config.json")
-        foreign = fingerprint(self.target) != fingerprint(self.draft)
-        speaks = ["--speaks", str(self.target)] if foreign else []
+        speaks = ["--speaks", str(self.target)] if self.translates else []
         port = rpc.free_port(HOST, self.port)
         verifier, drafter = rpc.free_port(HOST), rpc.free_port(HOST)
         model = ["--threads", str(self.threads)]
@@ -151,6 +153,8 @@ class Tandem:
 async def up(plan: Plan, report: Report = lambda event, fact: None) -> AsyncIterator[Tandem]:
     """All services while the scope lasts, once they serve; raises Unusable if one does not."""
     services = plan.services()
+    if plan.translates:
+        report("translating", {"role": "drafter"})
     lives = [asyncio.create_task(service.live(report)) for service in services]
     try:
         first_death = asyncio.ensure_future(_first(lives))

@@ -14,6 +14,8 @@ from tokenizers.decoders import DecodeStream
 from protos.errors import Unusable
 
 BEHIND = 8  # tokens of the prompt that tell how its continuation begins
+LONGEST = 4  # bytes of a character, each of which may be a token
+LOST = "\ufffd"  # what stands for bytes that are no character
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -56,13 +58,14 @@ class TextStream:
         self.matched: str | None = None
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
-        self._seen = prompt[-1]
+        self._seen: list[int] = []  # the newest token that added to the text
         self._stop = stop
         self._least = least
         self._held = ""
         self._safe = 0  # characters of what is held, where no stop string may end
-        for token in prompt[-BEHIND:]:
-            self._decoded(token)
+        tail = self._tail(prompt)
+        told = "".join(map(self._decoded, tail))
+        self._pending = tokenizer.decode(tail).removeprefix(told)  # the prompt's, if it comes again
 
     def push(self, tokens: Iterable[int]) -> tuple[str, int]:
         """Add tokens up to the first stop string: (text that is final now, tokens used)."""
@@ -72,7 +75,10 @@ class TextStream:
                 break
             used += 1
             self._least -= 1
-            fresh += self._take(self._decoded(token), ends=self._least < 0)
+            piece = self._decoded(token)
+            if piece:
+                piece, self._pending = piece.removeprefix(self._pending), ""
+            fresh += self._take(piece, ends=self._least < 0)
         self.text += fresh
         return fresh, used
 
@@ -88,11 +94,18 @@ class TextStream:
             piece = self._stream.step(self._tokenizer, token)
         except Exception:  # bytes that were held never became a character; they are dropped
             self._stream = DecodeStream(skip_special_tokens=True)
-            self._stream.step(self._tokenizer, self._seen)
+            for seen in self._seen:
+                self._stream.step(self._tokenizer, seen)
             piece = self._stream.step(self._tokenizer, token)
         if piece:
-            self._seen = token
+            self._seen = [token]
         return piece or ""
+
+    def _tail(self, prompt: Sequence[int]) -> Sequence[int]:
+        """The newest tokens of the prompt, from the beginning of a character."""
+        tails = (prompt[-size:] for size in range(BEHIND, BEHIND - LONGEST, -1))
+        whole = (tail for tail in tails if not self._tokenizer.decode(tail).startswith(LOST))
+        return next(whole, ())
 
     def _take(self, piece: str, ends: bool) -> str:
         """Add a piece, which may end the text or not; what may yet become a stop string is held

@@ -17,6 +17,7 @@ from protos.types import DraftShape, SamplingParams
 from tests.conftest import Services
 
 UP, DOWN = 200, 64
+NODES = 32
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
@@ -24,8 +25,7 @@ async def test_a_round_with_32_nodes_fits_its_budget(
     services: Services, prompts: list[str], temperature: float
 ) -> None:
     tokenizer, traffic = load_tokenizer(services.pair.target), Traffic("Verify")
-    up: list[int] = []
-    down: list[int] = []
+    weighed: list[tuple[int, int]] = []
     async with rpc.connect(services.verifier, Meter(traffic)) as channel:
         verifier = VerifierClient(channel)
         for seed, prompt in enumerate(prompts[:6]):
@@ -35,13 +35,17 @@ async def test_a_round_with_32_nodes_fits_its_budget(
             generation = Generation(
                 secrets.token_bytes(16), tuple(tokenizer.encode(prompt).ids), sampling, 60
             )
-            policy = Policy.of(DraftShape(8, 4, 32))
+            policy = Policy.of(DraftShape(8, 4, NODES))
+            rounds = []
             while generation.finish is None:
-                await run_round(generation, services.drafter_client, verifier, policy)
+                rounds.append(
+                    await run_round(generation, services.drafter_client, verifier, policy)
+                )
             await services.drafter_client.close(generation.session_id)
             await verifier.close(generation.session_id)
-            up += traffic.up[1:]  # the first round brings the prompt
-            down += traffic.down[1:]
+            sizes = zip(rounds, traffic.up, traffic.down, strict=True)
+            weighed += [(up, down) for done, up, down in sizes if done.advance.drafted == NODES][1:]
             traffic.clear()
-    assert len(up) >= 30
-    assert (max(up) <= UP, max(down) <= DOWN) == (True, True), (max(up), max(down))
+    up, down = map(max, zip(*weighed, strict=True))
+    assert len(weighed) >= 30, "the first round of each brings the prompt"
+    assert (up <= UP, down <= DOWN) == (True, True), (up, down)

@@ -14,6 +14,7 @@ import torch
 from engine.batch import PIECE, Limits
 from engine.plan import Segment
 from engine.rooms import Room
+from engine.session import Ended
 from engine.task import Job
 from protos import tree
 from protos.errors import Internal
@@ -178,24 +179,26 @@ async def test_a_prompt_whose_caller_has_gone_is_fed_before_the_sessions_next_ca
 
 async def test_a_prompt_whose_caller_has_gone_ends_when_its_session_is_closed() -> None:
     """And not before the close comes: the same call may be made again, and finds what was fed."""
-    machine, room, ended = Machine(), Room(0, 1024), list[str]()
+    machine, room, ended = Machine(), Room(0, 1024), list[object]()
 
-    def rolls_back() -> Generator[Segment, torch.Tensor, object]:
+    def told() -> Generator[Segment, torch.Tensor, object]:
         try:
             return (yield from prompt(room, 1000))
-        finally:
-            ended.append("rolled back")
+        except Ended as end:
+            ended.append(end.fed)
+            raise
 
     async with machine.running() as thread:
-        long = queue(thread, b"a", rolls_back)
+        long = queue(thread, b"a", told)
         arriving(machine, lambda step: step == 2, long.cancel)
         await settle()
         machine.open.set()
         (gone,) = await results(long)
         assert isinstance(gone, asyncio.CancelledError)
         await asyncio.wait_for(thread.run(b"a", lambda: ended.append("closed"), closing=True), 5)
-    assert ended == ["rolled back", "closed"]
-    assert sum(len(piece.tokens) for piece in machine.fed(room)) < 1000
+    fed = sum(len(piece.tokens) for piece in machine.fed(room))
+    assert ended == [fed, "closed"]
+    assert 0 < fed < 1000
 
 
 async def test_newcomers_do_not_starve_a_job_of_many_steps() -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import count
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.rooms import BLOCK
-from engine.sessions import SETTLED_SECONDS
+from engine.session import Ended
+from engine.sessions import SETTLED_SECONDS, Sessions
 from protos.errors import SessionMiss
 from protos.types import Context, Draft, SamplingParams
-from tests.laws.replica import LENGTH, TTL, Message, Replica, Tokens
+from tests.laws.replica import LENGTH, TTL, Message, Replica, Tokens, tiny_pool
 from verifier_service.verifier import verify
 
 SAID: Tokens = tuple(range(100, 100 + BLOCK + 20))
@@ -207,3 +211,30 @@ def test_a_verifier_feeds_only_what_its_client_has_not_cached_and_says_so() -> N
     verdict = done.value.value
     assert (verdict.accepted, verdict.next_token) == ((0,), 5)
     assert (verdict.cached_len, verdict.reused) == (len(SAID) + 3, len(SAID))
+
+
+@pytest.mark.parametrize("client", [b"", b"x"])
+def test_a_call_that_opens_a_session_again_finds_what_it_said_before(client: bytes) -> None:
+    """A prompt that takes longer than its caller waits is not read anew for ever."""
+    sessions = Sessions(tiny_pool(), LENGTH, 2, count(1).__next__, TTL, lambda: 0.0)
+    first = Context(b"s", 1, 0, (1, 2, 3, 4), client=client)
+    with sessions.extended(first, 0) as held:
+        sessions.keep(held, first, ())
+    with sessions.extended(replace(first, turn=2), 0) as held:
+        assert list(held.tokens) == [1, 2, 3], "the newest token is always fed"
+    again = Context(b"s", 3, 0, (1, 2, 9, 9), client=client)
+    with sessions.extended(again, 0) as held:
+        assert list(held.tokens) == [1, 2]
+        assert list(held.committed(again)) == [1, 2, 9, 9]
+    with sessions.extended(replace(again, turn=4, client=b"other"), 0) as held:
+        assert held.length == 0
+
+
+def test_what_was_fed_of_a_prompt_that_ends_early_serves_its_clients_next_session() -> None:
+    sessions = Sessions(tiny_pool(), LENGTH, 2, count(1).__next__, TTL, lambda: 0.0)
+    prompt, fed = tuple(range(BLOCK + 9)), BLOCK + 4
+    with pytest.raises(Ended), sessions.extended(Context(b"s", 1, 0, prompt, client=b"x"), 0):
+        raise Ended(fed)
+    sessions.close(b"s")
+    with sessions.extended(Context(b"t", 1, 0, prompt, client=b"x"), 0) as held:
+        assert list(held.tokens) == list(prompt[:fed])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -175,23 +174,6 @@ def test_an_opening_call_starts_an_open_session_again() -> None:
     first = replica.open(ONE_ID, (1, 2))
     again = replica.open(ONE_ID, (1, 2, 3), turn=2)
     assert (again.held, again.epoch, len(replica.sessions)) == (3, first.epoch, 1)
-
-
-@pytest.mark.parametrize("client", [b"", b"x"])
-def test_a_call_that_opens_a_session_again_finds_what_it_said_before(client: bytes) -> None:
-    """A prompt that takes longer than its caller waits is not read anew for ever."""
-    sessions = Sessions(tiny_pool(), LENGTH, 2, count(1).__next__, TTL, lambda: 0.0)
-    first = Context(b"s", 1, 0, (1, 2, 3, 4), client=client)
-    with sessions.extended(first, 0) as held:
-        sessions.keep(held, first, ())
-    with sessions.extended(replace(first, turn=2), 0) as held:
-        assert list(held.tokens) == [1, 2, 3], "the newest token is always fed"
-    again = Context(b"s", 3, 0, (1, 2, 9, 9), client=client)
-    with sessions.extended(again, 0) as held:
-        assert list(held.tokens) == [1, 2]
-        assert list(held.committed(again)) == [1, 2, 9, 9]
-    with sessions.extended(replace(again, turn=4, client=b"other"), 0) as held:
-        assert held.length == 0
 
 
 @pytest.mark.parametrize("client", [b"", b"x"])

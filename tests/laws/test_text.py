@@ -76,6 +76,11 @@ def test_a_character_that_the_prompt_began_is_completed() -> None:
     assert stream.push([last, *ids_of("x")])[0] == "世x"
 
 
+@pytest.mark.parametrize("end", [ids_of("the \ufffd"), ids_of("the 世")[:-1], []])
+def test_what_the_prompt_ended_with_is_not_said_again(end: list[int]) -> None:
+    assert TextStream(TOKENIZER, end).push(ids_of(" x"))[0] == " x"
+
+
 def with_sentence_pieces() -> Tokenizer:
     """As Llama 2 has it: words bring their space, which the decoder takes from the first of a text,
     and bytes are tokens.
@@ -94,6 +99,17 @@ def test_the_first_word_behind_a_prompt_keeps_its_space() -> None:
     assert tokenizer.decode([there]) == "there"
     stream = TextStream(tokenizer, [was], stop=[" was"])
     assert stream.push([there, was]) == (" there", 2)
+
+
+@given(st.text("世界ខ្មែ", min_size=1, max_size=6), st.text("世界ខ្មែ", min_size=1, max_size=3))
+def test_characters_of_byte_tokens_go_on_behind_a_prompt_of_them(prompt: str, text: str) -> None:
+    tokenizer = with_sentence_pieces()
+
+    def tokens(of: str) -> list[int]:
+        return [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in of.encode()]
+
+    stream = TextStream(tokenizer, tokens(prompt))
+    assert "".join(streamed(stream, tokens(text), 1)[0]) == text
 
 
 def test_bytes_that_never_become_a_character_do_not_end_the_text() -> None:

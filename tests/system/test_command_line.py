@@ -165,8 +165,9 @@ def test_a_bad_option_is_one_line_that_names_it(
     refused_in_one_line(tandem("generate", "--address", up.address, *arguments, "Hello"), words)
 
 
-def test_a_prompt_longer_than_the_context_is_one_line(up: Up) -> None:
-    refused_in_one_line(tandem("generate", "--address", up.address, "word " * 600), ["text", "512"])
+@pytest.mark.parametrize(("prompt", "words"), [("word " * 600, ["text", "512"]), ("", ["text"])])
+def test_a_bad_prompt_is_one_line(up: Up, prompt: str, words: list[str]) -> None:
+    refused_in_one_line(tandem("generate", "--address", up.address, prompt), words)
 
 
 def test_without_a_server_the_client_says_so() -> None:

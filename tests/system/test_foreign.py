@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -17,7 +18,7 @@ from engine.config import ModelServiceConfig
 from orchestrator import launch
 from orchestrator.clients import DrafterClient
 from protos import rpc
-from protos.errors import Unusable
+from protos.errors import IncompatibleModels, Unusable
 from protos.tandem.v1 import orchestrator_pb2_grpc
 from protos.types import Context, DraftShape, SamplingParams
 from tests import reference
@@ -83,11 +84,26 @@ async def test_a_verifier_has_no_foreign_tokens() -> None:
 async def test_up_has_a_drafter_with_another_tokenizer_translate(target: PreTrainedModel) -> None:
     plan = launch.Plan(models.TARGET, models.FOREIGN, port=0, ray=False)
     prompt = list(tokenised(models.TARGET, 1)[0])
+    said: list[str] = []
     async with (
-        launch.up(plan) as tandem,
+        launch.up(plan, lambda event, fact: said.append(event)) as tandem,
         rpc.connect(tandem.addresses["orchestrator"]) as channel,
     ):
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
         answer = await stub.Generate(ask(prompt, tokens=40, levels=4, branches=1))
     assert list(answer.token_ids) == await asyncio.to_thread(reference.generate, target, prompt, 40)
     assert answer.speculation.num_accepted_draft_tokens
+    assert said.count("translating") == 1
+
+
+@pytest.mark.parametrize("wrong", ["drafter", "tokenizer"])
+async def test_tokenizers_that_differ_are_never_paired(services: Services, wrong: str) -> None:
+    config = ModelServiceConfig(model=models.FOREIGN)
+    async with drafter_service.service.serving(config, CollectorRegistry()) as address:
+        if wrong == "drafter":
+            served = replace(services, drafter=address)
+        else:
+            served = replace(services, pair=Pair(models.FOREIGN, models.DRAFT))
+        with pytest.raises(IncompatibleModels, match="foreign"):
+            async with serve_all(served, ray=False):
+                raise AssertionError("it serves")

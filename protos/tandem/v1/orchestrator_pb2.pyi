@@ -362,7 +362,7 @@ class Speculation(_message.Message):
     num_speculative_tokens: _builtins.int
     """levels; 0 = plain decoding; absent = chosen by the server"""
     branches: _builtins.int
-    """children of a node; 1 = a chain; absent = chosen by the server"""
+    """children per node, or of the root alone; 1 = a chain; absent = chosen by the server"""
     drafter: _builtins.str
     """name of a drafter pool; empty = chosen by the server"""
     method: Global___DraftMethod.ValueType
