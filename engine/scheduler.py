@@ -158,7 +158,7 @@ class ModelThread:
                 self._waiting.remove(task)
         self._stepping = starting  # they fail with what comes now
         for task in ending:
-            task.end()
+            task.end(Unavailable("nobody waits for it"))
         self._idle(wanted)
         for task in starting:
             if task.answer.set_running_or_notify_cancel():

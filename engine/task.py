@@ -16,7 +16,6 @@ import torch
 
 from engine.plan import Segment
 from engine.session import Ended
-from protos.errors import Unavailable
 
 Job = Generator[Segment, torch.Tensor, Any]
 
@@ -65,13 +64,13 @@ class Task:
         except Exception as error:
             self.fail(error)
 
-    def end(self) -> None:
+    def end(self, error: Exception) -> None:
         """End the job early; what was fed of its context stays in its session."""
         segment, self.segment = self.segment, None
         if self.job is not None and segment is not None:
             with suppress(Exception):
                 self.job.throw(Ended(segment.context))
-        self.answer.set_exception(Unavailable("nobody waits for it"))
+        self.answer.set_exception(error)
 
     def fail(self, error: Exception) -> None:
         """End the job with an error; what goes wrong while it ends is the same error's doing."""
