@@ -112,7 +112,7 @@ class SamplingParams(_message.Message):
     presence_penalty: _builtins.float
     frequency_penalty: _builtins.float
     prompt_length: _builtins.int
-    """tokens before the completion; said if one of the following needs it"""
+    """tokens before the completion; said if penalties or `min_new_tokens` need it"""
     min_new_tokens: _builtins.int
     rule: _orchestrator_pb2.AcceptanceRule.ValueType
     logprobs: _builtins.int
