@@ -112,18 +112,19 @@ def _drawn(row: torch.Tensor, params: SamplingParams, position: int, count: int)
 
 def medusa_lite(params: SamplingParams, branches: int, root: int, visible: torch.Tensor) -> Guesser:
     """`branches` first tokens drawn without replacement from the nucleus of the `visible` tokens,
-    [vocab]; each is continued by the likeliest ones.
+    [vocab], among those that the target may draw; each is continued by the likeliest ones.
 
     The draws share the target's noise, so among them tends to be what the target draws.
     """
-    params = replace(params, temperature=params.temperature or FIRST_TEMPERATURE)
+    if params.greedy:  # what it draws from shall not matter then
+        params = SamplingParams(FIRST_TEMPERATURE, seed=params.seed)
 
     def guess(logits: torch.Tensor, position: int) -> list[Guess]:
         if position != root:
             best = logits.softmax(-1).max(-1)
             pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
             return [Guess([Child(token, 0.0, chance)]) for token, chance in pairs]
-        scores = (logits[0] / params.temperature).log_softmax(-1)
+        scores = warp(logits[:1], params)[0]
         order = scores.argsort(descending=True, stable=True)
         pool = order[scores[order].exp().cumsum(0) <= FIRST_TOP_P]
         pool = pool[visible[pool]]

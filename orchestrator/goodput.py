@@ -9,7 +9,7 @@ form).
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from weakref import WeakSet
 
 from orchestrator.beliefs import HYSTERESIS, SETTLING, Beliefs
@@ -20,14 +20,22 @@ MEMORY = 24.0  # rounds of a generation, of how it is guessed
 PRIOR = 6.0  # rounds that the worker's experience counts for in a generation
 RANKS = 0.25  # what a generation must gain to do what the others of a crowd do not
 MOSTLY = 0.85  # of the generations do the same, when the cost of that is learned
-CHURN = 8.0  # rounds of each, after which a crowd of another size counts for most
+CHURN = 8.0  # rounds of each, after which a load of another size counts for most
 MIXED = 0.25  # of a round of a trial is over, if during it less than that did
 SLOW, FAST = 0.02, 0.1  # pace of learning whom to trust: of a worker, of a generation
 FIRST = DraftShape(4, 1, 8)  # what is drafted at most while costs are unknown
 
 
+@dataclass(slots=True)
+class Load:
+    """All generations of a worker, whatever decides for them: they share the verifier's steps."""
+
+    running: int = 0
+
+
 class Goodput:
-    """What most generations of a worker do, and what their rounds cost, with drafts and without.
+    """What most generations that it decides for do, and what their rounds cost, with drafts and
+    without.
 
     Sessions share steps and wait for each other. So a round's cost depends on how many there are,
     and is learned apart for each doubling; and on what the others do: they draft together or not at
@@ -36,12 +44,13 @@ class Goodput:
     same reason a node is paid for by each session that runs.
     """
 
-    def __init__(self) -> None:
-        self.running = 0
+    def __init__(self, load: Load | None = None) -> None:
+        self.running = 0  # generations that it decides for
         self.trust = Trust()
         self.trial: bool | None = None  # what all do for a while: draft, or not
         self.mixed = [0, 0]  # how often too few did the same: not to draft, to draft
-        self._usual = Mean(CHURN)  # crowd
+        self._load = load or Load()
+        self._usual = Mean(CHURN)  # load
         self._beliefs: dict[int, Beliefs] = {}
         self._doing: tuple[WeakSet[Adaptive], WeakSet[Adaptive]] = (WeakSet(), WeakSet())
         self._length = 0  # of the trial, in rounds of each generation
@@ -50,13 +59,18 @@ class Goodput:
 
     @property
     def crowd(self) -> int:
-        """How many generations share a round's steps, with the one that asks."""
+        """How many generations it decides for, with the one that asks."""
         return max(1, self.running)
 
     @property
+    def load(self) -> int:
+        """How many generations share a round's steps."""
+        return max(self.crowd, self._load.running)
+
+    @property
     def beliefs(self) -> Beliefs:
-        """What is known of crowds of about this size; at first, of those of the nearest one."""
-        size = round(self._usual.value or self.crowd).bit_length()
+        """What is known of a load of about this size; at first, of the nearest one."""
+        size = round(self._usual.value or self.load).bit_length()
         if size not in self._beliefs:
             known = min(self._beliefs, key=lambda other: abs(other - size), default=None)
             here = Beliefs() if known is None else self._beliefs[known].elsewhere()
@@ -86,7 +100,7 @@ class Goodput:
         """Learn from a round; `among_others`: during it most did something else; `missed`: a draft
         was wanted and did not come.
         """
-        self._usual.add(self.crowd, 1 / self.crowd)
+        self._usual.add(self.load, 1 / self.crowd)
         beliefs = self.beliefs
         tried = self.trial is (outcome.asked or missed)
         settling = tried and self._settling > 0

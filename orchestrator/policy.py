@@ -11,7 +11,7 @@ from typing import Protocol
 
 from orchestrator.goodput import Adaptive, Goodput
 from orchestrator.learning import Outcome
-from protos.types import MAX_LEVELS, NO_DRAFT_SHAPE, DraftShape, Schedule
+from protos.types import MAX_LEVELS, MAX_NODES, NO_DRAFT_SHAPE, DraftShape, Schedule
 
 LONGEST_REST = 32  # rounds
 
@@ -42,11 +42,16 @@ class Constant:
 
 @dataclass(slots=True)
 class Heuristic:
-    """Two levels more after a draft that stood as a whole, else one less (transformers' assisted
-    generation, `num_assistant_tokens_schedule`).
+    """Two levels more after a draft that stood as a whole, else one less, and as many nodes to each
+    as at first (transformers' assisted generation, `num_assistant_tokens_schedule`; there
+    `heuristic_transient`, since every generation begins anew).
     """
 
     shape: DraftShape
+    width: float = field(init=False)  # nodes to a level
+
+    def __post_init__(self) -> None:
+        self.width = self.shape.nodes / max(1, self.shape.levels)
 
     def next(self) -> DraftShape:
         """The shape for a round."""
@@ -58,9 +63,8 @@ class Heuristic:
             return
         levels = self.shape.levels
         levels = levels + 2 if outcome.accepted == outcome.levels else levels - 1
-        levels = min(max(1, levels), MAX_LEVELS)
-        nodes = levels if self.shape.branches == 1 else self.shape.nodes
-        self.shape = replace(self.shape, levels=levels, nodes=nodes)
+        levels = min(max(1, levels), MAX_LEVELS, int(MAX_NODES / self.width))
+        self.shape = replace(self.shape, levels=levels, nodes=round(levels * self.width))
 
 
 def amount(shape: DraftShape, schedule: Schedule, goodput: Goodput) -> Amount:

@@ -29,6 +29,8 @@ def drafting(wish: api.Speculation, default: Drafting) -> Drafting:
     named = wish.HasField("num_speculative_tokens")
     levels = wish.num_speculative_tokens if named else default.shape.levels
     branches = wish.branches if wish.HasField("branches") else default.shape.branches
+    if wish.method == Method.MEDUSA_LITE.value and not named:  # its branches are whole
+        levels = min(levels, MAX_NODES // max(1, branches))
     budget = MAX_NODES if wish.HasField("branches") or branches == 1 else default.shape.nodes
     shape = replace(
         default.shape,
@@ -61,6 +63,10 @@ def problems(wish: api.Speculation) -> Iterator[Violation]:
     if wish.confidence_threshold and wish.method == Method.NGRAM.value:
         limit = f"is {wish.confidence_threshold:g}, but the method NGRAM knows no confidence"
         yield Violation("speculation.confidence_threshold", limit)
+    nodes = wish.num_speculative_tokens * wish.branches
+    if wish.method == Method.MEDUSA_LITE.value and nodes > MAX_NODES:
+        limit = f"is {wish.branches}, times num_speculative_tokens {nodes}, above {MAX_NODES} nodes"
+        yield Violation("speculation.branches", limit)
     if wish.drafter:
         yield Violation("speculation.drafter", "is not supported")
     for choose in (rule, _method, _schedule):

@@ -6,8 +6,8 @@ Has no state of a request: it carries its tokens so far, so a worker may die at 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
-from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
@@ -19,7 +19,7 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait
 
 from orchestrator.clients import DrafterClient, VerifierClient
 from orchestrator.generation import Cursor, Generation
-from orchestrator.goodput import Goodput
+from orchestrator.goodput import Goodput, Load
 from orchestrator.lookup import Lookup
 from orchestrator.policy import Policy
 from orchestrator.ports import Drafter, Verifier
@@ -51,7 +51,8 @@ class RoundWorkerService(rounds_pb2_grpc.RoundWorkerServiceServicer):
     def __init__(self, drafter: Drafter, verifier: Verifier) -> None:
         self._drafter, self._verifier = drafter, verifier
         self._lookup = Lookup(epoch=secrets.randbelow((1 << 32) - 1) + 1)
-        self._goodput: dict[tuple[Method, Rule], Goodput] = defaultdict(Goodput)
+        self._load = Load()
+        self._goodput = {way: Goodput(self._load) for way in itertools.product(Method, Rule)}
         self._closing: set[asyncio.Task[None]] = set()
 
     async def Run(
@@ -74,13 +75,16 @@ class RoundWorkerService(rounds_pb2_grpc.RoundWorkerServiceServicer):
         goodput = self._goodput[shape.method, generation.sampling.rule]
         policy = Policy.of(shape, schedule, goodput)
         drafter = self._lookup if shape.method is Method.NGRAM else self._drafter
-        goodput.running += 1
+        decides = schedule is Schedule.GOODPUT and policy.wants_draft
+        goodput.running += decides
+        self._load.running += 1
         try:
             while generation.finish is None:
                 done = await run_round(generation, drafter, self._verifier, policy)
                 yield encode_round(done, generation)
         finally:
-            goodput.running -= 1
+            goodput.running -= decides
+            self._load.running -= 1
             services = (self._verifier, drafter) if policy.wants_draft else (self._verifier,)
             closing = asyncio.create_task(self._close(generation.session_id, services))
             self._closing.add(closing)

@@ -157,6 +157,17 @@ def test_the_controller_keeps_up_with_the_best_fixed_shape(
     assert mine >= 0.98 * rates[0]
 
 
+@pytest.mark.parametrize("costs", [SMALL, LARGE, GPU], ids=["small", "large", "gpu"])
+@pytest.mark.parametrize("round_trip", [0, 0.02])
+def test_32_tokens_are_enough_to_tell_that_a_drafter_is_hopeless(
+    costs: Costs, round_trip: float
+) -> None:
+    """Of a worker that has just started; the first third of the tokens does not count."""
+    costs = costs.distant(round_trip)
+    plain = rate(Guesses((1, 60)), costs, 1, lambda _: Constant(DraftShape(0)), 96)
+    assert rate(Guesses((1, 60)), costs, 1, lambda g: Adaptive(MOST, g), 96) >= 0.95 * plain
+
+
 @pytest.mark.parametrize("pride", [0.6, 1.5])
 def test_a_drafter_that_misjudges_itself_costs_little(pride: float) -> None:
     rates = [

@@ -81,6 +81,15 @@ def test_first_tokens_are_visible_ones_of_the_nucleus_in_the_order_of_the_noise(
     assert [c.token for c in guess.children] == sorted(pool, key=lambda t: -noisy[t])[:3]
 
 
+def test_first_tokens_are_those_that_the_target_may_draw() -> None:
+    """A greedy target may draw any: what is said of draws does not matter then."""
+    params = SamplingParams(1.0, top_k=1, seed=8)
+    for temperature, count in ((1.0, 1), (0.0, 2)):
+        given = replace(params, temperature=temperature)
+        (guess,) = medusa_lite(given, 3, ROOT, VISIBLE)(LOGITS, ROOT)
+        assert len(guess.children) == count
+
+
 def test_without_a_visible_token_the_likeliest_is_proposed() -> None:
     nothing = torch.zeros(6, dtype=torch.bool)
     (guess,) = medusa_lite(SamplingParams(), 3, ROOT, nothing)(LOGITS, ROOT)

@@ -100,10 +100,13 @@ def test_the_heuristic_adds_two_to_a_draft_that_stood_and_takes_one_from_another
     assert [*asked, policy.next(100).levels] == [5, 7, 6, 8, 7]
 
 
-def test_the_heuristic_learns_nothing_from_no_draft_and_keeps_the_budget() -> None:
+def test_the_heuristic_learns_nothing_from_no_draft_and_keeps_the_nodes_of_a_level() -> None:
     policy = Policy.of(DraftShape(4, 4, 16), Schedule.HEURISTIC)
     for _ in range(20):
         policy.amount.saw(seen(0, 0))
     assert policy.next(100) == DraftShape(4, 4, 16)
     policy.amount.saw(seen(4, 4))
-    assert policy.next(100) == DraftShape(6, 4, 16)
+    assert policy.next(100) == DraftShape(6, 4, 24)
+    for _ in range(MAX_LEVELS):
+        policy.amount.saw(seen(4, 4))
+    assert policy.next(100) == DraftShape(16, 4, MAX_NODES), "as far as there may be nodes"

@@ -45,6 +45,11 @@ BAD = [
         f"is 33, above {MAX_LEVELS}",
     ),
     (speculation(branches=0), "speculation.branches", f"is 0, not in 1..{MAX_NODES}"),
+    (
+        speculation(branches=8, num_speculative_tokens=16, method=api.DRAFT_METHOD_MEDUSA_LITE),
+        "speculation.branches",
+        f"is 8, times num_speculative_tokens 128, above {MAX_NODES} nodes",
+    ),
     (speculation(branches=65), "speculation.branches", f"is 65, not in 1..{MAX_NODES}"),
     (ask(model="huge"), "model", "is 'huge'; served is 'tiny'"),
     (ask(text=""), "text", "is empty"),

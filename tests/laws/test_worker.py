@@ -37,6 +37,27 @@ class Service:
         self.open.discard(session_id)
 
 
+@pytest.mark.parametrize(("schedule", "levels", "decided"), [(1, 2, 1), (2, 2, 0), (1, 0, 0)])
+async def test_only_those_for_whom_goodput_decides_count_in_its_trials(
+    schedule: int, levels: int, decided: int
+) -> None:
+    service = Service(failures=0)
+    worker = RoundWorkerService(service, service)
+    request = rounds_pb2.RunRequest(prompt=[5], max_new_tokens=5, session_id=SESSION)
+    request.schedule, request.shape.levels = schedule, levels  # type: ignore[assignment]
+    request.shape.branches = request.shape.nodes = 1
+    context: Any = None
+    steps: Any = worker.Run(request, context)
+    await anext(steps)
+    counts = worker._load.running, sum(each.running for each in worker._goodput.values())
+    assert counts == (1, decided)
+    await steps.aclose()
+    await worker.drained()
+    assert (worker._load.running, *(each.running for each in worker._goodput.values())).count(
+        0
+    ) == 10
+
+
 @pytest.mark.parametrize("read", [1, 5])
 async def test_a_session_is_closed_even_if_the_first_closings_are_lost(read: int) -> None:
     drafter, verifier = Service(failures=1), Service(failures=2)

@@ -15,7 +15,7 @@ from drafter_service.guesses import sampled
 from engine.sampling import Adjustment, probabilities
 from protos import tree
 from protos.types import Distribution, Draft, SamplingParams
-from verifier_service.acceptance import trials
+from verifier_service.acceptance import Standing, reject
 
 VOCABULARY = 4
 LENGTH = 3
@@ -45,7 +45,7 @@ class World:
     params: SamplingParams
     known: dict[tuple[Tokens, Tokens], torch.Tensor] = field(default_factory=dict)
     drawn_from: dict[tuple[Tokens, Tokens], Distribution] = field(default_factory=dict)
-    tried: dict[object, tuple[list[float], list[float]]] = field(default_factory=dict)
+    decided: dict[object, list[tuple[Standing, float]]] = field(default_factory=dict)
 
     def alone(self, completion: Tokens) -> torch.Tensor:
         """What the target draws from, decoding by itself."""
@@ -68,16 +68,19 @@ class World:
             self.drawn_from[committed, path] = guess.drawn
         return self.drawn_from[committed, path]
 
-    def trials(
+    def decisions(
         self, committed: Tokens, path: Tokens, draft: Draft, node: int, children: Sequence[int]
-    ) -> tuple[list[float], list[float]]:
-        """The verifier's, once for every different question."""
-        siblings = tuple(draft.tokens[child] for child in children)
-        question = committed, path, siblings, bool(draft.distributions)
-        if question not in self.tried:
-            chances, left = trials(draft, node, children, self.behind(committed, path))
-            self.tried[question] = chances, left.tolist()
-        return self.tried[question]
+    ) -> list[tuple[Standing, float]]:
+        """Every way that rejection may go at a node, and its probability."""
+        question = committed, path, draft, node
+        if question not in self.decided:
+            target = self.behind(committed, path)
+            coins = [Coins(fall) for fall in range(len(children) + 1)]
+            ends = [reject(draft, node, children, target, c.throw, c.draw) for c in coins]  # type: ignore[arg-type]
+            self.decided[question] = [
+                way for coin, end in zip(coins, ends, strict=True) for way in coin.ways(end)
+            ]
+        return self.decided[question]
 
     def assert_law(self, round_law: Callable[[Tokens], Law]) -> None:
         """Rounds with this law emit texts with the target's."""
@@ -96,6 +99,39 @@ class World:
             for size, token in enumerate(text):
                 alone *= float(self.alone(text[:size])[token])
             assert abs(found[text] - alone) <= 1e-12
+
+
+@dataclass
+class Coins:
+    """Chance that is told what to do: so many children fall, and the next one stands."""
+
+    fall: int
+    share: float = 1.0  # the probability of what it was told
+    thrown: int = 0
+    left: list[float] = field(default_factory=list)
+
+    def throw(self, token: int) -> Coins:
+        """A number that has not been drawn yet."""
+        return self
+
+    def __lt__(self, chance: float) -> bool:
+        """Whether a child with this chance stands."""
+        stands = self.thrown == self.fall
+        self.share *= chance if stands else 1 - chance
+        self.thrown += 1
+        return stands
+
+    def draw(self, weights: torch.Tensor) -> int:
+        """Any token: what they weigh is what counts."""
+        self.left = weights.tolist()
+        return 0
+
+    def ways(self, end: Standing) -> Iterator[tuple[Standing, float]]:
+        """How the decision may end, and how probable that is."""
+        if not self.left:
+            yield end, self.share
+        for token, weight in enumerate(self.left):
+            yield (None, token), self.share * weight / sum(self.left)
 
 
 def draws(weights: Distribution, count: int) -> Iterator[tuple[Tokens, float]]:
@@ -145,13 +181,12 @@ def rejection_law(world: World, text: Tokens, draft: Draft) -> Law:
     children, law = tree.children(draft.parents), defaultdict[Tokens, float](float)
 
     def follow(node: int, emitted: Tokens, chance: float) -> None:
-        chances, residual = world.trials(text, emitted, draft, node, children[node + 1])
-        for child, stands in zip(children[node + 1], chances, strict=True):
-            if stands * chance > 0:
-                follow(child, (*emitted, draft.tokens[child]), chance * stands)
-            chance *= 1 - stands
-        for token, share in enumerate(residual):
-            law[(*emitted, token)] += chance * share
+        decisions = world.decisions(text, emitted, draft, node, children[node + 1])
+        for (child, token), share in decisions:
+            if child is None:
+                law[(*emitted, token)] += chance * share
+            elif share > 0:
+                follow(child, (*emitted, token), chance * share)
 
     follow(-1, (), 1.0)
     return law
