@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from engine import flash
+from engine.grain import GRAINS, grain
 from engine.kv import Pool, store
+from engine.mixing import Grain, Rule, mix
 from engine.plan import StepPlan, Tile
 from engine.rows import Rows
 from protos.errors import Unusable
@@ -42,21 +43,6 @@ class Step:
 
     plan: StepPlan | Rows
     pool: Pool
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """How a layer turns scores into weights."""
-
-    scaling: float | None = None
-    window: int | None = None
-    softcap: float | None = None  # Gemma 2
-    sinks: torch.Tensor | None = None  # gpt-oss: a score per head that takes weight, [heads]
-
-    @property
-    def plain(self) -> bool:
-        """Whether it is a softmax over all that a row sees."""
-        return self.window is None and self.softcap is None and self.sinks is None
 
 
 _current: ContextVar[Step] = ContextVar("step")
@@ -125,42 +111,19 @@ def attend_tile(
     """
     heads, kv_heads = query.shape[1], keys.shape[1]
     repeat = heads // kv_heads
-    pad = tile.pad(repeat)
+    size, value_size = query.shape[3], values.shape[2]
+    grained: Grain | None = None
+    if tile.exact:
+        grained = grain((size, value_size), repeat, rule.fused, query) or GRAINS[-1]
+    pad = grained.padding(tile.count, repeat) if grained else 0
     rows = query[:, :, tile.rows.start : tile.rows.stop + pad]  # any will do as padding
     if lacking := tile.count + pad - rows.shape[2]:
         rows = torch.cat([rows, rows[:, :, :1].expand(-1, -1, lacking, -1)], 2)
-    folded = rows.reshape(1, kv_heads, -1, query.shape[3])
-    bias = tile.bias(rule.window, repeat, query)
+    folded = rows.reshape(1, kv_heads, -1, size)
+    bias = tile.bias(rule.window, repeat, pad, query)
     shared = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
-    if rule.softcap is None and rule.sinks is None:
-        mixed = F.scaled_dot_product_attention(folded, *shared, attn_mask=bias, scale=rule.scaling)
-    else:
-        mixed = weigh(folded, *shared, bias, rule)
+    mixed = mix(folded, *shared, bias, rule, grained)
     return mixed.reshape(heads, tile.count + pad, -1)[:, : tile.count].transpose(0, 1)
-
-
-def weigh(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    bias: torch.Tensor | None,
-    rule: Rule,
-) -> torch.Tensor:
-    """Attention with capped scores or sinks, spelled out; query [1, kv heads, rows, size]."""
-    scaling = query.shape[3] ** -0.5 if rule.scaling is None else rule.scaling
-    scores = query @ keys.transpose(2, 3) * scaling
-    if rule.softcap is not None:
-        scores = torch.tanh(scores / rule.softcap) * rule.softcap
-    if bias is not None:
-        scores = scores + bias
-    if rule.sinks is None:
-        weights = scores.softmax(-1, dtype=torch.float32)
-    else:
-        sinks = rule.sinks.reshape(1, query.shape[1], -1, 1)
-        sinks = sinks.repeat_interleave(query.shape[2] // sinks.shape[2], 2)
-        joined = torch.cat([scores, sinks.to(scores.dtype)], -1)
-        weights = joined.softmax(-1, dtype=torch.float32)[..., :-1]
-    return weights.to(values.dtype) @ values
 
 
 AttentionInterface.register(NAME, attend)

@@ -24,11 +24,13 @@ Index: TypeAlias = slice | torch.Tensor  # numbers of rows; those side by side c
 
 @dataclass(frozen=True, slots=True)
 class LayerGeometry:
-    """What one attention layer stores per token."""
+    """What one attention layer stores per token, and how it attends to it."""
 
     heads: int
     key_size: int
     value_size: int
+    repeat: int = 1  # query heads for each of `heads`
+    fused: bool = True  # by a plain softmax
 
 
 def position_bytes(layers: Sequence[LayerGeometry], dtype: torch.dtype) -> int:
@@ -78,6 +80,13 @@ class Pool(Rooms):
         target = torch.tensor([first + place for _, place in moves], device=device)
         for stack in self._stacks:
             stack.index_copy_(1, target, stack.index_select(1, source))  # first a copy
+
+    def finite(self, room: Room, length: int) -> bool:
+        """Whether the model did not overflow on a room's first positions: all that comes after it
+        is not a number either.
+        """
+        last = self.keys[-1], self.values[-1]
+        return all(bool(each[room.start : room.start + length].isfinite().all()) for each in last)
 
     def wipe(self, room: Room, start: int = 0) -> None:
         """Make a room's content finite again, from `start` on."""

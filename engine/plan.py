@@ -74,33 +74,28 @@ class Tile:
     row_positions: torch.Tensor  # [rows]
     key_positions: torch.Tensor  # [keys]
     exact: bool
-    _biases: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
+    _biases: dict[tuple[int | None, int, int], torch.Tensor] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
         """How many rows."""
         return int(self.rows.stop - self.rows.start)
 
-    def pad(self, repeat: int) -> int:
-        """Rows to add: attention goes by 32 rows and rounds differently if 1 to 3 are left."""
-        pad = 0
-        while self.exact and 1 <= (self.count + pad) * repeat % 32 < ROWS:
-            pad += 1
-        return pad
-
-    def bias(self, window: int | None, repeat: int, like: torch.Tensor) -> torch.Tensor | None:
+    def bias(
+        self, window: int | None, repeat: int, pad: int, like: torch.Tensor
+    ) -> torch.Tensor | None:
         """The additive mask of `like`'s dtype and device, [1, 1, repeat * (rows + pad), keys]; None
         if it would be zero.
         """
         if self.allowed is None and window is None:
             return None
-        key = (window, repeat)
+        key = (window, repeat, pad)
         if key not in self._biases:
             near = torch.ones((), dtype=torch.bool)
             if window is not None:
                 near = self.row_positions[:, None] - self.key_positions < window
             allowed = near if self.allowed is None else self.allowed & near
-            if pad := self.pad(repeat):
+            if pad:
                 allowed = torch.cat([allowed, allowed[:1].expand(pad, -1)])
             bias = torch.zeros(allowed.shape, dtype=like.dtype)
             bias.masked_fill_(~allowed, torch.finfo(like.dtype).min)
@@ -227,7 +222,7 @@ def _straight(segment: Segment, depths: list[int], nodes: range, start: int) -> 
 def _masked(segment: Segment, depths: list[int], start: int) -> Tile:
     """All nodes fed as one tile: each sees the context, its ancestors and itself."""
     context, cached, nodes = segment.context, segment.cached, len(segment.parents)
-    positions = torch.tensor([*range(context), *(context + depth for depth in depths)])
+    positions = torch.cat([torch.arange(context), context + torch.tensor(depths)])
     allowed = None
     if nodes - cached > 1 or tree.trunk(segment.parents) < nodes:
         allowed = torch.ones(nodes - cached, context + nodes, dtype=torch.bool)

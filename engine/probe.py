@@ -131,7 +131,13 @@ def look(
         raise Unusable("attends more than once in a layer")
     if query.shape[2] != ROWS or key.shape[2] != ROWS:
         raise Unusable("attends with some of the tokens only")
-    probe.layers[layer] = LayerGeometry(key.shape[1], key.shape[3], value.shape[3])
+    probe.layers[layer] = LayerGeometry(
+        heads=key.shape[1],
+        key_size=key.shape[3],
+        value_size=value.shape[3],
+        repeat=query.shape[1] // key.shape[1],
+        fused=softcap is None and s_aux is None,
+    )
     if attention_mask is not None:
         probe.used.add((_number(attention_mask, len(probe.masks)), sliding_window))
     return query.new_zeros(1, ROWS, query.shape[1], value.shape[3]), None

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, PreTrainedModel
 
-from engine.attention import Rule, attend_tile, refuse
+from engine.attention import attend_tile, refuse
+from engine.mixing import Rule
 from engine.plan import Segment, plan
 from engine.rooms import BLOCK, Room
 from protos import tree
