@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -100,10 +101,15 @@ class Guesses:
 
 
 def rate(
-    guesses: Guesses, costs: Costs, sessions: int, amount: Callable[[Goodput], Amount], tokens: int
+    guesses: Guesses,
+    costs: Costs,
+    sessions: int,
+    amount: Callable[[Goodput], Amount],
+    tokens: int,
+    skipped: float = 1 / 3,
 ) -> float:
-    """Tokens per second of sessions that share the verifier's steps, while each emits `tokens`; the
-    first third does not count.
+    """Tokens per second of sessions that share the verifier's steps, while each emits `tokens`; a
+    first part does not count.
     """
     goodput, noise = Goodput(), random.Random(1)
     goodput.running = sessions
@@ -133,7 +139,7 @@ def rate(
                 token_seconds=costs.node,
             )
         )
-        if began is None and min(emitted) >= tokens / 3:
+        if began is None and min(emitted) >= tokens * skipped:
             began = max(clocks), sum(emitted)
     assert began is not None
     return (sum(emitted) - began[1]) / (max(clocks) - began[0])
@@ -166,6 +172,24 @@ def test_32_tokens_are_enough_to_tell_that_a_drafter_is_hopeless(
     costs = costs.distant(round_trip)
     plain = rate(Guesses((1, 60)), costs, 1, lambda _: Constant(DraftShape(0)), 96)
     assert rate(Guesses((1, 60)), costs, 1, lambda g: Adaptive(MOST, g), 96) >= 0.95 * plain
+
+
+@pytest.mark.parametrize("sessions", [1, 8])
+def test_to_learn_that_drafts_do_not_pay_costs_little_even_at_first(sessions: int) -> None:
+    """Of a good drafter that is too far away: most workers are as fast as without it at once."""
+    costs, ways = (
+        SMALL.distant(0.02),
+        (lambda g: Adaptive(MOST, g), lambda _: Constant(DraftShape(0))),
+    )
+
+    def ratio(seed: int) -> float:
+        mine, plain = (
+            rate(Guesses((6, 1.5), rng=random.Random(seed)), costs, sessions, way, 128, skipped=0)
+            for way in ways
+        )
+        return mine / plain
+
+    assert statistics.median(ratio(seed) for seed in range(7)) >= 0.95
 
 
 @pytest.mark.parametrize("pride", [0.6, 1.5])
