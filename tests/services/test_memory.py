@@ -13,6 +13,7 @@ import psutil
 
 from engine.kv import position_bytes
 from engine.model import load
+from engine.plan import COARSE
 from engine.rooms import BLOCK
 from orchestrator.clients import DrafterClient, VerifierClient
 from orchestrator.generation import Generation
@@ -20,25 +21,33 @@ from orchestrator.policy import Policy
 from orchestrator.rounds import run_round
 from protos import rpc
 from protos.process import announcement
-from protos.types import NO_DRAFT_SHAPE, SamplingParams
+from protos.types import NO_DRAFT_SHAPE, Context, Draft, SamplingParams
 from tests.conftest import Pair
 
 SESSIONS, FITTING, PROMPT, TOKENS = 500, 50, 248, 8
 ROOM = 4 * BLOCK  # positions that a session of PROMPT + TOKENS takes
-SHORT = BLOCK - TOKENS  # tokens of a prompt that warms up, and takes one block
-KERNELS = 25e6  # bytes: the matrix library keeps code for every number of rows it has met
+MOST = 512  # rows of a step
+KERNELS = 8e6  # bytes of code for steps of sizes that were forgotten
 
 
-async def complete(
-    verifier: VerifierClient, drafter: DrafterClient, number: int, length: int = PROMPT
-) -> list[int]:
+async def complete(verifier: VerifierClient, drafter: DrafterClient, number: int) -> list[int]:
     """The completion of a prompt of its own, in plain rounds."""
-    prompt = tuple((number * 7919 + place * 31) % 4000 + 5 for place in range(length))
+    prompt = tuple((number * 7919 + place * 31) % 4000 + 5 for place in range(PROMPT))
     generation = Generation(secrets.token_bytes(16), prompt, SamplingParams(), TOKENS)
     while generation.finish is None:
         await run_round(generation, drafter, verifier, Policy.of(NO_DRAFT_SHAPE))
     await verifier.close(generation.session_id)
     return generation.completion
+
+
+async def warm_up(verifier: VerifierClient) -> None:
+    """A step of every size: the matrix library keeps code for each that it has met."""
+    for rows in (*range(1, BLOCK + 1), *range(BLOCK, MOST + 1, COARSE)):
+        nodes = min(rows, BLOCK) - 1  # wanted are their logits and one more
+        draft = Draft((7,) * nodes, (-1,) * nodes)
+        context = Context(secrets.token_bytes(16), 1, 0, (5,) * (rows - nodes))
+        await verifier.verify(context, draft, SamplingParams())
+        await verifier.close(context.session_id)
 
 
 @asynccontextmanager
@@ -66,29 +75,28 @@ async def test_ten_times_more_sessions_than_memory_all_finish_with_the_same_text
     model = load(embedded.target)
     kv_bytes = FITTING * ROOM * position_bytes(model.layers, model.dtype)
     del model
-    limits = {"kv_bytes": kv_bytes, "context_length": 5 * BLOCK, "max_sessions": SESSIONS}
+    limits = {"kv_bytes": kv_bytes, "context_length": MOST, "max_sessions": SESSIONS}
     async with (
         verifier(model=embedded.target, **limits) as (address, process),
         rpc.connect(address) as channel,
     ):
         client, drafter = VerifierClient(channel), DrafterClient(channel)
 
-        async def several(numbers: range, length: int = PROMPT) -> list[list[int]]:
-            return await asyncio.gather(*(complete(client, drafter, n, length) for n in numbers))
+        async def all_of(numbers: range) -> list[list[int]]:
+            return await asyncio.gather(*(complete(client, drafter, n) for n in numbers))
 
-        for _ in range(2):  # kernels for steps of all sizes are made once
-            await several(range(FITTING), SHORT)
-            await several(range(4))
+        await warm_up(client)
+        await all_of(range(4))
         warm = highest = process.memory_info().rss
-        alone = [await complete(client, drafter, number) for number in range(0, SESSIONS, 25)]
-        crowd = asyncio.ensure_future(several(range(SESSIONS)))
+        alone = [await complete(client, drafter, number) for number in range(0, SESSIONS, 5)]
+        crowd = asyncio.ensure_future(all_of(range(SESSIONS)))
         while not crowd.done():
             highest = max(highest, process.memory_info().rss)
             assert (await client.describe(30)).cache_usage <= 1
             await asyncio.wait((crowd,), timeout=0.1)
         together = await crowd
         sessions = (await client.describe(5)).sessions
-    assert together[::25] == alone
+    assert together[::5] == alone
     assert all(len(completion) == TOKENS for completion in together)
     assert sessions == 0
     assert kv_bytes / 2 < highest - warm <= 1.1 * kv_bytes + KERNELS, "the pool was used, and bound"
