@@ -23,6 +23,7 @@ from engine.config import ModelServiceConfig
 from engine.exactness import Exactness, positions_tried, self_test
 from engine.forward import Forward
 from engine.kv import position_bytes
+from engine.memory import available
 from engine.metrics import ModelMetrics, SessionCollector
 from engine.model import load
 from engine.rooms import BLOCK
@@ -124,6 +125,11 @@ def prepare(config: ModelServiceConfig, exact: bool) -> tuple[Forward, Exactness
         raise Unusable(
             f"kv_bytes {config.kv_bytes.human_readable()} is less than one session needs, {one};"
             " raise it or lower context_length"
+        )
+    left = available()
+    if model.device.type == "cpu" and left is not None and positions * each > left:
+        log.warning(
+            "kv_bytes is more memory than there is left", kv_bytes=positions * each, left=left
         )
     try:
         forward = Forward(model, positions, exact)

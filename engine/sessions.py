@@ -76,9 +76,8 @@ class Sessions:
         try:
             yield session
         except BaseException as error:
-            if isinstance(error, Ended):  # nobody has seen logits of what was fed
-                fed = error.fed * self._pool.finite(session.room, error.fed)
-                session.tokens = session.committed(context)[:fed]
+            if isinstance(error, Ended) and self._pool.finite(session.room, error.fed):
+                session.tokens = session.committed(context)[: error.fed]
             if session.room.capacity:  # whatever the model wrote there may not be a number
                 self._pool.wipe(session.room, session.length)
             raise

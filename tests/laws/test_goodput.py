@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -161,35 +160,6 @@ def test_the_controller_keeps_up_with_the_best_fixed_shape(
     mine = rate(Guesses(skill), costs, sessions, lambda g: Adaptive(MOST, g), tokens)
     assert mine >= 0.9 * max(rates)
     assert mine >= 0.98 * rates[0]
-
-
-@pytest.mark.parametrize("costs", [SMALL, LARGE, GPU], ids=["small", "large", "gpu"])
-@pytest.mark.parametrize("round_trip", [0, 0.02])
-def test_32_tokens_are_enough_to_tell_that_a_drafter_is_hopeless(
-    costs: Costs, round_trip: float
-) -> None:
-    """Of a worker that has just started; the first third of the tokens does not count."""
-    costs = costs.distant(round_trip)
-    plain = rate(Guesses((1, 60)), costs, 1, lambda _: Constant(DraftShape(0)), 96)
-    assert rate(Guesses((1, 60)), costs, 1, lambda g: Adaptive(MOST, g), 96) >= 0.95 * plain
-
-
-@pytest.mark.parametrize("sessions", [1, 8])
-def test_to_learn_that_drafts_do_not_pay_costs_little_even_at_first(sessions: int) -> None:
-    """Of a good drafter that is too far away: most workers are as fast as without it at once."""
-    costs, ways = (
-        SMALL.distant(0.02),
-        (lambda g: Adaptive(MOST, g), lambda _: Constant(DraftShape(0))),
-    )
-
-    def ratio(seed: int) -> float:
-        mine, plain = (
-            rate(Guesses((6, 1.5), rng=random.Random(seed)), costs, sessions, way, 128, skipped=0)
-            for way in ways
-        )
-        return mine / plain
-
-    assert statistics.median(ratio(seed) for seed in range(7)) >= 0.95
 
 
 @pytest.mark.parametrize("pride", [0.6, 1.5])

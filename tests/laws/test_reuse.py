@@ -238,19 +238,3 @@ def test_what_was_fed_of_a_prompt_that_ends_early_serves_its_clients_next_sessio
     sessions.close(b"s")
     with sessions.extended(Context(b"t", 1, 0, prompt, client=b"x"), 0) as held:
         assert list(held.tokens) == list(prompt[:fed])
-
-
-@pytest.mark.parametrize("where", [0, BLOCK + 3])
-def test_of_a_prompt_that_ends_early_nothing_stays_if_the_model_overflowed(where: int) -> None:
-    """Nobody has seen its logits, and whose room it is next multiplies what lies there by zero."""
-    pool, prompt = tiny_pool(), tuple(range(BLOCK + 9))
-    sessions = Sessions(pool, LENGTH, 2, count(1).__next__, TTL, lambda: 0.0)
-    context = Context(b"s", 1, 0, prompt, client=b"x")
-    with pytest.raises(Ended), sessions.extended(context, 0) as held:
-        for stored in (*pool.keys, *pool.values):
-            stored[held.room.start + where] = float("inf")
-        raise Ended(BLOCK + 4)
-    sessions.close(b"s")
-    assert all(stored.isfinite().all() for stored in (*pool.keys, *pool.values))
-    with sessions.extended(Context(b"t", 1, 0, prompt, client=b"x"), 0) as held:
-        assert not held.length

@@ -1,0 +1,34 @@
+"""How much memory this process can still get, as far as the system says."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+ROOT = Path("/")
+LIMIT, USED, KINDS = "memory.max", "memory.current", "memory.stat"  # of the group of processes
+CACHED = ("active_file ", "inactive_file ")  # used, and given back when somebody needs it
+
+
+def available(root: Path = ROOT) -> int | None:
+    """Bytes that the machine has left, or the group if it is limited; None if nobody says."""
+    left = [found for found in (_machine(root), _group(root)) if found is not None]
+    return min(left, default=None)
+
+
+def _machine(root: Path) -> int | None:
+    with suppress(OSError, ValueError):
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _group(root: Path) -> int | None:
+    """Of control groups version 2, as a container sees its own."""
+    folder = root / "sys/fs/cgroup"
+    with suppress(OSError, ValueError):
+        left = int((folder / LIMIT).read_text()) - int((folder / USED).read_text())
+        kinds = (folder / KINDS).read_text().splitlines()
+        return left + sum(int(kind.split()[1]) for kind in kinds if kind.startswith(CACHED))
+    return None
