@@ -9,10 +9,10 @@ from functools import cache
 
 import torch
 
-from engine.mixing import AT_ONCE, Grain, Rule, mix
+from engine.mixing import AT_ONCE, KEYS_AT_ONCE, Grain, Rule, mix
 from engine.rooms import BLOCK
 
-KEYS = (1, 3, 7, 8, 9, 17)  # blocks of them
+KEYS = (*range(1, KEYS_AT_ONCE // BLOCK + 2), 2 * KEYS_AT_ONCE // BLOCK + 1)  # blocks of them
 COUNTS = (*range(1, AT_ONCE + 2), 47, BLOCK - 1)  # of a tile's rows
 CAP = 50.0
 

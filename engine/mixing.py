@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 AT_ONCE = 32  # rows that a kernel takes; how it rounds depends on how many are left
+KEYS_AT_ONCE = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +77,26 @@ def _spelled_out(
     rule: Rule,
     grain: Grain | None,
 ) -> torch.Tensor:
-    """The same with capped scores or sinks."""
+    """The same with capped scores or sinks; with a grain, in pieces of rows and of keys."""
     count, sinks = query.shape[2], rule.sinks
+    few, some = (AT_ONCE, KEYS_AT_ONCE) if grain else (count, keys.shape[2])
     if sinks is not None:
         sinks = sinks.to(query.dtype).reshape(1, query.shape[1], -1, 1)
         sinks = sinks.repeat_interleave(count // sinks.shape[2], 2)
     scaling = query.shape[3] ** -0.5 if rule.scaling is None else rule.scaling
     mixed = []
-    for start in range(0, count, AT_ONCE if grain else count):
-        rows = slice(start, start + AT_ONCE if grain else count)
-        scores = query[:, :, rows] @ keys.transpose(2, 3) * scaling
+    for start in range(0, count, few):
+        rows = slice(start, start + few)
+        asking = query[:, :, rows]
+        scores = torch.cat([asking @ piece.transpose(2, 3) for piece in keys.split(some, 2)], -1)
+        scores = scores * scaling
         if rule.softcap is not None:
             scores = torch.tanh(scores / rule.softcap) * rule.softcap
         if bias is not None:
             scores = scores + bias[:, :, rows]
         if sinks is not None:
             scores = torch.cat([scores, sinks[:, :, rows]], -1)
-        weights = scores.softmax(-1, dtype=torch.float32)[..., : keys.shape[2]]
-        mixed.append(weights.to(values.dtype) @ values)
-    return torch.cat(mixed, 2)
+        weights = scores.softmax(-1, dtype=torch.float32)[..., : keys.shape[2]].to(values.dtype)
+        pieces = zip(weights.split(some, 3), values.split(some, 2), strict=True)
+        mixed.append(torch.stack([(part @ piece).float() for part, piece in pieces]).sum(0))
+    return torch.cat(mixed, 2).to(values.dtype)

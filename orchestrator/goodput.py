@@ -80,7 +80,7 @@ class Goodput:
     @property
     def node_seconds(self) -> float:
         """What one more node in every session's draft adds to a round."""
-        return self.beliefs.costs.node_seconds(self.crowd)
+        return self.beliefs.costs.node_seconds(self.load)
 
     @property
     def ranks(self) -> float:

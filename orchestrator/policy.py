@@ -51,7 +51,7 @@ class Heuristic:
     width: float = field(init=False)  # nodes to a level
 
     def __post_init__(self) -> None:
-        self.width = self.shape.nodes / max(1, self.shape.levels)
+        self.width = max(1, self.shape.nodes) / max(1, self.shape.levels)
 
     def next(self) -> DraftShape:
         """The shape for a round."""
@@ -64,7 +64,7 @@ class Heuristic:
         levels = self.shape.levels
         levels = levels + 2 if outcome.accepted == outcome.levels else levels - 1
         levels = min(max(1, levels), MAX_LEVELS, int(MAX_NODES / self.width))
-        self.shape = replace(self.shape, levels=levels, nodes=round(levels * self.width))
+        self.shape = replace(self.shape, levels=levels, nodes=max(1, round(levels * self.width)))
 
 
 def amount(shape: DraftShape, schedule: Schedule, goodput: Goodput) -> Amount:

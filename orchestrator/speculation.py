@@ -26,12 +26,15 @@ def drafting(wish: api.Speculation, default: Drafting) -> Drafting:
     """Levels and branches as wished. Who names the branches gets levels x branches nodes, else the
     default budget; who names the levels gets them in every round, unless another schedule is named.
     """
-    named = wish.HasField("num_speculative_tokens")
+    named, wide = (wish.HasField(field) for field in ("num_speculative_tokens", "branches"))
     levels = wish.num_speculative_tokens if named else default.shape.levels
-    branches = wish.branches if wish.HasField("branches") else default.shape.branches
-    if wish.method == Method.MEDUSA_LITE.value and not named:  # its branches are whole
+    branches = wish.branches if wide else default.shape.branches
+    whole = wish.method == Method.MEDUSA_LITE.value  # branches: what is not named makes way
+    if whole and not named:
         levels = min(levels, MAX_NODES // max(1, branches))
-    budget = MAX_NODES if wish.HasField("branches") or branches == 1 else default.shape.nodes
+    elif whole and not wide:
+        branches = min(branches, MAX_NODES // max(1, levels))
+    budget = MAX_NODES if wide or whole or branches == 1 else default.shape.nodes
     shape = replace(
         default.shape,
         levels=levels,

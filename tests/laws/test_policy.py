@@ -110,3 +110,10 @@ def test_the_heuristic_learns_nothing_from_no_draft_and_keeps_the_nodes_of_a_lev
     for _ in range(MAX_LEVELS):
         policy.amount.saw(seen(4, 4))
     assert policy.next(100) == DraftShape(16, 4, MAX_NODES), "as far as there may be nodes"
+
+
+def test_the_heuristic_never_asks_for_a_draft_without_nodes() -> None:
+    policy = Policy.of(DraftShape(8, 2, 4), Schedule.HEURISTIC)
+    for _ in range(20):
+        policy.amount.saw(seen(2, 0))
+    assert policy.next(100) == DraftShape(1, 2, 1)

@@ -134,6 +134,7 @@ def test_ignored_ends_of_text_leave_only_the_clients_own_stop_tokens() -> None:
         ({"branches": 2}, DraftShape(6, 2, 12)),
         ({"num_speculative_tokens": 32, "branches": 64}, DraftShape(32, 64, MAX_NODES)),
         ({"method": 2, "branches": 16}, DraftShape(4, 16, MAX_NODES, Method.MEDUSA_LITE)),
+        ({"method": 2, "num_speculative_tokens": 30}, DraftShape(30, 2, 60, Method.MEDUSA_LITE)),
     ],
 )
 def test_a_wish_for_speculation_becomes_a_shape(wish: dict[str, int], shape: DraftShape) -> None:

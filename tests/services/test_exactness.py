@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -136,15 +138,25 @@ def test_one_text_that_agrees_is_enough(
     right: int, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In bfloat16 rounding may send a token to another expert, and that is no wrong model."""
-    difference = lambda _, seed: 0.1 if seed == right else 5.0  # noqa: E731
+    difference = lambda _, seed: 1e-4 if seed == right else 5.0  # noqa: E731
     monkeypatch.setattr("engine.exactness._difference", difference)
     forward = Forward(load(make_model("llama", 0), "bfloat16"), POSITIONS)
     assert str(self_test(forward, "llama")) == "exact"
+    full = Forward(load(make_model("llama", 0)), POSITIONS)
+    with nullcontext() if right == 0 else pytest.raises(Unusable, match="differ by 5"):
+        self_test(full, "llama")
     monkeypatch.setattr("engine.exactness._difference", lambda *_: 5.0)
-    with pytest.raises(
-        Unusable, match="LlamaForCausalLM through our attention differ by 5; choose"
-    ):
+    with pytest.raises(Unusable, match=r"LlamaForCausalLM .* differ by 5; choose"):
         self_test(forward, "llama")
+
+
+def test_the_self_test_notices_logits_that_are_no_numbers(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = lambda tile, query, *_: query[0, :, tile.rows].transpose(0, 1) * math.nan  # noqa: E731
+    monkeypatch.setattr("engine.attention.attend_tile", nothing)
+    with pytest.raises(Unusable, match="differ by inf"):
+        self_test(Forward(load(make_model("llama", 0)), POSITIONS), "llama")
 
 
 def test_the_self_test_says_which_heads_are_not_exact(
