@@ -9,14 +9,13 @@ from functools import cache
 
 import torch
 
+from engine.cancelling import doubled
 from engine.mixing import AT_ONCE, KEYS_AT_ONCE, Grain, Rule, mix
 from engine.rooms import BLOCK
 
 KEYS = (*range(1, KEYS_AT_ONCE // BLOCK + 2), 2 * KEYS_AT_ONCE // BLOCK + 1)  # blocks of them
 COUNTS = (*range(1, AT_ONCE + 2), 47, BLOCK - 1)  # of a tile's rows
 CAP = 50.0
-
-
 GRAINS = [Grain(width, least) for least in (4, 8, 12, 16, 24, AT_ONCE) for width in (1, 32)]
 
 
@@ -75,23 +74,16 @@ def _cancelling(
     key_size: int, value_size: int, repeat: int, count: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Rows [1, repeat, rows, size], keys and values [1, 1, keys, size] whose products and mixtures
-    are sums that cancel: nothing is left but what rounding adds, and that shows the order in which
-    a kernel sums.
+    cancel.
     """
     source = torch.Generator().manual_seed(0)
-
-    def doubled(rows: int, size: int, sign: int, order: torch.Tensor) -> torch.Tensor:
-        some = torch.randn(rows, len(order), generator=source)
-        rest = torch.zeros(rows, size - 2 * len(order))
-        return torch.cat([some, sign * some[:, order], rest], 1)
-
     order = torch.randperm(key_size // 2, generator=source)
     pairs = torch.randperm(count // 2, generator=source)
-    rows = doubled(repeat * BLOCK, key_size, -1, order).view(1, repeat, BLOCK, key_size)
-    keys = doubled(count // 2, key_size, 1, order)
+    rows = doubled(repeat * BLOCK, key_size, -1, order, source)
+    keys = doubled(count // 2, key_size, 1, order, source)
     values = torch.randn(count // 2, value_size, generator=source)
     return (
-        rows,
+        rows.view(1, repeat, BLOCK, key_size),
         torch.cat([keys, keys[pairs]])[None, None],
         torch.cat([values, -values[pairs]])[None, None],
     )

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from engine.cancelling import doubled
+
 LEAST, MOST = 4, 256  # rows at once; four cost no more than one
 BASE = 48  # rows of the kernels that agree most often, where not all do; they cost little more
 SIZES = (BASE, 64, 96, 128, 192, MOST)
@@ -97,16 +99,9 @@ def agreeing(
 def _cancelling(
     out_features: int, in_features: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A weight and rows whose products are sums that cancel: nothing is left but what rounding
-    adds, and that shows the order in which a kernel sums.
-    """
-    source, half = torch.Generator().manual_seed(0), in_features // 2
-    order = torch.randperm(half, generator=source)
-
-    def doubled(count: int, sign: int) -> torch.Tensor:
-        some = torch.randn(count, half, generator=source).to(dtype)
-        odd = torch.zeros(count, in_features % 2, dtype=dtype)
-        return torch.cat([some, sign * some[:, order], odd], 1)
-
-    weight = doubled(BASE, 1).repeat(-(-out_features // BASE), 1)[:out_features]
-    return weight, doubled(-(-MOST // BASE) * BASE, -1)
+    """A weight and rows whose products cancel."""
+    source = torch.Generator().manual_seed(0)
+    order = torch.randperm(in_features // 2, generator=source)
+    few = doubled(BASE, in_features, 1, order, source).to(dtype)
+    rows = doubled(-(-MOST // BASE) * BASE, in_features, -1, order, source).to(dtype)
+    return few.repeat(-(-out_features // BASE), 1)[:out_features], rows
