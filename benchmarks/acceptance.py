@@ -1,8 +1,7 @@
 """Tokens per round of a pair, measured on rounds against a real verifier and drafter.
 
-Starts both services in this process on loopback and drives the orchestrator's own rounds. Greedy
-and seeded draws are functions of the prompt, so a run without fallback rounds gives the same
-figures on every machine whose logits agree.
+Starts both services in this process on loopback and asks them in lockstep. Greedy and seeded draws
+are functions of the prompt, so a run gives the same figures on every machine whose logits agree.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import mean
 from typing import Annotated, Any, Literal
 
 import typer
@@ -25,12 +23,9 @@ import models
 import verifier_service.service
 from benchmarks import report
 from benchmarks.prompts import story_count, tokenised
-from benchmarks.runner import Runner
-from benchmarks.wire import Meter, Traffic
+from benchmarks.runner import Round, Runner
 from engine.config import ModelServiceConfig
 from orchestrator.clients import DrafterClient, VerifierClient
-from orchestrator.policy import Policy
-from orchestrator.rounds import Round
 from protos import rpc
 from protos.errors import TandemError
 from protos.process import configure_logging
@@ -51,29 +46,16 @@ DESCRIBE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """A drafter and a verifier that serve, and what is said to the latter."""
-
-    runner: Runner
-    traffic: Traffic
-
-
-@dataclass(frozen=True, slots=True)
 class Figures:
-    """One row of the table: all rounds of one shape at one temperature. Bytes are per round."""
+    """One row of the table: all rounds of one shape at one temperature."""
 
     name: str
     shape: DraftShape
     temperature: float
     rounds: int
-    fallback_rounds: int  # an overloaded machine makes some; they lower the figures
     tokens: int
     drafted: int
     accepted: int
-    mean_bytes_up: float
-    max_bytes_up: int
-    mean_bytes_down: float
-    max_bytes_down: int
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -87,9 +69,8 @@ class Figures:
 
 
 @asynccontextmanager
-async def serving(target: Path, draft: Path, weights: Weights = "full") -> AsyncIterator[Pair]:
+async def serving(target: Path, draft: Path, weights: Weights = "full") -> AsyncIterator[Runner]:
     """Both services while the scope lasts; raises Unusable."""
-    traffic = Traffic("Verify")
     async with (
         verifier_service.service.serving(
             ModelServiceConfig(model=target), CollectorRegistry()
@@ -97,45 +78,38 @@ async def serving(target: Path, draft: Path, weights: Weights = "full") -> Async
         drafter_service.service.serving(
             ModelServiceConfig(model=draft, weights=weights), CollectorRegistry()
         ) as drafter_address,
-        rpc.connect(verifier_address, Meter(traffic)) as to_verifier,
+        rpc.connect(verifier_address) as to_verifier,
         rpc.connect(drafter_address) as to_drafter,
     ):
         verifier = VerifierClient(to_verifier)
         described = await verifier.describe(DESCRIBE_SECONDS)
         ends = frozenset(described.end_token_ids)
-        yield Pair(Runner(DrafterClient(to_drafter), verifier, ends), traffic)
+        yield Runner(DrafterClient(to_drafter), verifier, ends)
 
 
 async def measure(
-    pair: Pair,
+    pair: Runner,
     prompts: Sequence[tuple[int, ...]],
     max_new_tokens: int,
     name: str,
     temperature: float,
 ) -> Figures:
     """One row."""
-    pair.traffic.clear()
-    told = await pair.runner.complete(
-        prompts, max_new_tokens, SamplingParams(temperature), lambda: Policy.of(SHAPES[name])
-    )
-    return figures(name, temperature, [done for _, rounds in told for done in rounds], pair.traffic)
+    sampling = SamplingParams(temperature)
+    told = await pair.complete(prompts, max_new_tokens, sampling, SHAPES[name])
+    return figures(name, temperature, [done for _, rounds in told for done in rounds])
 
 
-def figures(name: str, temperature: float, rounds: Sequence[Round], traffic: Traffic) -> Figures:
+def figures(name: str, temperature: float, rounds: Sequence[Round]) -> Figures:
     """What the rounds add up to."""
     return Figures(
         name=name,
         shape=SHAPES[name],
         temperature=temperature,
         rounds=len(rounds),
-        fallback_rounds=sum(done.fallback for done in rounds),
-        tokens=sum(len(done.advance.tokens) for done in rounds),
-        drafted=sum(done.advance.drafted for done in rounds),
-        accepted=sum(done.advance.accepted for done in rounds),
-        mean_bytes_up=mean(traffic.up),
-        max_bytes_up=max(traffic.up),
-        mean_bytes_down=mean(traffic.down),
-        max_bytes_down=max(traffic.down),
+        tokens=sum(len(done.tokens) for done in rounds),
+        drafted=sum(done.drafted for done in rounds),
+        accepted=sum(done.accepted for done in rounds),
     )
 
 
@@ -163,11 +137,10 @@ def table(rows: Sequence[Figures]) -> Table:
         "levels",
         "branches",
         "rounds",
-        "without\na draft",
         "mean acceptance\nlength",
         "accepted/\ndrafted",
     )
-    shown = Table(*headings, "bytes up\nmean (max)", "bytes down\nmean (max)", box=None)
+    shown = Table(*headings, box=None)
     for row in rows:
         shown.add_row(
             *(
@@ -177,11 +150,8 @@ def table(rows: Sequence[Figures]) -> Table:
                 str(row.shape.branches),
                 str(row.rounds),
             ),
-            str(row.fallback_rounds),
             f"{row.mean_acceptance_length:.2f}",
             f"{row.acceptance_rate:.1%}",
-            f"{row.mean_bytes_up:.0f} ({row.max_bytes_up})",
-            f"{row.mean_bytes_down:.0f} ({row.max_bytes_down})",
         )
     return shown
 

@@ -1,7 +1,8 @@
 """Tokens per round of drafting by lookup, on texts that repeat themselves and on those that do not.
 
-Starts a verifier in this process on loopback and drives the orchestrator's own rounds, without a
-drafter service. Three tasks, made of the story prompts:
+Starts a verifier in this process on loopback and has it verify all that `verifier_service.lookup`
+guesses, in lockstep and without a drafter service; a verifier that looks up by itself verifies what
+pays. Three tasks, made of the story prompts:
 
     edited    tell a text of JOINED prompts again with one word changed, as `models.training.editor`
               teaches. The right answer repeats the text; the embedded target does not copy.
@@ -18,7 +19,6 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,19 +31,17 @@ import models
 import verifier_service.service
 from benchmarks import report
 from benchmarks.prompts import story_count, tokenised
-from benchmarks.runner import Runner, Tokens
+from benchmarks.runner import Round, Runner, Tokens
 from engine.config import ModelServiceConfig
 from models.training.editor import task
 from orchestrator.clients import VerifierClient
-from orchestrator.generation import Finish
-from orchestrator.lookup import Lookup
-from orchestrator.policy import Policy
-from orchestrator.rounds import Round
 from orchestrator.text import load_tokenizer
 from protos import rpc
+from protos.drafting import draft_of
 from protos.errors import TandemError
 from protos.process import configure_logging
-from protos.types import DraftShape, SamplingParams
+from protos.types import Context, DraftShape, Proposal, SamplingParams
+from verifier_service.lookup import Lookup
 
 TEMPERATURES = (0.0, 0.7)
 SHAPES = {
@@ -72,13 +70,28 @@ class Figures:
 
     @property
     def accepted_per_round(self) -> float:
-        """Draft tokens that stood; a round emits one token more."""
+        """Accepted draft tokens; a round emits one token more."""
         return self.accepted / self.rounds
 
     @property
     def acceptance_rate(self) -> float:
         """Accepted out of drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
+
+
+class Copying:
+    """A drafter that looks up, in texts that are all said in each call."""
+
+    async def propose(
+        self, context: Context, shape: DraftShape, sampling: SamplingParams
+    ) -> Proposal:
+        """A draft for the context, empty where nothing recurs."""
+        text = Lookup(shape)
+        text.extend(context.tokens)
+        return Proposal(draft_of(text.guess()), context.length, 0)
+
+    async def close(self, session_id: bytes) -> None:
+        """It has no sessions."""
 
 
 @asynccontextmanager
@@ -91,23 +104,20 @@ async def serving(folder: Path) -> AsyncIterator[Runner]:
     ):
         verifier = VerifierClient(channel)
         described = await verifier.describe(DESCRIBE_SECONDS)
-        yield Runner(Lookup(epoch=1), verifier, frozenset(described.end_token_ids))
+        yield Runner(Copying(), verifier, frozenset(described.end_token_ids))
 
 
 async def tasks(
     target: Runner, prompts: Sequence[Tokens], line_break: Tokens
 ) -> dict[str, list[Tokens]]:
     """What is to be told on, by task."""
-    told = [
-        generation
-        for generation, _ in await target.complete(
-            prompts, TOLD, SamplingParams(), lambda: Policy.of(SHAPES["chain of 8"])
-        )
-    ]
+    told = await target.complete(prompts, TOLD, SamplingParams(), SHAPES["chain of 8"])
     return {
         "edited": edits(prompts, line_break),
         "circling": [
-            each.prompt + tuple(each.completion) for each in told if each.finish is Finish.LENGTH
+            prompt + completion
+            for prompt, (completion, _) in zip(prompts, told, strict=True)
+            if completion[-1] not in target.end_token_ids
         ],
         "story": list(prompts),
     }
@@ -133,8 +143,8 @@ async def measure_all(
         for temperature in TEMPERATURES:
             for task, texts in asked.items():
                 for name, shape in SHAPES.items():
-                    sampling, policy = SamplingParams(temperature), partial(Policy.of, shape)
-                    done = await target.complete(texts, count, sampling, policy)
+                    sampling = SamplingParams(temperature)
+                    done = await target.complete(texts, count, sampling, shape)
                     rounds = [each for _, its in done for each in its]
                     rows.append(figures(task, name, temperature, len(texts), rounds))
         return rows
@@ -150,10 +160,10 @@ def figures(
         temperature=temperature,
         texts=texts,
         rounds=len(rounds),
-        rounds_without_a_draft=sum(not done.advance.drafted for done in rounds),
-        tokens=sum(len(done.advance.tokens) for done in rounds),
-        drafted=sum(done.advance.drafted for done in rounds),
-        accepted=sum(done.advance.accepted for done in rounds),
+        rounds_without_a_draft=sum(not done.drafted for done in rounds),
+        tokens=sum(len(done.tokens) for done in rounds),
+        drafted=sum(done.drafted for done in rounds),
+        accepted=sum(done.accepted for done in rounds),
     )
 
 

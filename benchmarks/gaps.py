@@ -1,8 +1,8 @@
 """What a long prompt costs those who are decoding: gaps between their tokens, before and while it
 is taken in.
 
-Sessions verify drafts of random tokens in a closed loop on the model thread; then a prompt arrives.
-No transport, no drafter: the scheduler alone.
+Sessions decode in lockstep with drafts of random tokens, each made as soon as the step before is
+over; then a prompt arrives. No transport, no drafter: the scheduler alone.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import asyncio
 import json
 import random
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from prometheus_client import CollectorRegistry
@@ -26,9 +27,13 @@ from benchmarks import report
 from benchmarks.engine import subject
 from engine.config import ModelServiceConfig
 from engine.host import Host, hosting
+from engine.task import Job
+from protos.drafting import guess_of
 from protos.errors import TandemError, Unusable
+from protos.streams import Decoding, Fact, Guess
 from protos.types import Context, Draft, SamplingParams
-from verifier_service.verifier import verify
+from verifier_service.decoding import Decode
+from verifier_service.guesses import Trust
 
 GREEDY = SamplingParams()
 CONTEXT = 4096
@@ -36,37 +41,58 @@ CONTEXT = 4096
 
 @dataclass(slots=True)
 class Decoder:
-    """A session in a closed loop: when its rounds ended."""
+    """A session, and the port of its decoding: when its steps ended, and what it said so far. Every
+    step has a draft of `drafted` random tokens; almost none are accepted.
+    """
 
     host: Host
     name: bytes
     rng: random.Random
+    drafted: int
     ends: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    cached: int = 0
-    epoch: int = 0
+    inbox: deque[Guess] = field(default_factory=deque)
+    paused: bool = False
     turn: int = 0
 
-    async def round(self, drafted: int) -> None:
-        """Verify a draft of random tokens; almost none stand. A text that reaches the end of the
-        context goes on at its middle.
+    async def decode(self) -> None:
+        """On and on, until it is cancelled. A text that reaches the end of the context goes on at
+        its middle.
         """
-        self.turn += 1
-        if len(self.tokens) + drafted >= self.host.sessions.context_length:
-            self.cached = self.host.sessions.context_length // 2
-            del self.tokens[self.cached + 1 :]
-        fresh = tuple(self.tokens[self.cached :])
-        context = Context(self.name, self.turn, self.cached, fresh, self.epoch)
-        draft = Draft.chain(some_tokens(self.rng, self.host, drafted))
-        verdict = await self.host.thread.run(
-            self.name, lambda: verify(self.host.sessions, context, draft, GREEDY)
-        )
-        self.tokens += [*(draft.tokens[node] for node in verdict.accepted), verdict.next_token]
-        self.cached, self.epoch = verdict.cached_len, verdict.epoch
+        most = self.host.sessions.context_length
+        while True:
+            await self._run(most)
+            del self.tokens[most // 2 :]
+
+    async def say(self) -> None:
+        """One token."""
+        await self._run(len(self.tokens) + 1)
+
+    def emit(self, fact: Fact) -> None:
+        """A step is over, and the next draft is there."""
         self.ends.append(time.perf_counter())
+        self.tokens += fact.tokens
+        self._draft()
+
+    async def _run(self, until: int) -> None:
+        self.turn += 1
+        self.inbox.clear()
+        self._draft()
+        context = Context(self.name, self.turn, 0, tuple(self.tokens))
+        opening = Decoding(context, GREEDY, until, lockstep=True)
+        port: Any = self
+
+        def start() -> Job:
+            return Decode(self.host.sessions, opening, port, Trust(), time.monotonic).run()
+
+        await self.host.thread.run(self.name, start)
+
+    def _draft(self) -> None:
+        draft = Draft.chain(some_tokens(self.rng, self.host, self.drafted))
+        self.inbox.append(guess_of(draft, len(self.tokens)))
 
     def gaps(self, since: float, until: float) -> list[float]:
-        """Seconds between rounds that ended in a stretch of time."""
+        """Seconds between steps that ended in a stretch of time."""
         pairs = zip(self.ends, self.ends[1:], strict=False)
         return [later - end for end, later in pairs if since <= later and end <= until]
 
@@ -81,7 +107,7 @@ class Figures:
     """Gaps in a stretch of time, in seconds."""
 
     name: str
-    rounds: int
+    steps: int
     median: float
     longest: float
     usual: float  # the median without the prompt
@@ -92,26 +118,23 @@ async def run(
 ) -> tuple[list[Figures], float]:
     """Decode, then decode beside a long prompt; and after how many seconds that was answered."""
     rng = random.Random(0)
-    decoders = [Decoder(host, bytes([i]) * 16, random.Random(i)) for i in range(sessions)]
+    decoders = [Decoder(host, bytes([i]) * 16, random.Random(i), drafted) for i in range(sessions)]
     for decoder in decoders:
         most = min(448, host.sessions.context_length // 2)
         decoder.tokens += some_tokens(rng, host, rng.randint(min(64, most), most))
-    stopping = asyncio.Event()
-
-    async def decode(decoder: Decoder) -> None:
-        while not stopping.is_set():
-            await decoder.round(drafted)
-
-    loops = [asyncio.create_task(decode(decoder)) for decoder in decoders]
+    loops = [asyncio.create_task(decoder.decode()) for decoder in decoders]
     await asyncio.sleep(seconds)  # the first prompts are taken in, and the cost model learns
     began = time.perf_counter()
     await asyncio.sleep(seconds)
     arrival = time.perf_counter()
-    newcomer = Decoder(host, b"n" * 16, rng, tokens=list(some_tokens(rng, host, prompt)))
-    await newcomer.round(0)
+    newcomer = Decoder(host, b"n" * 16, rng, 0, tokens=list(some_tokens(rng, host, prompt)))
+    await newcomer.say()
     answered = time.perf_counter()
-    stopping.set()
-    await asyncio.gather(*loops)
+    for loop in loops:
+        loop.cancel()
+    for ended in await asyncio.gather(*loops, return_exceptions=True):
+        if isinstance(ended, Exception):  # and no cancellation
+            raise ended
     found = []
     usual = median(gap for decoder in decoders for gap in decoder.gaps(began, arrival))
     for name, since, until in (
@@ -125,10 +148,10 @@ async def run(
 
 def table(found: Sequence[Figures], waited: float) -> Table:
     """What people see."""
-    shown = Table("", "rounds", "median gap\nms", "longest gap\nms", "longest\nto median", box=None)
+    shown = Table("", "steps", "median gap\nms", "longest gap\nms", "longest\nto median", box=None)
     for each in found:
         times = f"{1e3 * each.median:.0f}", f"{1e3 * each.longest:.0f}"
-        shown.add_row(each.name, str(each.rounds), *times, f"{each.longest / each.usual:.2f}")
+        shown.add_row(each.name, str(each.steps), *times, f"{each.longest / each.usual:.2f}")
     shown.add_row("the prompt's first token after", "", "", f"{1e3 * waited:.0f}", "")
     return shown
 
@@ -157,12 +180,12 @@ def main(
         Path | None, typer.Argument(help="model directory; none: the embedded target, grown")
     ] = None,
     sessions: Annotated[int, typer.Option(help="that decode")] = 8,
-    drafted: Annotated[int, typer.Option(help="draft tokens per round")] = 4,
+    drafted: Annotated[int, typer.Option(help="draft tokens per step")] = 4,
     prompt: Annotated[int, typer.Option(help="tokens of the long prompt")] = 2000,
     seconds: Annotated[float, typer.Option(help="of decoding before it")] = 15.0,
     file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
-    """Gaps between the rounds of decoding sessions, alone and beside a long prompt."""
+    """Gaps between the steps of decoding sessions, alone and beside a long prompt."""
     logging.disable_progress_bar()
     try:
         with subject(model) as (folder, name):

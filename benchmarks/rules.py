@@ -9,12 +9,13 @@ itself.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -27,65 +28,98 @@ import verifier_service.service
 from benchmarks import report
 from benchmarks.prompts import story_count, tokenised
 from benchmarks.runner import Runner, Tokens
-from drafter_service.growth import Child
-from drafter_service.guesses import Guess, Way, way
-from drafter_service.proposer import propose
+from drafter_service.growth import Child, Expansion, Growth
+from drafter_service.guesses import Guesser, branching, guesser
+from drafter_service.text import Report, Text
 from drafter_service.visible import visible_tokens
+from drafter_service.whole import drafts
 from engine.config import ModelServiceConfig
 from engine.host import Host, hosting
+from engine.plan import Segment
 from engine.sampling import warp
+from engine.task import Job
 from orchestrator.clients import VerifierClient
-from orchestrator.policy import Policy
-from protos import rpc
+from protos import rpc, tree
+from protos.drafting import draft_of
 from protos.errors import TandemError
 from protos.process import configure_logging
+from protos.streams import Drafting, Guess
 from protos.types import MAX_NODES, Context, DraftShape, Proposal, Rule, SamplingParams
 
 TEMPERATURES = (1.0, 0.7)
 DESCRIBE_SECONDS = 10.0
-HowTo = Callable[[DraftShape, SamplingParams, int], Way]
+HowTo = Callable[[DraftShape, SamplingParams, int], Guesser]
 
 
-def independent(shape: DraftShape, params: SamplingParams, root: int, count: int) -> Way:
+def independent(shape: DraftShape, params: SamplingParams, root: int) -> Guesser:
     """The likeliest tokens of the draft model, best first by their probabilities."""
 
-    def guess(logits: torch.Tensor, position: int) -> list[Guess]:
+    def guess(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
         top = warp(logits, params).topk(shape.branches)
         rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-        return [Guess([Child(*each) for each in zip(*row, strict=True)]) for row in rows]
+        return [Expansion([Child(*each) for each in zip(*row, strict=True)]) for row in rows]
 
-    return Way(shape, params, guess, count)
+    return guess
+
+
+@dataclass(slots=True)
+class Ear:
+    """A port of a drafting job that hears its guesses."""
+
+    heard: list[Guess] = field(default_factory=list)
+    inbox: deque[Report] = field(default_factory=deque)
+    paused: bool = False
+
+    def emit(self, guess: Guess) -> None:
+        """It is said."""
+        self.heard.append(guess)
 
 
 @dataclass(frozen=True, slots=True)
 class InProcess:
-    """A drafter without a network, that drafts in its own way."""
+    """A drafter without a network, that drafts in its own way; it has so many tokens."""
 
     host: Host
     how: HowTo
+    tokens: int
 
     async def propose(
         self, context: Context, shape: DraftShape, sampling: SamplingParams
     ) -> Proposal:
         """A draft for the context."""
-        drafted: Proposal = await self.host.thread.run(
-            context.session_id,
-            lambda: propose(self.host.sessions, context, self.how(shape, sampling, context.length)),
-        )
-        return drafted
+        ear: Any = Ear()
+        if sampling.rule is Rule.REJECT:
+            shape = branching(shape)
+        opening = Drafting(context, sampling, shape, once=True)
+        await self.host.thread.run(context.session_id, lambda: self._draft(opening, ear))
+        (guess,) = ear.heard
+        return Proposal(draft_of(guess), guess.cached_len, guess.epoch)
 
     async def close(self, session_id: bytes) -> None:
         """Free the session."""
         await self.host.close(session_id, self.host.sessions.close)
 
+    def _draft(self, opening: Drafting, port: Any) -> Job:
+        sessions, context = self.host.sessions, opening.context
+        guess = partial(self.how, opening.shape, opening.sampling)
+        with sessions.extended(context, 0) as session:
+            fresh = context.tokens[session.length - context.base :]
+            chain = tree.chain(len(fresh))
+            segment = Segment(session.room, session.length, fresh, chain, wanted=1)
+            first = yield from sessions.feed(context, segment)
+            sessions.keep(session, context, ())
+            growth = Growth(opening.shape, context.length, sessions.context_length)
+            text = Text(sessions, session, opening, growth, self.tokens)
+            yield from drafts(text, guess, port, first, once=True)
+
 
 def contenders(visible: torch.Tensor) -> dict[str, tuple[HowTo, Rule]]:
     """How each of them drafts, and the rule by which the target decides."""
-    usual: HowTo = partial(way, visible=visible)
+    usual: HowTo = partial(guesser, visible=visible)
     return {
         "match": (usual, Rule.MATCH),
         "reject": (usual, Rule.REJECT),
-        "independent": (partial(independent, count=len(visible)), Rule.MATCH),
+        "independent": (independent, Rule.MATCH),
     }
 
 
@@ -105,12 +139,12 @@ async def measure(
         ends = frozenset((await verifier.describe(DESCRIBE_SECONDS)).end_token_ids)
         visible = visible_tokens(draft, host.forward.model.token_count)
         for name, (how, rule) in contenders(visible).items():
-            runner = Runner(InProcess(host, how), verifier, ends)
+            runner = Runner(InProcess(host, how, len(visible)), verifier, ends)
             for shape, temperature in product(shapes, TEMPERATURES):
                 sampling = SamplingParams(temperature, rule=rule)
-                told = await runner.complete(prompts, count, sampling, partial(Policy.of, shape))
+                told = await runner.complete(prompts, count, sampling, shape)
                 rounds = [each for _, its in told for each in its]
-                accepted = sum(each.advance.accepted for each in rounds)
+                accepted = sum(each.accepted for each in rounds)
                 found[name, shape, temperature] = accepted / len(rounds)
     return found
 
@@ -141,7 +175,7 @@ def main(
         shown.add_row(
             *(f"{temperature:g}", str(shape.levels), str(shape.branches), str(shape.nodes)),
             *(f"{accepted:.2f}" for accepted in each.values()),
-            f"{each['match'] / each['independent']:.2f}",
+            f"{each['match'] / each['independent']:.2f}" if each["independent"] else "",
         )
     heading = report.title(target, draft, f"accepted tokens per round, {prompts} prompts")
     report.publish(heading, shown, [], None)

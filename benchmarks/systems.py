@@ -27,10 +27,10 @@ Prompt = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Emitted tokens and, where the system tells, in how many rounds."""
+    """Emitted tokens and, where the system tells, in how many steps."""
 
     tokens: tuple[int, ...]
-    rounds: int = 0
+    steps: int = 0
 
 
 class System(Protocol):

@@ -59,10 +59,10 @@ class Runs:
         return median(len(completion.tokens) / seconds for completion, seconds in pairs)
 
     @property
-    def tokens_per_round(self) -> float | None:
-        """Mean acceptance length, if the system tells its rounds."""
-        rounds = sum(completion.rounds for completion in self.completions)
-        return self.tokens / rounds if rounds else None
+    def tokens_per_step(self) -> float | None:
+        """Mean acceptance length, if the system tells its steps."""
+        steps = sum(completion.steps for completion in self.completions)
+        return self.tokens / steps if steps else None
 
     def differing(self, reference: Runs) -> int:
         """Requests whose tokens are not those of the reference."""
@@ -150,7 +150,7 @@ def entries(runs: Mapping[str, Runs]) -> list[dict[str, Any]]:
             "total_tokens_per_second": each.total_speed,
             "median_ratio": each.median_speed / reference.median_speed,
             "total_ratio": each.total_speed / reference.total_speed,
-            "tokens_per_round": each.tokens_per_round,
+            "tokens_per_step": each.tokens_per_step,
             "differing": each.differing(reference),
         }
         for name, each in runs.items()
@@ -160,7 +160,7 @@ def entries(runs: Mapping[str, Runs]) -> list[dict[str, Any]]:
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """What people see."""
     headings = ("system", "tokens/s, median\nof requests", "ratio", "tokens/s\nin all", "ratio")
-    shown = Table(*headings, "tokens\nper round", "tokens\ndiffer", box=None)
+    shown = Table(*headings, "tokens\nper step", "tokens\ndiffer", box=None)
     for row in rows:
         shown.add_row(
             row["system"],
@@ -168,7 +168,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
             f"{row['median_ratio']:.2f}",
             f"{row['total_tokens_per_second']:.0f}",
             f"{row['total_ratio']:.2f}",
-            f"{row['tokens_per_round']:.2f}" if row["tokens_per_round"] else "",
+            f"{row['tokens_per_step']:.2f}" if row["tokens_per_step"] else "",
             f"{row['differing']} of {row['requests']}",
         )
     return shown

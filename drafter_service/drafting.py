@@ -1,28 +1,40 @@
-"""What a drafter does for a call: with the tokens of its own model, or with a target's."""
+"""What a drafter does for an opening: with the tokens of its own model, or with a target's."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from drafter_service import foreign, proposer
-from drafter_service.guesses import way
+from drafter_service.foreign import Chains, Engine
+from drafter_service.growing import LEAST, Growing, Price
+from drafter_service.growth import Growth
+from drafter_service.guesses import branching, guesser, is_whole
+from drafter_service.mirror import Mirrors
+from drafter_service.text import Report, Text
 from drafter_service.translation import Translation
 from drafter_service.visible import visible_tokens
-from engine.host import Host, check_tokens
+from drafter_service.whole import drafts
+from engine.host import Host
+from engine.plan import Segment
+from engine.streams import Port
 from engine.task import Job
+from protos import tree
 from protos.fingerprint import fingerprint, tokens_by_id
-from protos.types import Context, DraftShape, ModelDescription, SamplingParams
+from protos.streams import Drafting, Guess
+from protos.types import ModelDescription
 
 
-class Drafting(Protocol):
-    """The drafts of one model."""
+class Drafter(Protocol):
+    """The guesses of one model."""
 
-    def propose(self, context: Context, shape: DraftShape, params: SamplingParams) -> Job:
-        """A job that answers with a proposal; raises InvalidRequest."""
+    def draft(self, opening: Drafting, port: Port[Report, Guess], price: Price) -> Job:
+        """A job that guesses behind an opening; raises SessionMiss, StaleTurn, Busy, Internal, or
+        InvalidRequest.
+        """
 
     def close(self, session_id: bytes) -> None:
         """Forget a session; called by the model thread."""
@@ -35,21 +47,36 @@ class Own:
     """Draft model and target share their tokens."""
 
     def __init__(self, host: Host) -> None:
-        self._host = host
+        self._host, self._sessions = host, host.sessions
         model = host.forward.model
         self._visible = visible_tokens(host.config.model, model.token_count).to(model.device)
 
-    def propose(self, context: Context, shape: DraftShape, params: SamplingParams) -> Job:
-        """A chain or tree, without the levels that lie behind the draft model's context."""
-        check_tokens("context.tokens", context.tokens, self._host.forward.model.vocab_size)
-        room = max(0, self._host.sessions.context_length - context.length)
-        shape = replace(shape, levels=min(shape.levels, room))
-        how = way(shape, params, context.length, self._visible)
-        return proposer.propose(self._host.sessions, context, how)
+    def draft(self, opening: Drafting, port: Port[Report, Guess], price: Price) -> Job:
+        """A tree that grows, or whole drafts; no node lies behind the draft model's context."""
+        sessions, context, params = self._sessions, opening.context, opening.sampling
+        special = is_whole(opening.shape, params)
+        whole = special or opening.lockstep or opening.once
+        shape = branching(opening.shape) if special else opening.shape
+        guess = partial(guesser, shape, params, visible=self._visible)
+        with sessions.extended(context, 0) as session:
+            tokens = context.tokens[session.length - context.base :]
+            chain = tree.chain(len(tokens))
+            segment = Segment(session.room, session.length, tokens, chain, wanted=1)
+            first = yield from sessions.feed(context, segment)
+            sessions.keep(session, context, ())
+            limit, least = sessions.context_length, 0.0 if whole else LEAST
+            growth = Growth(shape, context.length, limit, least, context.turn)
+            text = Text(sessions, session, opening, growth, len(self._visible))
+            if whole:
+                yield from drafts(text, guess, port, first, opening.once)
+                return
+            growing = Growing(text, guess(context.length), port, price, first)
+            while True:
+                growing.take((yield from text.feed(growing)))
 
     def close(self, session_id: bytes) -> None:
         """Forget a session."""
-        self._host.sessions.close(session_id)
+        self._sessions.close(session_id)
 
     def describe(self) -> ModelDescription:
         """The draft model."""
@@ -67,21 +94,14 @@ class Foreign:
             Tokenizer.from_file(str(folder / "tokenizer.json"))
             for folder in (host.config.model, speaks)
         )
-        self._translation = Translation(own, theirs)
-        self._mirrors = foreign.Mirrors(2 * host.config.max_sessions)
+        self._mirrors = Mirrors(2 * host.config.max_sessions)
+        tokens = host.forward.model.token_count
+        translation = Translation(own, theirs)
+        self._engine = Engine(host.sessions, translation, self._mirrors, tokens)
 
-    def propose(self, context: Context, shape: DraftShape, params: SamplingParams) -> Job:
-        """A chain."""
-        check_tokens("context.tokens", context.tokens, self._vocab_size)
-        return foreign.propose(
-            self._host.sessions,
-            context,
-            shape,
-            params,
-            self._host.forward.model.token_count,
-            self._translation,
-            self._mirrors,
-        )
+    def draft(self, opening: Drafting, port: Port[Report, Guess], price: Price) -> Job:
+        """Chains."""
+        return Chains(self._engine, opening, port).run()
 
     def close(self, session_id: bytes) -> None:
         """Forget a session and its mirror."""
@@ -98,6 +118,6 @@ class Foreign:
         )
 
 
-def drafting(host: Host) -> Drafting:
+def drafter(host: Host) -> Drafter:
     """As configured; raises Unusable."""
     return Foreign(host, host.config.speaks) if host.config.speaks else Own(host)

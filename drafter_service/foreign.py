@@ -1,127 +1,78 @@
 """Drafting for a target that speaks another tokenizer's tokens: mirror, translate, draft a chain,
 translate back.
 
-A job for the model thread. The engine's session holds our own tokens; what the caller believes to
-be cached are theirs, and a mirror of them stands for it. Both live and end together, so a lost
-session is a SessionMiss like any other.
+A job for the model thread. The engine's session holds our own tokens; what a caller believes to be
+cached are theirs, and a mirror of them stands for it.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 
 import torch
 
+from drafter_service.growth import adapted
 from drafter_service.guesses import LOGIT_ERROR
+from drafter_service.mirror import Mirrors
+from drafter_service.text import Report, news
 from drafter_service.translation import Translation
+from drafter_service.waiting import Waiting
+from engine.batch import SHORT
+from engine.offer import Offer
 from engine.plan import Segment
-from engine.session import shared
+from engine.session import Session, shared
 from engine.sessions import Sessions
+from engine.streams import Port
+from engine.task import Job
 from protos import tree
-from protos.errors import SessionMiss
-from protos.types import NO_DRAFT, Context, Draft, DraftShape, Proposal, Rule, SamplingParams
+from protos.streams import Drafting, Guess
+from protos.types import DraftShape, Rule
 
-TAIL = 32  # their newest tokens, at least, that are translated anew in every call
 SPARE = 4  # own tokens beyond the levels asked for: a word may take more of ours than of theirs
-DOUBT = 0.2  # nobody looks behind a token that stands with less: of a chain of 4 at temperature 0,
-# 1.47 stand instead of 1.53, for 3.4 steps instead of 4.1; of one of 8, 1.64 of 1.81 for 4.1 of 8.4
-
-
-def _none() -> array[int]:
-    return array("I")
+ENOUGH = 2  # tokens of a chain that are left, with which no other is drafted
+DOUBT = 0.2  # nobody looks behind a token that is accepted with less: of a chain of 4, at
+# temperature 0, 1.47 are accepted instead of 1.53, for 3.4 steps instead of 4.1; of one of 8, 1.64
+# of 1.81 for 4.1 of 8.4
 
 
 @dataclass(frozen=True, slots=True)
-class Mirror:
-    """What a session stands for: `theirs`, the committed tokens; the first `settled` of them are
-    `head` in our own words for good; `held` are the own tokens in the engine's session.
-    """
+class Engine:
+    """What chains are made with; `tokens` of our own vocabulary are the tokenizer's."""
 
-    theirs: array[int] = field(default_factory=_none)
-    settled: int = 0
-    head: array[int] = field(default_factory=_none)
-    held: array[int] = field(default_factory=_none)
-
-    def cut(self, base: int) -> Mirror:
-        """The first `base` of their tokens."""
-        known = self if base >= self.settled else Mirror(held=self.held)
-        return replace(known, theirs=self.theirs[:base])
-
-    def said(self, tokens: Sequence[int], translation: Translation) -> tuple[Mirror, array[int]]:
-        """With more of their tokens; and all of them in our own words, of which only the tail is
-        translated anew.
-        """
-        theirs = self.theirs + array("I", tokens)
-        settled, head, tail = self.settled, self.head, theirs[self.settled :]
-        border = translation.border(tail, near=TAIL) if len(tail) > 2 * TAIL else 0
-        if len(tail) > 4 * TAIL and not border:  # a language that writes no spaces
-            border = translation.character(tail, near=TAIL)
-        if border:
-            head = head + array("I", translation.to_own(tail[:border], opening=not settled))
-            settled, tail = settled + border, tail[border:]
-        own = head + array("I", translation.to_own(tail, opening=not settled))
-        return replace(self, theirs=theirs, settled=settled, head=head), own
-
-
-class Mirrors:
-    """The mirrors of at most `most` sessions; the one used least recently goes for another."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._known: dict[bytes, Mirror] = {}  # in the order of their last use
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def find(self, context: Context) -> Mirror:
-        """The mirror that a call builds on; raises SessionMiss."""
-        mirror = self._known.get(context.session_id) if context.epoch else Mirror()
-        if mirror is None or context.base > len(mirror.theirs):
-            raise SessionMiss(f"base {context.base} is not mirrored here")
-        return mirror
-
-    def keep(self, session_id: bytes, mirror: Mirror) -> None:
-        """Remember a session as used just now."""
-        self._known.pop(session_id, None)
-        self._known[session_id] = mirror
-        if len(self._known) > self._most:
-            del self._known[next(iter(self._known))]
-
-    def close(self, session_id: bytes) -> None:
-        """Forget a session; unknown ones are no error."""
-        self._known.pop(session_id, None)
+    sessions: Sessions
+    translation: Translation
+    mirrors: Mirrors
+    tokens: int
 
 
 @dataclass(slots=True)
 class Chain:
-    """A growing chain of our own tokens: `stands` is the chance that all of them do, `expected` how
-    many should.
+    """A growing chain of our own tokens: `chances` are those of each and all before it to be
+    accepted.
     """
 
     shape: DraftShape
     temperature: float
     tokens: list[int] = field(default_factory=list)
-    stands: float = 1.0
-    expected: float = 0.0
+    chances: list[float] = field(default_factory=list)
 
     def add(self, logits: torch.Tensor) -> bool:
-        """Add the likeliest token of [vocab], if it is worth it; says whether to look behind it."""
+        """Add the likeliest token of [vocab]; says whether to look behind it."""
         likely = (logits / math.hypot(self.temperature, LOGIT_ERROR)).softmax(-1)
-        chance = min(1.0, float(likely.max()) * self.shape.trust)
-        if self.stands * chance < self.shape.worth:
-            return False
         self.tokens.append(int(likely.argmax()))
-        self.stands *= chance
-        self.expected += self.stands
-        promise = self.stands * chance - self.shape.worth  # as much may be lost again
-        return (
-            self.stands >= DOUBT
-            and self._is_confident(logits)
-            and promise >= self.shape.level_worth
-        )
+        self.chances.append(float(likely.max()) * (self.chances[-1] if self.chances else 1.0))
+        return self.chances[-1] >= DOUBT and self._is_confident(logits)
+
+    def gains(self, count: int) -> tuple[float, ...]:
+        """The log-probabilities of as many tokens that say the same in other words, each to be
+        accepted if the one before it is.
+        """
+        own = len(self.tokens)
+        ends = [math.log(self.chances[-(-own * n // count) - 1]) for n in range(1, count + 1)]
+        return tuple(end - before for end, before in zip(ends, [0.0, *ends], strict=False))
 
     def _is_confident(self, logits: torch.Tensor) -> bool:
         """Whether the draft model itself finds its likeliest token likely enough."""
@@ -130,49 +81,134 @@ class Chain:
         return not least or float(warm.softmax(-1).max()) >= least
 
 
-def propose(
-    sessions: Sessions,
-    context: Context,
-    shape: DraftShape,
-    params: SamplingParams,
-    token_count: int,
-    translation: Translation,
-    mirrors: Mirrors,
-) -> Generator[Segment, torch.Tensor, Proposal]:
-    """Yields a segment per level, takes their logits, returns a chain in their tokens.
-
-    `context` counts their tokens, `token_count` is of our own vocabulary. Where our words do not
-    fit into the draft model's context there is no draft, and nothing changes.
-    Raises SessionMiss, StaleTurn, Busy.
+class Chains:
+    """The chains of one opening. Where our words do not fit into the draft model's context, they
+    are empty. Raises SessionMiss.
     """
-    before = mirrors.find(context)
-    after, own = before.cut(context.base).said(context.tokens, translation)
-    levels = min(shape.levels, shape.nodes)
-    steps = levels + SPARE
-    if not (own and levels and len(own) + steps <= sessions.context_length):
-        return Proposal(NO_DRAFT, context.base, context.epoch)
-    base = min(shared(before.held, own), len(own) - 1) if context.epoch else 0
-    inner = replace(context, base=base, tokens=tuple(own[base:]))
-    chain, fed = Chain(shape, 0.0 if params.rule is Rule.TOP1 else params.temperature), 0
-    with sessions.extended(inner, steps) as session:
-        # what the job leaves behind if it ends early, as the session does
-        mirrors.keep(context.session_id, replace(before.cut(context.base), held=own[:base]))
-        tokens = inner.tokens[session.length - base :]
-        segment = Segment(session.room, session.length, tokens, tree.chain(len(tokens)), wanted=1)
-        logits = yield from sessions.feed(inner, segment)
-        sessions.keep(session, inner, ())
-        while chain.add(logits[0, :token_count]):
-            newest, count = chain.tokens[-1], len(chain.tokens)
-            if count == steps or translation.is_special(newest):
-                break
-            if count >= levels and len(translation.to_theirs(after.theirs, chain.tokens)) >= levels:
-                break
-            segment = Segment(session.room, inner.length, (newest,), tree.chain(count), wanted=1)
+
+    def __init__(self, engine: Engine, opening: Drafting, port: Port[Report, Guess]) -> None:
+        self._engine, self._opening, self._port = engine, opening, port
+        self._shape = opening.shape
+        self._sent = 0  # nodes
+        self._drafted: tuple[int, ...] = ()  # in their tokens, as far as it lies ahead of the text
+        self._pending = array("I")  # own tokens to be fed
+        self._session: Session
+        mirror = engine.mirrors.find(opening.context)
+        self._mirror, self._own = mirror.said(opening.context.tokens, engine.translation)
+        self._begun = bool(self._own)  # or else the opening is half a character
+
+    def run(self) -> Job:
+        """Draft behind the opening, and behind facts; raises StaleTurn, Busy, Internal."""
+        context, sessions = self._opening.context, self._engine.sessions
+        if not self._fits:
+            self._emit(epoch=context.epoch, held=context.base)
+            while not self._opening.once:
+                yield Waiting(self._ready)
+            return
+        own, client = tuple(self._own), self._mirror.client
+        inner = replace(context, base=0, tokens=own, epoch=0, client=client)
+        with sessions.extended(inner, 0) as self._session:
+            tokens, chain = own[self._session.length :], tree.chain(len(own) - self._session.length)
+            segment = Segment(self._session.room, self._session.length, tokens, chain, wanted=1)
             logits = yield from sessions.feed(inner, segment)
-            fed = count
-        sessions.keep(session, inner, chain.tokens, range(fed))
-        held = own + array("I", chain.tokens[:fed])
-        mirrors.keep(context.session_id, replace(after, held=held))
-    draft = tuple(translation.to_theirs(after.theirs, chain.tokens)[:levels])
-    expected = min(chain.expected, float(len(draft)))
-    return Proposal(Draft.chain(draft), context.length, session.epoch, expected)
+            sessions.keep(self._session, inner, ())
+            while True:
+                yield from self._draft(logits)
+                if self._opening.once:
+                    mirror = replace(self._mirror, epoch=self._session.epoch)
+                    self._engine.mirrors.keep(context.session_id, mirror)
+                    return
+                behind = False
+                while not behind:
+                    logits = yield from self._feed(Waiting(self._ready))
+                    behind = self._read()
+
+    def _ready(self) -> Segment | None:
+        """Own tokens behind which a chain is wanted."""
+        if tokens := news(self._port.inbox, len(self._mirror.theirs)):
+            self._mirror, self._own = self._mirror.said(tokens, self._engine.translation)
+            accepted = all(a == b for a, b in zip(self._drafted, tokens, strict=False))
+            if self._drafted:
+                self._shape = adapted(self._shape, accepted)
+            self._drafted = self._drafted[len(tokens) :] if accepted and self._fits else ()
+            if not self._fits:
+                self._emit()
+            elif self._opening.lockstep or len(self._drafted) < ENOUGH:
+                self._rewind()
+        return self._segment() if self._pending and self._fits else None
+
+    @property
+    def _levels(self) -> int:
+        return min(self._shape.levels, self._shape.nodes)
+
+    @property
+    def _fits(self) -> bool:
+        """Whether there is room for a chain behind our own words."""
+        end = len(self._own) + self._levels + SPARE
+        return self._begun and self._levels > 0 and end <= self._engine.sessions.context_length
+
+    def _feed(self, offer: Offer) -> Generator[Offer, torch.Tensor, torch.Tensor]:
+        return self._engine.sessions.feed(self._opening.context, offer)
+
+    def _segment(self) -> Segment:
+        session, tokens = self._session, tuple(self._pending[:SHORT])
+        self._engine.sessions.reserve(session, session.length + len(tokens))
+        return Segment(session.room, session.length, tokens, tree.chain(len(tokens)), wanted=1)
+
+    def _read(self) -> bool:
+        """The segment was fed; says whether nothing is pending any more."""
+        tokens, self._pending = self._pending[:SHORT], self._pending[SHORT:]
+        self._engine.sessions.advance(self._session, tokens, range(len(tokens)))
+        return not self._pending
+
+    def _rewind(self) -> None:
+        """Of what the session holds, keep what the text in our own words begins with; its newest
+        token is always fed.
+        """
+        held = self._session.tokens
+        count = min(shared(held, self._own), len(self._own) - 1)
+        del held[count:]
+        self._pending, self._drafted = self._own[count:], ()
+
+    def _draft(self, logits: torch.Tensor) -> Generator[Offer, torch.Tensor, None]:
+        """Send a chain. The session keeps what was fed of it: the text may go on so."""
+        session, sessions = self._session, self._engine.sessions
+        greedy = self._opening.sampling.rule is Rule.TOP1
+        chain = Chain(self._shape, 0.0 if greedy else self._opening.sampling.temperature)
+        sessions.reserve(session, len(self._own) + self._levels + SPARE)
+        fed = 0
+        while chain.add(logits[0, : self._engine.tokens]) and not self._reaches(chain):
+            newest, parents = chain.tokens[-1:], tree.chain(len(chain.tokens))
+            segment = Segment(session.room, session.length, tuple(newest), parents, wanted=1)
+            logits = yield from self._feed(segment)
+            fed += 1
+        sessions.advance(session, chain.tokens[:fed], range(fed))
+        self._drafted = tuple(self._theirs(chain)[: self._levels])
+        self._emit(chain, session.epoch, len(self._mirror.theirs))
+
+    def _reaches(self, chain: Chain) -> bool:
+        """Whether a chain has the levels asked for, or cannot go on."""
+        count = len(chain.tokens)
+        return (
+            count == self._levels + SPARE
+            or self._engine.translation.is_special(chain.tokens[-1])
+            or (count >= self._levels and len(self._theirs(chain)) >= self._levels)
+        )
+
+    def _theirs(self, chain: Chain) -> list[int]:
+        return self._engine.translation.to_theirs(self._mirror.theirs, chain.tokens)
+
+    def _emit(self, chain: Chain | None = None, epoch: int = 0, held: int = 0) -> None:
+        """Send what was drafted."""
+        tokens, first = self._drafted, self._sent + 1
+        self._sent += len(tokens)
+        guess = Guess(
+            len(self._mirror.theirs),
+            tokens,
+            (0, *range(first, self._sent))[: len(tokens)],
+            chain.gains(len(tokens)) if chain else (),
+            first,
+            self._opening.context.turn,
+        )
+        once = self._opening.once
+        self._port.emit(replace(guess, epoch=epoch, cached_len=held) if once else guess)

@@ -1,27 +1,30 @@
-"""Growing a token tree best-first under a node budget, a level at a time.
+"""A token tree that grows ahead of a text and is re-rooted as the text goes on.
 
-Pure: scores come in, nodes to look behind come out. A node's score is the predicted log-probability
-that it stands, the sum over its path; children never score above their parent. So a node that is
-not among the best `nodes` known has no descendant in the final tree, and looking only behind those
-that are gives the exact best-first tree (2402.12374, 2406.16858).
+Pure: children and committed tokens come in; nodes to feed, guesses, and where the keys of nodes
+must go come out. A node's score is the predicted log-probability that it is accepted, the sum over
+its path; children never score above their parent. So a node that is not among the best `nodes`
+known has no descendant among them, and feeding only those that are gives the exact best-first tree
+(2402.12374, 2406.16858). Scores are absolute: a new root changes nothing but what is subtracted.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from operator import attrgetter
 from typing import NamedTuple
 
-from protos.types import Distribution, Draft, DraftShape
+from protos.streams import Guess
+from protos.types import MAX_LEVELS, MAX_NODES, Distribution, DraftShape, Schedule
 
-ROOT = -1
+FED_PER_NODE = 4  # nodes fed ahead of the text, at most, for one of the window
 
 
 class Child(NamedTuple):
-    """A token that may follow, the log-probability that it stands if what precedes it does, and its
-    probability by the draft model.
+    """A token that may follow, the log-probability that it is accepted if what precedes it is, and
+    its probability by the draft model.
     """
 
     token: int
@@ -29,150 +32,215 @@ class Child(NamedTuple):
     probability: float = 1.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """Children, likeliest or first drawn first, and what they were drawn from if they were."""
+
+    children: Sequence[Child]
+    drawn: Distribution | None = None
+
+
+@dataclass(slots=True, eq=False)
 class Node:
-    """A guessed token; `place` is where its keys lie behind the context once it was fed."""
+    """A guessed token. `position` is the tokens of the text up to and with it; `place` is where its
+    keys lie behind the root once it was fed, and the root's own is -1. Its `number` is 0 until it
+    is sent.
+    """
 
     token: int
-    parent: int
-    depth: int
-    score: float
-    sure: bool
+    parent: Node | None
+    position: int
+    score: float = 0.0
+    gain: float = 0.0
+    sure: bool = True
+    number: int = 0
     place: int | None = None
+    children: dict[int, Node] = field(default_factory=dict)
+    drawn: Distribution | None = None
 
 
-@dataclass(slots=True)
 class Growth:
-    """A growing tree. `room` bounds the nodes that may be fed."""
+    """A growing tree behind a text of `length` tokens; the draft model's context is `limit` tokens.
 
-    shape: DraftShape
-    room: int
-    nodes: list[Node] = field(default_factory=list)
-    fed: list[int] = field(default_factory=list)
-    drawn: dict[int, Distribution] = field(default_factory=dict)
-    bar: float = field(init=False)  # what a node must score above to be among the best
-    mass: float = 1.0  # nodes expected to stand among those that were looked behind last
+    Children that have not the chance `least` once their parents are accepted are never kept, and
+    `floor` is the log-probability below which a node is neither fed nor sent. `source` goes into
+    guesses.
+    """
 
-    def __post_init__(self) -> None:
-        self.bar = math.log(self.shape.worth) if self.shape.worth else -math.inf
-
-    def sprout(
-        self, parent: int, children: Sequence[Child], drawn: Distribution | None = None
+    def __init__(
+        self, shape: DraftShape, length: int, limit: int, least: float = 0.0, source: int = 0
     ) -> None:
-        """Add children, likeliest first, and what they were drawn from."""
-        if drawn:
-            self.drawn[parent] = drawn
-        depth, score = 0, 0.0
-        if parent != ROOT:
-            depth, score = self.nodes[parent].depth + 1, self.nodes[parent].score
-        if depth == self.shape.levels:
-            return
-        trust = math.log(self.shape.trust)
-        for token, gain, probability in children[: self.shape.branches]:
-            own = score + min(gain + trust, 0.0)
-            if own > self.bar:
-                sure = probability >= self.shape.confidence
-                self.nodes.append(Node(token, parent, depth, own, sure))
-
-    def frontier(self) -> list[int]:
-        """The nodes to look behind next: unfed, above the last level, sure, among the best; none
-        when the tree is done, or when what may follow them is not worth a look.
-        """
-        best = self._best()
-        if best and len(best) == self.shape.nodes:
-            self.bar = self.nodes[best[-1]].score
-        chosen = [
-            node
-            for node in best
-            if self.nodes[node].place is None
-            and self.nodes[node].sure
-            and self.nodes[node].depth + 1 < self.shape.levels
-        ]
-        chosen = sorted(chosen)[: self.room - len(self.fed)]
-        mass = self._expected(chosen)
-        share = min(1.0, mass / self.mass)  # as much may be lost again
-        scores = (math.exp(self.nodes[node].score) for node in chosen)
-        promise = sum(max(0.0, score * share - self.shape.worth) for score in scores)
-        if promise < self.shape.level_worth:
-            return []
-        self.mass = mass or self.mass
-        for node in chosen:
-            self.nodes[node].place = len(self.fed)
-            self.fed.append(node)
-        return chosen
+        self.shape = shape
+        self.limit = limit
+        self.root = Node(-1, None, length, place=-1)
+        self.floor = self._least = math.log(least) if least else -math.inf
+        self._source = source
+        self._live: list[Node] = []  # best first; among equals the older one
+        self._fed: list[Node] = []  # by place
+        self._sent = 0
 
     @property
-    def expected(self) -> float:
-        """How many nodes of the tree should stand."""
-        return self._expected(self._best())
+    def fed(self) -> int:
+        """How many nodes are fed."""
+        return len(self._fed)
 
-    def path(self, node: int) -> list[int]:
+    @property
+    def full(self) -> bool:
+        """Whether nothing can follow within the draft model's context."""
+        return self.root.position >= self.limit
+
+    def expand(self, nodes: Sequence[Node], expansions: Sequence[Expansion]) -> None:
+        """Add the children of nodes."""
+        for node, expansion in zip(nodes, expansions, strict=True):
+            node.drawn = expansion.drawn
+            if node.position == self._deepest:
+                continue
+            for token, gain, probability in expansion.children[: self.shape.branches]:
+                if gain > self._least:
+                    gain = min(gain, 0.0)
+                    sure = probability >= self.shape.confidence
+                    score, position = node.score + gain, node.position + 1
+                    child = Node(token, node, position, score, gain, sure)
+                    node.children[token] = child
+                    self._live.append(child)
+        self._live.sort(key=attrgetter("score"), reverse=True)  # stable: no child before its parent
+
+    def window(self) -> list[Node]:
+        """The best nodes, best first: those that may be fed and sent."""
+        deepest, floor = self._deepest, self.root.score + self.floor
+        within = (n for n in self._live if n.position <= deepest and n.score > floor)
+        return list(islice(within, self.shape.nodes))
+
+    def frontier(self, window: Iterable[Node]) -> list[Node]:
+        """Those of the window to look behind, best first: unfed, above the last level, sure."""
+        deepest, room = self._deepest, FED_PER_NODE * self.shape.nodes - self.fed
+        unfed = (n for n in window if n.place is None and n.sure and n.position < deepest)
+        return list(islice(unfed, max(0, room)))
+
+    def feed(self, nodes: Iterable[Node]) -> None:
+        """These were fed, in this order."""
+        for place, node in enumerate(nodes, self.fed):
+            node.place = place
+            self._fed.append(node)
+
+    def parents(self, nodes: Sequence[Node]) -> tuple[int, ...]:
+        """All fed nodes and then these as a tree, in the order of their places."""
+        above = (node.parent for node in (*self._fed, *nodes))
+        return tuple(a.place for a in above if a is not None and a.place is not None)
+
+    def path(self, node: Node) -> list[int]:
         """The tokens from the root down to a node."""
-        tokens = []
-        while node != ROOT:
-            tokens.append(self.nodes[node].token)
-            node = self.nodes[node].parent
+        tokens: list[int] = []
+        while node is not self.root:
+            tokens.append(node.token)
+            assert node.parent is not None
+            node = node.parent
         return tokens[::-1]
 
-    def fed_parents(self) -> tuple[int, ...]:
-        """The fed nodes as a tree, in the order in which they were fed."""
-        return tuple(self._place(self.nodes[node].parent) for node in self.fed)
+    def follow(self, tokens: Sequence[int], anew: bool = False) -> tuple[int, list[int]]:
+        """The text went on with these tokens: how many leading ones are fed nodes, and the places
+        of their keys and then of those of all nodes that are still possible, in their new order.
 
-    def finish(self) -> tuple[Draft, tuple[int, ...]]:
-        """The tree with the likeliest child first, and the places of its leading nodes as far as
-        they were fed.
+        If they are not all fed, or the tree begins `anew`, it is empty, and its root has to be fed.
         """
-        kept = set(self._best())
-        order: list[int] = []
-        stack = self._kept_children(ROOT, kept)
+        if self.root.children:
+            self.shape = adapted(self.shape, self._accepted(tokens))
+        node, path = self.root, list[int]()
+        for token in tokens[: len(tokens) - anew]:
+            child = node.children.get(token)
+            if child is None or child.place is None:
+                break
+            node = child
+            path.append(child.place)
+        if anew or len(path) < len(tokens):
+            node = Node(-1, None, self.root.position + len(tokens), place=-1)
+        self._set_root(node)
+        places = [n.place for n in self._fed if n.place is not None]
+        for place, fed in enumerate(self._fed):
+            fed.place = place
+        return len(path), path + places
+
+    def fresh(self, window: Iterable[Node]) -> Guess | None:
+        """What of the window was not sent yet, if anything."""
+        nodes = [node for node in window if not node.number]
+        return self._guess(nodes) if nodes else None
+
+    def whole(self) -> tuple[Guess, list[int]]:
+        """The best tree in one guess, the likeliest child first; and the places of its leading
+        nodes as far as they were fed.
+        """
+        kept, nodes = set(self.window()), list[Node]()
+        stack = [self.root]
         while stack:
             node = stack.pop()
-            order.append(node)
-            stack += self._kept_children(node, kept)
-        index = {node: position for position, node in enumerate(order)} | {ROOT: -1}
-        draft = Draft(
-            tuple(self.nodes[node].token for node in order),
-            tuple(index[self.nodes[node].parent] for node in order),
-            self._distributions(order),
-        )
+            nodes.append(node)
+            stack += [child for child in reversed(node.children.values()) if child in kept]
+        root, *order = nodes
         trunk: list[int] = []
-        for position, node in enumerate(order):
-            place = self.nodes[node].place
-            if place is None or draft.parents[position] != position - 1:
+        for above, node in zip(nodes, order, strict=False):
+            if node.parent is not above or node.place is None:
                 break
-            trunk.append(place)
-        return draft, tuple(trunk)
+            trunk.append(node.place)
+        guess = self._guess(order)
+        if order and root.drawn:
+            parents = {node.parent for node in order}
+            drawn = (node.drawn if node in parents else None for node in nodes)
+            guess = replace(guess, distributions=tuple(d or Distribution() for d in drawn))
+        return guess, trunk
 
-    def _distributions(self, order: Sequence[int]) -> tuple[Distribution, ...]:
-        """What the children of the root, then of each node in order, were drawn from."""
-        if not self.drawn:
-            return ()
-        parents = {self.nodes[node].parent for node in order}
-        return tuple(
-            self.drawn[node] if node in parents else Distribution() for node in (ROOT, *order)
+    @property
+    def _deepest(self) -> int:
+        """The position of the last level."""
+        return min(self.root.position + self.shape.levels, self.limit)
+
+    def _guess(self, nodes: Sequence[Node]) -> Guess:
+        """These, numbered; their parents are among them, or were sent."""
+        first = self._sent + 1
+        self._sent += len(nodes)
+        for number, node in enumerate(nodes, first):
+            node.number = number
+        return Guess(
+            self.root.position,
+            tuple(node.token for node in nodes),
+            tuple(node.parent.number for node in nodes if node.parent),
+            tuple(node.gain for node in nodes),
+            first,
+            self._source,
         )
 
-    def _expected(self, nodes: Sequence[int]) -> float:
-        return sum(math.exp(self.nodes[node].score) for node in nodes)
+    def _set_root(self, root: Node) -> None:
+        """Forget all nodes that are not behind the new root, and how it came about."""
+        possible, live = set[Node | None]({root}), list[Node]()
+        for node in self._live:
+            if node.parent in possible:
+                possible.add(node)
+                live.append(node)
+            else:
+                node.parent = None  # or what is forgotten would be garbage in cycles
+        self._live = live
+        self._fed = [node for node in self._fed if node in possible and node is not root]
+        self.root, root.parent, root.number, root.place = root, None, 0, -1
 
-    def _best(self) -> list[int]:
-        """The best nodes within the budget; among equals the older one, so that no child precedes
-        its parent.
-        """
-        return heapq.nsmallest(
-            self.shape.nodes,
-            range(len(self.nodes)),
-            key=lambda node: (-self.nodes[node].score, node),
-        )
+    def _accepted(self, tokens: Iterable[int]) -> bool:
+        """Whether the tree was right about these as far as it reached."""
+        node = self.root
+        for token in tokens:
+            if not node.children:
+                break
+            if token not in node.children:
+                return False
+            node = node.children[token]
+        return True
 
-    def _kept_children(self, parent: int, kept: set[int]) -> list[int]:
-        """Kept children, likeliest last."""
-        found = [node for node in kept if self.nodes[node].parent == parent]
-        return sorted(found, key=lambda node: (self.nodes[node].score, -node))
 
-    def _place(self, node: int) -> int:
-        if node == ROOT:
-            return ROOT
-        place = self.nodes[node].place
-        assert place is not None, "a child is fed after its parent"
-        return place
+def adapted(shape: DraftShape, accepted: bool) -> DraftShape:
+    """By a schedule that asks for it, two levels more after a guess that was accepted to its end,
+    else one less, and as many nodes to each as at first (transformers' assisted generation,
+    `num_assistant_tokens_schedule`).
+    """
+    if shape.schedule is not Schedule.HEURISTIC or not shape.levels:
+        return shape
+    width = max(1, shape.nodes) / shape.levels
+    levels = shape.levels + 2 if accepted else shape.levels - 1
+    levels = min(max(1, levels), MAX_LEVELS, int(MAX_NODES / width))
+    return replace(shape, levels=levels, nodes=max(1, round(levels * width)))

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
-from drafter_service.growth import Child
+from drafter_service.growth import Child, Expansion
 from engine.noise import Stream, gumbel
 from engine.sampling import warp
 from protos.types import Distribution, DraftShape, Method, Rule, SamplingParams
@@ -28,29 +28,9 @@ FIRST_TEMPERATURE = 0.9  # of Medusa-lite's first tokens where the target is gre
 FIRST_TOP_P = 0.95
 
 
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """Children, likeliest or first drawn first, and what they were drawn from if they were."""
-
-    children: Sequence[Child]
-    drawn: Distribution | None = None
-
-
-Guesser = Callable[[torch.Tensor, int], list[Guess]]
-"""From adjusted logits [rows, vocab], all for one position, to a guess for each row."""
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """How one draft is made; only the first `tokens` of the vocabulary are guessed. `predicts` says
-    whether the gains of the guesses tell how many of them should stand.
-    """
-
-    shape: DraftShape
-    params: SamplingParams
-    guess: Guesser
-    tokens: int
-    predicts: bool = True
+Guesser = Callable[[torch.Tensor, Sequence[int]], list[Expansion]]
+"""From adjusted logits [rows, vocab], and the position of each row's next token, to what may follow
+each row."""
 
 
 def likely(params: SamplingParams, count: int) -> Guesser:
@@ -61,19 +41,19 @@ def likely(params: SamplingParams, count: int) -> Guesser:
     """
     sharpness = min(max((params.temperature or 1.0) / LOGIT_ERROR, 1e-6), 1e6)
 
-    def guess(logits: torch.Tensor, position: int) -> list[Guess]:
+    def guess(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
         scores = logits.log_softmax(-1) if params.greedy else warp(logits, params)
-        top = scores.topk(min(SHORTLIST, scores.shape[-1]), dim=-1)
+        top = scores.topk(min(SHORTLIST, scores.shape[-1]), dim=-1, sorted=False)
         perturbed = top.values
         if not params.greedy:
-            perturbed = perturbed + gumbel(params.seed, position, top.indices)
+            perturbed = perturbed + gumbel(params.seed, positions, top.indices)
         gains = (perturbed * sharpness).log_softmax(-1)
         best = gains.topk(min(count, gains.shape[-1]), dim=-1)
         ids = top.indices.gather(-1, best.indices).tolist()
         sure = top.values.gather(-1, best.indices).exp().tolist()
         rows = zip(ids, best.values.tolist(), sure, strict=True)
         return [
-            Guess([Child(*each) for each in zip(*row, strict=True) if each[1] > -math.inf])
+            Expansion([Child(*each) for each in zip(*row, strict=True) if each[1] > -math.inf])
             for row in rows
         ]
 
@@ -85,18 +65,18 @@ def sampled(params: SamplingParams, branches: int, root: int) -> Guesser:
     `branches` behind the root, at position `root`, and one elsewhere.
     """
 
-    def guess(logits: torch.Tensor, position: int) -> list[Guess]:
-        count = branches if position == root else 1
-        return [_drawn(row, params, position, count) for row in logits]
+    def guess(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
+        rows = zip(logits, positions, strict=True)
+        return [_drawn(row, params, at, branches if at == root else 1) for row, at in rows]
 
     return guess
 
 
-def _drawn(row: torch.Tensor, params: SamplingParams, position: int, count: int) -> Guess:
+def _drawn(row: torch.Tensor, params: SamplingParams, position: int, count: int) -> Expansion:
     if params.greedy:
         best = row.softmax(-1).max(-1)
         token = int(best.indices)
-        return Guess([Child(token, 0.0, float(best.values))], Distribution((token,), (1,)))
+        return Expansion([Child(token, 0.0, float(best.values))], Distribution((token,), (1,)))
     top = warp(row[None], params)[0].exp().topk(min(SENT, len(row)))
     weights = (top.values.double() * WEIGHTS).round()
     kept = weights > 0  # the likeliest at least: it has 1 / vocabulary or more, unless that is huge
@@ -107,7 +87,7 @@ def _drawn(row: torch.Tensor, params: SamplingParams, position: int, count: int)
     chances = (weights / weights.sum())[order].tolist()
     pairs = zip(ids[order].tolist(), chances, strict=True)
     drawn = Distribution(tuple(ids.tolist()), tuple(int(weight) for weight in weights))
-    return Guess([Child(token, 0.0, chance) for token, chance in pairs], drawn)
+    return Expansion([Child(token, 0.0, chance) for token, chance in pairs], drawn)
 
 
 def medusa_lite(params: SamplingParams, branches: int, root: int, visible: torch.Tensor) -> Guesser:
@@ -119,50 +99,51 @@ def medusa_lite(params: SamplingParams, branches: int, root: int, visible: torch
     if params.greedy:  # what it draws from shall not matter then
         params = SamplingParams(FIRST_TEMPERATURE, seed=params.seed)
 
-    def guess(logits: torch.Tensor, position: int) -> list[Guess]:
-        if position != root:
-            best = logits.softmax(-1).max(-1)
+    def guess(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
+        if positions[0] != root:
+            best = logits.log_softmax(-1).max(-1)
             pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            return [Guess([Child(token, 0.0, chance)]) for token, chance in pairs]
+            return [Expansion([_sized(*pair)]) for pair in pairs]
         scores = warp(logits[:1], params)[0]
         order = scores.argsort(descending=True, stable=True)
         pool = order[scores[order].exp().cumsum(0) <= FIRST_TOP_P]
         pool = pool[visible[pool]]
         if not len(pool):
             pool = order[:1]
-        keys = scores[pool] + gumbel(params.seed, position, pool)
+        keys = scores[pool] + gumbel(params.seed, root, pool)
         first = pool[keys.argsort(descending=True)[:branches]]
-        pairs = zip(first.tolist(), scores[first].exp().tolist(), strict=True)
-        return [Guess([Child(token, 0.0, chance) for token, chance in pairs])]
+        pairs = zip(first.tolist(), scores[first].tolist(), strict=True)
+        return [Expansion([_sized(*pair) for pair in pairs])]
 
     return guess
+
+
+def _sized(token: int, logprob: float) -> Child:
+    """A child whose chance is what the draft model says."""
+    return Child(token, logprob, math.exp(logprob))
+
+
+def is_whole(shape: DraftShape, params: SamplingParams) -> bool:
+    """Whether drafts are made as a whole: their nodes are not the likeliest ones, or must come with
+    what they were drawn from.
+    """
+    return shape.method is Method.MEDUSA_LITE or params.rule is Rule.REJECT
 
 
 def branching(shape: DraftShape) -> DraftShape:
     """The shape of branches of equal length that part at the root, as many as the nodes allow."""
     branches = max(1, min(shape.branches, shape.nodes // max(1, shape.levels)))
-    return replace(
-        shape,
-        branches=branches,
-        nodes=branches * shape.levels,
-        worth=0.0,
-        level_worth=0.0,
-        trust=1.0,
-    )
+    return replace(shape, branches=branches, nodes=branches * shape.levels)
 
 
-def way(shape: DraftShape, params: SamplingParams, root: int, visible: torch.Tensor) -> Way:
-    """How to draft behind a context of `root` tokens; `visible` [tokens] says which of the
-    tokenizer's tokens can be seen.
+def guesser(shape: DraftShape, params: SamplingParams, root: int, visible: torch.Tensor) -> Guesser:
+    """How to guess behind a text of `root` tokens; `visible` [tokens] says which of the tokenizer's
+    tokens can be seen.
     """
-    count = len(visible)
     if shape.method is Method.MEDUSA_LITE:
-        shape = branching(shape)
-        first = medusa_lite(params, shape.branches, root, visible)
-        return Way(shape, params, first, count, predicts=False)
+        return medusa_lite(params, shape.branches, root, visible)
     if params.rule is Rule.REJECT:
-        shape = branching(shape)
-        return Way(shape, params, sampled(params, shape.branches, root), count, predicts=False)
-    if params.rule is Rule.TOP1:  # what stands is the target's likeliest token, not its draw
+        return sampled(params, shape.branches, root)
+    if params.rule is Rule.TOP1:  # what is accepted is the target's likeliest token, not its draw
         params = replace(params, temperature=0.0)
-    return Way(shape, params, likely(params, shape.branches), count)
+    return likely(params, shape.branches)

@@ -1,61 +1,96 @@
-"""The drafter over gRPC: decode, run the job, encode."""
+"""The drafter over gRPC: openings become drafting jobs, facts go in, guesses come out."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
-from drafter_service.drafting import drafting
+from drafter_service.drafting import drafter
+from drafter_service.growing import Price
+from drafter_service.text import Report
 from engine.config import ModelServiceConfig
-from engine.host import Host, hosting
+from engine.host import Host, check_tokens, hosting
+from engine.streams import Call, Streams
 from protos import codec, rpc
-from protos.drafting import decode_shape
-from protos.sampling import decode_sampling
-from protos.tandem.v1 import drafter_pb2, drafter_pb2_grpc
+from protos.drafting import encode_guess
+from protos.errors import TandemError
+from protos.streams import Guess
+from protos.tandem.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 
 NAME = drafter_pb2.DESCRIPTOR.services_by_name["DrafterService"].full_name
+MOST = 200  # guesses of a message: 3 MB if each has 64 nodes and what they were drawn from
+INBOX = 1024  # facts of a session that wait for its next step
+
 Context: TypeAlias = "aio.ServicerContext[Any, Any]"
+Caller: TypeAlias = Call[Report, Guess]
 
 
 class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
     """Holds the draft model."""
 
     def __init__(self, host: Host) -> None:
-        self._host, self._drafting = host, drafting(host)
+        self._drafter = drafter(host)
+        self._vocab_size = self._drafter.describe().vocab_size
+        self._streams: Streams[Report, Guess] = Streams(host.thread)
 
-    async def Propose(
-        self, request: drafter_pb2.ProposeRequest, context: Context
-    ) -> drafter_pb2.ProposeResponse:
-        """The next draft of one session."""
-        call = codec.decode_context(request.context)
-        shape, sampling = decode_shape(request.shape), decode_sampling(request.sampling)
-        began = time.perf_counter()
-        proposal = await self._host.thread.run(
-            call.session_id, lambda: self._drafting.propose(call, shape, sampling)
-        )
-        proposal = replace(proposal, seconds=time.perf_counter() - began)
-        return codec.encode_proposal(proposal)
-
-    async def CloseDraftSession(
-        self, request: drafter_pb2.CloseDraftSessionRequest, context: Context
-    ) -> drafter_pb2.CloseDraftSessionResponse:
-        """Free a session; unknown ones are no error."""
-        await self._host.close(request.session_id, self._drafting.close)
-        return drafter_pb2.CloseDraftSessionResponse()
+    def Guess(
+        self, requests: AsyncIterator[drafter_pb2.GuessRequest], context: Context
+    ) -> AsyncIterator[drafter_pb2.GuessResponse]:
+        """All sessions of one caller."""
+        return self._streams.serve(requests, partial(self._receive, Price()), self._respond)
 
     async def DescribeDrafter(
         self, request: drafter_pb2.DescribeDrafterRequest, context: Context
     ) -> drafter_pb2.DescribeDrafterResponse:
         """The model and how full it is."""
         return drafter_pb2.DescribeDrafterResponse(
-            model=codec.encode_model(self._drafting.describe())
+            model=codec.encode_model(self._drafter.describe())
         )
+
+    def _receive(self, price: Price, request: drafter_pb2.GuessRequest, caller: Caller) -> None:
+        caller.sent, price.chance = request.sent, request.price
+        for opening in request.open:
+            try:
+                self._open(price, opening, caller)
+            except TandemError as error:
+                self._streams.fail(caller, opening.stream, error)
+        for fact in request.facts:
+            self._hear(fact, caller)
+        for session_id in request.close:
+            self._streams.close(session_id, self._drafter.close)
+
+    def _open(self, price: Price, message: drafter_pb2.Drafting, caller: Caller) -> None:
+        opening = codec.decode_drafting(message)
+        check_tokens("context.tokens", opening.context.tokens, self._vocab_size)
+        self._streams.open(
+            caller,
+            message.stream,
+            opening.context,
+            message.request_id,
+            lambda port: self._drafter.draft(opening, port, price),
+        )
+
+    def _hear(self, fact: common_pb2.Fact, caller: Caller) -> None:
+        """One that cannot be used is dropped; then the next does not fit, which ends the job."""
+        port = caller.ports.get(fact.stream)
+        tokens = tuple(fact.tokens)
+        if port and len(port.inbox) < INBOX and max(tokens, default=0) < self._vocab_size:
+            port.inbox.append((fact.start, tokens))
+
+    def _respond(self, caller: Caller) -> drafter_pb2.GuessResponse:
+        response = drafter_pb2.GuessResponse(sent=caller.sent)
+        while caller.outgoing and len(response.guesses) < MOST:
+            response.guesses.append(encode_guess(*caller.outgoing.popleft()))
+        while caller.failures:
+            response.failures.append(caller.failures.popleft())
+        if caller.outgoing:
+            caller.changed.set()
+        return response
 
 
 @asynccontextmanager

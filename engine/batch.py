@@ -1,4 +1,5 @@
-"""What goes into the next step: everything short, and as much of long prompts as delays nobody.
+"""What goes into the next step: everything short, rows that pay, and as much of long prompts as
+delays nobody.
 
 Pure. Segments come least recently fed first, so whoever was left out is next.
 """
@@ -6,12 +7,15 @@ Pure. Segments come least recently fed first, so whoever was left out is next.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
 
 from engine.cost import CostModel, Load
 from engine.plan import Segment
+from protos.types import MAX_NODES
 
+UNKNOWN_PRICE = 0.1  # of a row, before any step was learned from
 SHORT = 16  # tokens; a longer head is fed in pieces, as time allows, to the last
 RESTING_SECONDS = 1.0  # without a short segment, until nobody counts as decoding
 PIECE = 16  # tokens of a long head that a step takes at least, so that every prompt gets on
@@ -63,33 +67,92 @@ def is_decoding(segment: Segment) -> bool:
     return segment.wanted > 0 and not is_long(segment)
 
 
+@dataclass(slots=True)
+class Share:
+    """What one segment gets of a step: a `piece` of it, or all of it and `rows` more."""
+
+    index: int
+    piece: Segment
+    rows: int = 0
+
+
+@dataclass(slots=True)
+class Batch:
+    """A step: who gets what, and the chance that a row more would have had to have."""
+
+    shares: list[Share]
+    price: float
+
+
 def compose(
-    segments: Sequence[Segment], cost: CostModel, limits: Limits, pace: float
-) -> list[tuple[int, Segment]]:
-    """The next step: indices into `segments`, and what of each is fed. `pace` is how many seconds a
-    step takes that serves the sessions now decoding, 0 if none is.
+    segments: Sequence[Segment],
+    chances: Callable[[int], Iterator[float]],
+    cost: CostModel,
+    limits: Limits,
+    pace: float,
+) -> Batch:
+    """The next step. `chances(i)` are those of rows that may be added to segment i, and `pace` is
+    how many seconds a step takes that serves the sessions now decoding, 0 if none is.
     """
-    chosen: list[tuple[int, Segment]] = []
+    shares: list[Share] = []
     total = Load()
     most, tokens = limits.sessions, limits.tokens
     if any(map(is_long, segments)):  # one of them gets on in every step
         most, tokens = most - 1, tokens - PIECE
     for index, segment in enumerate(segments):
-        fits = len(chosen) < most and total.tokens + len(segment.tokens) <= tokens
+        fits = len(shares) < most and total.tokens + len(segment.tokens) <= tokens
         if not is_long(segment) and (fits or index == 0):
-            chosen.append((index, segment))
+            shares.append(Share(index, segment))
             total += load(segment)
-    usual = max(pace, cost.predict(total) if chosen else 0.0)
+    added, price = add_rows(shares, chances, cost, total, tokens - total.tokens)
+    total += added
+    usual = max(pace, cost.predict(total) if shares else 0.0)
     allowed = usual * (1 + limits.slack) if usual else limits.seconds
     for index, segment in enumerate(segments):
         room = min(limits.tokens - total.tokens, len(segment.tokens))
-        if not is_long(segment) or room <= 0 or len(chosen) == limits.sessions:
+        if not is_long(segment) or room <= 0 or len(shares) == limits.sessions:
             continue
         timely = cost.tokens_within(allowed, total, segment.context, room)
-        if timely < PIECE and any(is_long(segments[other]) for other, _ in chosen):
+        if timely < PIECE and any(is_long(segments[share.index]) for share in shares):
             break
         room = max(timely, min(PIECE, room))
         piece = segment if room >= len(segment.tokens) else segment.first(min(room, segment.head))
-        chosen.append((index, piece))
+        shares.append(Share(index, piece))
         total += load(piece)
-    return chosen
+    return Batch(shares, price)
+
+
+def add_rows(
+    shares: Sequence[Share],
+    chances: Callable[[int], Iterator[float]],
+    cost: CostModel,
+    total: Load,
+    most: int,
+) -> tuple[Load, float]:
+    """Add rows to the shares, likeliest first over all, while the step yields more per second with
+    the next one: while its chance is above its price, row seconds x expected yield / step seconds.
+    A share yields 1 without any. Returns what was added, and the price at the end.
+    """
+    waiting = [(share, chances(share.index)) for share in shares]
+    heap = [
+        (-chance, place) for place, (_, more) in enumerate(waiting) if (chance := next(more, 0.0))
+    ]
+    heapify(heap)
+    expected, seconds, added = float(len(shares)), cost.predict(total), Load()
+    price = 0.0
+    while True:
+        share, more = waiting[heap[0][1]] if heap else (None, None)
+        keys = share.piece.context + len(share.piece.parents) if share else 0
+        row = Load(1, keys + 1, 0)
+        price = cost.marginal(row) * expected / seconds if seconds else UNKNOWN_PRICE
+        if share is None or more is None or added.tokens >= most or -heap[0][0] < price:
+            return added, price
+        expected -= heap[0][0]
+        seconds += cost.marginal(row)
+        added += row
+        share.rows += 1
+        place = heap[0][1]
+        if share.rows < MAX_NODES and (chance := next(more, 0.0)):
+            heapreplace(heap, (-chance, place))
+        else:
+            heappop(heap)

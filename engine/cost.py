@@ -69,10 +69,9 @@ class CostModel:
         step, token, key, session = self._terms
         return step + token * load.tokens + key * load.attended + session * load.sessions
 
-    @property
-    def token_seconds(self) -> float:
-        """What one more token costs, its keys aside."""
-        return self._terms[1]
+    def marginal(self, load: Load) -> float:
+        """Seconds that this load adds to a step."""
+        return self.predict(load) - self._terms[0]
 
     def learn(self, load: Load, seconds: float) -> None:
         """A step with this load took so many seconds."""

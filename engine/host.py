@@ -7,6 +7,7 @@ business.
 from __future__ import annotations
 
 import asyncio
+import gc
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
@@ -102,6 +103,8 @@ async def hosting(
         config.prompt_slack,
         config.prompt_seconds,
     )
+    gc.collect()
+    gc.freeze()  # what stays is not to be looked through while a step waits
     with ModelThread(forward, limits, metrics.observe, sessions.expire) as thread:
         yield Host(forward, sessions, thread, config, exactness, fingerprint(config.model))
 

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from engine.scheduler import StepReport
 from engine.sessions import Sessions
 
-SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
@@ -28,6 +28,7 @@ class ModelMetrics:
         self._queue = histogram("queue_seconds", "From a call's arrival to its start", SECONDS)
         self._sessions = histogram("batch_sessions", "Sessions in a forward pass", COUNTS)
         self._tokens = histogram("batch_tokens", "Tokens fed in a forward pass", COUNTS)
+        self._host = histogram("host_seconds", "Between two forward passes", SECONDS)
         self._error = Gauge(
             f"tandem_{verb}_cost_error_ratio",
             "How far predicted forward passes are off, smoothed",
@@ -46,6 +47,8 @@ class ModelMetrics:
         self._sessions.observe(report.sessions)
         self._tokens.observe(report.tokens)
         self._error.set(report.cost_error)
+        if report.host_seconds is not None:
+            self._host.observe(report.host_seconds)
         for seconds in report.queue_seconds:
             self._queue.observe(seconds)
 

@@ -6,6 +6,7 @@ wrapping integer arithmetic, so its bits are the same on every device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 
 import torch
@@ -26,16 +27,25 @@ class Stream(Enum):
 
 
 def uniform(
-    seed: int, position: int, token_ids: torch.Tensor, stream: Stream = Stream.DRAW
+    seed: int, position: int | Sequence[int], token_ids: torch.Tensor, stream: Stream = Stream.DRAW
 ) -> torch.Tensor:
-    """One number in (0, 1) for each token id at a position, float64 of their shape."""
-    low, high = _key(seed ^ stream.value, position)
+    """One number in (0, 1) for each token id at a position, or [rows, tokens] at one position for
+    each row; float64 of their shape.
+    """
+    low: int | torch.Tensor
+    high: int | torch.Tensor
+    if isinstance(position, int):
+        low, high = _key(seed ^ stream.value, position)
+    else:
+        keys = [_key(seed ^ stream.value, each) for each in position]
+        both = torch.tensor(keys, dtype=torch.int32, device=token_ids.device)  # [rows, 2]
+        low, high = both[:, :1], both[:, 1:]
     state = _mix(_mix(token_ids.to(torch.int32) ^ low) ^ high)
     return (state.to(torch.float64) + (2**31 + 0.5)) * 2.0**-32
 
 
 def gumbel(
-    seed: int, position: int, token_ids: torch.Tensor, stream: Stream = Stream.DRAW
+    seed: int, position: int | Sequence[int], token_ids: torch.Tensor, stream: Stream = Stream.DRAW
 ) -> torch.Tensor:
     """The same as a Gumbel variate, float32: argmax(log p + it) is a draw from p (Gumbel-max)."""
     noise = uniform(seed, position, token_ids, stream)

@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
+import numpy as np
 import torch
 
 from engine.kv import Index, index
+from engine.offer import Fixed
 from engine.rooms import BLOCK, Room
 from protos import tree
 
@@ -25,7 +27,7 @@ ROWS = 4  # matrix kernels round differently for fewer rows
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(Fixed):
     """One session's share of a step.
 
     `context` cached tokens are seen by every row. Behind them lies a tree, `parents`, of which the
@@ -50,6 +52,10 @@ class Segment:
     def cached(self) -> int:
         """Nodes of the tree that are cached already."""
         return len(self.parents) - len(self.tokens)
+
+    def ready(self) -> Segment:
+        """A segment is an offer of itself (`engine.offer.Offer`)."""
+        return self
 
     def first(self, count: int) -> Segment:
         """The first `count` tokens of the head."""
@@ -234,9 +240,9 @@ def _masked(segment: Segment, depths: list[int], start: int) -> Tile:
 
 def _ancestry(parents: tuple[int, ...]) -> torch.Tensor:
     """Which nodes each node sees, its ancestors and itself: bool [nodes, nodes]."""
-    seen = torch.ones(len(parents), len(parents), dtype=torch.bool).tril_()
+    seen = np.tri(len(parents), dtype=bool)  # a row at a time is faster there
     for node in range(tree.trunk(parents), len(parents)):
         parent = parents[node]
         seen[node] = seen[parent] if parent >= 0 else False
         seen[node, node] = True
-    return seen
+    return torch.from_numpy(seen)

@@ -37,6 +37,14 @@ class Adjustment:
         completion = tokens[sampling.prompt_length :] if sampling.penalised else ()
         self._counts = Counter(completion)
 
+    def extend(self, tokens: Sequence[int]) -> None:
+        """The text goes on with these."""
+        self.length += len(tokens)
+        if self._tokens is not None:
+            self._tokens = torch.cat([self._tokens, torch.tensor(tokens)])
+        if self._sampling.penalised:
+            self._counts.update(tokens)
+
     def apply(self, logits: torch.Tensor, path: Sequence[int] = ()) -> torch.Tensor:
         """The row [vocab] as the options want it behind the path. What they say of tokens that this
         model lacks is nothing.

@@ -1,7 +1,7 @@
 """The model thread: every job that waits or runs gets its share of the next forward pass.
 
-Verifying takes one step, drafting one per level, a long prompt several, beside the others' work,
-and a new job joins at the next step; there are no phases. The event loop only queues and awaits.
+A new job joins at the next step, and a long prompt is fed beside the others' work; there are no
+phases. The event loop only queues, tells that there is something new, and is told what was done.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,11 +19,10 @@ from typing import Any
 import structlog
 import torch
 
-from engine.batch import Limits, Pace, compose, is_decoding, is_long, load
+from engine.batch import Limits, Pace, compose, is_decoding, load
 from engine.cost import CostModel, Load
 from engine.plan import Segment
-from engine.returns import Returns
-from engine.task import Job, Task, pointless, startable
+from engine.task import Job, Task, startable
 from protos.errors import Busy, Internal, Unavailable
 
 LIGHT = Load.chunk(1, 0)
@@ -34,18 +33,19 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one forward pass did."""
+    """What one forward pass did, and the time since the one before if there was work all along."""
 
     sessions: int
     tokens: int
     seconds: float
     queue_seconds: list[float]
     cost_error: float
+    host_seconds: float | None
 
 
 class ModelThread:
-    """Owns the model and its sessions: nothing else may touch them while it runs. `idle` is called
-    between steps, with those for whose sessions calls wait.
+    """Owns the model and its sessions: nothing else may touch them while it runs. Between steps it
+    calls `idle`, with those for whose sessions calls wait, and `settled`.
     """
 
     def __init__(
@@ -58,15 +58,18 @@ class ModelThread:
     ) -> None:
         self._forward, self._limits, self._observe, self._idle = forward, limits, observe, idle
         self._queue_limit = queue_limit
+        self.settled: Callable[[], None] = lambda: None
+        self.price = 0.0  # chance that a row more would have had to have in the newest step
         self._cost = CostModel()
         self._pace = Pace()
         self._steps = 0
-        self._returns = Returns()
+        self._ended = 0.0  # when the newest step did; 0 if the thread has waited since
         self._waiting: deque[Task] = deque()
         self._running: list[Task] = []
         self._stepping: list[Task] = []  # of them, those in the step
         self._queued: list[float] = []  # seconds that the tasks started since the last step waited
         self._wake = threading.Condition()
+        self._news = False  # something may have changed for a job that waits
         self._stopping = False
         self._thread = threading.Thread(target=self._loop, name="model", daemon=True)
 
@@ -80,15 +83,9 @@ class ModelThread:
             self._wake.notify()
         self._thread.join()
 
-    async def run(
-        self, owner: bytes, start: Callable[[], Job | None], closing: bool = False
-    ) -> Any:
-        """Queue a job of a session and await its answer. `start` is called on the model thread. A
-        job for `closing` the session is taken however long the queue, and done in any case.
-
-        Raises what the job raises, Busy if the queue is full, Unavailable when stopping. Cancelling
-        drops a job that waits; one that runs is finished for the session's next call, or ended
-        between two steps if that closes it.
+    def submit(self, owner: bytes, start: Callable[[], Job | None], closing: bool = False) -> Task:
+        """Queue a job of a session; `start` is called on the model thread. One for `closing` the
+        session is taken however long the queue. Raises Busy if it is full, Unavailable if stopping.
         """
         task = Task(owner, start, Future(), time.perf_counter(), closing)
         with self._wake:
@@ -98,21 +95,36 @@ class ModelThread:
                 raise Busy(f"{self._queue_limit} calls are waiting")
             self._waiting.append(task)
             self._wake.notify()
+        return task
+
+    async def run(
+        self, owner: bytes, start: Callable[[], Job | None], closing: bool = False
+    ) -> Any:
+        """The same, and await the answer; raises what the job raises. Cancelling deserts it."""
+        task = self.submit(owner, start, closing)
         answer = asyncio.wrap_future(task.answer)
         if closing:
             return await asyncio.shield(answer)
         try:
             return await answer
         except asyncio.CancelledError:
-            with self._wake, suppress(ValueError):
-                task.deserted = True
-                self._waiting.remove(task)
+            self.desert(task)
             raise
 
-    @property
-    def token_seconds(self) -> float:
-        """What one more token costs in a step, as far as is known."""
-        return self._cost.token_seconds
+    def desert(self, task: Task) -> None:
+        """Nobody waits for a job any more: it is dropped, or ended between two steps."""
+        with self._wake:
+            task.deserted = self._news = True
+            if task in self._waiting:
+                self._waiting.remove(task)
+                task.answer.cancel()
+            self._wake.notify()
+
+    def wake(self) -> None:
+        """There may be something new for a job that waits."""
+        with self._wake:
+            self._news = True
+            self._wake.notify()
 
     def _loop(self) -> None:
         try:
@@ -127,13 +139,15 @@ class ModelThread:
     def _turn(self) -> None:
         """Whoever waits may start, and there is a step; if it fails, those in it fail alone."""
         try:
-            if self._collect():
-                self._step()
+            self._collect()
+            self._step()
         except Exception as error:
             log.error("a step failed", exc_info=error)
             failed = Internal("the forward pass failed; see the server's log")
             self._abandon(self._stepping, failed)
             self._running = [task for task in self._running if task not in self._stepping]
+            self._news = True  # the others go on
+        self.settled()
 
     def _abandon(self, tasks: Sequence[Task], error: Exception) -> None:
         """Fail every task that has no answer yet."""
@@ -141,17 +155,16 @@ class ModelThread:
             with suppress(InvalidStateError):  # it has an answer, or nobody waits any more
                 task.fail(error)
 
-    def _collect(self) -> bool:
-        """Wait for work and start what may start; False when stopping."""
+    def _collect(self) -> None:
+        """Wait until there may be work, and start what may start."""
         with self._wake:
-            while not (self._waiting or self._running or self._stopping):
+            while not (self._waiting or self._news or self._stopping):
+                self._ended = 0.0
                 self._wake.wait(timeout=1.0)
                 self._idle(())
-            self._gather()
-            if self._stopping:
-                return False
-            ending = pointless(self._waiting, self._running)
-            self._running = [task for task in self._running if task not in ending]
+            self._news = False
+            ending = [task for task in self._running if task.deserted]
+            self._running = [task for task in self._running if not task.deserted]
             wanted = [task.owner for task in self._waiting]
             starting = startable(self._waiting, self._running)
             for task in starting:
@@ -162,54 +175,73 @@ class ModelThread:
         self._idle(wanted)
         for task in starting:
             if task.answer.set_running_or_notify_cancel():
-                self._returns.back(task.owner, task.arrived)
-                waited = time.perf_counter() - task.arrived
+                self._queued.append(time.perf_counter() - task.arrived)
                 task.fed = self._steps  # behind whoever waits for longer
                 task.begin()
-                if task.segment:
-                    self._running.append(task)
-                    self._queued.append(waited)
-        return True
+                self._running += [task] if task.offer else []
+                self._news = True
 
-    def _gather(self) -> None:
-        """Wait a moment for those who will soon be back, unless others than long prompts are at
-        work meanwhile.
-        """
-        if not all(task.partly or is_long(task.segment) for task in self._running if task.segment):
-            return
-        while not self._stopping:
-            here = {task.owner for task in self._waiting}
-            if (left := self._returns.wait(here, time.perf_counter())) <= 0:
-                break
-            self._wake.wait(left)
+    def _offers(self) -> list[tuple[Task, Segment]]:
+        """Who has something to feed, least recently fed first."""
+        order = sorted(self._running, key=lambda task: task.fed)
+        offers = [(task, segment) for task in order if (segment := task.ready())]
+        self._running = [task for task in order if task.offer]
+        return offers
+
+    def _gather(self) -> list[tuple[Task, Segment]]:
+        """The offers; one that is alone may wait a moment for more rows."""
+        offers = self._offers()
+        if len(offers) != 1 or offers[0][0].rest or not offers[0][0].offer:
+            return offers
+        offer, step = offers[0][0].offer, self._cost.predict(LIGHT)
+        until = time.perf_counter() + step
+        with self._wake:
+            while not (self._waiting or self._stopping):
+                now = time.perf_counter()
+                if (left := min(offer.patience(now, step), until - now)) <= 0:
+                    break
+                self._wake.wait(left)
+        return self._offers()
 
     def _step(self) -> None:
-        """One forward pass over what fits of the running tasks, least recently fed first."""
-        tasks = sorted((t for t in self._running if t.segment), key=lambda task: task.fed)
-        self._running = self._stepping = tasks
+        """One forward pass over what fits of the offers, with the rows that pay."""
+        offers = self._gather()
+        tasks, segments = [task for task, _ in offers], [segment for _, segment in offers]
+        self._stepping = tasks
         if not tasks:
             return
         began = time.perf_counter()
-        wanted = [task.segment for task in tasks if task.segment]
-        chosen = compose(wanted, self._cost, self._limits, self._pace.at(began))
-        self._stepping = [tasks[index] for index, _ in chosen]
-        segments = [segment for _, segment in chosen]
-        logits = self._forward(segments)
-        seconds = time.perf_counter() - began
-        self._account(segments, seconds)
-        self._steps += 1
-        for task, segment, rows in zip(self._stepping, segments, logits, strict=True):
-            task.fed = self._steps
-            task.advance(segment, rows)
-        self._running = [task for task in tasks if task.segment]
-        answered = [task.owner for task in tasks if not task.segment]
-        self._returns.answered(answered, time.perf_counter(), self._cost.predict(LIGHT))
 
-    def _account(self, segments: Sequence[Segment], seconds: float) -> None:
+        def chances(index: int) -> Iterator[float]:
+            offer = tasks[index].offer
+            return iter(()) if tasks[index].rest or offer is None else offer.chances()
+
+        batch = compose(segments, chances, self._cost, self._limits, self._pace.at(began))
+        self.price = batch.price
+        self._stepping = [tasks[share.index] for share in batch.shares]
+        for task, share in zip(self._stepping, batch.shares, strict=True):
+            if share.rows and task.offer:
+                share.piece = task.offer.segment(share.rows)
+        pieces = [share.piece for share in batch.shares]
+        self.settled()  # what was said while they were asked
+        host = time.perf_counter() - self._ended if self._ended else None
+        began = time.perf_counter()
+        logits = self._forward(pieces)
+        self._ended = time.perf_counter()
+        self._account(pieces, self._ended - began, host)
+        self._steps += 1
+        for task, share, rows in zip(self._stepping, batch.shares, logits, strict=True):
+            task.fed = self._steps
+            wanted = segments[share.index]
+            task.advance(share.piece, rows, bool(share.rows) or share.piece is wanted)
+        self._running = [task for task in self._running if task.offer]
+        self._news = True
+
+    def _account(self, pieces: Sequence[Segment], seconds: float, host: float | None) -> None:
         """Learn from a step and report it, before anyone has answers."""
-        total = sum(map(load, segments), Load())
-        self._cost.learn(total, seconds)
-        if decoding := [load(segment) for segment in segments if is_decoding(segment)]:
-            self._pace.saw(self._cost.predict(sum(decoding, Load())), time.perf_counter())
+        total, cost = sum(map(load, pieces), Load()), self._cost
+        cost.learn(total, seconds)
+        if decoding := [load(piece) for piece in pieces if is_decoding(piece)]:
+            self._pace.saw(cost.predict(sum(decoding, Load())), time.perf_counter())
         queued, self._queued = self._queued, []
-        self._observe(StepReport(len(segments), total.tokens, seconds, queued, self._cost.error))
+        self._observe(StepReport(len(pieces), total.tokens, seconds, queued, cost.error, host))

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from engine.rooms import Room
+from engine.rooms import BLOCK, Room
 from protos.types import Context
 
 
@@ -67,6 +67,18 @@ def shared(one: array[int], other: array[int]) -> int:
     """How many leading tokens are the same."""
     counts = range(1, min(len(one), len(other)) + 1)
     return bisect_left(counts, True, key=lambda count: one[:count] != other[:count])
+
+
+def known(sessions: Iterable[Session], context: Context) -> Session | None:
+    """The session of the same client that shares the longest prefix with an opening, if one is
+    worth it: of all but the newest token, which is always fed.
+    """
+    if not context.client or len(context.tokens) <= BLOCK:
+        return None
+    wanted = context.tokens[:-1]
+    start = array("I", wanted[:BLOCK])
+    donors = (s for s in sessions if s.client == context.client and s.tokens[:BLOCK] == start)
+    return max(donors, key=lambda donor: (donor.shares(wanted), donor.retired), default=None)
 
 
 @dataclass(slots=True)

@@ -8,16 +8,15 @@ resends everything.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
 from engine.kv import Pool
-from engine.plan import Segment
+from engine.offer import Offer
 from engine.rooms import BLOCK, Room, blocks
-from engine.session import Counts, Ended, Session
+from engine.session import Counts, Ended, Session, known
 from protos.errors import Busy, Internal, InvalidRequest, SessionMiss, StaleTurn
 from protos.types import Context
 
@@ -76,8 +75,9 @@ class Sessions:
         try:
             yield session
         except BaseException as error:
-            if isinstance(error, Ended) and self._pool.finite(session.room, error.fed):
-                session.tokens = session.committed(context)[: error.fed]
+            fed = error.fed if isinstance(error, Ended) else 0
+            if fed > session.length and self._pool.finite(session.room, fed):
+                session.tokens = session.committed(context)[:fed]
             if session.room.capacity:  # whatever the model wrote there may not be a number
                 self._pool.wipe(session.room, session.length)
             raise
@@ -91,14 +91,12 @@ class Sessions:
                 field, f"reach token {length}, above the context of {self.context_length}"
             )
 
-    def feed(
-        self, context: Context, segment: Segment
-    ) -> Generator[Segment, torch.Tensor, torch.Tensor]:
-        """Feed a segment of a call and return its logits.
+    def feed(self, context: Context, offer: Offer) -> Generator[Offer, torch.Tensor, torch.Tensor]:
+        """Have something fed for a call and return its logits.
 
         Where the model overflowed they are NaN: the session is dropped, raises Internal.
         """
-        logits = yield segment
+        logits = yield offer
         if logits.isnan().any():
             self._drop(context.session_id)
             raise Internal("the model overflowed: its logits are not numbers")
@@ -110,11 +108,22 @@ class Sessions:
         """Keep the context and, moved behind it, the nodes of a tree path, `drafted` being the
         tree's tokens; returns the length held.
         """
-        self._pool.compact(session.room, context.length, path)
-        del session.tokens[context.base :]
-        session.tokens.extend(context.tokens)
-        session.tokens.extend(drafted[node] for node in path)
+        new = context.tokens[session.length - context.base :]
+        order = (*range(len(new)), *(len(new) + node for node in path))
+        self.advance(session, (*new, *(drafted[node] for node in path)), order)
         return session.length
+
+    def advance(self, session: Session, tokens: Sequence[int], order: Sequence[int]) -> None:
+        """Append tokens whose keys and values lie behind what is held, token i at place `order[i]`.
+        Places in `order` beyond those of the tokens are moved up behind them.
+        """
+        self._pool.compact(session.room, session.length, order)
+        session.tokens.extend(tokens)
+
+    def reserve(self, session: Session, length: int) -> None:
+        """Find memory for so many tokens of a session at work; raises Busy, InvalidRequest."""
+        if session.room.capacity < length:
+            self._make_room(length, session)
 
     def close(self, session_id: bytes) -> None:
         """Forget a session; closing twice, or one that was never open, is the same. What a known
@@ -147,8 +156,8 @@ class Sessions:
         if session and context.turn <= session.turn:
             self.counts.stale += 1
             raise StaleTurn(f"turn {context.turn} of a session that is at turn {session.turn}")
-        known = (session.epoch, session.length) if session and not session.retired else (0, 0)
-        if context.epoch not in (0, known[0]) or context.base > (known[1] if context.epoch else 0):
+        held = (session.epoch, session.length) if session and not session.retired else (0, 0)
+        if context.epoch not in (0, held[0]) or context.base > (held[1] if context.epoch else 0):
             self.counts.misses += 1
             raise SessionMiss(f"base {context.base} is not cached here")
         if session is None:
@@ -167,7 +176,7 @@ class Sessions:
         """A session that was not open. It starts with what another one of the same client holds: a
         closed one that it continues it takes over, from others it copies.
         """
-        donor = self._known(context)
+        donor = known(self._open.values(), context)
         count = donor.shares(context.tokens[:-1]) if donor else 0
         if donor and donor.retired and count == donor.length:
             self._make_room(length, donor)
@@ -224,21 +233,6 @@ class Sessions:
             self._pool.grow(session.room, length)
         elif room := self._pool.take(length):
             session.room = room
-
-    def _known(self, context: Context) -> Session | None:
-        """The session of the same client that shares the longest beginning, if one is worth it: of
-        all but the newest token, which is always fed.
-        """
-        if not context.client or len(context.tokens) <= BLOCK:
-            return None
-        wanted = context.tokens[:-1]
-        start = array("I", wanted[:BLOCK])
-        donors = (
-            session
-            for session in self._open.values()
-            if session.client == context.client and session.tokens[:BLOCK] == start
-        )
-        return max(donors, key=lambda donor: (donor.shares(wanted), donor.retired), default=None)
 
     def _busy(self, why: str) -> Busy:
         wait = min(RETRY_SECONDS + CROWD_SECONDS * self._refused, LONGEST_RETRY_SECONDS)

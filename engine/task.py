@@ -1,7 +1,8 @@
 """A job on its way through the model thread.
 
-A job is a generator: it yields the segment that it wants fed, receives the logits, and returns its
-answer. A long segment may be fed over several steps; the job does not notice.
+A job is a generator: it yields an offer, what it wants fed or could have fed, receives the logits
+of what was fed, and returns its answer. A long segment may be fed over several steps; the job does
+not notice.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Any
 
 import torch
 
+from engine.offer import Offer
 from engine.plan import Segment
 from engine.session import Ended
 
-Job = Generator[Segment, torch.Tensor, Any]
+Job = Generator[Offer, torch.Tensor, Any]
 
 
 @dataclass(slots=True, eq=False)
@@ -31,9 +33,9 @@ class Task:
     closing: bool = False
     deserted: bool = False  # nobody waits any more
     job: Job | None = None
-    segment: Segment | None = None  # what is still to be fed for the answer that the job awaits
+    offer: Offer | None = None  # what the job yielded last; None = it is done
+    rest: Segment | None = None  # of a long segment that was fed in part
     fed: int = 0  # the step that last fed some of it, or that it came after
-    partly: bool = False  # whether the segment is the rest of a longer one
 
     def begin(self) -> None:
         """Start the job; one that needs no forward pass is done at once."""
@@ -42,39 +44,52 @@ class Task:
             if self.job is None:
                 self.answer.set_result(None)
             else:
-                self.segment = next(self.job)
+                self.offer = next(self.job)
         except StopIteration as done:
             self.answer.set_result(done.value)
         except Exception as error:
             self.fail(error)
 
-    def advance(self, fed: Segment, logits: torch.Tensor) -> None:
-        """Give the job its logits; it wants another step or is done. One fed in part waits on."""
-        assert self.job is not None and self.segment is not None
-        if fed is not self.segment:
-            self.segment = self.segment.rest(len(fed.tokens))
-            self.partly = True
-            return
-        self.partly = False
+    def ready(self) -> Segment | None:
+        """What is to be fed next, if anything."""
+        if self.rest is not None or self.offer is None:
+            return self.rest
         try:
-            self.segment = self.job.send(logits)
+            return self.offer.ready()
+        except Exception as error:
+            self.fail(error)
+            return None
+
+    def advance(self, fed: Segment, logits: torch.Tensor, whole: bool) -> None:
+        """Give the job its logits, unless what was fed is not the `whole` of what it asked for; it
+        wants another step or is done.
+        """
+        assert self.job is not None and self.offer is not None
+        if not whole:
+            segment = self.rest or self.offer.ready()
+            assert segment is not None
+            self.rest = segment.rest(len(fed.tokens))
+            return
+        self.rest = None
+        try:
+            self.offer = self.job.send(logits)
         except StopIteration as done:
-            self.segment = None
+            self.offer = None
             self.answer.set_result(done.value)
         except Exception as error:
             self.fail(error)
 
     def end(self, error: Exception) -> None:
         """End the job early; what was fed of its context stays in its session."""
-        segment, self.segment = self.segment, None
-        if self.job is not None and segment is not None:
+        fed, self.offer = self.rest.context if self.rest else 0, None
+        if self.job is not None:
             with suppress(Exception):
-                self.job.throw(Ended(segment.context))
+                self.job.throw(Ended(fed))
         self.answer.set_exception(error)
 
     def fail(self, error: Exception) -> None:
         """End the job with an error; what goes wrong while it ends is the same error's doing."""
-        self.segment = None
+        self.offer = self.rest = None
         if self.job is not None:
             with suppress(Exception):
                 self.job.close()
@@ -90,11 +105,3 @@ def startable(waiting: Sequence[Task], running: Sequence[Task]) -> list[Task]:
             owners.add(task.owner)
             chosen.append(task)
     return chosen
-
-
-def pointless(waiting: Sequence[Task], running: Sequence[Task]) -> list[Task]:
-    """Which running tasks may end unfinished: nobody waits for their answer, and their session is
-    about to be closed. Pure.
-    """
-    closing = {task.owner for task in waiting if task.closing}
-    return [task for task in running if task.deserted and task.owner in closing]

@@ -1,7 +1,7 @@
 """A candidate generator for transformers' assisted generation: its assistant is a drafter of a
 running Tandem.
 
-Knows how candidates are asked for and what their logits mean; which of them stand is decided
+Knows how candidates are asked for and what their logits mean; which of them are accepted is decided
 elsewhere, by transformers' own loop or by a verifier.
 """
 

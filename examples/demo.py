@@ -88,21 +88,21 @@ def main() -> None:
     began, mark = time.monotonic(), secrets.token_hex(8)
     with running(mark) as address:
         print(f"\n[up after {time.monotonic() - began:.0f} s]\n", flush=True)
-        rounds = drafted = accepted = tokens = 0
+        steps = drafted = accepted = tokens = 0
         for seed, (prompt, temperature) in enumerate(PROMPTS):
             options = ("--temperature", temperature, "--seed", str(seed))
             generate(address, prompt, *options)
             print(flush=True)
             answer = json.loads(generate(address, prompt, *options, "--json").stdout)
-            rounds += answer["speculation"]["numSpecSteps"]
+            steps += answer["speculation"]["numSpecSteps"]
             drafted += answer["speculation"]["numDraftTokens"]
             accepted += answer["speculation"]["numAcceptedDraftTokens"]
             tokens += answer["usage"]["completionTokens"]
         print(
-            f"Together: {tokens} tokens in {rounds} rounds, {tokens / rounds:.2f} per round;",
+            f"Together: {tokens} tokens in {steps} steps, {tokens / steps:.2f} per step;",
             end=" ",
         )
-        print(f"{accepted} of {drafted} draft tokens accepted ({accepted / drafted:.0%}).")
+        print(f"{accepted} of {drafted} draft tokens accepted ({accepted / max(1, drafted):.0%}).")
         print(
             "Green was guessed by the drafter; all of it is what the target alone would have said."
         )

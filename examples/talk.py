@@ -1,17 +1,17 @@
 """A session with a running Drafter and Verifier, call by call: what the loops here are written on.
 
-Keeps the session rule and nothing else: what to draft and what to commit is the caller's.
+Says all committed tokens in each call; what to draft and what to commit is the caller's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
@@ -19,14 +19,13 @@ import models
 from orchestrator import launch
 from orchestrator.clients import DrafterClient, VerifierClient
 from protos import codec, rpc
-from protos.errors import SessionMiss, TandemError
+from protos.errors import TandemError
 from protos.process import configure_logging
 from protos.types import NO_DRAFT, Context, Draft, DraftShape, SamplingParams, Verdict
 
 GREEDY = SamplingParams()
 DESCRIBE_SECONDS = 30.0
 
-Answer = TypeVar("Answer")
 DrafterOption = Annotated[
     str, typer.Option(help="address of a running drafter; without it a Tandem is started")
 ]
@@ -46,27 +45,6 @@ class Addresses:
 
 
 @dataclass(slots=True)
-class Mirror:
-    """What a service is believed to hold of a session."""
-
-    turn: int = 0
-    epoch: int = 0
-    tokens: tuple[int, ...] = ()
-
-    def context(self, session_id: bytes, tokens: Sequence[int]) -> Context:
-        """The next call: as far as the mirror is right it is kept, the rest is sent, and always
-        the newest token, because it is the one to look behind.
-        """
-        pairs = zip(self.tokens, tokens[:-1], strict=False)
-        base = next(
-            (place for place, (held, token) in enumerate(pairs) if held != token),
-            min(len(self.tokens), len(tokens) - 1),
-        )
-        self.turn += 1
-        return Context(session_id, self.turn, base, tuple(tokens[base:]), self.epoch)
-
-
-@dataclass(slots=True)
 class Talk:
     """One session on both services. `tokens` are the committed ones and belong to the caller, who
     may append whatever he likes between two calls: a verdict commits nothing.
@@ -76,27 +54,16 @@ class Talk:
     verifier: VerifierClient
     tokens: list[int]
     session_id: bytes = field(default_factory=lambda: secrets.token_bytes(codec.SESSION_ID_BYTES))
-    drafted: Mirror = field(default_factory=Mirror)
-    verified: Mirror = field(default_factory=Mirror)
+    turn: int = 0
 
     async def propose(self, shape: DraftShape, sampling: SamplingParams = GREEDY) -> Draft:
         """A draft behind the committed tokens; raises a TandemError."""
-        proposal = await self._ask(
-            self.drafted, lambda context: self.drafter.propose(context, shape, sampling)
-        )
-        held = (*self.tokens, *proposal.draft.tokens)[: proposal.cached_len]
-        self.drafted.tokens, self.drafted.epoch = held, proposal.epoch
+        proposal = await self.drafter.propose(self._context(), shape, sampling)
         return proposal.draft
 
     async def verify(self, draft: Draft = NO_DRAFT, sampling: SamplingParams = GREEDY) -> Verdict:
-        """Which nodes stand and the token behind them; raises a TandemError."""
-        verdict = await self._ask(
-            self.verified, lambda context: self.verifier.verify(context, draft, sampling)
-        )
-        path = (draft.tokens[node] for node in verdict.accepted)
-        held = (*self.tokens, *path)[: verdict.cached_len]
-        self.verified.tokens, self.verified.epoch = held, verdict.epoch
-        return verdict
+        """Which nodes are accepted and the token behind them; raises a TandemError."""
+        return await self.verifier.verify(self._context(), draft, sampling)
 
     async def close(self) -> None:
         """Free the session; a service that cannot be reached reclaims it by itself."""
@@ -104,13 +71,10 @@ class Talk:
             with suppress(TandemError):
                 await service.close(self.session_id)
 
-    async def _ask(self, mirror: Mirror, call: Callable[[Context], Awaitable[Answer]]) -> Answer:
-        """A service that no longer holds the session is told everything, once."""
-        try:
-            return await call(mirror.context(self.session_id, self.tokens))
-        except SessionMiss:
-            mirror.epoch, mirror.tokens = 0, ()
-            return await call(mirror.context(self.session_id, self.tokens))
+    def _context(self) -> Context:
+        """All committed tokens, each time: a service computes those that it does not hold."""
+        self.turn += 1
+        return Context(self.session_id, self.turn, 0, tuple(self.tokens))
 
 
 @asynccontextmanager

@@ -1,1 +1,1 @@
-"""Runs rounds for many requests: propose -> verify -> advance."""
+"""Crosses the streams of facts and guesses for many requests."""

@@ -11,7 +11,7 @@ from protos.tandem.v1 import rounds_pb2
 
 
 class Answer:
-    """Takes rounds and makes chunks, which leave out the `known` first tokens that the client has
+    """Takes steps and makes chunks, which leave out the `known` first tokens that the client has
     already.
     """
 
@@ -24,10 +24,11 @@ class Answer:
         known: int,
     ) -> None:
         self.finished = False
+        self._named = False  # whether the client knows how to continue
         self._known = known
         self._run, self._stream, self._seed, self._metrics = run, stream, seed, metrics
         self._prompt_tokens = len(run.prompt)
-        self._tally = Tally()
+        self._tally = Tally(wanted=run.shape.levels > 0)
         self._tokens: list[int] = []
         self._logprobs: list[api.TokenLogprobs] = []
         self._end = rounds_pb2.RunResponse()
@@ -42,7 +43,7 @@ class Answer:
         self._metrics.queue.observe(self._began - self._arrived)
 
     def add(self, step: rounds_pb2.RunResponse) -> api.Chunk:
-        """Take one round; the chunk it makes ends at a stop string."""
+        """Take one step; the chunk it makes ends at a stop string."""
         old, fresh = step.tokens[: self._known], step.tokens[self._known :]
         _, used_old = self._stream.push(old)
         text, used_fresh = self._stream.push(fresh)
@@ -54,19 +55,24 @@ class Answer:
         if step.finish_reason or self._stream.matched is not None:
             self.finished = True
             text += self._stream.finish()
-        if not self._tokens:
+        first = not self._tokens
+        if first:
             self._reused = step.reused
         self._tally.add(step)
-        self._metrics.add(step)
+        self._metrics.add(step, self._tally.wanted, first)
         self._tokens += step.tokens
         self._logprobs += step.logprobs
         self._clock()
-        return api.Chunk(
+        chunk = api.Chunk(
             text=text,
             token_ids=fresh[:used_fresh],
             completion_tokens=len(self._tokens),
             logprobs=step.logprobs[used_old:],
         )
+        if used_fresh and not self._named:
+            self._named = True
+            chunk.request_id, chunk.seed = self._run.request_id, self._seed
+        return chunk
 
     def complete(self) -> api.GenerateResponse:
         """The whole answer."""

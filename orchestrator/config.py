@@ -27,15 +27,20 @@ class OrchestratorConfig(ServiceConfig):
     ray_address: str = Field(
         default="local", description="a cluster to join; local starts a private one"
     )
-    max_running: int = Field(default=32, ge=1, description="requests in rounds at once")
+    max_running: int = Field(default=32, ge=1, description="requests that are decoded at once")
     max_waiting: int = Field(default=256, ge=0, description="requests that may wait for a place")
     draft_levels: int = Field(
-        default=8, ge=0, le=MAX_LEVELS, description="levels of a draft; 0 decodes plainly"
+        default=MAX_LEVELS,
+        ge=0,
+        le=MAX_LEVELS,
+        description="levels that guesses may run ahead; 0 decodes plainly",
     )
     draft_branches: int = Field(
-        default=4, ge=1, le=MAX_NODES, description="children per node; 1 drafts chains"
+        default=4, ge=1, le=MAX_NODES, description="children per node; 1 guesses chains"
     )
-    draft_nodes: int = Field(default=32, ge=1, le=MAX_NODES, description="nodes of a draft tree")
+    draft_nodes: int = Field(
+        default=MAX_NODES, ge=1, le=MAX_NODES, description="guessed nodes ahead of the text"
+    )
     draft_schedule: Literal["goodput", "constant", "heuristic"] = Field(
         default="goodput", description="goodput, constant or heuristic"
     )

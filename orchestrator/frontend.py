@@ -28,13 +28,14 @@ from protos.tandem.v1 import orchestrator_pb2 as api
 from protos.tandem.v1 import orchestrator_pb2_grpc
 
 NAME = api.DESCRIPTOR.services_by_name["OrchestratorService"].full_name
+LARGEST_SEED = 1 << 53  # JSON's numbers are exact below it
 CLIENT_KEY = "x-tandem-client"
 Context: TypeAlias = "aio.ServicerContext[Any, Any]"
 Event = api.StreamGenerateResponse
 
 
 class Admission:
-    """Bounds the requests in rounds and the requests that wait for a place."""
+    """Bounds the requests that are decoded and those that wait for a place."""
 
     def __init__(self, max_running: int, max_waiting: int, metrics: FrontMetrics) -> None:
         self._places = asyncio.Semaphore(max_running)
@@ -107,7 +108,7 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         """Chunks without the `known` first tokens, then the complete answer."""
         request_id = request.request_id or secrets.token_hex(8)
         if not request.sampling.HasField("seed"):
-            request.sampling.seed = secrets.randbits(64)
+            request.sampling.seed = secrets.randbelow(LARGEST_SEED)
         run = await asyncio.to_thread(order, request, request_id, self._limits, self._tokenise)
         run.session_id = secrets.token_bytes(codec.SESSION_ID_BYTES)
         run.client = client

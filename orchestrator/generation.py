@@ -1,16 +1,16 @@
-"""One request's state: the committed tokens, what the two services hold of them, and when it ends.
+"""One request's state: the committed tokens and when they end.
 
-Pure: calls and answers are values. The committed tokens are owned here alone; both caches are
-mirrors.
+Pure: what is said and heard are values. The committed tokens are owned here alone; what the
+services hold are mirrors.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
-from protos import tree
-from protos.types import Context, Draft, Proposal, SamplingParams, TokenLogprobs, Verdict
+from protos.types import Context, SamplingParams
 
 
 class Finish(Enum):
@@ -21,36 +21,8 @@ class Finish(Enum):
 
 
 @dataclass(slots=True)
-class Cursor:
-    """What a service is believed to hold: `cached` committed tokens of the session that it opened
-    as `epoch`.
-    """
-
-    turn: int = 0
-    cached: int = 0
-    epoch: int = 0
-
-    def forget(self) -> None:
-        """The service no longer holds the session: the next call sends everything."""
-        self.cached, self.epoch = 0, 0
-
-
-@dataclass(frozen=True, slots=True)
-class Advance:
-    """What one round added: emitted tokens, of which `accepted` were drafted, out of `drafted`
-    verified. `reused` committed tokens were not computed anew when the session was opened.
-    """
-
-    tokens: tuple[int, ...]
-    drafted: int
-    accepted: int
-    reused: int = 0
-    logprobs: tuple[TokenLogprobs, ...] = ()
-
-
-@dataclass(slots=True)
 class Generation:
-    """A growing completion."""
+    """A growing completion. `turn` is that of the newest opening, at whichever service."""
 
     session_id: bytes
     prompt: tuple[int, ...]
@@ -61,8 +33,7 @@ class Generation:
     finish: Finish | None = None
     matched_token_id: int | None = None
     client: bytes = b""
-    drafter: Cursor = field(default_factory=Cursor)
-    verifier: Cursor = field(default_factory=Cursor)
+    turn: int = 0
 
     @property
     def length(self) -> int:
@@ -70,51 +41,30 @@ class Generation:
         return len(self.prompt) + len(self.completion)
 
     @property
-    def remaining(self) -> int:
-        """Tokens that may still be emitted."""
-        return self.max_new_tokens - len(self.completion)
+    def until(self) -> int:
+        """Committed tokens at the most."""
+        return len(self.prompt) + self.max_new_tokens
 
-    def context(self, cursor: Cursor) -> Context:
-        """The next call to the service of a cursor: what it holds stays, the rest is sent."""
-        cursor.turn += 1
-        return Context(
-            session_id=self.session_id,
-            turn=cursor.turn,
-            base=cursor.cached,
-            tokens=self._tokens_from(cursor.cached),
-            epoch=cursor.epoch,
-            client=b"" if cursor.epoch else self.client,
-        )
-
-    def drafted(self, proposal: Proposal) -> None:
-        """The drafter now holds the committed tokens and perhaps leading nodes of its draft."""
-        self.drafter.cached, self.drafter.epoch = proposal.cached_len, proposal.epoch
-
-    def advance(self, draft: Draft, verdict: Verdict) -> Advance:
-        """Commit the accepted path and the next token, up to the first stop token, and move both
-        cursors.
+    def context(self) -> Context:
+        """What a service is opened with: everything. One that still holds the session, or the
+        beginning of its text, finds that by itself.
         """
-        kept = self.length + tree.leading(verdict.accepted)
-        self.drafter.cached = min(self.drafter.cached, kept)
-        self.verifier.cached, self.verifier.epoch = verdict.cached_len, verdict.epoch
-        tokens = [*(draft.tokens[node] for node in verdict.accepted), verdict.next_token]
-        emitted: list[int] = []
-        for token in tokens[: self.remaining]:
-            emitted.append(token)
+        self.turn += 1
+        tokens = (*self.prompt, *self.completion)
+        return Context(self.session_id, self.turn, 0, tokens, client=self.client)
+
+    def extend(self, start: int, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Commit that the text from `start` on is `tokens`, up to the first stop token or the
+        limit: what is new of it.
+        """
+        assert start <= self.length, "a fact that leaves a gap"
+        fresh = tuple(tokens[self.length - start :][: self.until - self.length])
+        for place, token in enumerate(fresh):
             if token in self.stop_token_ids:
                 self.finish, self.matched_token_id = Finish.STOP, token
+                fresh = fresh[: place + 1]
                 break
-        self.completion += emitted
-        barred = len(self.completion) < self.sampling.min_new_tokens
-        if self.sampling.end_tokens and not barred:
-            self.sampling = replace(self.sampling, min_new_tokens=0, end_tokens=())
-        if self.finish is None and self.remaining <= 0:
+        self.completion += fresh
+        if self.finish is None and self.length >= self.until:
             self.finish = Finish.LENGTH
-        accepted = min(len(verdict.accepted), len(emitted))
-        told = verdict.logprobs[: len(emitted)]
-        return Advance(tuple(emitted), len(draft), accepted, verdict.reused, told)
-
-    def _tokens_from(self, start: int) -> tuple[int, ...]:
-        if start < len(self.prompt):
-            return self.prompt[start:] + tuple(self.completion)
-        return tuple(self.completion[start - len(self.prompt) :])
+        return fresh

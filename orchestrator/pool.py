@@ -21,7 +21,7 @@ from protos.errors import TransportLost, Unavailable, Unusable
 from protos.tandem.v1 import rounds_pb2, rounds_pb2_grpc
 
 MOST_LOSSES = 5  # in a row without progress: a poison request must not kill the pool
-TURNS = 1 << 20  # more than one worker takes for a request: a token a round, of the longest texts
+TURNS = 1 << 20  # more than one worker takes for a request: one for every opening
 READY_SECONDS = 30.0
 MEND_SECONDS = 2.0
 
@@ -90,7 +90,7 @@ class WorkerPool:
     async def run(
         self, request: rounds_pb2.RunRequest
     ) -> AsyncGenerator[rounds_pb2.RunResponse, None]:
-        """Stream the rounds of a request. Appends what was streamed to `request.completion`, which
+        """Stream the steps of a request. Appends what was streamed to `request.completion`, which
         is all that another worker needs to go on. Raises a TandemError.
         """
         losses = 0

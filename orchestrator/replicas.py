@@ -1,4 +1,4 @@
-"""The drafter and the verifier behind the rounds: do they fit together, and how are they doing?"""
+"""The drafter and the verifier: do they fit together, and how are they doing?"""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Replicas:
         description.
 
         Raises Unusable without a verifier, IncompatibleModels if they do not fit. Without a drafter
-        it goes on after a while: a round without a draft is plain decoding.
+        it goes on after a while: the verifier decodes by itself.
         """
         try:
             target = await self._verifier.describe(self._config.start_seconds)

@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from orchestrator import speculation
-from orchestrator.speculation import Drafting
 from protos.drafting import encode_shape
 from protos.errors import InvalidRequest, Violation
 from protos.sampling import encode_sampling, problems
 from protos.tandem.v1 import orchestrator_pb2 as api
 from protos.tandem.v1 import rounds_pb2
-from protos.types import EXACT, ModelDescription, SamplingParams
+from protos.types import EXACT, DraftShape, ModelDescription, SamplingParams
 
 DEFAULT_MAX_NEW_TOKENS = 128
 MAX_STOP_STRINGS = 16
@@ -30,7 +29,7 @@ class Limits:
     """What the served model allows."""
 
     model: ModelDescription
-    drafting: Drafting
+    shape: DraftShape
     longest_prompt: int  # bytes of text that may fit into the context
     special_tokens: Mapping[str, int]  # they have no text
 
@@ -73,15 +72,13 @@ def order(
     if violations:
         raise InvalidRequest(*violations)
     sampling = replace(sampling, rule=speculation.rule(request.speculation))
-    wanted = speculation.drafting(request.speculation, limits.drafting)
     return rounds_pb2.RunRequest(
         request_id=request_id,
         prompt=prompt,
         sampling=encode_sampling(sampling),
         max_new_tokens=stopping.max_new_tokens if stopping.HasField("max_new_tokens") else default,
         stop_token_ids=stops,
-        shape=encode_shape(wanted.shape),
-        schedule=api.DraftSchedule.ValueType(wanted.schedule.value),
+        shape=encode_shape(speculation.shape(request.speculation, limits.shape)),
     )
 
 

@@ -14,7 +14,6 @@ from orchestrator.metrics import FrontMetrics
 from orchestrator.pool import WorkerPool
 from orchestrator.replicas import Replicas
 from orchestrator.request import Limits
-from orchestrator.speculation import Drafting
 from orchestrator.text import load_tokenizer, longest_token, special_tokens
 from protos import rpc
 from protos.tandem.v1 import orchestrator_pb2_grpc
@@ -36,15 +35,19 @@ async def serving(config: OrchestratorConfig, registry: CollectorRegistry) -> As
             supervising(config) as supervisor,
             WorkerPool(supervisor, metrics.resumes.inc) as pool,
         ):
-            shape = DraftShape(config.draft_levels, config.draft_branches, config.draft_nodes)
-            drafting = Drafting(shape, Schedule[config.draft_schedule.upper()])
+            shape = DraftShape(
+                config.draft_levels,
+                config.draft_branches,
+                config.draft_nodes,
+                schedule=Schedule[config.draft_schedule.upper()],
+            )
             service = OrchestratorService(
                 pool,
                 replicas,
                 tokenizer,
                 Limits(
                     target,
-                    drafting,
+                    shape,
                     target.context_length * longest_token(tokenizer),
                     special_tokens(tokenizer),
                 ),

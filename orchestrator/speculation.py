@@ -1,4 +1,5 @@
-"""How a request wants its tokens drafted, checked and completed with the server's settings.
+"""How far guesses may run ahead of a request's text, checked and completed with the server's
+settings.
 
 Pure. What is not implemented is refused by the field's name.
 """
@@ -6,46 +7,49 @@ Pure. What is not implemented is refused by the field's name.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from protos.drafting import decode_choice
 from protos.errors import InvalidRequest, Violation
 from protos.tandem.v1 import orchestrator_pb2 as api
 from protos.types import MAX_LEVELS, MAX_NODES, DraftShape, Method, Rule, Schedule
 
-
-@dataclass(frozen=True, slots=True)
-class Drafting:
-    """What is drafted at most, and how much of it from round to round."""
-
-    shape: DraftShape
-    schedule: Schedule
+FEW_LEVELS = 8  # where all that is guessed is verified, or their number changes with every guess
+LOCKSTEP_NODES = 32
 
 
-def drafting(wish: api.Speculation, default: Drafting) -> Drafting:
+def shape(wish: api.Speculation, default: DraftShape) -> DraftShape:
     """Levels and branches as wished. Who names the branches gets levels x branches nodes, else the
-    default budget; who names the levels gets them in every round, unless another schedule is named.
+    default window; who names the levels gets as many at most, unless another schedule is named.
     """
     named, wide = (wish.HasField(field) for field in ("num_speculative_tokens", "branches"))
-    levels = wish.num_speculative_tokens if named else default.shape.levels
-    branches = wish.branches if wide else default.shape.branches
+    schedule = _schedule(wish) if wish.schedule else default.schedule
+    if named and not wish.schedule:
+        schedule = Schedule.CONSTANT
+    levels = wish.num_speculative_tokens if named else default.levels
+    window = default.nodes
+    lockstep = rule(wish) is not Rule.MATCH
+    if lockstep:
+        window = min(window, LOCKSTEP_NODES)
+    if not named and (lockstep or schedule is Schedule.HEURISTIC):
+        levels = min(levels, FEW_LEVELS)
+    branches = wish.branches if wide else default.branches
     whole = wish.method == Method.MEDUSA_LITE.value  # branches: what is not named makes way
     if whole and not named:
         levels = min(levels, MAX_NODES // max(1, branches))
     elif whole and not wide:
         branches = min(branches, MAX_NODES // max(1, levels))
-    budget = MAX_NODES if wide or whole or branches == 1 else default.shape.nodes
-    shape = replace(
-        default.shape,
+    if wide or whole or branches == 1:
+        window = MAX_NODES
+    return replace(
+        default,
         levels=levels,
         branches=branches,
-        nodes=min(budget, levels * branches),
+        nodes=min(window, levels * branches),
         method=_method(wish),
         confidence=wish.confidence_threshold,
+        schedule=schedule,
     )
-    if wish.schedule:
-        return Drafting(shape, _schedule(wish))
-    return Drafting(shape, Schedule.CONSTANT if named else default.schedule)
 
 
 def rule(wish: api.Speculation) -> Rule:

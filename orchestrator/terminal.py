@@ -65,7 +65,7 @@ class Completion:
         self._prompt = prompt
 
     def show(self, chunk: api.Chunk) -> None:
-        """Print a chunk: all its tokens but the last were drafted."""
+        """Print a chunk: all its tokens but the last were guessed."""
         self._print(self._prompt, "dim")
         self._prompt = ""
         drafted = chunk.token_ids[:-1]
@@ -78,14 +78,14 @@ class Completion:
         self._print(chunk.text[len(text) :], OWN)
 
     def summarise(self, done: api.GenerateResponse) -> None:
-        """One line: rounds, acceptance and speed."""
+        """One line: steps, acceptance and speed."""
         figures, tokens = done.speculation, done.usage.completion_tokens
         speed = tokens / done.timing.total_seconds if done.timing.total_seconds else 0.0
         self._console.print(
-            f"\n[dim]{tokens} tokens in {figures.num_spec_steps} rounds, "
-            f"{figures.mean_acceptance_length:.2f} per round; "
+            f"\n[dim]{tokens} tokens in {figures.num_spec_steps} steps, "
+            f"{figures.mean_acceptance_length:.2f} per step; "
             f"{figures.num_accepted_draft_tokens} of {figures.num_draft_tokens} "
-            "draft tokens accepted; "
+            "guessed tokens accepted; "
             f"{speed:.0f} tokens/s; seed {done.seed}[/]",
             soft_wrap=True,
         )

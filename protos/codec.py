@@ -1,4 +1,4 @@
-"""Values to messages and back; those of drafts and options are in `drafting` and `sampling`.
+"""Values to messages and back; those of guesses and options are in `drafting` and `sampling`.
 
 Decoding refuses what cannot be a value of its type, naming the field; limits of a model are the
 service's to check.
@@ -6,11 +6,10 @@ service's to check.
 
 from __future__ import annotations
 
-import math
-
-from protos import types
-from protos.drafting import decode_draft, encode_draft
+from protos import streams, types
+from protos.drafting import decode_shape, encode_shape
 from protos.errors import InvalidRequest, Violation
+from protos.sampling import decode_sampling, encode_sampling
 from protos.tandem.v1 import common_pb2, drafter_pb2, orchestrator_pb2, verifier_pb2
 
 SESSION_ID_BYTES = 16
@@ -62,54 +61,86 @@ def decode_context(message: common_pb2.Context) -> types.Context:
     )
 
 
-def encode_proposal(proposal: types.Proposal) -> drafter_pb2.ProposeResponse:
-    """Proposal to message."""
-    return drafter_pb2.ProposeResponse(
-        draft=encode_draft(proposal.draft),
-        cached_len=proposal.cached_len,
-        epoch=proposal.epoch,
-        expected=proposal.expected,
-        seconds=proposal.seconds,
+def encode_decoding(stream: int, opening: streams.Decoding) -> verifier_pb2.Decoding:
+    """Opening to message."""
+    return verifier_pb2.Decoding(
+        stream=stream,
+        context=encode_context(opening.context),
+        sampling=encode_sampling(opening.sampling),
+        until=opening.until,
+        stop_token_ids=opening.stop_token_ids,
+        lockstep=opening.lockstep,
+        once=opening.once,
+        lookup=encode_shape(opening.lookup) if opening.lookup.levels else None,
     )
 
 
-def decode_proposal(message: drafter_pb2.ProposeResponse) -> types.Proposal:
-    """Message to proposal; raises InvalidRequest if the drafter sent no tree, or no numbers."""
-    for field in ("expected", "seconds"):
-        if not 0 <= (value := getattr(message, field)) < math.inf:
-            raise InvalidRequest.of(field, f"is {value:g}, below 0 or not finite")
-    return types.Proposal(
-        decode_draft(message.draft),
-        message.cached_len,
-        message.epoch,
-        message.expected,
-        message.seconds,
+def decode_decoding(message: verifier_pb2.Decoding) -> streams.Decoding:
+    """Message to opening; raises InvalidRequest."""
+    return streams.Decoding(
+        context=decode_context(message.context),
+        sampling=decode_sampling(message.sampling),
+        until=message.until,
+        stop_token_ids=frozenset(message.stop_token_ids),
+        lockstep=message.lockstep,
+        once=message.once,
+        lookup=decode_shape(message.lookup),
     )
 
 
-def encode_verdict(verdict: types.Verdict) -> verifier_pb2.VerifyResponse:
-    """Verdict to message."""
-    return verifier_pb2.VerifyResponse(
-        accepted=verdict.accepted,
-        next_token=verdict.next_token,
-        cached_len=verdict.cached_len,
-        epoch=verdict.epoch,
-        reused=verdict.reused,
-        logprobs=[encode_logprobs(each) for each in verdict.logprobs],
-        token_seconds=verdict.token_seconds,
+def encode_drafting(stream: int, opening: streams.Drafting) -> drafter_pb2.Drafting:
+    """Opening to message."""
+    return drafter_pb2.Drafting(
+        stream=stream,
+        context=encode_context(opening.context),
+        sampling=encode_sampling(opening.sampling),
+        shape=encode_shape(opening.shape),
+        lockstep=opening.lockstep,
+        once=opening.once,
     )
 
 
-def decode_verdict(message: verifier_pb2.VerifyResponse) -> types.Verdict:
-    """Message to verdict."""
-    return types.Verdict(
-        tuple(message.accepted),
-        message.next_token,
-        message.cached_len,
+def decode_drafting(message: drafter_pb2.Drafting) -> streams.Drafting:
+    """Message to opening; raises InvalidRequest."""
+    return streams.Drafting(
+        context=decode_context(message.context),
+        sampling=decode_sampling(message.sampling),
+        shape=decode_shape(message.shape),
+        lockstep=message.lockstep,
+        once=message.once,
+    )
+
+
+def encode_fact(stream: int, fact: streams.Fact) -> common_pb2.Fact:
+    """Fact to message."""
+    return common_pb2.Fact(
+        stream=stream,
+        start=fact.start,
+        tokens=fact.tokens,
+        drafted=fact.drafted,
+        accepted=fact.accepted,
+        epoch=fact.epoch,
+        reused=fact.reused,
+        logprobs=[encode_logprobs(each) for each in fact.logprobs],
+        expected=fact.expected,
+        late=fact.late,
+        unused=fact.unused,
+    )
+
+
+def decode_fact(message: common_pb2.Fact) -> streams.Fact:
+    """Message to fact."""
+    return streams.Fact(
+        message.start,
+        tuple(message.tokens),
+        message.drafted,
+        message.accepted,
         message.epoch,
         message.reused,
         tuple(decode_logprobs(each) for each in message.logprobs),
-        message.token_seconds,
+        message.expected,
+        message.late,
+        message.unused,
     )
 
 

@@ -6,9 +6,12 @@ import math
 from enum import Enum
 from typing import TypeVar
 
-from protos import tree, types
+from protos import streams, tree, types
 from protos.errors import InvalidRequest
 from protos.tandem.v1 import common_pb2, orchestrator_pb2
+
+SCORE_STEPS = 16  # of a score's byte to one unit of the natural logarithm
+_SCORES = tuple(-step / SCORE_STEPS for step in range(256))
 
 Choice = TypeVar("Choice", bound=Enum)
 
@@ -29,12 +32,11 @@ def encode_shape(shape: types.DraftShape) -> common_pb2.DraftShape:
         branches=shape.branches,
         nodes=shape.nodes,
         confidence=shape.confidence,
-        worth=shape.worth,
-        level_worth=shape.level_worth,
-        trust=0.0 if shape.trust == 1 else shape.trust,
     )
     if shape.method is not types.Method.TREE:
         message.method = orchestrator_pb2.DraftMethod.ValueType(shape.method.value)
+    if shape.schedule is not types.Schedule.GOODPUT:
+        message.schedule = orchestrator_pb2.DraftSchedule.ValueType(shape.schedule.value)
     return message
 
 
@@ -48,49 +50,96 @@ def decode_shape(message: common_pb2.DraftShape) -> types.DraftShape:
     ):
         if (value := getattr(message, field)) > most:
             raise InvalidRequest.of(f"shape.{field}", f"is {value}, above {most}")
-    for field in ("confidence", "worth", "level_worth", "trust"):
-        if not 0 <= (bound := getattr(message, field)) < math.inf:
-            raise InvalidRequest.of(f"shape.{field}", f"is {bound:g}, below 0 or not finite")
+    if not 0 <= message.confidence < math.inf:
+        problem = f"is {message.confidence:g}, below 0 or not finite"
+        raise InvalidRequest.of("shape.confidence", problem)
     return types.DraftShape(
         message.levels,
         message.branches,
         message.nodes,
         method,
         message.confidence,
-        message.worth,
-        message.level_worth,
-        message.trust or 1.0,
+        decode_choice("shape.schedule", types.Schedule, message.schedule),
     )
 
 
-def encode_draft(draft: types.Draft) -> common_pb2.Draft:
-    """Draft to message; a chain sends no parents."""
-    distributions = [
-        common_pb2.Distribution(tokens=each.tokens, weights=each.weights)
-        for each in draft.distributions
-    ]
-    parents = [] if tree.is_chain(draft.parents) else [p + 1 for p in draft.parents]
-    return common_pb2.Draft(tokens=draft.tokens, parents=parents, distributions=distributions)
+def encode_guess(stream: int, guess: streams.Guess) -> common_pb2.Guess:
+    """Guess to message."""
+    numbers = range(guess.first, guess.first + len(guess.tokens))
+    return common_pb2.Guess(
+        stream=stream,
+        behind=guess.behind,
+        source=guess.source,
+        first=guess.first,
+        tokens=guess.tokens,
+        parents=[n - p if p else 0 for n, p in zip(numbers, guess.parents, strict=True)],
+        scores=bytes([min(255, max(0, round(-SCORE_STEPS * each))) for each in guess.scores]),
+        distributions=[
+            common_pb2.Distribution(tokens=each.tokens, weights=each.weights)
+            for each in guess.distributions
+        ],
+        epoch=guess.epoch,
+        cached_len=guess.cached_len,
+    )
 
 
-def decode_draft(message: common_pb2.Draft) -> types.Draft:
-    """Message to draft; raises InvalidRequest."""
-    count = len(message.tokens)
+def decode_guess(message: common_pb2.Guess, arrived: float = 0.0) -> streams.Guess:
+    """Message to guess; raises InvalidRequest. Unknown scores are those of certain nodes."""
+    tokens, count = tuple(message.tokens), len(message.tokens)
     if count > types.MAX_NODES:
         raise InvalidRequest.of("draft.tokens", f"has {count} nodes, above {types.MAX_NODES}")
-    parents = tuple(parent - 1 for parent in message.parents) or tree.chain(count)
-    if len(parents) != count:
-        counts = f"has {len(parents)} entries for {count} tokens"
+    if len(message.parents) != count:
+        counts = f"has {len(message.parents)} entries for {count} tokens"
         raise InvalidRequest.of("draft.parents", counts)
-    if problem := tree.problem(parents):
-        raise InvalidRequest.of("draft.parents", problem)
+    if message.scores and len(message.scores) != count:
+        counts = f"has {len(message.scores)} entries for {count} tokens"
+        raise InvalidRequest.of("draft.scores", counts)
+    first = message.first or 1
+    parents = tuple(
+        first + place - back if back else 0 for place, back in enumerate(message.parents)
+    )
     distributions = tuple(
         types.Distribution(tuple(each.tokens), tuple(each.weights))
         for each in message.distributions
     )
-    if problem := _misfit(distributions, tuple(message.tokens), parents):
+    guess = streams.Guess(
+        behind=message.behind,
+        tokens=tokens,
+        parents=parents,
+        scores=tuple(_SCORES[each] for each in message.scores) or (0.0,) * count,
+        first=first,
+        source=message.source,
+        distributions=distributions,
+        epoch=message.epoch,
+        cached_len=message.cached_len,
+        arrived=arrived,
+    )
+    if min(parents, default=0) < 0:
+        raise InvalidRequest.of("draft.parents", "reach behind the first node")
+    if distributions:
+        draft_of(guess)
+    return guess
+
+
+def guess_of(draft: types.Draft, behind: int) -> streams.Guess:
+    """A whole draft as a guess, of nodes that count as certain."""
+    parents = tuple(parent + 1 for parent in draft.parents)
+    scores = (0.0,) * len(draft)
+    return streams.Guess(behind, draft.tokens, parents, scores, distributions=draft.distributions)
+
+
+def draft_of(guess: streams.Guess) -> types.Draft:
+    """A guess that holds a whole tree; raises InvalidRequest if it does not, or not what its tokens
+    were drawn from.
+    """
+    if any(0 < parent < guess.first for parent in guess.parents):
+        raise InvalidRequest.of("draft.parents", "name a node of another guess")
+    parents = tuple(parent - guess.first if parent else -1 for parent in guess.parents)
+    if problem := tree.problem(parents):
+        raise InvalidRequest.of("draft.parents", problem)
+    if problem := _misfit(guess.distributions, guess.tokens, parents):
         raise InvalidRequest.of("draft.distributions", problem)
-    return types.Draft(tuple(message.tokens), parents, distributions)
+    return types.Draft(guess.tokens, parents, guess.distributions)
 
 
 def _misfit(

@@ -90,8 +90,14 @@ class Boundary(aio.ServerInterceptor):
         """Called by gRPC once per call."""
         handler = await continuation(details)
         given = dict(details.invocation_metadata or ()).get(REQUEST_ID)
-        if handler is None or handler.request_streaming:
+        if handler is None or (handler.request_streaming and not handler.response_streaming):
             return handler
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(
+                _stream(handler.stream_stream, str(given or "")),
+                request_deserializer=handler.request_deserializer,
+                response_serializer=handler.response_serializer,
+            )
         make = (
             grpc.unary_stream_rpc_method_handler
             if handler.response_streaming

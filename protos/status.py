@@ -32,6 +32,12 @@ LOST = (StatusCode.UNAVAILABLE, StatusCode.CANCELLED, StatusCode.INTERNAL)
 
 def encode(error: TandemError) -> tuple[StatusCode, str, Metadata]:
     """What a server aborts with: code, message, trailing metadata."""
+    packed = pack(error)
+    return error.status, _clip(str(error)), Metadata((DETAILS_KEY, packed))
+
+
+def pack(error: TandemError) -> bytes:
+    """A google.rpc.Status that says all of an error."""
     message = _clip(str(error))
     status = status_pb2.Status(code=error.status.value[0], message=message)
     details: list[any_pb2.Any] = []
@@ -53,7 +59,14 @@ def encode(error: TandemError) -> tuple[StatusCode, str, Metadata]:
         retry.retry_delay.FromMilliseconds(round(error.retry_after * 1000))
         attach(retry)
     status.details.extend(details)
-    return error.status, message, Metadata((DETAILS_KEY, status.SerializeToString()))
+    packed: bytes = status.SerializeToString()
+    return packed
+
+
+def unpack(packed: bytes) -> TandemError:
+    """The error that a google.rpc.Status of ours stands for."""
+    status = _parse(packed)
+    return _reported(status.message, status) or Internal(status.message or "an unknown failure")
 
 
 def _clip(text: str) -> str:
@@ -64,11 +77,8 @@ def _clip(text: str) -> str:
 def decode(failure: AioRpcError) -> TandemError:
     """The error that a failed call stands for."""
     message = failure.details() or failure.code().name
-    status = _details(failure)
-    info = error_details_pb2.ErrorInfo()
-    for detail in status.details:
-        if detail.Unpack(info) and info.domain == DOMAIN:
-            return _authored(BY_REASON.get(info.reason, Internal), message, status)
+    if error := _reported(message, _details(failure)):
+        return error
     if failure.code() in LOST:
         return TransportLost(message)
     if failure.code() is StatusCode.DEADLINE_EXCEEDED:
@@ -78,13 +88,23 @@ def decode(failure: AioRpcError) -> TandemError:
     return Internal(f"{failure.code().name}: {message}")
 
 
+def _reported(message: str, status: status_pb2.Status) -> TandemError | None:
+    info = error_details_pb2.ErrorInfo()
+    for detail in status.details:
+        if detail.Unpack(info) and info.domain == DOMAIN:
+            return _authored(BY_REASON.get(info.reason, Internal), message, status)
+    return None
+
+
 def _details(failure: AioRpcError) -> status_pb2.Status:
     trailing = failure.trailing_metadata()
     packed = trailing.get(DETAILS_KEY, b"") if trailing is not None else b""
+    return _parse(packed if isinstance(packed, bytes) else packed.encode())
+
+
+def _parse(packed: bytes) -> status_pb2.Status:
     try:
-        return status_pb2.Status.FromString(
-            packed if isinstance(packed, bytes) else packed.encode()
-        )
+        return status_pb2.Status.FromString(packed)
     except DecodeError:  # a peer may say anything
         return status_pb2.Status()
 

@@ -5,7 +5,7 @@ Frozen and compared by value; how they look on the wire is known to `codec` alon
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 MAX_NODES = 64  # of one draft
@@ -35,7 +35,9 @@ class Method(Enum):
 
 
 class Schedule(Enum):
-    """How much to draft from round to round."""
+    """How many levels guesses may run ahead: as many as may help, a number, or a number that grows
+    with every guess that was accepted as a whole.
+    """
 
     GOODPUT = 1
     CONSTANT = 2
@@ -106,12 +108,9 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class DraftShape:
-    """How much to draft: at most `nodes` nodes on `levels` levels, at most `branches` children
-    each, and less where it does not pay.
-
-    Nothing is drafted behind a token that the draft model gives less than `confidence`; a node must
-    stand with a chance of `worth`, and a level must promise `level_worth` nodes that stand. Every
-    token is taken to be `trust` times as likely as the drafter believes.
+    """How far guesses may run ahead of the committed tokens: at most `nodes` nodes on `levels`
+    levels, at most `branches` children each. Nothing is drafted behind a token that the draft model
+    gives less than `confidence`.
     """
 
     levels: int
@@ -119,9 +118,7 @@ class DraftShape:
     nodes: int = 0
     method: Method = Method.TREE
     confidence: float = 0.0
-    worth: float = 0.0
-    level_worth: float = 0.0
-    trust: float = 1.0
+    schedule: Schedule = Schedule.GOODPUT
 
     @classmethod
     def chain(cls, levels: int) -> DraftShape:
@@ -166,15 +163,13 @@ NO_DRAFT = Draft()
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A drafter's answer. It holds `cached_len` tokens: committed ones, then the draft's leading
-    nodes. It expects `expected` nodes to stand, and took `seconds` for them.
+    """A drafter's answer to one question. It holds `cached_len` tokens: committed ones, then the
+    draft's leading nodes.
     """
 
     draft: Draft
     cached_len: int
     epoch: int
-    expected: float = 0.0
-    seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +182,8 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A verifier's answer: the nodes that stand, a path from the root, and the next token; of each,
-    if asked for, the log-probabilities. One more token in a step costs `token_seconds`.
+    """A verifier's answer to one question: the accepted nodes, a path from the root, and the next
+    token; of each, if asked for, the log-probabilities.
     """
 
     accepted: tuple[int, ...]
@@ -197,7 +192,6 @@ class Verdict:
     epoch: int
     reused: int = 0  # context tokens of an opening call that were cached already
     logprobs: tuple[TokenLogprobs, ...] = ()
-    token_seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

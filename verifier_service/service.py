@@ -1,10 +1,10 @@
-"""The verifier over gRPC: decode, run the job, encode."""
+"""The verifier over gRPC: openings become decoding jobs, guesses go in, facts come out."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 from grpc import aio
@@ -12,15 +12,21 @@ from prometheus_client import CollectorRegistry
 
 from engine.config import ModelServiceConfig
 from engine.host import Host, check_tokens, hosting
+from engine.streams import Call, Streams
+from engine.task import Job
 from protos import codec, rpc
-from protos.drafting import decode_draft
-from protos.errors import Unusable
-from protos.sampling import decode_sampling
-from protos.tandem.v1 import verifier_pb2, verifier_pb2_grpc
-from verifier_service.verifier import verify
+from protos.drafting import decode_guess
+from protos.errors import InvalidRequest, TandemError, Unusable
+from protos.streams import Fact, Guess
+from protos.tandem.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
+from verifier_service.decoding import Decode
+from verifier_service.guesses import Trust
 
 NAME = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name
+INBOX = 64  # guesses of a session that wait for its next step
+
 Context: TypeAlias = "aio.ServicerContext[Any, Any]"
+Caller: TypeAlias = Call[Guess, Fact]
 
 
 class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
@@ -28,31 +34,14 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self._streams: Streams[Guess, Fact] = Streams(host.thread)
+        self._trust, self._lookup_trust = Trust(), Trust()  # of drafters, of looking up
 
-    async def Verify(
-        self, request: verifier_pb2.VerifyRequest, context: Context
-    ) -> verifier_pb2.VerifyResponse:
-        """One round of one session."""
-        call = codec.decode_context(request.context)
-        draft = decode_draft(request.draft)
-        sampling = decode_sampling(request.sampling)
-        vocab_size = self._host.forward.model.vocab_size
-        check_tokens("context.tokens", call.tokens, vocab_size)
-        check_tokens("draft.tokens", draft.tokens, vocab_size)
-        for each in draft.distributions:
-            check_tokens("draft.distributions", each.tokens, vocab_size)
-        verdict = await self._host.thread.run(
-            call.session_id, lambda: verify(self._host.sessions, call, draft, sampling)
-        )
-        verdict = replace(verdict, token_seconds=self._host.thread.token_seconds)
-        return codec.encode_verdict(verdict)
-
-    async def CloseVerifySession(
-        self, request: verifier_pb2.CloseVerifySessionRequest, context: Context
-    ) -> verifier_pb2.CloseVerifySessionResponse:
-        """Free a session; unknown ones are no error."""
-        await self._host.close(request.session_id, self._host.sessions.close)
-        return verifier_pb2.CloseVerifySessionResponse()
+    def Decode(
+        self, requests: AsyncIterator[verifier_pb2.DecodeRequest], context: Context
+    ) -> AsyncIterator[verifier_pb2.DecodeResponse]:
+        """All sessions of one caller."""
+        return self._streams.serve(requests, self._receive, self._respond)
 
     async def DescribeVerifier(
         self, request: verifier_pb2.DescribeVerifierRequest, context: Context
@@ -61,6 +50,65 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         return verifier_pb2.DescribeVerifierResponse(
             model=codec.encode_model(self._host.describe())
         )
+
+    def _receive(self, request: verifier_pb2.DecodeRequest, caller: Caller) -> None:
+        caller.sent = request.sent
+        for opening in request.open:
+            try:
+                self._open(opening, caller)
+            except TandemError as error:
+                self._streams.fail(caller, opening.stream, error)
+        for guess in request.guesses:
+            self._guess(guess, caller)
+        for flow in request.flows:
+            if port := caller.ports.get(flow.stream):
+                port.halted = flow.paused
+        for session_id in request.close:
+            self._streams.close(session_id, self._host.sessions.close)
+
+    def _open(self, message: verifier_pb2.Decoding, caller: Caller) -> None:
+        opening = codec.decode_decoding(message)
+        vocab_size = self._host.forward.model.vocab_size
+        check_tokens("context.tokens", opening.context.tokens, vocab_size)
+        if opening.until <= opening.context.length:
+            limit = f"is {opening.until}, not above the {opening.context.length} tokens there are"
+            raise InvalidRequest.of("until", limit)
+        trust = self._lookup_trust if opening.lookup.levels else self._trust
+
+        def start(port: Any) -> Job:
+            return Decode(self._host.sessions, opening, port, trust, time.perf_counter).run()
+
+        context, request_id = opening.context, message.request_id
+        if port := self._streams.open(caller, message.stream, context, request_id, start):
+            port.strict = opening.once
+
+    def _guess(self, message: common_pb2.Guess, caller: Caller) -> None:
+        """One that cannot be verified is taken for an empty one."""
+        port = caller.ports.get(message.stream)
+        if port is None:
+            return
+        if len(port.inbox) >= INBOX:
+            port.inbox.popleft()
+        try:
+            guess = decode_guess(message, time.perf_counter())
+            vocab_size = self._host.forward.model.vocab_size
+            check_tokens("draft.tokens", guess.tokens, vocab_size)
+            for each in guess.distributions:
+                check_tokens("draft.distributions", each.tokens, vocab_size)
+        except InvalidRequest as error:
+            if port.strict:
+                self._streams.fail(caller, message.stream, error)
+            guess = Guess(message.behind)
+        port.inbox.append(guess)
+
+    def _respond(self, caller: Caller) -> verifier_pb2.DecodeResponse:
+        response = verifier_pb2.DecodeResponse(sent=caller.sent, price=self._host.thread.price)
+        while caller.outgoing:
+            stream, fact = caller.outgoing.popleft()
+            response.facts.append(codec.encode_fact(stream, fact))
+        while caller.failures:
+            response.failures.append(caller.failures.popleft())
+        return response
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,12 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.generation import Finish
-from protos import codec, tree, types
-from protos.drafting import decode_draft, decode_shape, encode_draft, encode_shape
-from protos.errors import InvalidRequest
+from protos import codec, streams, tree, types
+from protos.drafting import (
+    SCORE_STEPS,
+    decode_guess,
+    decode_shape,
+    draft_of,
+    encode_guess,
+    encode_shape,
+    guess_of,
+)
 from protos.sampling import decode_sampling, encode_sampling
 from protos.tandem.v1 import common_pb2, orchestrator_pb2
 
+STREAM = 7
 token = st.integers(0, (1 << 32) - 1)
 small = st.integers(0, 1 << 20)
 
@@ -59,12 +68,11 @@ with_history = st.builds(
     min_new_tokens=st.integers(1, 100),
     end_tokens=tokens,
 )
-levels, nodes = st.integers(0, types.MAX_LEVELS), st.integers(0, types.MAX_NODES)
+levels, nodes = st.integers(1, types.MAX_LEVELS), st.integers(0, types.MAX_NODES)
 bound = st.floats(0, 4, width=32)
-methods = st.sampled_from(types.Method)
-shapes = st.builds(
-    types.DraftShape, levels, nodes, nodes, methods, bound, bound, bound, bound.filter(bool)
-)
+methods, schedules = st.sampled_from(types.Method), st.sampled_from(types.Schedule)
+ahead = st.builds(types.DraftShape, levels, nodes, nodes, methods, bound, schedules)
+shapes, lookups = (ahead | st.just(each) for each in (types.NO_DRAFT_SHAPE, types.DraftShape(0, 0)))
 drafts = st.integers(0, types.MAX_NODES).flatmap(
     lambda size: st.builds(
         types.Draft,
@@ -74,8 +82,28 @@ drafts = st.integers(0, types.MAX_NODES).flatmap(
     )
 )
 drawn = drafts.map(lambda draft: replace(draft, **sampled(draft)))
+whole = st.builds(guess_of, drafts | drawn, small)
+
+
+@st.composite
+def grown(draw: st.DrawFn) -> streams.Guess:
+    """The newest nodes of a tree; their parents may have been sent before."""
+    size, first = draw(st.integers(0, types.MAX_NODES)), draw(st.integers(1, 1 << 14))
+    steps = st.integers(0, 255).map(lambda steps: -steps / SCORE_STEPS)
+    return streams.Guess(
+        behind=draw(small),
+        tokens=draw(st.tuples(*[token] * size)),
+        parents=draw(st.tuples(*(st.integers(0, first + place - 1) for place in range(size)))),
+        scores=draw(st.tuples(*[steps] * size)),
+        first=first,
+        source=draw(small),
+        epoch=draw(token),
+        cached_len=draw(small),
+    )
+
+
 chance = st.floats(-50, 0, width=32)
-told = st.lists(
+logprobs = st.lists(
     st.builds(
         types.TokenLogprobs, chance, st.lists(st.tuples(token, chance), max_size=3).map(tuple)
     ),
@@ -85,25 +113,33 @@ words = st.text(st.characters(codec="utf-8"), max_size=12)
 models = st.builds(
     types.ModelDescription, words, words, token, token, tokens, words, words, small, words, bound
 )
+stops, flag = st.frozensets(token, max_size=4), st.booleans()
+decodings = st.builds(
+    streams.Decoding, contexts, samplings | with_history, small, stops, flag, flag, lookups
+)
+draftings = st.builds(streams.Drafting, contexts, samplings | with_history, shapes, flag, flag)
+facts = st.builds(
+    streams.Fact, small, tokens, small, small, token, small, logprobs, bound, small, small
+)
 PAIRS = [
     (contexts, codec.encode_context, codec.decode_context),
     (samplings, encode_sampling, decode_sampling),
     (with_history, encode_sampling, decode_sampling),
     (shapes, encode_shape, decode_shape),
-    (drafts, encode_draft, decode_draft),
-    (drawn, encode_draft, decode_draft),
-    (
-        st.builds(types.Proposal, drafts, small, token, bound, bound),
-        codec.encode_proposal,
-        codec.decode_proposal,
-    ),
-    (
-        st.builds(types.Verdict, tokens, token, small, token, small, told, bound),
-        codec.encode_verdict,
-        codec.decode_verdict,
-    ),
     (models, codec.encode_model, codec.decode_model),
 ]
+ITEMS: list[tuple[Any, Any, Any]] = [
+    (decodings, codec.encode_decoding, codec.decode_decoding),
+    (draftings, codec.encode_drafting, codec.decode_drafting),
+    (facts, codec.encode_fact, codec.decode_fact),
+    (grown() | whole, encode_guess, decode_guess),
+]
+PAIRS += [(values, partial(encode, STREAM), decode) for values, encode, decode in ITEMS]
+
+
+def over_the_wire(message: Message) -> Any:
+    """The message, made of its bytes."""
+    return type(message).FromString(message.SerializeToString())
 
 
 @pytest.mark.parametrize(
@@ -118,9 +154,18 @@ def test_what_is_sent_arrives(
 ) -> None:
     """Over real bytes, and what does not count for equality as well."""
     value = data.draw(values)
-    message = encode(value)
-    arrived = decode(type(message).FromString(message.SerializeToString()))
-    assert asdict(arrived) == asdict(value)
+    assert asdict(decode(over_the_wire(encode(value)))) == asdict(value)
+
+
+@pytest.mark.parametrize(("values", "encode"), [item[:2] for item in ITEMS])
+@given(data=st.data(), stream=token)
+def test_what_is_said_on_a_stream_names_it(
+    values: st.SearchStrategy[Any],
+    encode: Callable[[int, Any], Any],
+    data: st.DataObject,
+    stream: int,
+) -> None:
+    assert over_the_wire(encode(stream, data.draw(values))).stream == stream
 
 
 @pytest.mark.parametrize(
@@ -139,16 +184,43 @@ def test_choices_have_the_names_and_numbers_of_the_wire(
     assert {each.name: each.value for each in kind}.items() <= numbers.items()
 
 
-@given(tokens)
-def test_a_chain_sends_no_parents(path: tuple[int, ...]) -> None:
-    assert not encode_draft(types.Draft.chain(path)).parents
+@given(drafts | drawn, small)
+def test_a_whole_draft_is_a_guess_and_back(draft: types.Draft, behind: int) -> None:
+    guess = guess_of(draft, behind)
+    assert (guess.behind, guess.first) == (behind, 1)
+    assert draft_of(decode_guess(over_the_wire(encode_guess(STREAM, guess)))) == draft
 
 
-@given(drafts)
-def test_a_tree_sends_its_parents_counted_from_the_root(draft: types.Draft) -> None:
-    sent = encode_draft(draft).parents
-    assert [parent - 1 for parent in sent] == (list(draft.parents) if sent else [])
-    assert bool(sent) == (draft != types.Draft.chain(draft.tokens))
+@given(grown())
+def test_parents_are_sent_as_small_numbers(guess: streams.Guess) -> None:
+    """As how far back they are, so that they stay small however many nodes were sent before."""
+    own = range(guess.first, guess.first + len(guess.tokens))
+    sent = encode_guess(STREAM, guess).parents
+    pairs = zip(own, guess.parents, strict=True)
+    assert list(sent) == [number - parent if parent else 0 for number, parent in pairs]
+
+
+@given(st.lists(st.floats(-100, 1), min_size=1, max_size=types.MAX_NODES))
+def test_a_score_arrives_as_near_as_a_byte_can_say(scores: list[float]) -> None:
+    nodes = types.Draft.chain((1,) * len(scores))
+    guess = replace(guess_of(nodes, 3), scores=tuple(scores))
+    message = encode_guess(STREAM, guess)
+    assert len(message.scores) == len(scores)
+    for score, arrived in zip(scores, decode_guess(message).scores, strict=True):
+        said = min(0.0, max(-255 / SCORE_STEPS, score))
+        assert abs(arrived - said) <= 0.5 / SCORE_STEPS
+
+
+def test_a_guess_without_scores_is_one_of_certain_nodes() -> None:
+    message = common_pb2.Guess(stream=STREAM, behind=4, tokens=[8, 9], parents=[0, 1])
+    assert decode_guess(message) == guess_of(types.Draft.chain((8, 9)), 4)
+
+
+def test_when_a_guess_arrived_is_known_to_whom_it_came_to_and_not_sent() -> None:
+    guess = replace(guess_of(types.Draft.chain((8, 9)), 4), arrived=2.5)
+    message = over_the_wire(encode_guess(STREAM, guess))
+    assert decode_guess(message).arrived == 0
+    assert decode_guess(message, 7.5).arrived == 7.5
 
 
 @given(st.integers(0, 1 << 32))
@@ -161,15 +233,3 @@ def test_greedy_sends_nothing(seed: int) -> None:
 @given(samplings)
 def test_a_nucleus_of_everything_is_not_sent(sampling: types.SamplingParams) -> None:
     assert (encode_sampling(sampling).top_p == 0) == (sampling.top_p == 1 or sampling.greedy)
-
-
-@given(st.binary(max_size=200))
-def test_no_bytes_make_a_draft_that_is_no_tree(content: bytes) -> None:
-    """Whoever sends it: what decodes is a tree."""
-    message = common_pb2.Draft(tokens=list(content[::2]), parents=list(content[1::2]))
-    try:
-        draft = decode_draft(message)
-    except InvalidRequest:
-        return
-    assert len(draft.tokens) == len(draft.parents)
-    assert all(-1 <= parent < node for node, parent in enumerate(draft.parents))

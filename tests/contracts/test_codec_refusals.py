@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
 
-from protos import codec
-from protos.drafting import decode_draft, decode_shape
+from protos import codec, tree
+from protos.drafting import decode_guess, decode_shape, draft_of
 from protos.errors import InvalidRequest
 from protos.sampling import decode_sampling
-from protos.tandem.v1 import common_pb2, drafter_pb2
+from protos.streams import Guess
+from protos.tandem.v1 import common_pb2, drafter_pb2, verifier_pb2
+from protos.types import Distribution
 
 
 def context(**fields: Any) -> common_pb2.Context:
     """A good context but for these fields."""
     return common_pb2.Context(**{"session_id": bytes(16), "turn": 1, "tokens": [1], **fields})
+
+
+def guess(tokens: Sequence[int], parents: Sequence[int], **fields: Any) -> common_pb2.Guess:
+    """A message of nodes with such parents."""
+    return common_pb2.Guess(tokens=tokens, parents=parents, **fields)
+
+
+def drawn(*weights: dict[int, int]) -> list[common_pb2.Distribution]:
+    """What the children behind the committed tokens, node 0, node 1, ... were drawn from."""
+    return [common_pb2.Distribution(tokens=each, weights=each.values()) for each in weights]
 
 
 REFUSED = [
@@ -34,12 +48,9 @@ REFUSED = [
         {"context.session_id": "has 0 bytes, not 16", "context.tokens": "is empty"},
     ),
     (
-        decode_draft,
-        common_pb2.Draft(
-            tokens=[1],
-            distributions=[common_pb2.Distribution(tokens=range(257), weights=[1] * 257)] * 2,
-        ),
-        {"draft.distributions": "has an entry of 257 tokens, above 256"},
+        codec.decode_context,
+        context(client=bytes(33)),
+        {"context.client": "has 33 bytes, above 32"},
     ),
     (
         decode_sampling,
@@ -48,67 +59,6 @@ REFUSED = [
             "sampling.temperature": "is -0.5, below 0 or not finite",
             "sampling.top_p": "is 2, not above 0 and at most 1",
         },
-    ),
-    (decode_shape, common_pb2.DraftShape(levels=33), {"shape.levels": "is 33, above 32"}),
-    (
-        decode_shape,
-        common_pb2.DraftShape(levels=32, nodes=65),
-        {"shape.nodes": "is 65, above 64"},
-    ),
-    (
-        decode_shape,
-        common_pb2.DraftShape(levels=32, branches=65),
-        {"shape.branches": "is 65, above 64"},
-    ),
-    (
-        decode_draft,
-        common_pb2.Draft(tokens=[1] * 65),
-        {"draft.tokens": "has 65 nodes, above 64"},
-    ),
-    (
-        decode_draft,
-        common_pb2.Draft(tokens=[1, 2], parents=[0]),
-        {"draft.parents": "has 1 entries for 2 tokens"},
-    ),
-    (
-        decode_draft,
-        common_pb2.Draft(parents=[0]),
-        {"draft.parents": "has 1 entries for 0 tokens"},
-    ),
-    (
-        decode_draft,
-        common_pb2.Draft(tokens=[1, 2], parents=[0, 2]),
-        {"draft.parents": "of node 1 is 1, not in -1..0"},
-    ),
-    (
-        decode_draft,
-        common_pb2.Draft(tokens=[1], distributions=[common_pb2.Distribution()]),
-        {"draft.distributions": "has 1 entries for 1 tokens"},
-    ),
-    (
-        decode_draft,
-        common_pb2.Draft(tokens=[1], distributions=[common_pb2.Distribution()] * 2),
-        {"draft.distributions": "do not give each child behind node -1 a chance of its own"},
-    ),
-    (
-        decode_draft,
-        common_pb2.Draft(
-            tokens=[1],
-            distributions=[
-                common_pb2.Distribution(tokens=[1], weights=[3]),
-                common_pb2.Distribution(tokens=[2]),
-            ],
-        ),
-        {"draft.distributions": "has an entry that is not one weight for each of its tokens"},
-    ),
-    (
-        decode_draft,
-        common_pb2.Draft(
-            tokens=[4, 4],
-            parents=[0, 0],
-            distributions=[common_pb2.Distribution(tokens=[4, 5], weights=[3, 1])] * 3,
-        ),
-        {"draft.distributions": "do not give each child behind node -1 a chance of its own"},
     ),
     (
         decode_sampling,
@@ -120,44 +70,155 @@ REFUSED = [
         },
     ),
     (
-        decode_shape,
-        common_pb2.DraftShape(worth=-1),
-        {"shape.worth": "is -1, below 0 or not finite"},
+        decode_sampling,
+        common_pb2.SamplingParams(logprobs=21),
+        {"logprobs": "is 21, above 20"},
     ),
     (
-        codec.decode_proposal,
-        drafter_pb2.ProposeResponse(expected=-0.5),
-        {"expected": "is -0.5, below 0 or not finite"},
+        decode_sampling,
+        common_pb2.SamplingParams(rule=9),  # type: ignore[arg-type]
+        {"sampling.rule": "is 9, not one of MATCH, REJECT, TOP1"},
+    ),
+]
+SHAPES = [
+    ({"levels": 33}, "levels", "is 33, above 32"),
+    ({"levels": 32, "nodes": 65}, "nodes", "is 65, above 64"),
+    ({"levels": 32, "branches": 65}, "branches", "is 65, above 64"),
+    ({"confidence": -1}, "confidence", "is -1, below 0 or not finite"),
+    ({"confidence": math.inf}, "confidence", "is inf, below 0 or not finite"),
+    ({"confidence": math.nan}, "confidence", "is nan, below 0 or not finite"),
+    ({"method": 9}, "method", "is 9, not one of TREE, MEDUSA_LITE, NGRAM"),
+    ({"schedule": 9}, "schedule", "is 9, not one of GOODPUT, CONSTANT, HEURISTIC"),
+]
+NO_CHANCE = "do not give each child behind node -1 a chance of its own"
+NO_WEIGHTS = "has an entry that is not one weight for each of its tokens"
+GUESSES = [
+    (guess([1] * 65, [0] * 65), "tokens", "has 65 nodes, above 64"),
+    (guess([1, 2], [0]), "parents", "has 1 entries for 2 tokens"),
+    (guess([], [0]), "parents", "has 1 entries for 0 tokens"),
+    (guess([1], []), "parents", "has 0 entries for 1 tokens"),
+    (guess([1, 2], [0, 1], scores=bytes(3)), "scores", "has 3 entries for 2 tokens"),
+    (guess([], [], scores=bytes(1)), "scores", "has 1 entries for 0 tokens"),
+    (guess([1, 2], [0, 3]), "parents", "reach behind the first node"),
+    (guess([1, 2], [9, 1], first=8), "parents", "reach behind the first node"),
+    (
+        guess([1, 2], [3, 1], first=9, distributions=drawn({1: 1}, {2: 1}, {})),
+        "parents",
+        "name a node of another guess",
+    ),
+    (guess([1], [0], distributions=drawn({})), "distributions", "has 1 entries for 1 tokens"),
+    (guess([], [], distributions=drawn({}, {})), "distributions", "has 2 entries for 0 tokens"),
+    (
+        guess([1], [0], distributions=drawn(dict.fromkeys(range(257), 1), {})),
+        "distributions",
+        "has an entry of 257 tokens, above 256",
+    ),
+    (guess([1], [0], distributions=drawn({}, {})), "distributions", NO_CHANCE),
+    (guess([1], [0], distributions=drawn({1: 0, 2: 1}, {})), "distributions", NO_CHANCE),
+    (
+        guess([4, 4], [0, 0], distributions=drawn({4: 3, 5: 1}, {}, {})),
+        "distributions",
+        NO_CHANCE,
     ),
     (
-        codec.decode_proposal,
-        drafter_pb2.ProposeResponse(seconds=math.inf),
-        {"seconds": "is inf, below 0 or not finite"},
+        guess([1], [0], distributions=[*drawn({1: 3}), common_pb2.Distribution(tokens=[2])]),
+        "distributions",
+        NO_WEIGHTS,
     ),
     (
-        codec.decode_proposal,
-        drafter_pb2.ProposeResponse(draft=common_pb2.Draft(tokens=[1], parents=[1])),
-        {"draft.parents": "of node 0 is 0, not in -1..-1"},
+        guess(
+            [1],
+            [0],
+            distributions=[common_pb2.Distribution(tokens=[1, 1], weights=[1, 2]), *drawn({})],
+        ),
+        "distributions",
+        NO_WEIGHTS,
     ),
+]
+NO_SESSION = {"context.session_id": "has 0 bytes, not 16", "context.tokens": "is empty"}
+HOT = common_pb2.SamplingParams(temperature=-1)
+DEEP = common_pb2.DraftShape(levels=99)
+TOO_HOT = {"sampling.temperature": "is -1, below 0 or not finite"}
+TOO_DEEP = {"shape.levels": "is 99, above 32"}
+OPENINGS = [
+    (codec.decode_decoding, verifier_pb2.Decoding(), NO_SESSION),
+    (codec.decode_decoding, verifier_pb2.Decoding(context=context(), sampling=HOT), TOO_HOT),
+    (codec.decode_decoding, verifier_pb2.Decoding(context=context(), lookup=DEEP), TOO_DEEP),
+    (codec.decode_drafting, drafter_pb2.Drafting(), NO_SESSION),
+    (codec.decode_drafting, drafter_pb2.Drafting(context=context(), sampling=HOT), TOO_HOT),
+    (codec.decode_drafting, drafter_pb2.Drafting(context=context(), shape=DEEP), TOO_DEEP),
 ]
 
 
-@pytest.mark.parametrize(("decode", "message", "problems"), REFUSED)
+def refusal(decode: Callable[[Any], Any], value: Any) -> dict[str, str]:
+    """The problem of every field that is refused."""
+    with pytest.raises(InvalidRequest) as refused:
+        decode(value)
+    return {violation.field: violation.problem for violation in refused.value.violations}
+
+
+@pytest.mark.parametrize(("decode", "message", "problems"), REFUSED + OPENINGS)
 def test_what_cannot_be_a_value_is_refused_by_field(
     decode: Callable[[Any], Any], message: Message, problems: dict[str, str]
 ) -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        decode(message)
-    assert {
-        violation.field: violation.problem for violation in refused.value.violations
-    } == problems
+    assert refusal(decode, message) == problems
+
+
+@pytest.mark.parametrize(("fields", "field", "problem"), SHAPES)
+def test_a_shape_is_refused_by_field(fields: dict[str, Any], field: str, problem: str) -> None:
+    message = common_pb2.DraftShape(**fields)
+    assert refusal(decode_shape, message) == {f"shape.{field}": problem}
+
+
+@pytest.mark.parametrize(("message", "field", "problem"), GUESSES)
+def test_a_guess_is_refused_by_field(message: Message, field: str, problem: str) -> None:
+    assert refusal(decode_guess, message) == {f"draft.{field}": problem}
+
+
+def nodes(parents: tuple[int, ...]) -> Guess:
+    """Nodes 6, 7, ...: those before them came in other guesses."""
+    return Guess(behind=9, tokens=(1,) * len(parents), parents=parents, first=6)
+
+
+@pytest.mark.parametrize("parents", [(4, 0), (0, 3), (0, 6, 2)])
+def test_a_guess_that_continues_another_is_no_whole_draft(parents: tuple[int, ...]) -> None:
+    assert set(refusal(draft_of, nodes(parents))) == {"draft.parents"}
+
+
+def test_a_whole_draft_may_be_numbered_from_anywhere() -> None:
+    assert draft_of(nodes((0, 6, 6, 0))).parents == (-1, 0, 0, -1)
+
+
+def test_what_a_draft_was_not_drawn_from_is_refused() -> None:
+    other = (Distribution((2,), (1,)), Distribution())
+    made_up = Guess(behind=9, tokens=(1,), parents=(0,), scores=(0.0,), distributions=other)
+    assert refusal(draft_of, made_up) == {"draft.distributions": NO_CHANCE}
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_no_number_is_refused(value: float) -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        decode_sampling(common_pb2.SamplingParams(temperature=value, top_p=value))
-    assert [violation.field for violation in refused.value.violations] == [
-        "sampling.temperature",
-        "sampling.top_p",
-    ]
+    message = common_pb2.SamplingParams(temperature=value, top_p=value)
+    assert set(refusal(decode_sampling, message)) == {"sampling.temperature", "sampling.top_p"}
+
+
+@given(st.binary(max_size=200), st.integers(0, 1 << 20))
+def test_no_bytes_make_a_draft_that_is_no_tree(content: bytes, first: int) -> None:
+    """Whoever sends it: a node's parent was numbered before it, and a whole draft is a tree."""
+    tokens, parents = list(content[::2]), list(content[1::2])
+    try:
+        guess = decode_guess(common_pb2.Guess(first=first, tokens=tokens, parents=parents))
+    except InvalidRequest:
+        return
+    for number, parent in enumerate(guess.parents, guess.first):
+        assert 0 <= parent < number
+    try:
+        draft = draft_of(guess)
+    except InvalidRequest:
+        return
+    assert len(draft.tokens) == len(draft.parents)
+    assert tree.problem(draft.parents) is None
+
+
+def test_a_whole_draft_has_no_parent_in_another_guess() -> None:
+    with pytest.raises(InvalidRequest, match="name a node of another guess"):
+        draft_of(Guess(9, (1, 2), (5, 6), (0.0, 0.0), first=6))

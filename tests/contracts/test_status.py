@@ -9,7 +9,10 @@ from typing import Any
 
 import grpc
 import pytest
+from google.rpc import status_pb2
 from grpc import aio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from protos import errors, rpc, status
 from protos.errors import (
@@ -21,7 +24,13 @@ from protos.errors import (
     TransportLost,
     Violation,
 )
-from protos.tandem.v1 import rounds_pb2, rounds_pb2_grpc, verifier_pb2, verifier_pb2_grpc
+from protos.tandem.v1 import (
+    common_pb2,
+    rounds_pb2,
+    rounds_pb2_grpc,
+    verifier_pb2,
+    verifier_pb2_grpc,
+)
 
 VERIFIER = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name
 ROUNDS = rounds_pb2.DESCRIPTOR.services_by_name["RoundWorkerService"].full_name
@@ -48,23 +57,21 @@ class Refusing(
     def __init__(self, error: Exception | None) -> None:
         self._error = error
 
-    async def Verify(
-        self, request: verifier_pb2.VerifyRequest, context: Context
-    ) -> verifier_pb2.VerifyResponse:
-        if self._error:
-            raise self._error
-        await asyncio.sleep(60)
-        return verifier_pb2.VerifyResponse()
-
-    async def CloseVerifySession(
-        self, request: verifier_pb2.CloseVerifySessionRequest, context: Context
-    ) -> verifier_pb2.CloseVerifySessionResponse:
-        raise NotImplementedError
-
     async def DescribeVerifier(
         self, request: verifier_pb2.DescribeVerifierRequest, context: Context
     ) -> verifier_pb2.DescribeVerifierResponse:
-        raise NotImplementedError
+        if self._error:
+            raise self._error
+        await asyncio.sleep(60)
+        return verifier_pb2.DescribeVerifierResponse()
+
+    async def Decode(
+        self, requests: AsyncIterator[verifier_pb2.DecodeRequest], context: Context
+    ) -> AsyncIterator[verifier_pb2.DecodeResponse]:
+        async for request in requests:
+            yield verifier_pb2.DecodeResponse(sent=request.sent)
+        if self._error:
+            raise self._error
 
     async def Run(
         self, request: rounds_pb2.RunRequest, context: Context
@@ -89,10 +96,15 @@ async def refusing(error: Exception | None) -> AsyncIterator[aio.Channel]:
 async def verified(channel: aio.Channel, seconds: float = 5.0) -> TandemError:
     """The error that a call arrives with."""
     with pytest.raises(aio.AioRpcError) as failure:
-        await verifier_pb2_grpc.VerifierServiceStub(channel).Verify(
-            verifier_pb2.VerifyRequest(), timeout=seconds
+        await verifier_pb2_grpc.VerifierServiceStub(channel).DescribeVerifier(
+            verifier_pb2.DescribeVerifierRequest(), timeout=seconds
         )
     return status.decode(failure.value)
+
+
+def same(arrived: TandemError, error: TandemError) -> bool:
+    """Whether all of an error has arrived."""
+    return (type(arrived), str(arrived), vars(arrived)) == (type(error), str(error), vars(error))
 
 
 def test_the_table_is_tested_as_a_whole() -> None:
@@ -103,14 +115,11 @@ def test_the_table_is_tested_as_a_whole() -> None:
 async def test_an_error_arrives_as_it_was_raised(error: TandemError) -> None:
     async with refusing(error) as channel:
         with pytest.raises(aio.AioRpcError) as failure:
-            await verifier_pb2_grpc.VerifierServiceStub(channel).Verify(
-                verifier_pb2.VerifyRequest(), timeout=5
+            await verifier_pb2_grpc.VerifierServiceStub(channel).DescribeVerifier(
+                verifier_pb2.DescribeVerifierRequest(), timeout=5
             )
     assert failure.value.code() is error.status
-    arrived = status.decode(failure.value)
-    assert (type(arrived), str(arrived)) == (type(error), str(error))
-    assert getattr(arrived, "violations", None) == getattr(error, "violations", None)
-    assert getattr(arrived, "retry_after", None) == getattr(error, "retry_after", None)
+    assert same(status.decode(failure.value), error)
 
 
 @pytest.mark.parametrize("error", SENT[:4], ids=lambda error: error.reason)
@@ -124,6 +133,40 @@ async def test_an_error_amid_a_stream_arrives_after_what_was_streamed(error: Tan
                 received += step.tokens
     assert received == [1, 2]
     assert type(status.decode(failure.value)) is type(error)
+
+
+@pytest.mark.parametrize("error", SENT[:4], ids=lambda error: error.reason)
+async def test_an_error_that_ends_two_streams_arrives_as_it_was_raised(error: TandemError) -> None:
+    requests = [verifier_pb2.DecodeRequest(sent=clock) for clock in (1.0, 2.0)]
+    received: list[float] = []
+    async with refusing(error) as channel:
+        with pytest.raises(aio.AioRpcError) as failure:
+            async for response in verifier_pb2_grpc.VerifierServiceStub(channel).Decode(
+                iter(requests), timeout=5
+            ):
+                received.append(response.sent)
+    assert received == [1.0, 2.0]
+    assert same(status.decode(failure.value), error)
+
+
+@pytest.mark.parametrize("error", SENT, ids=lambda error: error.reason)
+def test_an_error_of_one_session_is_told_in_a_message_as_it_was_raised(error: TandemError) -> None:
+    """The other sessions of the same call go on."""
+    failure = common_pb2.Failure(stream=3, status=status.pack(error))
+    arrived = common_pb2.Failure.FromString(failure.SerializeToString())
+    assert arrived.stream == 3
+    assert same(status.unpack(arrived.status), error)
+
+
+@given(st.binary(max_size=60))
+def test_whatever_a_peer_packs_stands_for_an_error(packed: bytes) -> None:
+    assert isinstance(status.unpack(packed), TandemError)
+
+
+def test_an_error_of_another_system_is_a_failure_of_the_peer() -> None:
+    foreign = status_pb2.Status(code=5, message="not here")
+    assert same(status.unpack(foreign.SerializeToString()), Internal("not here"))
+    assert same(status.unpack(b""), Internal("an unknown failure"))
 
 
 @pytest.mark.parametrize("size", [1000, 5000, 20_000])
@@ -141,8 +184,8 @@ async def test_an_error_arrives_as_its_kind_however_long_its_text(size: int) -> 
 async def test_a_bug_arrives_as_internal_without_its_text(bug: Exception) -> None:
     async with refusing(bug) as channel:
         with pytest.raises(aio.AioRpcError) as failure:
-            await verifier_pb2_grpc.VerifierServiceStub(channel).Verify(
-                verifier_pb2.VerifyRequest(), timeout=5
+            await verifier_pb2_grpc.VerifierServiceStub(channel).DescribeVerifier(
+                verifier_pb2.DescribeVerifierRequest(), timeout=5
             )
     assert failure.value.code() is grpc.StatusCode.INTERNAL
     assert type(status.decode(failure.value)) is Internal
@@ -188,7 +231,7 @@ def test_only_what_may_pass_by_itself_is_transient() -> None:
     assert names == {"Busy", "Unavailable", "TransportLost", "DeadlineExceeded"}
 
 
-@pytest.mark.parametrize("method", [f"/{VERIFIER}/Verify", f"/{ROUNDS}/Run"])
+@pytest.mark.parametrize("method", [f"/{VERIFIER}/DescribeVerifier", f"/{ROUNDS}/Run"])
 async def test_bytes_that_are_no_message_are_an_invalid_request(method: str) -> None:
     async with refusing(Internal("never reached")) as channel:
         with pytest.raises(aio.AioRpcError) as failure:

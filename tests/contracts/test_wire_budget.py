@@ -1,51 +1,93 @@
-"""What a round costs on the wire, measured on real rounds of the embedded pair."""
+"""What facts and guesses cost on the wire: no text, no probabilities, a few bytes per token."""
 
 from __future__ import annotations
 
-import secrets
+import random
 
 import pytest
 
-from benchmarks.wire import Meter, Traffic
-from orchestrator.clients import VerifierClient
-from orchestrator.generation import Generation
-from orchestrator.policy import Policy
-from orchestrator.rounds import run_round
-from orchestrator.text import load_tokenizer
-from protos import rpc
-from protos.types import DraftShape, SamplingParams
-from tests.conftest import Services
+from protos.codec import encode_fact
+from protos.drafting import encode_guess
+from protos.streams import Fact, Guess
+from protos.tandem.v1 import drafter_pb2, verifier_pb2
 
-UP, DOWN = 200, 64
-NODES = 32
+VOCABULARY = 128_000
+FACT, REPORT, GUESS = 40, 24, 200  # bytes at the most: with figures, without, of NODES nodes
+TOKENS, NODES, SESSIONS = 4, 32, 32
+FRAME = 3  # around each in a message, beside what is said once in it
+ONCE = 16
+STREAMS, POSITIONS = 1 << 20, 1 << 17
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-async def test_a_round_with_32_nodes_fits_its_budget(
-    services: Services, prompts: list[str], temperature: float
-) -> None:
-    tokenizer, traffic = load_tokenizer(services.pair.target), Traffic("Verify")
-    weighed: list[tuple[int, int]] = []
-    async with rpc.connect(services.verifier, Meter(traffic)) as channel:
-        verifier = VerifierClient(channel)
-        for seed, prompt in enumerate(prompts[:6]):
-            sampling = SamplingParams(
-                temperature, top_k=50 if temperature else 0, seed=2**64 - 1 - seed
-            )
-            generation = Generation(
-                secrets.token_bytes(16), tuple(tokenizer.encode(prompt).ids), sampling, 60
-            )
-            policy = Policy.of(DraftShape(8, 4, NODES))
-            rounds = []
-            while generation.finish is None:
-                rounds.append(
-                    await run_round(generation, services.drafter_client, verifier, policy)
-                )
-            await services.drafter_client.close(generation.session_id)
-            await verifier.close(generation.session_id)
-            sizes = zip(rounds, traffic.up, traffic.down, strict=True)
-            weighed += [(up, down) for done, up, down in sizes if done.advance.drafted == NODES][1:]
-            traffic.clear()
-    up, down = map(max, zip(*weighed, strict=True))
-    assert len(weighed) >= 30, "the first round of each brings the prompt"
-    assert (up <= UP, down <= DOWN) == (True, True), (up, down)
+def some_fact(rng: random.Random) -> Fact:
+    """Everything that is said in each step of a session."""
+    tokens = tuple(rng.randrange(VOCABULARY) for _ in range(TOKENS))
+    late, unused = rng.randrange(64), rng.randrange(64)
+    start, expected = rng.randrange(POSITIONS), rng.uniform(1, 4)
+    return Fact(start, tokens, NODES, TOKENS - 1, expected=expected, late=late, unused=unused)
+
+
+def some_guess(rng: random.Random) -> Guess:
+    """The newest nodes of a tree that has grown for long: their parents are some window of nodes
+    back, or the committed tokens.
+    """
+    first = rng.randrange(1, 1 << 14)
+    parents = tuple(
+        max(0, first + place - rng.randint(1, 2 * NODES)) if rng.random() < 0.9 else 0
+        for place in range(NODES)
+    )
+    tokens = tuple(rng.randrange(VOCABULARY) for _ in range(NODES))
+    scores = tuple(-rng.expovariate(1.0) for _ in range(NODES))
+    behind, turn = rng.randrange(POSITIONS), rng.randrange(1, 100)
+    return Guess(behind, tokens, parents, scores, first, turn)
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    return random.Random(0)
+
+
+def stream(rng: random.Random) -> int:
+    return rng.randrange(1, STREAMS)
+
+
+def test_a_fact_fits_its_budget(rng: random.Random) -> None:
+    sizes = [encode_fact(stream(rng), some_fact(rng)).ByteSize() for _ in range(1000)]
+    assert max(sizes) <= FACT
+
+
+def test_what_a_drafter_is_told_of_a_fact_fits_its_budget(rng: random.Random) -> None:
+    facts = [some_fact(rng) for _ in range(1000)]
+    told = [encode_fact(stream(rng), Fact(fact.start, fact.tokens)) for fact in facts]
+    assert max(each.ByteSize() for each in told) <= REPORT
+
+
+def test_a_guess_fits_its_budget(rng: random.Random) -> None:
+    sizes = [encode_guess(stream(rng), some_guess(rng)).ByteSize() for _ in range(1000)]
+    assert max(sizes) <= GUESS
+
+
+def test_a_message_for_all_sessions_is_little_more_than_what_it_says(rng: random.Random) -> None:
+    """The four messages in which what a step of so many sessions says goes around."""
+    facts = [encode_fact(stream(rng), some_fact(rng)) for _ in range(SESSIONS)]
+    guesses = [encode_guess(stream(rng), some_guess(rng)) for _ in range(SESSIONS)]
+    for message in (
+        verifier_pb2.DecodeResponse(facts=facts, sent=1e6, price=0.1),
+        drafter_pb2.GuessRequest(facts=facts, sent=1e6, price=0.1),
+    ):
+        assert message.ByteSize() <= SESSIONS * (FACT + FRAME) + ONCE
+    for answer in (
+        drafter_pb2.GuessResponse(guesses=guesses, sent=1e6),
+        verifier_pb2.DecodeRequest(guesses=guesses, sent=1e6),
+    ):
+        assert answer.ByteSize() <= SESSIONS * (GUESS + FRAME) + ONCE
+
+
+def test_a_stream_that_says_nothing_new_costs_a_few_bytes() -> None:
+    for message in (
+        verifier_pb2.DecodeRequest(sent=1e6),
+        verifier_pb2.DecodeResponse(sent=1e6, price=0.1),
+        drafter_pb2.GuessRequest(sent=1e6, price=0.1),
+        drafter_pb2.GuessResponse(sent=1e6),
+    ):
+        assert message.ByteSize() <= ONCE

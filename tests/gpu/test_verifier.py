@@ -12,8 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 import models
-from orchestrator.generation import Generation
-from protos.types import NO_DRAFT, DraftShape, SamplingParams
+from protos.types import NO_DRAFT, Context, DraftShape, SamplingParams
 
 prometheus, config, rpc, clients, drafter_service, verifier_service = (
     pytest.importorskip(module)  # a package that they need may be missing on a rented machine
@@ -58,19 +57,24 @@ async def generate(
     shape: DraftShape | None,
 ) -> list[int]:
     """A text, drafted in this shape or not at all."""
-    talk = Generation(secrets.token_bytes(16), prompt, sampling, TOKENS)
-    while talk.finish is None:
+    name, text, held, epochs = secrets.token_bytes(16), prompt, [0, 0], [0, 0]
+
+    def context(service: int) -> Context:
+        return Context(name, len(text), held[service], text[held[service] :], epochs[service])
+
+    while len(text) < len(prompt) + TOKENS:
         draft = NO_DRAFT
         if shape:
-            proposal = await drafter.propose(talk.context(talk.drafter), shape, sampling)
-            talk.drafted(proposal)
-            draft = proposal.draft
-        verdict = await verifier.verify(talk.context(talk.verifier), draft, sampling)
-        talk.advance(draft, verdict)
-    await verifier.close(talk.session_id)
+            proposal = await drafter.propose(context(0), shape, sampling)
+            draft, epochs[0] = proposal.draft, proposal.epoch
+            held[0] = len(text)
+        verdict = await verifier.verify(context(1), draft, sampling)
+        held[1], epochs[1] = verdict.cached_len, verdict.epoch
+        text += (*(draft.tokens[node] for node in verdict.accepted), verdict.next_token)
+    await verifier.close(name)
     if shape:
-        await drafter.close(talk.session_id)
-    return talk.completion
+        await drafter.close(name)
+    return list(text[len(prompt) :][:TOKENS])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from orchestrator.request import Limits, order
-from orchestrator.speculation import Drafting
 from protos.errors import InvalidRequest
 from protos.tandem.v1 import orchestrator_pb2 as api
 from protos.tandem.v1 import rounds_pb2
@@ -18,8 +17,8 @@ from protos.types import (
 )
 
 MODEL = ModelDescription("tiny", "f" * 16, 100, 50, (0, 7), "cpu", "float32")
-DRAFTING = Drafting(DraftShape(6, 4, 16), Schedule.GOODPUT)
-LIMITS = Limits(MODEL, DRAFTING, 1000, {"<|end|>": 42})
+SHAPE = DraftShape(6, 4, 16, schedule=Schedule.GOODPUT)
+LIMITS = Limits(MODEL, SHAPE, 1000, {"<|end|>": 42})
 
 
 def tokenise(text: str) -> list[int]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import strategies as st
 
-from engine.batch import PIECE, SHORT, Limits
+from engine.batch import PIECE, SHORT, Limits, compose
 from engine.cost import CostModel
 from engine.plan import Segment
 from engine.rooms import Room
@@ -21,6 +23,14 @@ class Known(CostModel):
         super().__init__()
         self._steps = 1
         self._terms = terms or (0.0, 0.0, 0.0, 0.0)  # type: ignore[assignment]
+
+
+def composed(
+    segments: Sequence[Segment], cost: CostModel, limits: Limits, pace: float
+) -> list[tuple[int, Segment]]:
+    """A step to which no rows can be added: indices into `segments`, what of each is fed."""
+    batch = compose(segments, lambda _: iter(()), cost, limits, pace)
+    return [(share.index, share.piece) for share in batch.shares]
 
 
 def trees(most: int) -> st.SearchStrategy[tuple[int, ...]]:

@@ -26,7 +26,7 @@ from tests.laws.world import (
     sampled_drafts,
 )
 from verifier_service.acceptance import Standing, match, top1, walk
-from verifier_service.verifier import Judge
+from verifier_service.judge import Judge
 
 SAMPLING = [
     SamplingParams(temperature=1.0),
@@ -185,10 +185,10 @@ def test_a_rule_is_given_the_targets_distribution_behind_each_node(
         assert likeliest == int(targets[-1].argmax())
         return None, token
 
-    monkeypatch.setattr("verifier_service.verifier.sampling.draw", draw)
-    monkeypatch.setattr("verifier_service.verifier.uniform", uniform)
-    monkeypatch.setattr("verifier_service.verifier.reject", reject)
-    monkeypatch.setattr("verifier_service.verifier.top1", top1)
+    monkeypatch.setattr("verifier_service.judge.sampling.draw", draw)
+    monkeypatch.setattr("verifier_service.judge.uniform", uniform)
+    monkeypatch.setattr("verifier_service.judge.reject", reject)
+    monkeypatch.setattr("verifier_service.judge.top1", top1)
     for text in [(), (2,), (1, 0)]:
         draft = wide_tree(text)
         paths = [

@@ -13,7 +13,6 @@ from engine.batch import (
     SHORT,
     Limits,
     Pace,
-    compose,
     is_decoding,
     is_long,
     load,
@@ -22,7 +21,7 @@ from engine.cost import CostModel, Load
 from engine.plan import Segment
 from protos import tree
 from protos.types import MAX_NODES
-from tests.laws.segments import ROOM, SLOWLY, Known, costs, limits_, longs, paces, shorts
+from tests.laws.segments import ROOM, SLOWLY, Known, composed, costs, limits_, longs, paces, shorts
 
 
 @given(st.lists(shorts | longs, max_size=12), costs, limits_, paces)
@@ -30,7 +29,7 @@ def test_a_step_keeps_the_limits_and_feeds_what_comes_next_of_each(
     segments: list[Segment], cost: CostModel, limits: Limits, pace: float
 ) -> None:
     """One segment that cannot be cut goes however long it is, alone."""
-    chosen = compose(segments, cost, limits, pace)
+    chosen = composed(segments, cost, limits, pace)
     assert bool(chosen) == bool(segments)
     assert len({index for index, _ in chosen}) == len(chosen) <= limits.sessions
     if sum(len(piece.tokens) for _, piece in chosen) > limits.tokens:
@@ -49,7 +48,7 @@ def test_a_step_keeps_the_limits_and_feeds_what_comes_next_of_each(
 def test_new_prompts_slow_a_step_no_more_than_allowed_but_for_the_least_piece(
     segments: list[Segment], cost: CostModel, limits: Limits, pace: float
 ) -> None:
-    chosen = compose(segments, cost, limits, pace)
+    chosen = composed(segments, cost, limits, pace)
     short = sum((load(segments[i]) for i, _ in chosen if not is_long(segments[i])), Load())
     pieces = [piece for i, piece in chosen if is_long(segments[i])]
     bearable = (1 + limits.slack) * max(pace, cost.predict(short) if short.sessions else 0.0)
@@ -70,7 +69,7 @@ def test_a_step_wastes_no_time_that_a_prompt_could_use(
 ) -> None:
     """The prompt that is next gets as much as fits: one more token would be too slow."""
     limits = Limits(sessions=8, tokens=600, slack=slack)
-    chosen = compose([*decoding, *prompts], cost, limits, pace)
+    chosen = composed([*decoding, *prompts], cost, limits, pace)
     fed = [piece for index, piece in chosen if index >= len(decoding)]
     assert fed, "a prompt gets on"
     last = prompts[len(fed) - 1]
@@ -90,7 +89,7 @@ def test_a_step_wastes_no_time_that_a_prompt_could_use(
 def test_with_nobody_decoding_prompts_take_the_whole_step(
     prompts: list[Segment], cost: CostModel, most: int
 ) -> None:
-    chosen = compose(prompts, cost, Limits(sessions=8, tokens=most, seconds=math.inf), 0.0)
+    chosen = composed(prompts, cost, Limits(sessions=8, tokens=most, seconds=math.inf), 0.0)
     assert [index for index, _ in chosen] == list(range(len(chosen))), "first come, first served"
     left = most
     for (_, piece), prompt in zip(chosen, prompts, strict=False):
@@ -106,7 +105,7 @@ def test_with_nobody_decoding_a_step_is_short_all_the_same(
 ) -> None:
     """Somebody may come, and would have to wait for its end."""
     cost = Known(*SLOWLY)
-    chosen = compose(prompts, cost, Limits(sessions=8, tokens=500, seconds=seconds), 0.0)
+    chosen = composed(prompts, cost, Limits(sessions=8, tokens=500, seconds=seconds), 0.0)
     total = sum((load(piece) for _, piece in chosen), Load())
     assert cost.predict(total) <= seconds or total.tokens <= PIECE
 
@@ -114,7 +113,7 @@ def test_with_nobody_decoding_a_step_is_short_all_the_same(
 def test_before_anything_is_known_of_costs_little_is_fed() -> None:
     """The first prompt may come to a slow model, and somebody right behind it."""
     prompt = Segment(ROOM, 0, tuple(range(2000)), tree.chain(2000), 1)
-    ((_, piece),) = compose([prompt], CostModel(), Limits(), 0.0)
+    ((_, piece),) = composed([prompt], CostModel(), Limits(), 0.0)
     assert len(piece.tokens) == PIECE
 
 

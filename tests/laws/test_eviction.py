@@ -16,7 +16,7 @@ from engine.sessions import LONGEST_RETRY_SECONDS, SETTLED_SECONDS
 from protos.errors import Busy, SessionMiss
 from protos.types import NO_DRAFT, Context, SamplingParams
 from tests.laws.replica import BLOCKS, LENGTH, TTL, Message, Replica, Tokens
-from verifier_service.verifier import verify
+from tests.laws.verifying import verify
 
 MANY = 99
 names = st.sampled_from([bytes([letter]) for letter in b"abcd"])
@@ -196,7 +196,7 @@ def test_a_call_that_is_given_up_leaves_a_session_that_can_be_evicted() -> None:
     replica = Replica(blocks=1)
     with torch.inference_mode():
         job = verify(replica.sessions, Context(b"a", 1, 0, (1, 2)), NO_DRAFT, SamplingParams())
-        next(job)
+        next(job).ready()
         replica.now += 10 * TTL
         replica.sessions.expire()
         with pytest.raises(Busy):

@@ -1,4 +1,4 @@
-"""A chain in the draft model's own tokens: when it goes on, and what it promises."""
+"""A chain in the draft model's own tokens: when it goes on, and how likely it is in other words."""
 
 from __future__ import annotations
 
@@ -7,27 +7,43 @@ import math
 import pytest
 import torch
 
-from drafter_service.foreign import Chain
+from drafter_service.foreign import DOUBT, Chain
 from protos.types import DraftShape
 
 LOGITS = torch.tensor([0.0, math.log(8.0), 0.0])  # the likeliest token has .8
 
 
-@pytest.mark.parametrize("trust", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize(("confidence", "goes_on"), [(0.0, True), (0.79, True), (0.81, False)])
-def test_how_sure_the_draft_model_is_does_not_depend_on_how_far_it_is_trusted(
-    trust: float, confidence: float, goes_on: bool
+def test_nothing_is_drafted_behind_a_token_that_the_draft_model_does_not_trust(
+    confidence: float, goes_on: bool
 ) -> None:
-    chain = Chain(DraftShape(4, 1, 4, confidence=confidence, trust=trust), temperature=1.0)
+    chain = Chain(DraftShape(4, 1, 4, confidence=confidence), temperature=1.0)
     assert chain.add(LOGITS) == goes_on
     assert chain.tokens == [1]
 
 
 def test_what_is_drawn_at_a_temperature_is_less_sure() -> None:
-    promises = []
+    chances = []
     for temperature in (0.0, 1.0, 2.0):
         chain = Chain(DraftShape.chain(4), temperature)
         chain.add(LOGITS)
-        promises.append(chain.expected)
-    assert promises == sorted(promises, reverse=True)
-    assert len(set(promises)) == 3
+        chances += chain.chances
+    assert chances == sorted(chances, reverse=True)
+    assert len(set(chances)) == 3
+
+
+def test_a_chain_ends_where_it_is_not_accepted_any_more() -> None:
+    chain = Chain(DraftShape.chain(9), temperature=1.0)
+    while chain.add(LOGITS):
+        assert chain.chances[-1] >= DOUBT
+    assert chain.chances[-2] >= DOUBT > chain.chances[-1]
+    assert chain.tokens == [1] * len(chain.chances)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+def test_in_other_words_a_chain_is_as_likely_as_in_its_own(count: int) -> None:
+    chain = Chain(DraftShape.chain(4), temperature=0.0, chances=[0.9, 0.5, 0.4], tokens=[1, 1, 1])
+    gains = chain.gains(count)
+    assert len(gains) == count and max(gains) <= 0
+    assert math.exp(sum(gains)) == pytest.approx(0.4)
+    assert math.exp(gains[0]) == pytest.approx({1: 0.4, 2: 0.5}.get(count, 0.9))

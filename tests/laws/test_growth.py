@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafter_service.growth import ROOT, Child, Growth
+from drafter_service.growth import FED_PER_NODE, Child, Expansion, Growth, Node
 from protos import tree
+from protos.drafting import draft_of
 from protos.types import Draft, DraftShape
 
 PLENTY = 10_000
@@ -39,22 +40,29 @@ shapes = st.builds(
 )
 
 
+def expand(growth: Growth, nodes: list[Node], children: Callable[[Path], Children]) -> None:
+    """Add the children of nodes."""
+    growth.expand(nodes, [Expansion(children(tuple(growth.path(node)))) for node in nodes])
+
+
 def grow(
-    shape: DraftShape, children: Callable[[Path], Children], room: int = PLENTY
+    shape: DraftShape, children: Callable[[Path], Children], limit: int = PLENTY
 ) -> tuple[Growth, list[Path]]:
     """A finished growth, and the path of every fed node in the order of its place."""
-    growth = Growth(shape, room)
-    growth.sprout(ROOT, children(()))
+    growth = Growth(shape, 0, limit)
+    expand(growth, [growth.root], children)
     fed: list[Path] = []
-    while frontier := growth.frontier():
-        for node in frontier:
-            path: Path = ()
-            at = node
-            while at != ROOT:
-                path, at = (growth.nodes[at].token, *path), growth.nodes[at].parent
-            fed.append(path)
-            growth.sprout(node, children(path))
+    while frontier := growth.frontier(growth.window()):
+        growth.feed(frontier)
+        fed += [tuple(growth.path(node)) for node in frontier]
+        expand(growth, frontier, children)
     return growth, fed
+
+
+def finish(growth: Growth) -> tuple[Draft, tuple[int, ...]]:
+    """The draft, and the places of its leading nodes."""
+    guess, trunk = growth.whole()
+    return draft_of(guess), tuple(trunk)
 
 
 def paths(draft: Draft) -> list[Path]:
@@ -83,7 +91,7 @@ def best_paths(shape: DraftShape, world: World) -> dict[Path, float]:
 @given(worlds, shapes)
 def test_the_tree_has_exactly_the_best_paths_of_all(world: World, shape: DraftShape) -> None:
     growth, _ = grow(shape, world.children)
-    draft, _ = growth.finish()
+    draft, _ = finish(growth)
     assert sorted(paths(draft)) == sorted(best_paths(shape, world))
 
 
@@ -91,7 +99,7 @@ def test_the_tree_has_exactly_the_best_paths_of_all(world: World, shape: DraftSh
 def test_the_tree_comes_in_preorder_with_the_likeliest_child_first(
     world: World, shape: DraftShape
 ) -> None:
-    draft, _ = grow(shape, world.children)[0].finish()
+    draft, _ = finish(grow(shape, world.children)[0])
     scores = best_paths(shape, world)
 
     def preorder(path: Path) -> list[Path]:
@@ -105,7 +113,7 @@ def test_the_tree_comes_in_preorder_with_the_likeliest_child_first(
 @given(worlds, shapes)
 def test_the_trunk_says_where_the_leading_nodes_were_fed(world: World, shape: DraftShape) -> None:
     growth, fed = grow(shape, world.children)
-    draft, trunk = growth.finish()
+    draft, trunk = finish(growth)
     leading = paths(draft)[: tree.trunk(draft.parents)]
     expected = [fed.index(path) for path in leading if path in fed]
     assert list(trunk) == expected
@@ -117,19 +125,23 @@ def test_the_trunk_says_where_the_leading_nodes_were_fed(world: World, shape: Dr
 @given(worlds, shapes)
 def test_what_was_fed_is_a_tree_in_the_order_of_its_places(world: World, shape: DraftShape) -> None:
     growth, fed = grow(shape, world.children)
-    parents = growth.fed_parents()
+    parents = growth.parents([])
     assert tree.problem(parents) is None
     assert [fed[parent] if parent >= 0 else () for parent in parents] == [path[:-1] for path in fed]
-    assert [growth.nodes[node].place for node in growth.fed] == list(range(len(fed)))
+    assert growth.fed == len(fed)
 
 
 @given(worlds, shapes, st.integers(0, 6))
-def test_no_more_is_fed_than_there_is_room_for(world: World, shape: DraftShape, room: int) -> None:
-    growth, fed = grow(shape, world.children, room)
-    draft, trunk = growth.finish()
-    assert len(fed) <= room
-    assert len(draft) <= shape.nodes
+def test_nothing_is_drafted_behind_the_draft_models_context(
+    world: World, shape: DraftShape, limit: int
+) -> None:
+    growth, fed = grow(shape, world.children, limit)
+    draft, trunk = finish(growth)
+    assert max(map(len, paths(draft)), default=0) <= limit
+    assert max(map(len, fed), default=0) < max(1, limit)
+    assert len(fed) <= FED_PER_NODE * shape.nodes and len(draft) <= shape.nodes
     assert all(place < len(fed) for place in trunk)
+    assert growth.full == (limit == 0)
 
 
 @given(worlds, st.integers(1, 8))
@@ -137,7 +149,7 @@ def test_one_branch_gives_the_greedy_chain_and_feeds_all_but_its_last_token(
     world: World, levels: int
 ) -> None:
     growth, fed = grow(DraftShape.chain(levels), world.children)
-    draft, trunk = growth.finish()
+    draft, trunk = finish(growth)
     greedy: Path = ()
     for _ in range(levels):
         greedy = (*greedy, world.children(greedy)[0][0])
@@ -151,28 +163,25 @@ def rows(*gains: float) -> Children:
 
 
 def test_a_sure_drafter_spends_its_budget_on_depth_and_an_unsure_one_on_width() -> None:
-    sure, _ = grow(DraftShape(5, 3, 5), lambda path: rows(-0.01, -5.0, -5.0))[0].finish()
-    unsure, _ = grow(DraftShape(5, 3, 3), lambda path: rows(-1.0, -1.1, -1.2))[0].finish()
+    sure, _ = finish(grow(DraftShape(5, 3, 5), lambda path: rows(-0.01, -5.0, -5.0))[0])
+    unsure, _ = finish(grow(DraftShape(5, 3, 3), lambda path: rows(-1.0, -1.1, -1.2))[0])
     assert sure == Draft.chain((1, 1, 1, 1, 1))
     assert unsure == Draft((1, 2, 3), (-1, -1, -1))
 
 
 def test_among_equals_no_child_precedes_its_parent() -> None:
-    draft, _ = grow(DraftShape(4, 3, 3), lambda path: rows(0.0, 0.0, 0.0))[0].finish()
+    draft, _ = finish(grow(DraftShape(4, 3, 3), lambda path: rows(0.0, 0.0, 0.0))[0])
     assert sorted(paths(draft)) == [(1,), (2,), (3,)]
 
 
 def test_a_child_never_scores_above_its_parent_whatever_rounding_says() -> None:
-    growth = Growth(DraftShape(2, 1, 2), PLENTY)
-    growth.sprout(ROOT, [Child(1, -1.0)])
-    assert growth.frontier() == [0]
-    growth.sprout(0, [Child(2, 1e-7)])
-    assert growth.nodes[1].score == growth.nodes[0].score
+    growth, _ = grow(DraftShape(2, 1, 2), lambda path: [Child(1, 1e-7 if path else -1.0)])
+    assert [node.score for node in growth.window()] == [-1.0, -1.0]
 
 
 def test_no_budget_gives_no_draft() -> None:
     growth, fed = grow(DraftShape(3, 2, 0), World(1).children)
-    assert growth.finish() == (Draft(), ())
+    assert finish(growth) == (Draft(), ())
     assert fed == []
 
 
@@ -180,7 +189,7 @@ def test_no_levels_give_no_draft() -> None:
     """`DraftShape` promises at most `nodes` nodes on `levels` levels, and the schema that 0 levels
     are nothing.
     """
-    draft, _ = grow(DraftShape(0, 2, 4), World(1).children)[0].finish()
+    draft, _ = finish(grow(DraftShape(0, 2, 4), World(1).children)[0])
     assert draft == Draft()
 
 
@@ -191,31 +200,27 @@ def test_nothing_is_drafted_behind_a_token_that_the_drafter_does_not_trust() -> 
         return [Child(1, -0.1, 0.9 if len(path) < 2 else 0.3)]
 
     shape = replace(DraftShape.chain(6), confidence=0.4)
-    assert grow(shape, doubtful)[0].finish()[0] == Draft.chain((1, 1, 1))
+    assert finish(grow(shape, doubtful)[0])[0] == Draft.chain((1, 1, 1))
 
 
 @given(worlds, shapes, st.floats(0.01, 0.9))
-def test_only_nodes_that_are_worth_it_are_proposed(
-    world: World, shape: DraftShape, worth: float
+def test_a_node_below_the_floor_is_neither_fed_nor_sent(
+    world: World, shape: DraftShape, chance: float
 ) -> None:
-    everything = dict(best_paths(shape, world))
-    draft, _ = grow(replace(shape, worth=worth), world.children)[0].finish()
-    wanted = {path for path, score in everything.items() if score > math.log(worth)}
-    assert set(paths(draft)) == wanted
+    everything = best_paths(shape, world)
+    growth = Growth(shape, 0, PLENTY)
+    growth.floor = math.log(chance)
+    expand(growth, [growth.root], world.children)
+    while frontier := growth.frontier(growth.window()):
+        assert min(node.score for node in frontier) > math.log(chance)
+        growth.feed(frontier)
+        expand(growth, frontier, world.children)
+    wanted = {path for path, score in everything.items() if score > math.log(chance)}
+    assert set(paths(finish(growth)[0])) == wanted
 
 
-def test_a_level_that_promises_too_little_is_not_looked_at() -> None:
-    def halves(path: Path) -> Children:
-        return rows(math.log(0.5))
-
-    promised = [0.25, 0.125, 0.0625]  # of the levels behind the first
-    for levels, least in enumerate(promised, 1):
-        shape = replace(DraftShape.chain(8), level_worth=least * 1.01)
-        assert len(grow(shape, halves)[0].finish()[0]) == levels
-
-
-@given(worlds, shapes)
-def test_the_expected_number_is_the_sum_of_the_chances(world: World, shape: DraftShape) -> None:
-    growth, _ = grow(shape, world.children)
-    chances = sum(math.exp(score) for score in best_paths(shape, world).values())
-    assert math.isclose(growth.expected, chances)
+def test_children_that_have_no_chance_are_not_kept() -> None:
+    growth = Growth(DraftShape(3, 3, 9), 0, PLENTY, least=0.01)
+    expand(growth, [growth.root], lambda path: rows(-1.0, -4.0, -5.0))
+    growth.floor = -math.inf
+    assert [node.token for node in growth.window()] == [1, 2]

@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from drafter_service.guesses import FIRST_TOP_P, SENT, branching, medusa_lite, sampled, way
+from drafter_service.guesses import (
+    FIRST_TOP_P,
+    SENT,
+    branching,
+    guesser,
+    likely,
+    medusa_lite,
+    sampled,
+)
 from engine.noise import gumbel
 from protos.types import DraftShape, Method, Rule, SamplingParams
 
@@ -24,9 +32,9 @@ def test_every_guess_says_how_likely_the_draft_model_finds_it(
 ) -> None:
     """Or `confidence` would never end a draft."""
     params = SamplingParams(temperature=temperature, rule=rule, seed=3)
-    how = way(DraftShape(4, 2, 8, method), params, ROOT, VISIBLE)
+    guess_ = guesser(DraftShape(4, 2, 8, method), params, ROOT, VISIBLE)
     for position in (ROOT, ROOT + 1):
-        (guess,) = how.guess(LOGITS, position)
+        (guess,) = guess_(LOGITS, [position])
         for child in guess.children:
             assert 0 < child.probability < 0.9
 
@@ -35,22 +43,21 @@ def test_where_the_likeliest_token_stands_the_likeliest_is_guessed() -> None:
     """Not what the target would draw, but with all that is asked for otherwise."""
     asked = SamplingParams(temperature=1.0, repetition_penalty=1.5, rule=Rule.TOP1)
     for seed in range(20):
-        how = way(DraftShape(4, 3, 8), replace(asked, seed=seed), ROOT, VISIBLE)
-        (guess,) = how.guess(LOGITS, ROOT)
+        shape, params = DraftShape(4, 3, 8), replace(asked, seed=seed)
+        (guess,) = guesser(shape, params, ROOT, VISIBLE)(LOGITS, [ROOT])
         assert [child.token for child in guess.children] == [1, 3, 0]
-    assert how.params.repetition_penalty == 1.5
 
 
 def test_drawn_tokens_come_from_what_is_sent_and_none_comes_twice() -> None:
     logits = torch.randn(1, 200, generator=torch.Generator().manual_seed(1)) * 3
     for seed in range(50):
         params = SamplingParams(temperature=1.0, rule=Rule.REJECT, seed=seed)
-        (guess,) = sampled(params, 4, ROOT)(logits, ROOT)
+        (guess,) = sampled(params, 4, ROOT)(logits, [ROOT])
         assert guess.drawn is not None and len(guess.drawn.tokens) <= SENT
         tokens = [child.token for child in guess.children]
         assert len(set(tokens)) == 4 and set(tokens) <= set(guess.drawn.tokens)
         assert min(guess.drawn.weights) > 0
-        (deeper,) = sampled(params, 4, ROOT)(logits, ROOT + 1)
+        (deeper,) = sampled(params, 4, ROOT)(logits, [ROOT + 1])
         assert len(deeper.children) == 1
 
 
@@ -59,7 +66,7 @@ def test_a_token_is_drawn_as_often_as_its_weight_says() -> None:
     count, seen = 3000, torch.zeros(6)
     for seed in range(count):
         params = SamplingParams(temperature=1.0, rule=Rule.REJECT, seed=seed)
-        (guess,) = sampled(params, 2, ROOT)(LOGITS, ROOT)
+        (guess,) = sampled(params, 2, ROOT)(LOGITS, [ROOT])
         seen[guess.children[0].token] += 1
     expected = LOGITS[0].softmax(-1) * count
     assert ((seen - expected) ** 2 / expected).sum() < 20.5  # 5 degrees of freedom, p = .001
@@ -70,7 +77,7 @@ def test_first_tokens_are_visible_ones_of_the_nucleus_in_the_order_of_the_noise(
     temperature: float,
 ) -> None:
     params = SamplingParams(temperature=temperature, seed=8)
-    (guess,) = medusa_lite(params, 3, ROOT, VISIBLE)(LOGITS, ROOT)
+    (guess,) = medusa_lite(params, 3, ROOT, VISIBLE)(LOGITS, [ROOT])
     scores = (LOGITS[0] / (temperature or 0.9)).log_softmax(-1)
     total, pool = 0.0, []
     for token in scores.argsort(descending=True).tolist():
@@ -86,19 +93,19 @@ def test_first_tokens_are_those_that_the_target_may_draw() -> None:
     params = SamplingParams(1.0, top_k=1, seed=8)
     for temperature, count in ((1.0, 1), (0.0, 2)):
         given = replace(params, temperature=temperature)
-        (guess,) = medusa_lite(given, 3, ROOT, VISIBLE)(LOGITS, ROOT)
+        (guess,) = medusa_lite(given, 3, ROOT, VISIBLE)(LOGITS, [ROOT])
         assert len(guess.children) == count
 
 
 def test_without_a_visible_token_the_likeliest_is_proposed() -> None:
     nothing = torch.zeros(6, dtype=torch.bool)
-    (guess,) = medusa_lite(SamplingParams(), 3, ROOT, nothing)(LOGITS, ROOT)
+    (guess,) = medusa_lite(SamplingParams(), 3, ROOT, nothing)(LOGITS, [ROOT])
     assert [child.token for child in guess.children] == [1]
 
 
 def test_branches_go_on_with_the_likeliest_token() -> None:
     rows = torch.cat([LOGITS, -LOGITS])
-    guesses = medusa_lite(SamplingParams(1.0), 3, ROOT, VISIBLE)(rows, ROOT + 2)
+    guesses = medusa_lite(SamplingParams(1.0), 3, ROOT, VISIBLE)(rows, [ROOT + 2] * 2)
     assert [[child.token for child in guess.children] for guess in guesses] == [[1], [5]]
 
 
@@ -109,3 +116,22 @@ def test_branches_go_on_with_the_likeliest_token() -> None:
 def test_as_many_whole_branches_as_the_nodes_allow(shape: DraftShape, branches: int) -> None:
     fitted = branching(shape)
     assert (fitted.branches, fitted.nodes) == (branches, 4 * branches)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_row_is_guessed_for_its_own_position_in_any_company(temperature: float) -> None:
+    logits = torch.randn(3, 500, generator=torch.Generator().manual_seed(2)) * 3
+    guess = likely(SamplingParams(temperature, seed=4), 3)
+    together = guess(logits, [7, 9, 7])
+    for row, position, expansion in zip(logits, [7, 9, 7], together, strict=True):
+        (alone,) = guess(row[None], [position])
+        assert [c.token for c in alone.children] == [c.token for c in expansion.children]
+        gains = [child.gain for child in expansion.children]
+        assert [child.gain for child in alone.children] == pytest.approx(gains)
+
+
+def test_a_branch_of_medusa_lite_says_how_likely_it_is() -> None:
+    for position in (ROOT, ROOT + 1):
+        (guess,) = medusa_lite(SamplingParams(1.0), 3, ROOT, VISIBLE)(LOGITS, [position])
+        for child in guess.children:
+            assert child.gain == pytest.approx(LOGITS[0].log_softmax(-1)[child.token].item())

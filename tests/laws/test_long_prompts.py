@@ -162,7 +162,7 @@ async def test_a_job_that_was_left_out_of_a_step_that_fails_goes_on() -> None:
     assert good == ONE
 
 
-async def test_a_prompt_whose_caller_has_gone_is_fed_before_the_sessions_next_call() -> None:
+async def test_a_prompt_whose_caller_has_gone_ends_before_the_sessions_next_call() -> None:
     """Its session must not be touched by two jobs at once."""
     machine, room = Machine(), Room(0, 1024)
     async with machine.running() as thread:
@@ -173,12 +173,12 @@ async def test_a_prompt_whose_caller_has_gone_is_fed_before_the_sessions_next_ca
         (gone,) = await results(long)
         assert isinstance(gone, asyncio.CancelledError)
         assert await results(queue(thread, b"a", lambda: steps(1))) == [ONE]
-    check_fed(machine.fed(room), 500)
+    assert 0 < sum(len(piece.tokens) for piece in machine.fed(room)) < 500
     assert machine.batches[-1][0].room is not room
 
 
-async def test_a_prompt_whose_caller_has_gone_ends_when_its_session_is_closed() -> None:
-    """And not before the close comes: the same call may be made again, and finds what was fed."""
+async def test_a_prompt_whose_caller_has_gone_leaves_what_was_fed() -> None:
+    """The same call may be made again, and finds it."""
     machine, room, ended = Machine(), Room(0, 1024), list[object]()
 
     def told() -> Generator[Segment, torch.Tensor, object]:

@@ -20,8 +20,8 @@ from protos.types import (
     Schedule,
 )
 from tests.laws.orders import (
-    DRAFTING,
     MODEL,
+    SHAPE,
     ask,
     ordered,
     sampling,
@@ -35,14 +35,13 @@ def test_a_request_of_a_prompt_alone_gets_every_default() -> None:
     run = ordered(ask(text="abc"))
     assert (run.request_id, list(run.prompt), list(run.completion)) == ("id-1", tokenise("abc"), [])
     assert decode_sampling(run.sampling) == SamplingParams(1.0, 0, 1.0, 0)
-    assert run.schedule == api.DRAFT_SCHEDULE_GOODPUT
     assert run.max_new_tokens == 47, "all that the context has room for, as that is less than 128"
     assert list(run.stop_token_ids) == [0, 7]
-    assert decode_shape(run.shape) == DRAFTING.shape
+    assert decode_shape(run.shape) == SHAPE
 
 
 def test_the_default_length_is_128_where_there_is_room() -> None:
-    roomy = Limits(ModelDescription("tiny", "", 100, 4096, (), "", ""), DRAFTING, 1000, {})
+    roomy = Limits(ModelDescription("tiny", "", 100, 4096, (), "", ""), SHAPE, 1000, {})
     assert order(ask(), "", roomy, tokenise).max_new_tokens == 128
 
 
@@ -105,7 +104,7 @@ def test_every_sampling_option_is_ordered() -> None:
 def test_who_names_the_levels_gets_them_unless_a_schedule_is_named(
     wish: dict[str, int], schedule: Schedule
 ) -> None:
-    assert ordered(speculation(**wish)).schedule == schedule.value
+    assert decode_shape(ordered(speculation(**wish)).shape).schedule is schedule
 
 
 def test_method_and_confidence_are_part_of_the_shape() -> None:
@@ -138,16 +137,35 @@ def test_ignored_ends_of_text_leave_only_the_clients_own_stop_tokens() -> None:
     ],
 )
 def test_a_wish_for_speculation_becomes_a_shape(wish: dict[str, int], shape: DraftShape) -> None:
-    assert decode_shape(ordered(speculation(**wish)).shape) == shape
+    ordered_ = decode_shape(ordered(speculation(**wish)).shape)
+    assert replace(ordered_, schedule=Schedule.GOODPUT) == shape
+
+
+@pytest.mark.parametrize(
+    ("wish", "shape"),
+    [
+        ({"rule": 1}, DraftShape(32, 4, 64)),
+        ({"rule": 2}, DraftShape(8, 4, 32)),
+        ({"rule": 3, "num_speculative_tokens": 12}, DraftShape(12, 4, 32)),
+        ({"rule": 3, "branches": 6}, DraftShape(8, 6, 48)),
+        ({"schedule": 3}, DraftShape(8, 4, 32)),
+    ],
+)
+def test_where_all_that_is_guessed_is_verified_less_is_guessed_unless_more_is_named(
+    wish: dict[str, int], shape: DraftShape
+) -> None:
+    wide = Limits(MODEL, DraftShape(32, 4, 64), 1000, {})
+    ordered_ = decode_shape(order(speculation(**wish), "id", wide, tokenise).shape)
+    assert replace(ordered_, schedule=Schedule.GOODPUT) == shape
 
 
 def test_a_chain_longer_than_the_default_is_not_cut_to_the_default() -> None:
     """Where chains are the default, who asks for more levels gets a node for each: nothing is
     silently ignored.
     """
-    chains = Limits(MODEL, replace(DRAFTING, shape=DraftShape.chain(6)), 1000, {})
+    chains = Limits(MODEL, DraftShape.chain(6), 1000, {})
     run = order(speculation(num_speculative_tokens=12), "id", chains, tokenise)
-    assert decode_shape(run.shape) == DraftShape.chain(12)
+    assert decode_shape(run.shape) == replace(DraftShape.chain(12), schedule=Schedule.CONSTANT)
 
 
 def test_a_stop_string_that_is_a_special_token_is_that_token() -> None:

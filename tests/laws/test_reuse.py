@@ -16,7 +16,7 @@ from engine.sessions import SETTLED_SECONDS, Sessions
 from protos.errors import SessionMiss
 from protos.types import Context, Draft, SamplingParams
 from tests.laws.replica import LENGTH, TTL, Message, Replica, Tokens, tiny_pool
-from verifier_service.verifier import verify
+from tests.laws.verifying import verify
 
 SAID: Tokens = tuple(range(100, 100 + BLOCK + 20))
 clients = st.sampled_from((*[b"x"] * 6, b"y", b""))
@@ -201,16 +201,17 @@ def test_a_verifier_feeds_only_what_its_client_has_not_cached_and_says_so() -> N
     context = Context(b"b", 1, 0, (*SAID, 1, 2), client=b"x")
     with torch.inference_mode():
         job = verify(replica.sessions, context, Draft((7, 8, 9), (-1, 0, -1)), SamplingParams())
-        segment = next(job)
+        segment = next(job).ready()
+        assert segment
         assert (segment.context, segment.tokens) == (len(SAID), (1, 2, 7, 8, 9))
         assert (segment.parents, segment.wanted) == ((-1, 0, 1, 2, 1), 4)
         logits = torch.zeros(4, 10)
         logits[0, 7] = logits[1, 5] = 1.0
         with pytest.raises(StopIteration) as done:
             job.send(logits)
-    verdict = done.value.value
-    assert (verdict.accepted, verdict.next_token) == ((0,), 5)
-    assert (verdict.cached_len, verdict.reused) == (len(SAID) + 3, len(SAID))
+    fact = done.value.value
+    assert (fact.start, fact.tokens, fact.accepted) == (len(SAID) + 2, (7, 5), 1)
+    assert fact.reused == len(SAID)
 
 
 @pytest.mark.parametrize("client", [b"", b"x"])

@@ -126,7 +126,7 @@ def test_a_drafter_with_the_targets_logits_ranks_the_targets_draw_first(
 ) -> None:
     logits = torch.randn(1, 256, generator=torch.Generator().manual_seed(seed))
     params = SamplingParams(temperature=0.9, seed=seed)
-    (guess,) = likely(params, 4)(logits, position)
+    (guess,) = likely(params, 4)(logits, [position])
     assert guess.children[0].token == draw(logits[0], params, position)
 
 

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.rooms import Room
-from engine.scheduler import ModelThread
 from engine.task import Job, Task, startable
 from protos.errors import Busy, TandemError
 from tests.laws.machine import (
@@ -72,31 +71,7 @@ async def test_jobs_that_wait_together_share_a_step() -> None:
     )
 
 
-async def test_sessions_that_come_back_at_once_share_a_step_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As steps go here, they have all the time in the world for it."""
-    machine = Machine()
-    machine.costs = (100.0, 0.0)
-    monkeypatch.setattr("engine.scheduler.time", SimpleNamespace(perf_counter=machine.clock))
-
-    async def client(thread: ModelThread, name: bytes, away: float) -> None:
-        for _ in range(5):
-            await thread.run(name, lambda: steps(1))
-            await asyncio.sleep(away)  # to the orchestrator and back
-
-    async with machine.running() as thread:
-        clients = [
-            asyncio.create_task(client(thread, name, place / 200))
-            for place, name in enumerate((b"first", b"second", b"third"))
-        ]
-        await settle()
-        machine.open.set()
-        assert await results(*clients) == [None] * 3
-    assert machine.sizes == [1] + [3] * 5
-
-
-async def test_who_is_at_work_does_not_wait_for_those_who_were_answered(
+async def test_jobs_that_are_done_are_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = Machine()

@@ -4,8 +4,8 @@ silently disagrees.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -20,14 +20,11 @@ from hypothesis.stateful import (
 
 from engine.rooms import BLOCK
 from engine.sessions import SETTLED_SECONDS, Sessions
-from orchestrator.generation import Cursor, Generation
-from orchestrator.rounds import ask
 from protos import tree
 from protos.errors import Busy, SessionMiss, StaleTurn, TransportLost
-from protos.types import Context, Draft, Proposal, SamplingParams, Verdict
+from protos.types import Context
 from tests.laws.replica import LENGTH, TTL, Answer, Message, Replica, Tokens, Unfenced
 
-Result = TypeVar("Result")
 SHARED = tuple(range(100, 100 + BLOCK + 2))  # a beginning that is worth keeping
 CLIENTS = {b"a": b"x", b"b": b"x", b"c": b"y", b"d": b""}
 tokens = st.integers(1, 9)
@@ -38,13 +35,31 @@ names = st.sampled_from(sorted(CLIENTS))
 pauses = st.sampled_from((SETTLED_SECONDS, 0.0, SETTLED_SECONDS / 2))
 
 
-def finished(work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of a coroutine that waits for nothing."""
-    try:
-        work.send(None)
-    except StopIteration as done:
-        return done.value  # type: ignore[no-any-return]
-    raise AssertionError("it waited")
+@dataclass
+class Cursor:
+    """What a service is believed to hold."""
+
+    turn: int = 0
+    cached: int = 0
+    epoch: int = 0
+
+
+@dataclass
+class Talk:
+    """A growing text, and two services that are kept up with it."""
+
+    name: bytes
+    text: Tokens
+    client: bytes
+    drafter: Cursor = field(default_factory=Cursor)
+    verifier: Cursor = field(default_factory=Cursor)
+
+    def context(self, cursor: Cursor) -> Context:
+        """The next call: what is held stays, the rest is sent."""
+        cursor.turn += 1
+        client = b"" if cursor.epoch else self.client
+        rest = self.text[cursor.cached :]
+        return Context(self.name, cursor.turn, cursor.cached, rest, cursor.epoch, client)
 
 
 class Faults(RuleBasedStateMachine):
@@ -69,30 +84,33 @@ class Faults(RuleBasedStateMachine):
         self.replicas = {
             service: Replica(self.kind, blocks, most) for service in ("drafter", "verifier")
         }
-        self.generations = {
-            name: Generation(
-                name, SHARED[:shared] + own, SamplingParams(), LENGTH, client=CLIENTS[name]
-            )
+        self.talks = {
+            name: Talk(name, SHARED[:shared] + own, CLIENTS[name])
             for name, own in zip(CLIENTS, ((1, 2, 3), (1, 2, 4, 5), (1, 2, 3), (1, 2)), strict=True)
         }
 
     def call(
-        self, service: str, generation: Generation, cursor: Cursor, work: tuple[str, Tokens, Tokens]
+        self, service: str, talk: Talk, cursor: Cursor, work: tuple[str, Tokens, Tokens]
     ) -> Answer:
-        """Ask a service through the network; returns what it answers."""
+        """Ask a service through the network, once more if it does not hold the session; returns
+        what it answers.
+        """
+        try:
+            return self.send(service, Message(talk.context(cursor), talk.text), work)
+        except SessionMiss:
+            cursor.cached = cursor.epoch = 0
+            return self.send(service, Message(talk.context(cursor), talk.text), work)
+
+    def send(self, service: str, message: Message, work: tuple[str, Tokens, Tokens]) -> Answer:
+        """A message leaves, and may arrive."""
         fate, tail, path = work
-
-        async def send(context: Context) -> Answer:
-            message = Message(context, generation.prompt + tuple(generation.completion))
-            self.wire[service].append(message)
-            if fate in ("request lost", "late"):
-                raise TransportLost(fate)
-            answer = self.serve(service, message, tail, path)
-            if fate == "answer lost":
-                raise TransportLost(fate)
-            return answer
-
-        return finished(ask(generation, cursor, send))
+        self.wire[service].append(message)
+        if fate in ("request lost", "late"):
+            raise TransportLost(fate)
+        answer = self.serve(service, message, tail, path)
+        if fate == "answer lost":
+            raise TransportLost(fate)
+        return answer
 
     def serve(self, service: str, message: Message, tail: Tokens, path: Tokens) -> Answer:
         """A message arrives."""
@@ -117,28 +135,28 @@ class Faults(RuleBasedStateMachine):
         fate: tuple[str, str],
         seconds: float,
     ) -> None:
-        """Propose, verify, advance; a fault leaves the round to be tried again."""
+        """Propose, verify, commit; a fault leaves it to be tried again."""
         for replica in self.replicas.values():
             replica.expire(seconds)
-        generation = self.generations[name]
-        if generation.length >= LENGTH - 12:
+        talk = self.talks[name]
+        if len(talk.text) >= LENGTH - 12:
             return
-        draft, trunk = Draft(), tuple(range(max(0, len(guessed) - 1)))
+        draft, trunk = (), tuple(range(max(0, len(guessed) - 1)))
         try:
-            answer = self.call("drafter", generation, generation.drafter, (fate[0], guessed, trunk))
-            draft = Draft.chain(guessed)
-            generation.drafted(Proposal(draft, answer.held, answer.epoch))
+            answer = self.call("drafter", talk, talk.drafter, (fate[0], guessed, trunk))
+            draft = guessed
+            talk.drafter.cached, talk.drafter.epoch = answer.held, answer.epoch
         except (TransportLost, Busy):
             pass
         path = tuple(range(min(taken, len(draft))))
+        talk.drafter.cached = min(talk.drafter.cached, len(talk.text) + len(path))
         try:
-            answer = self.call(
-                "verifier", generation, generation.verifier, (fate[1], draft.tokens, path)
-            )
+            answer = self.call("verifier", talk, talk.verifier, (fate[1], draft, path))
         except (TransportLost, Busy):
-            generation.drafter.cached = min(generation.drafter.cached, generation.length)
+            talk.drafter.cached = min(talk.drafter.cached, len(talk.text))
             return
-        generation.advance(draft, Verdict(path, recovered, answer.held, answer.epoch))
+        talk.verifier.cached, talk.verifier.epoch = answer.held, answer.epoch
+        talk.text += (*draft[: len(path)], recovered)
 
     @rule(service=services, which=st.integers(0, 1 << 20), tail=guesses)
     def deliver_late(self, service: str, which: int, tail: Tokens) -> None:

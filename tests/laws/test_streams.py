@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import verifier_service.verifier as verifier
+import verifier_service.judge as judge_module
 from drafter_service.guesses import sampled
 from engine.noise import Stream
 from engine.sampling import Adjustment, probabilities
 from protos.types import Draft, Rule, SamplingParams
 from verifier_service.acceptance import walk
-from verifier_service.verifier import Judge
+from verifier_service.judge import Judge
 
 TARGET = torch.tensor([1.2, 0.6, -2.5, -0.4, -1.0])
 DRAFTED = torch.tensor([-0.6, 1.6, 2.2, 0.1, -0.2])
@@ -27,7 +27,7 @@ LIKELY = 18.5  # chi-square of 4 degrees of freedom that is exceeded once in 1,0
 def first_token(seed: int, branches: int) -> int:
     """What one round emits first."""
     params = SamplingParams(temperature=1.0, seed=seed, rule=Rule.REJECT)
-    (guess,) = sampled(params, branches, root=2)(DRAFTED[None], 2)
+    (guess,) = sampled(params, branches, root=2)(DRAFTED[None], [2])
     assert guess.drawn is not None
     tokens = tuple(child.token for child in guess.children)
     nothing = type(guess.drawn)()
@@ -55,7 +55,7 @@ def test_a_stream_that_is_also_the_drafts_is_seen(
     aliased: str, branches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streams = {each.name: each for each in Stream} | {aliased: Stream.DRAFT}
-    monkeypatch.setattr(verifier, "Stream", SimpleNamespace(**streams))
+    monkeypatch.setattr(judge_module, "Stream", SimpleNamespace(**streams))
     assert chi_square(branches) > LIKELY
 
 

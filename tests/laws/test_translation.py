@@ -18,7 +18,7 @@ from tokenizers import (
 )
 
 from benchmarks.prompts import story_prompts
-from drafter_service.foreign import TAIL, Mirror
+from drafter_service.mirror import TAIL, Mirror
 from drafter_service.translation import LOST, Translation
 from models import EMBEDDED, TARGET
 

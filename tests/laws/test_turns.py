@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import PIECE, SHORT, Limits, compose
+from engine.batch import PIECE, SHORT, Limits
 from engine.cost import CostModel
 from engine.plan import Segment
 from protos import tree
@@ -16,6 +16,7 @@ from tests.laws.segments import (
     ROOM,
     SLOWLY,
     Known,
+    composed,
     costs,
     drafting,
     limits_,
@@ -36,7 +37,7 @@ class Queue:
 
     def step(self) -> list[tuple[int, Segment]]:
         """Compose a step; who was fed in part waits at the end, the others come back as told."""
-        chosen = compose(
+        chosen = composed(
             [segment for _, segment in self.waiting], self.cost, self.limits, self.pace
         )
         fed = [(self.waiting[index], piece) for index, piece in chosen]

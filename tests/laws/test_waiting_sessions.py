@@ -9,10 +9,11 @@ from engine.rooms import BLOCK
 from engine.scheduler import ModelThread
 from engine.sessions import SETTLED_SECONDS, Sessions
 from protos.errors import Busy
-from protos.types import NO_DRAFT, Context, SamplingParams, Verdict
+from protos.streams import Fact
+from protos.types import NO_DRAFT, Context, SamplingParams
 from tests.laws.machine import LIMITS, SECONDS, Machine, queue, results, settle, steps
 from tests.laws.replica import tiny_pool
-from verifier_service.verifier import verify
+from tests.laws.verifying import verify
 
 
 async def test_a_newcomer_does_not_evict_a_session_whose_call_waits_behind_it() -> None:
@@ -26,7 +27,7 @@ async def test_a_newcomer_does_not_evict_a_session_whose_call_waits_behind_it() 
     machine.open.set()
     with ModelThread(machine.forward, LIMITS, machine.reports.append, sessions.expire) as thread:
         (opened,) = await results(ask(thread, Context(b"old", 1, 0, (1, 2))))
-        assert isinstance(opened, Verdict)
+        assert isinstance(opened, Fact)
         machine.open.clear()
         machine.began.clear()
         step = queue(thread, b"step", lambda: steps(1))
@@ -39,4 +40,4 @@ async def test_a_newcomer_does_not_evict_a_session_whose_call_waits_behind_it() 
         machine.open.set()
         _, refused, served = await results(step, newcomer, waiting)
     assert isinstance(refused, Busy)
-    assert isinstance(served, Verdict) and served.cached_len == 3
+    assert isinstance(served, Fact) and served.start == 3

@@ -63,7 +63,7 @@ class World:
         """What the drafter draws from there."""
         if (committed, path) not in self.drawn_from:
             row = Adjustment(self.params, PROMPT + committed).apply(DRAFT[committed + path], path)
-            (guess,) = sampled(self.params, 1, 0)(row[None], 0)
+            (guess,) = sampled(self.params, 1, 0)(row[None], [0])
             assert guess.drawn is not None
             self.drawn_from[committed, path] = guess.drawn
         return self.drawn_from[committed, path]

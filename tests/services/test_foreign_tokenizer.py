@@ -1,249 +1,250 @@
-"""A drafter with a tokenizer of its own: it speeds the target up and changes nothing."""
+"""A drafter with a tokenizer of its own: its chains continue the target's text in the target's
+tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass, field, replace
-from itertools import count
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
-import torch
-from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from benchmarks.prompts import tokenised
-from drafter_service.foreign import Mirrors, propose
-from drafter_service.translation import Translation
-from engine.forward import Forward
-from engine.model import load
-from engine.plan import Segment
-from engine.sessions import Sessions
-from models import EMBEDDED, TARGET
-from orchestrator.generation import Generation
+from drafter_service.foreign import SPARE
+from models import TARGET
 from protos.errors import SessionMiss, StaleTurn
-from protos.types import Context, DraftShape, Proposal, Rule, SamplingParams, Verdict
+from protos.streams import Guess
+from protos.types import Context, DraftShape, Rule, SamplingParams, Schedule
 from tests import reference
-from verifier_service.verifier import verify
-
-FOREIGN = EMBEDDED.parent / "foreign"
-ID, CONTEXT, END, MOST = b"session of a text", 512, 0, 3
-GREEDY, SHAPE = SamplingParams(), DraftShape.chain(4)
-Job = Generator[Segment, torch.Tensor, Any]
-
-
-class Engine:
-    """A model and its sessions, one job at a time."""
-
-    def __init__(self, folder: Path, exact: bool) -> None:
-        torch.set_num_threads(1)
-        self.forward = Forward(load(folder), 4096, exact)
-        self.fed: list[int] = []  # tokens of each step
-        self.now = 0.0
-        self.sessions = Sessions(
-            self.forward.pool, CONTEXT, MOST, count(1).__next__, 60.0, lambda: self.now
-        )
-
-    @torch.inference_mode()
-    def run(self, job: Job) -> Any:
-        """Give a job its logits, step by step, until it answers."""
-        try:
-            segment = next(job)
-            while True:
-                self.fed.append(len(segment.tokens))
-                segment = job.send(self.forward([segment])[0])
-        except StopIteration as end:
-            return end.value
-
-
-@dataclass
-class Drafter:
-    """The foreign draft model behind a translation."""
-
-    engine: Engine
-    translation: Translation
-    mirrors: Mirrors = field(default_factory=lambda: Mirrors(MOST))
-
-    def job(
-        self, context: Context, shape: DraftShape = SHAPE, params: SamplingParams = GREEDY
-    ) -> Generator[Segment, torch.Tensor, Proposal]:
-        """A drafting job that has not begun."""
-        tokens = self.engine.forward.model.token_count
-        sessions = self.engine.sessions
-        return propose(sessions, context, shape, params, tokens, self.translation, self.mirrors)
-
-    def propose(self, context: Context, *asked: Any) -> Proposal:
-        """A whole one."""
-        proposal = self.engine.run(self.job(context, *asked))
-        assert isinstance(proposal, Proposal)
-        return proposal
+from tests.services.foreign import FOREIGN, ID, SHAPE, Drafter, Tokens
+from tests.services.jobs import CONTEXT, MOST, Engine
 
 
 @pytest.fixture(scope="module")
-def verifier() -> Engine:
-    """The embedded target."""
-    return Engine(TARGET, exact=True)
-
-
-@pytest.fixture(scope="module")
-def model() -> Engine:
+def engine() -> Engine:
     """The foreign draft model, loaded once."""
     return Engine(FOREIGN, exact=False)
 
 
 @pytest.fixture
-def drafter(model: Engine) -> Drafter:
-    """With no session open."""
-    own, theirs = (Tokenizer.from_file(str(at / "tokenizer.json")) for at in (FOREIGN, TARGET))
-    model.sessions.expire()
+def drafter(engine: Engine) -> Iterator[Drafter]:
+    """With no session open; fails if memory is left behind."""
+    engine.fed.clear()
+    drafter = Drafter(engine)
+    yield drafter
+    for running in drafter.running:
+        running.job.close()
     for name in (ID, *(bytes([name]) for name in range(9))):
-        model.sessions.close(name)
-    model.fed.clear()
-    return Drafter(model, Translation(own, theirs))
+        engine.sessions.close(name)
+    assert engine.forward.pool.taken == 0
 
 
 @pytest.fixture(scope="module")
-def prompts() -> list[tuple[int, ...]]:
+def prompts() -> list[Tokens]:
     """Beginnings of stories in the target's tokens."""
     return tokenised(TARGET, 12)
 
 
-def generate(
-    drafter: Drafter, verifier: Engine, prompt: tuple[int, ...], params: SamplingParams, most: int
-) -> tuple[Generation, list[int]]:
-    """Rounds as the orchestrator runs them: the generation, and the drafts accepted per round."""
-    generation = Generation(ID, prompt, params, most, frozenset({END}))
-    accepted = []
-    while generation.finish is None:
-        context = generation.context(generation.drafter)
-        proposal: Proposal = drafter.engine.run(drafter.job(context, SHAPE, params))
-        assert 0 <= proposal.expected <= len(proposal.draft) <= SHAPE.levels
-        assert len(drafter.engine.sessions) == 1 or not proposal.draft.tokens
-        generation.drafted(proposal)
-        context = generation.context(generation.verifier)
-        verdict: Verdict = verifier.run(verify(verifier.sessions, context, proposal.draft, params))
-        accepted.append(generation.advance(proposal.draft, verdict).accepted)
-    drafter.mirrors.close(ID)
-    drafter.engine.sessions.close(ID)
-    verifier.sessions.close(ID)
-    return generation, accepted
+def right(guess: Guess, text: Tokens) -> int:
+    """How many tokens of a chain are the text's."""
+    found = 0
+    for token, true in zip(guess.tokens, text[guess.behind :], strict=False):
+        if token != true:
+            break
+        found += 1
+    return found
 
 
-def test_the_text_is_the_targets_and_more_than_one_token_of_a_draft_stands(
-    drafter: Drafter, verifier: Engine, target: PreTrainedModel, prompts: list[tuple[int, ...]]
+def test_more_than_one_token_of_a_chain_is_the_targets(
+    drafter: Drafter, target: PreTrainedModel, prompts: list[Tokens]
 ) -> None:
-    accepted: list[int] = []
-    for prompt in prompts:
-        generation, stood = generate(drafter, verifier, prompt, GREEDY, 40)
-        assert generation.completion == reference.generate(target, list(prompt), 40)
-        accepted += stood
-    assert sum(accepted) / len(accepted) > 1.0
+    found, expected = [], 0.0
+    for turn, prompt in enumerate(prompts[:6], 1):
+        text = prompt + tuple(reference.generate(target, list(prompt), 40))
+        running, length = drafter.opened(Context(ID, turn, 0, prompt), lockstep=True), len(prompt)
+        (guess,) = running.settle()
+        numbers = 1
+        while length < len(text) - 4:
+            assert guess.behind == length and len(guess.tokens) <= SHAPE.levels
+            assert (guess.first, guess.source, guess.epoch) == (numbers, turn, 0)
+            assert guess.parents == (0, *range(numbers, numbers + 9))[: len(guess.tokens)]
+            assert len(guess.scores) == len(guess.tokens) and max(guess.scores, default=0) <= 0
+            numbers += len(guess.tokens)
+            found.append(right(guess, text))
+            score = 0.0
+            for each in guess.scores:
+                score += each
+                expected += 2.718281828**score
+            step = found[-1] + 1
+            running.tell(length, text[length : length + step])
+            length += step
+            (guess,) = running.settle()
+        running.job.close()
+    assert sum(found) / len(found) > 1.0
+    assert 0.5 < expected / sum(found) < 1.5, "its scores are honest"
     assert len(drafter.mirrors) == 0
     assert drafter.engine.sessions.counts.misses == 0
 
 
-def test_a_drawn_text_is_the_targets_too(
-    drafter: Drafter, verifier: Engine, target: PreTrainedModel, prompts: list[tuple[int, ...]]
-) -> None:
-    for seed, prompt in enumerate(prompts[:3]):
-        params = SamplingParams(temperature=0.7, seed=seed)
-        generation, _ = generate(drafter, verifier, prompt, params, 40)
-        assert generation.completion == reference.sample(target, list(prompt), 40, params, END)
-
-
-def test_what_was_fed_is_not_fed_again(drafter: Drafter, prompts: list[tuple[int, ...]]) -> None:
+def test_what_was_fed_is_not_fed_again(drafter: Drafter, prompts: list[Tokens]) -> None:
     said = (prompts[0] * 20)[:300]
-    first = drafter.propose(Context(ID, 1, 0, said))
-    assert first.cached_len == len(said)
+    running = drafter.opened(Context(ID, 1, 0, said))
+    (first,) = running.settle()
     assert drafter.engine.fed[0] > 200
     drafter.engine.fed.clear()
-    more = first.draft.tokens[:1]
-    second = drafter.propose(Context(ID, 2, first.cached_len, more, first.epoch))
-    assert second.cached_len == len(said) + 1
-    assert max(drafter.engine.fed) <= 8
+    running.tell(300, (first.tokens[0], 9))
+    (second,) = running.settle()
+    assert second.behind == 302 and max(drafter.engine.fed) <= 8
 
 
-def test_what_is_not_worth_it_is_not_drafted(
-    drafter: Drafter, prompts: list[tuple[int, ...]]
+def test_a_chain_that_still_lies_ahead_is_not_drafted_again(
+    drafter: Drafter, prompts: list[Tokens]
 ) -> None:
-    picky = DraftShape(levels=4, nodes=4, worth=1.0)
-    none = drafter.propose(Context(ID, 1, 0, prompts[0]), picky)
-    assert (len(none.draft), none.cached_len, len(drafter.engine.fed)) == (0, len(prompts[0]), 1)
+    long = DraftShape.chain(8)
+    for turn, lockstep in enumerate((False, True), 1):
+        running = drafter.opened(Context(ID, turn, 0, prompts[0]), shape=long, lockstep=lockstep)
+        (guess,) = running.settle()
+        assert len(guess.tokens) >= 4
+        length = len(prompts[0])
+        for place, token in enumerate(guess.tokens, 1):
+            running.tell(length + place - 1, (token,))
+            again = running.settle()
+            assert len(again) == (lockstep or len(guess.tokens) - place < 2)
+            if again and not lockstep:
+                assert again[0].behind == length + place
+                break
+        running.job.close()
+
+
+def test_the_context_goes_on_from_what_is_cached_and_says_the_same(
+    drafter: Drafter, prompts: list[Tokens]
+) -> None:
+    said = prompts[0]
+    first = drafter.once(Context(ID, 1, 0, said))
+    assert first.cached_len == len(said) and first.epoch
+    more = (first.tokens[0], 11)
+    second = drafter.once(Context(ID, 2, len(said), more, first.epoch))
+    assert second.cached_len == second.behind == len(said) + 2
+    fresh = drafter.once(Context(b"\1", 1, 0, said + more))
+    assert (second.tokens, second.parents) == (fresh.tokens, fresh.parents)
+
+
+def test_behind_a_token_that_it_does_not_trust_nothing_is_drafted(
+    drafter: Drafter, prompts: list[Tokens]
+) -> None:
     unsure = DraftShape(levels=4, nodes=4, confidence=1.0)
-    short = drafter.propose(Context(ID, 2, none.cached_len, (5,), none.epoch), unsure)
-    assert len(short.draft) <= 2
-    assert drafter.engine.fed[1:] == [1]
+    short = drafter.once(Context(ID, 2, 0, prompts[0]), shape=unsure)
+    assert len(short.tokens) <= 2 and len(drafter.engine.fed) == 1
 
 
-def test_by_the_rule_top1_the_likeliest_is_expected_to_stand(
-    drafter: Drafter, prompts: list[tuple[int, ...]]
+def test_by_the_rule_top1_the_likeliest_is_expected(
+    drafter: Drafter, prompts: list[Tokens]
 ) -> None:
     drawn, context = SamplingParams(temperature=1.0, rule=Rule.TOP1), Context(ID, 1, 0, prompts[1])
-    told = drafter.propose(context, SHAPE, drawn)
-    certain = drafter.propose(replace(context, turn=2), SHAPE)
-    assert (told.draft, told.expected) == (certain.draft, certain.expected)
+    guess = drafter.once(context, sampling=drawn)
+    certain = drafter.once(replace(context, turn=2))
+    assert (guess.tokens, guess.scores) == (certain.tokens, pytest.approx(certain.scores, abs=1e-3))
 
 
-def test_a_text_that_outgrows_the_draft_model_gets_no_draft_and_goes_on_without(
-    drafter: Drafter, prompts: list[tuple[int, ...]]
+def test_a_text_that_outgrows_the_draft_model_gets_no_draft(
+    drafter: Drafter, prompts: list[Tokens]
 ) -> None:
     said = (prompts[0] * 50)[: CONTEXT - 100]
-    held = drafter.propose(Context(ID, 1, 0, said))
-    beyond = Context(ID, 2, held.cached_len, (prompts[1] * 50)[:200], held.epoch)
-    none = drafter.propose(beyond)
-    assert (len(none.draft), none.cached_len, none.epoch) == (0, held.cached_len, held.epoch)
-    back = drafter.propose(Context(ID, 3, none.cached_len, prompts[2], none.epoch))
-    assert back.draft.tokens
-    assert back.cached_len == len(said) + len(prompts[2])
+    held = drafter.once(Context(ID, 1, 0, said))
+    beyond = (prompts[1] * 50)[:200]
+    none = drafter.once(Context(ID, 2, held.cached_len, beyond, held.epoch))
+    assert (none.tokens, none.cached_len, none.epoch) == ((), held.cached_len, held.epoch)
+    back = drafter.once(Context(ID, 3, none.cached_len, prompts[2], none.epoch))
+    assert back.tokens and back.cached_len == len(said) + len(prompts[2])
+    running = drafter.opened(Context(ID, 4, 0, said), lockstep=True)
+    assert [len(guess.tokens) > 0 for guess in running.settle()] == [True]
+    length = len(said)
+    for part in (beyond, (5,), (6, 7)):
+        running.tell(length, part)
+        length += len(part)
+        (guess,) = running.settle()
+        assert (guess.behind, guess.tokens) == (length, ())
+    running.job.close()
+    late = drafter.opened(Context(ID, 5, 0, said + beyond), lockstep=True)
+    late.tell(len(said) + 200, (5,))
+    late.settle()
+    assert [guess.behind for guess in late.port.said] == [len(said) + 200, len(said) + 201]
 
 
-def test_what_is_not_mirrored_or_was_lost_is_a_miss(
-    drafter: Drafter, prompts: list[tuple[int, ...]]
+def test_without_levels_there_is_nothing(drafter: Drafter, prompts: list[Tokens]) -> None:
+    none = drafter.once(Context(ID, 1, 0, prompts[0]), shape=DraftShape(0))
+    assert (none.tokens, none.cached_len, drafter.engine.fed) == ((), 0, [])
+
+
+def test_the_heuristic_goes_further_while_it_is_right(
+    drafter: Drafter, prompts: list[Tokens]
 ) -> None:
+    shape = replace(DraftShape.chain(3), schedule=Schedule.HEURISTIC)
+    running, length = drafter.opened(Context(ID, 1, 0, prompts[0]), shape=shape), len(prompts[0])
+    (guess,) = running.settle()
+    running.tell(length, guess.tokens)
+    (longer,) = running.settle()
+    assert len(guess.tokens) <= 3 < len(longer.tokens) <= 5 + SPARE
+    length += len(guess.tokens)
+    wrong = (longer.tokens[0] + 1) % 4000
+    running.tell(length, (wrong,))
+    assert all(len(guess.tokens) <= 4 for guess in running.settle())
+
+
+def test_what_is_not_mirrored_is_a_miss(drafter: Drafter, prompts: list[Tokens]) -> None:
     with pytest.raises(SessionMiss):
-        drafter.propose(Context(ID, 1, 3, prompts[0], 7))
-    held = drafter.propose(Context(ID, 2, 0, prompts[0]))
+        drafter.once(Context(ID, 1, 3, prompts[0], 7))
+    held = drafter.once(Context(ID, 2, 0, prompts[0]))
     with pytest.raises(SessionMiss):
-        drafter.propose(Context(ID, 3, held.cached_len + 1, (5,), held.epoch))
-    drafter.engine.sessions.close(ID)  # as if it was evicted
+        drafter.once(Context(ID, 3, held.cached_len + 1, (5,), held.epoch))
     with pytest.raises(SessionMiss):
-        drafter.propose(Context(ID, 4, held.cached_len, (5,), held.epoch))
-    again = drafter.propose(Context(ID, 5, 0, prompts[0]))
-    assert (again.draft, again.epoch) != (held.draft, held.epoch)
+        drafter.once(Context(ID, 3, held.cached_len, (5,), held.epoch + 1))
     with pytest.raises(StaleTurn):
-        drafter.propose(Context(ID, 5, 0, (9,)))
-    after = drafter.propose(Context(ID, 6, again.cached_len, (5,), again.epoch))
-    assert after.cached_len == len(prompts[0]) + 1
+        drafter.once(Context(ID, 2, 0, (9,)))
+    running = drafter.opened(Context(ID, 4, 0, prompts[0]))
+    running.tell(len(prompts[0]) + 1, (5,))
+    with pytest.raises(SessionMiss):
+        running.settle()
 
 
-def test_a_job_that_ends_early_leaves_no_more_than_the_base_that_it_kept(
-    drafter: Drafter, prompts: list[tuple[int, ...]]
+def test_a_session_that_was_lost_is_fed_again(drafter: Drafter, prompts: list[Tokens]) -> None:
+    held = drafter.once(Context(ID, 1, 0, prompts[0]))
+    drafter.engine.sessions.close(ID)  # as if it was evicted
+    again = drafter.once(Context(ID, 2, held.cached_len, (5,), held.epoch))
+    assert again.epoch != held.epoch
+    fresh = drafter.once(Context(b"\1", 1, 0, (*prompts[0], 5)))
+    assert again.tokens == fresh.tokens
+
+
+def test_a_job_that_ends_early_changes_nothing_that_is_answered_later(
+    drafter: Drafter, prompts: list[Tokens]
 ) -> None:
     said, base = prompts[0], len(prompts[0]) // 2
-    held = drafter.propose(Context(ID, 1, 0, said))
-    job = drafter.job(Context(ID, 2, base, (5, 6, 7), held.epoch))
-    next(job)
-    job.close()
-    with pytest.raises(SessionMiss):
-        drafter.propose(Context(ID, 3, base + 1, (5,), held.epoch))
-    resumed = drafter.propose(Context(ID, 4, base, said[base:], held.epoch))
-    assert resumed.draft == held.draft
+    held = drafter.once(Context(ID, 1, 0, said))
+    drafter.opened(Context(ID, 2, base, (5, 6, 7), held.epoch), once=True).job.close()
+    resumed = drafter.once(Context(ID, 3, base, said[base:], held.epoch))
+    assert (resumed.tokens, resumed.scores) == (held.tokens, pytest.approx(held.scores, abs=1e-3))
+    running = drafter.opened(Context(ID, 4, 0, said))
+    running.settle()
+    running.tell(len(said), prompts[1] + prompts[2])
+    running.step()
+    running.job.close()
+    after = drafter.once(Context(ID, 5, 0, said + prompts[1]))
+    fresh = drafter.once(Context(b"\1", 1, 0, said + prompts[1]))
+    assert after.tokens == fresh.tokens
 
 
 def test_mirrors_are_bounded_and_forget_those_used_least_recently(
-    drafter: Drafter, prompts: list[tuple[int, ...]]
+    engine: Engine, drafter: Drafter, prompts: list[Tokens]
 ) -> None:
-    drafter.mirrors = Mirrors(2)
-    held = [
-        drafter.propose(Context(bytes([name]), 1, 0, prompts[0], client=b""))
-        for name in range(MOST)
-    ]
-    assert len(drafter.mirrors) == 2
+    few = Drafter(engine, mirrors=2)
+    held = [few.once(Context(bytes([name]), 1, 0, prompts[0])) for name in range(MOST)]
+    assert len(few.mirrors) == 2
     with pytest.raises(SessionMiss):
-        drafter.propose(Context(b"\0", 2, len(prompts[0]), (5,), held[0].epoch))
-    drafter.propose(Context(b"\1", 2, len(prompts[0]), (5,), held[1].epoch))
+        few.once(Context(b"\0", 2, len(prompts[0]), (5,), held[0].epoch))
+    few.once(Context(b"\1", 2, len(prompts[0]), (5,), held[1].epoch))
     for name in range(MOST):
-        drafter.mirrors.close(bytes([name]))
-        drafter.mirrors.close(bytes([name]))
-    assert len(drafter.mirrors) == 0
+        few.mirrors.close(bytes([name]))
+        few.mirrors.close(bytes([name]))
+    assert len(few.mirrors) == 0

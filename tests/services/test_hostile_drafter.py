@@ -1,82 +1,178 @@
-"""A drafter is not trusted: whatever it answers, the text is the target's own."""
+"""A drafter is not trusted: whatever it says, the text is the target's own."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 from grpc import aio
 
-from protos import rpc
+from protos import rpc, status
+from protos.errors import Busy, InvalidRequest, SessionMiss
 from protos.tandem.v1 import common_pb2, drafter_pb2
 from tests.conftest import Services, Tandem, serve_all
 from tests.system.test_same_text import ask
 
 NAME = drafter_pb2.DESCRIPTOR.services_by_name["DrafterService"].full_name
+HUGE = 4_000_000_000
 Context = aio.ServicerContext[Any, Any]
+Answer = common_pb2.Guess | bytes | None
+Lie = Callable[[int, int], drafter_pb2.GuessResponse]
 
 
-def draft(
-    tokens: list[int], parents: list[int] | None = None, choices: int = 0, **told: float
-) -> bytes:
-    """A ProposeResponse; parents are indices + 1 as on the wire. Of so many `choices`, if any, each
-    token was drawn.
+def guess(
+    tokens: list[int], parents: list[int] | None = None, choices: int = 0, **told: Any
+) -> Lie:
+    """The same guess behind every fact; parents are distances as on the wire, by default a chain's.
+    Of so many `choices`, if any, each token was drawn.
     """
-    message = common_pb2.Draft(tokens=tokens, parents=parents or [])
+    chain = [0, *(1,) * (len(tokens) - 1)]
+    said = common_pb2.Guess(tokens=tokens, parents=parents or chain)
     for _ in range(len(tokens) + 1) if choices else ():
-        message.distributions.add(tokens=range(choices), weights=[1] * choices)
-    told_: dict[str, Any] = told
-    return drafter_pb2.ProposeResponse(draft=message, **told_).SerializeToString()
+        said.distributions.add(tokens=range(choices), weights=[1] * choices)
+
+    def lie(stream: int, behind: int) -> drafter_pb2.GuessResponse:
+        fields = {"stream": stream, "behind": behind} | told
+        message = common_pb2.Guess(**fields)
+        message.MergeFrom(said)
+        return drafter_pb2.GuessResponse(guesses=[message])
+
+    return lie
 
 
-ANSWERS = {
-    "unknown-tokens": draft([9999, 4_000_000_000]),
-    "wrong-tokens": draft([7] * 8),
-    "a-cycle": draft([5, 6], [2, 1]),
-    "too-many-nodes": draft([5] * 2000),
-    "deeper-than-the-context": draft([5] * 64),
-    "lies-about-its-cache": draft([5, 6], cached_len=4_000_000_000),
-    "promises-more-than-it-drafts": draft([5, 6], expected=1e30),
-    "more-choices-than-fit-into-a-call": draft([5], choices=528_400),
-    "no-message": b"\xff\xff\xff",
-    "nothing": b"",
+def failure(packed: bytes) -> Lie:
+    """The stream fails, each time that it is opened."""
+
+    def lie(stream: int, behind: int) -> drafter_pb2.GuessResponse:
+        failed = common_pb2.Failure(stream=stream, status=packed)
+        return drafter_pb2.GuessResponse(failures=[failed])
+
+    return lie
+
+
+def flood(stream: int, behind: int) -> drafter_pb2.GuessResponse:
+    """More than anybody can verify, numbered as it likes."""
+    guesses = [
+        common_pb2.Guess(
+            stream=stream,
+            behind=behind + late,
+            source=1,
+            first=1 + 8 * abs(late),
+            tokens=[late % 4000] * 8,
+            parents=[0, *(1,) * 7],
+            scores=bytes(8),
+        )
+        for late in range(-100, 1000)
+        if behind + late >= 0
+    ]
+    return drafter_pb2.GuessResponse(guesses=guesses)
+
+
+LIES = {
+    "unknown-tokens": guess([9999, HUGE]),
+    "wrong-tokens": guess([7] * 8),
+    "wrong-tokens-that-are-certain": guess([7] * 8, scores=bytes(8)),
+    "other-scores-than-tokens": guess([7] * 8, scores=bytes(3)),
+    "parents-behind-the-first-node": guess([5, 6], [HUGE, 9]),
+    "parents-that-were-never-sent": guess([5, 6], [3, 1], first=1000),
+    "no-parents": guess([5, 6], [1]),
+    "too-many-nodes": guess([5] * 2000),
+    "deeper-than-the-context": guess([5] * 64),
+    "numbers-without-end": guess([5, 6], first=HUGE, source=HUGE),
+    "behind-a-text-that-will-never-be": guess([5, 6], behind=HUGE),
+    "behind-nothing": guess([5, 6], behind=0),
+    "about-its-cache": guess([5, 6], cached_len=HUGE, epoch=HUGE),
+    "for-a-stranger": guess([5, 6], stream=HUGE),
+    "for-nobody": guess([5, 6], stream=0),
+    "more-choices-than-fit-into-a-call": guess([5], choices=528_400),
+    "a-flood": flood,
+    "it-is-busy-for-ever": failure(status.pack(Busy("not now", 0.01))),
+    "it-lost-the-session": failure(status.pack(SessionMiss("what session?"))),
+    "nothing-is-right": failure(status.pack(InvalidRequest.of("context.tokens", "are bad"))),
+    "a-failure-without-a-status": failure(b"\xff\xfe"),
 }
+WORDS = {"no-message": b"\xff\xff\xff", "nothing": b"", "garbled-details": None}
+
+
+@dataclass
+class Hostile:
+    """What it says to whom it owes a guess, or else `words` that are no message."""
+
+    lie: Lie
+    words: bytes | None = b""
+    told: int = 0  # lies
+
+    async def guess(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        async for packed in requests:
+            if self.words is None:
+                garbled = (("grpc-status-details-bin", b"\xff\xfe"),)
+                await context.abort(grpc.StatusCode.ABORTED, "no", garbled)
+            yield self.words or b""
+            request = drafter_pb2.GuessRequest.FromString(packed)
+            for stream, behind in owed(request):
+                self.told += 1
+                message: Message = self.lie(stream, behind)
+                yield message.SerializeToString()
+
+
+def owed(request: drafter_pb2.GuessRequest) -> Iterator[tuple[int, int]]:
+    """The streams that heard something, and the length of their texts."""
+    for opening in request.open:
+        yield opening.stream, opening.context.base + len(opening.context.tokens)
+    for fact in request.facts:
+        yield fact.stream, fact.start + len(fact.tokens)
 
 
 @asynccontextmanager
-async def behind(services: Services, answer: bytes | None) -> AsyncIterator[Tandem]:
-    """The real verifier with a drafter that always answers this, or fails with garbled details."""
-
-    async def propose(request: bytes, context: Context) -> bytes:
-        if answer is None:
-            garbled = (("grpc-status-details-bin", b"\xff\xfe"),)
-            await context.abort(grpc.StatusCode.ABORTED, "no", garbled)
-        assert answer is not None
-        return answer
-
-    handlers = {"Propose": grpc.unary_unary_rpc_method_handler(propose)}
+async def behind(services: Services, hostile: Hostile) -> AsyncIterator[Tandem]:
+    """The real verifier with this drafter."""
+    handlers = {"Guess": grpc.stream_stream_rpc_method_handler(hostile.guess)}
 
     def register(server: aio.Server) -> None:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
 
     async with rpc.serving("127.0.0.1", 0, {NAME: register}) as address:
-        hostile = replace(services, drafter=address)
-        async with serve_all(hostile, ray=False, start_seconds=1) as tandem:
+        system = replace(services, drafter=address)
+        async with serve_all(system, ray=False, start_seconds=1) as tandem:
             yield tandem
 
 
-@pytest.mark.parametrize("answer", [*ANSWERS.values(), None], ids=[*ANSWERS, "garbled-details"])
-async def test_no_answer_of_a_drafter_changes_the_text(
-    services: Services, answer: bytes | None
-) -> None:
-    async with behind(services, answer) as tandem:
-        request = ask("Once upon a time", temperature=1.0, seed=8, tokens=30)
-        drafted = await tandem.stub.Generate(request)
-        request.speculation.num_speculative_tokens = 0
-        plain = await tandem.stub.Generate(request)
+async def compare(tandem: Tandem) -> None:
+    """The text with this drafter is that without one."""
+    request = ask("Once upon a time", temperature=1.0, seed=8, tokens=30)
+    drafted = await tandem.stub.Generate(request)
+    request.speculation.num_speculative_tokens = 0
+    plain = await tandem.stub.Generate(request)
     assert drafted.text == plain.text
     assert list(drafted.token_ids) == list(plain.token_ids)
+
+
+@pytest.fixture(scope="module")
+async def hostile(services: Services) -> AsyncIterator[tuple[Hostile, Tandem]]:
+    """One for all lies."""
+    drafter = Hostile(LIES["wrong-tokens"])
+    async with behind(services, drafter) as tandem:
+        yield drafter, tandem
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+async def test_no_lie_of_a_drafter_changes_the_text(
+    hostile: tuple[Hostile, Tandem], lie: Lie
+) -> None:
+    drafter, tandem = hostile
+    drafter.lie, drafter.told = lie, 0
+    await compare(tandem)
+    assert drafter.told > 0
+
+
+@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
+async def test_nothing_that_a_drafter_says_changes_the_text(
+    services: Services, words: bytes | None
+) -> None:
+    async with behind(services, Hostile(LIES["wrong-tokens"], words)) as tandem:
+        await compare(tandem)

@@ -8,6 +8,7 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, create_subprocess_exec
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import psutil
 
@@ -15,13 +16,12 @@ from engine.kv import position_bytes
 from engine.model import load
 from engine.plan import COARSE
 from engine.rooms import BLOCK
-from orchestrator.clients import DrafterClient, VerifierClient
-from orchestrator.generation import Generation
-from orchestrator.policy import Policy
-from orchestrator.rounds import run_round
+from orchestrator.clients import VerifierClient
+from orchestrator.worker import RoundWorkerService, drafting, verifying
 from protos import rpc
 from protos.process import announcement
-from protos.types import NO_DRAFT_SHAPE, Context, Draft, SamplingParams
+from protos.tandem.v1 import rounds_pb2
+from protos.types import Context, Draft, SamplingParams
 from tests.conftest import Pair
 
 SESSIONS, FITTING, PROMPT, TOKENS = 500, 50, 248, 8
@@ -30,14 +30,13 @@ MOST = 512  # rows of a step
 KERNELS = 8e6  # bytes of code for steps of sizes that were forgotten
 
 
-async def complete(verifier: VerifierClient, drafter: DrafterClient, number: int) -> list[int]:
-    """The completion of a prompt of its own, in plain rounds."""
-    prompt = tuple((number * 7919 + place * 31) % 4000 + 5 for place in range(PROMPT))
-    generation = Generation(secrets.token_bytes(16), prompt, SamplingParams(), TOKENS)
-    while generation.finish is None:
-        await run_round(generation, drafter, verifier, Policy.of(NO_DRAFT_SHAPE))
-    await verifier.close(generation.session_id)
-    return generation.completion
+async def complete(worker: RoundWorkerService, number: int) -> list[int]:
+    """The completion of a prompt of its own, without a drafter."""
+    prompt = [(number * 7919 + place * 31) % 4000 + 5 for place in range(PROMPT)]
+    name = secrets.token_bytes(16)
+    request = rounds_pb2.RunRequest(prompt=prompt, max_new_tokens=TOKENS, session_id=name)
+    context: Any = None
+    return [token async for step in worker.Run(request, context) for token in step.tokens]
 
 
 async def warm_up(verifier: VerifierClient) -> None:
@@ -79,23 +78,29 @@ async def test_ten_times_more_sessions_than_memory_all_finish_with_the_same_text
     async with (
         verifier(model=embedded.target, **limits) as (address, process),
         rpc.connect(address) as channel,
+        rpc.connect("127.0.0.1:1") as nowhere,
+        verifying(channel) as link,
+        drafting(nowhere, link) as drafter,
     ):
-        client, drafter = VerifierClient(channel), DrafterClient(channel)
+        client, worker = VerifierClient(channel), RoundWorkerService(link, drafter)
 
         async def all_of(numbers: range) -> list[list[int]]:
-            return await asyncio.gather(*(complete(client, drafter, n) for n in numbers))
+            return await asyncio.gather(*(complete(worker, n) for n in numbers))
 
         await warm_up(client)
         await all_of(range(4))
         warm = highest = process.memory_info().rss
-        alone = [await complete(client, drafter, number) for number in range(0, SESSIONS, 5)]
+        alone = [await complete(worker, number) for number in range(0, SESSIONS, 5)]
         crowd = asyncio.ensure_future(all_of(range(SESSIONS)))
         while not crowd.done():
             highest = max(highest, process.memory_info().rss)
             assert (await client.describe(30)).cache_usage <= 1
             await asyncio.wait((crowd,), timeout=0.1)
         together = await crowd
-        sessions = (await client.describe(5)).sessions
+        for _ in range(100):  # closing is asynchronous
+            if not (sessions := (await client.describe(5)).sessions):
+                break
+            await asyncio.sleep(0.05)
     assert together[::5] == alone
     assert all(len(completion) == TOKENS for completion in together)
     assert sessions == 0

@@ -31,6 +31,8 @@ async def test_a_stream_adds_up_to_the_answer(tandem: Tandem, nothing_left: None
     assert [token for chunk in chunks for token in chunk.token_ids] == list(last.token_ids)
     assert chunks[-1].completion_tokens == last.usage.completion_tokens == len(last.token_ids)
     assert len(chunks) == last.speculation.num_spec_steps
+    assert (chunks[0].request_id, chunks[0].seed) == (last.request_id, last.seed)
+    assert not any(chunk.request_id or chunk.HasField("seed") for chunk in chunks[1:])
     assert last.finish_reason in (api.FINISH_REASON_STOP, api.FINISH_REASON_LENGTH)
 
 
@@ -82,6 +84,7 @@ async def test_a_stop_string_ends_the_text_before_it(
 async def test_seeds_that_the_server_picks_are_reported_and_reproduce(tandem: Tandem) -> None:
     request = ask("In the garden", temperature=1.0, tokens=24)
     first = await tandem.stub.Generate(request)
+    assert first.seed < 2**53, "which JSON can carry"
     request.sampling.seed = first.seed
     assert (await tandem.stub.Generate(request)).text == first.text
 
@@ -175,7 +178,9 @@ async def test_a_lost_drafter_leaves_plain_decoding(embedded: Pair) -> None:
             status = await lame.stub.GetStatus(api.GetStatusRequest())
     assert after.text == before.text
     assert after.speculation.num_draft_tokens == 0
-    assert after.speculation.fallback_rounds > 0
+    figures = after.speculation
+    assert figures.fallback_rounds == figures.num_spec_steps == 40
+    assert figures.num_steps_with_guesses == figures.drafter_switches == 0
     assert [replica.serving for replica in status.models[0].drafters] == [False]
 
 
@@ -205,12 +210,18 @@ async def test_metrics_equal_the_sums_over_the_answers(
         answers = await asyncio.gather(*(tandem.stub.Generate(request) for request in requests))
         seen = scraped(tandem.metrics_url)
     figures = [answer.speculation for answer in answers]
-    assert seen["tandem_spec_decode_num_drafts_total"] == sum(f.num_spec_steps for f in figures)
-    assert seen["tandem_spec_decode_num_draft_tokens_total"] == sum(
-        f.num_draft_tokens for f in figures
-    )
-    accepted = sum(f.num_accepted_draft_tokens for f in figures)
-    assert seen["tandem_spec_decode_num_accepted_tokens_total"] == accepted > 0
+    for name, field in (
+        ("steps", "num_spec_steps"),
+        ("spec_decode_num_drafts", "num_steps_with_guesses"),
+        ("speculation_fallback", "fallback_rounds"),
+        ("spec_decode_num_draft_tokens", "num_draft_tokens"),
+        ("spec_decode_num_accepted_tokens", "num_accepted_draft_tokens"),
+        ("spec_decode_num_late_tokens", "num_late_draft_tokens"),
+        ("spec_decode_num_unused_tokens", "num_unused_draft_tokens"),
+    ):
+        assert seen[f"tandem_{name}_total"] == sum(getattr(f, field) for f in figures)
+    assert seen["tandem_spec_decode_num_accepted_tokens_total"] > 0
+    assert seen["tandem_spec_decode_num_expected_tokens_total"] > 0
     assert seen["tandem_generation_tokens_total"] == sum(a.usage.completion_tokens for a in answers)
     assert seen["tandem_generation_tokens_total"] == sum(len(a.token_ids) for a in answers)
     assert seen["tandem_prompt_tokens_total"] == sum(a.usage.prompt_tokens for a in answers)

@@ -156,14 +156,17 @@ async def test_other_architectures_keep_the_promise(
         serve_models(Pair(folder, draft)) as services,
         serve_all(services, ray=False) as tandem,
     ):
-        greedy = await asyncio.gather(
-            *(tandem.stub.Generate(ask(row, levels=6, branches=1)) for row in rows)
-        )
+        greedy = [ask(row, levels=6, branches=1) for row in rows]
+        streamed = await texts(tandem.stub, greedy)
+        for request in greedy:
+            request.speculation.rule = api.ACCEPTANCE_RULE_TOP1
+        lockstep = await asyncio.gather(*(tandem.stub.Generate(request) for request in greedy))
         seeded = [[ask(row, temperature=1.0, seed=3, levels=n) for row in rows] for n in (0, 5)]
         plain, drafted = [await texts(tandem.stub, requests) for requests in seeded]
-    for row, answer in zip(rows, greedy, strict=True):
-        assert list(answer.token_ids) == reference.generate(alone, row, TOKENS)
+    for row, tokens, answer in zip(rows, streamed, lockstep, strict=True):
+        assert tokens == tuple(answer.token_ids)
+        assert list(tokens) == reference.generate(alone, row, TOKENS)
     assert plain == drafted
-    accepted = sum(answer.speculation.num_accepted_draft_tokens for answer in greedy)
-    rounds = sum(answer.speculation.num_spec_steps for answer in greedy)
-    assert (accepted / rounds > 3) == own_drafter
+    accepted = sum(answer.speculation.num_accepted_draft_tokens for answer in lockstep)
+    steps = sum(answer.speculation.num_spec_steps for answer in lockstep)
+    assert (accepted / steps > 3) == own_drafter

@@ -17,12 +17,12 @@ from transformers.generation import candidate_generator
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from benchmarks.prompts import story_prompts
+from drafter_service.growth import adapted
 from examples.assisted_generation import Round, assisted_decoding
 from examples.candidate_generator import TandemCandidateGenerator
 from examples.medusa_lite import medusa_generate, normalize_text
 from examples.minimal_loop import speculative_generate_minimal
 from examples.talk import Talk, talking
-from orchestrator.policy import Heuristic, Outcome
 from protos.types import DraftShape, SamplingParams, Schedule
 from tests import notebooks
 from tests.conftest import Pair, Services
@@ -166,11 +166,17 @@ async def test_candidate_logits_are_what_the_candidates_were_drawn_from(
         )
 
 
-def test_the_orchestrators_heuristic_is_that_of_the_candidate_generator() -> None:
-    heuristic = Heuristic(DraftShape.chain(20))
+async def test_the_drafters_heuristic_is_that_of_the_candidate_generator(
+    services: Services,
+) -> None:
+    shape = DraftShape(20, 1, 20, schedule=Schedule.HEURISTIC)
+    async with talk(services, [400]) as session:
+        generator = await candidates(session, Schedule.HEURISTIC)
     for drafted, accepted, expected in [(20, 20, 22), (3, 3, 24), (3, 2, 23), (1, 0, 22)]:
-        heuristic.saw(Outcome(drafted, drafted, 0.0, accepted, True, 0.0, 0.0, 0.0, 0.0))
-        assert heuristic.next().levels == expected
+        shape = adapted(shape, accepted == drafted)
+        generator.adapt(drafted, accepted)
+        assert (shape.levels, shape.nodes) == (expected, expected)
+        assert generator.num_assistant_tokens == expected
 
 
 @pytest.mark.parametrize(("k", "span", "temperature"), [(3, 3, 0.8), (4, 1, 0.9), (2, 6, 1.5)])

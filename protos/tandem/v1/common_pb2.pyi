@@ -153,7 +153,7 @@ Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
 class DraftShape(_message.Message):
-    """How much to draft, at most. `levels` 0 = nothing, `branches` 1 = a chain."""
+    """How far guesses may run ahead of the committed tokens. `levels` 0 = not at all, `branches` 1 = a chain."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -162,21 +162,14 @@ class DraftShape(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     METHOD_FIELD_NUMBER: _builtins.int
     CONFIDENCE_FIELD_NUMBER: _builtins.int
-    WORTH_FIELD_NUMBER: _builtins.int
-    LEVEL_WORTH_FIELD_NUMBER: _builtins.int
-    TRUST_FIELD_NUMBER: _builtins.int
+    SCHEDULE_FIELD_NUMBER: _builtins.int
     levels: _builtins.int
     branches: _builtins.int
     nodes: _builtins.int
     method: _orchestrator_pb2.DraftMethod.ValueType
     confidence: _builtins.float
     """nothing is drafted behind a token that the draft model gives less than this; 0 = off"""
-    worth: _builtins.float
-    """a node must be at least so likely to stand; 0 = off"""
-    level_worth: _builtins.float
-    """another level must promise so many nodes that stand, less what they cost; 0 = off"""
-    trust: _builtins.float
-    """what the drafter's own idea of a token's chance is multiplied by; 0 = 1"""
+    schedule: _orchestrator_pb2.DraftSchedule.ValueType
     def __init__(
         self,
         *,
@@ -185,51 +178,169 @@ class DraftShape(_message.Message):
         nodes: _builtins.int = ...,
         method: _orchestrator_pb2.DraftMethod.ValueType = ...,
         confidence: _builtins.float = ...,
-        worth: _builtins.float = ...,
-        level_worth: _builtins.float = ...,
-        trust: _builtins.float = ...,
+        schedule: _orchestrator_pb2.DraftSchedule.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branches", b"branches", "confidence", b"confidence", "level_worth", b"level_worth", "levels", b"levels", "method", b"method", "nodes", b"nodes", "trust", b"trust", "worth", b"worth"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branches", b"branches", "confidence", b"confidence", "levels", b"levels", "method", b"method", "nodes", b"nodes", "schedule", b"schedule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DraftShape: _TypeAlias = DraftShape  # noqa: Y015
 
 @_typing.final
-class Draft(_message.Message):
-    """A token tree in topological order."""
+class Fact(_message.Message):
+    """From the verifier: "from token `start` on, the text is `tokens`". One step of one session."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    STREAM_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
-    PARENTS_FIELD_NUMBER: _builtins.int
-    DISTRIBUTIONS_FIELD_NUMBER: _builtins.int
+    DRAFTED_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    REUSED_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    EXPECTED_FIELD_NUMBER: _builtins.int
+    LATE_FIELD_NUMBER: _builtins.int
+    UNUSED_FIELD_NUMBER: _builtins.int
+    stream: _builtins.int
+    """the opening's"""
+    start: _builtins.int
+    drafted: _builtins.int
+    """guessed nodes verified in the step"""
+    accepted: _builtins.int
+    """of them emitted"""
+    epoch: _builtins.int
+    """of the session; said with the first fact of an opening"""
+    reused: _builtins.int
+    """context tokens of an opening that were cached already"""
+    expected: _builtins.float
+    """nodes that the verifier expected to accept"""
+    late: _builtins.int
+    """guessed nodes that arrived behind the text since the fact before"""
+    unused: _builtins.int
+    """guessed nodes that arrived in time and were never verified"""
     @_builtins.property
-    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """index of the parent + 1, 0 = the last committed token; empty = a chain"""
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the accepted ones, then the next token"""
 
     @_builtins.property
-    def distributions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Distribution]:
-        """for REJECT: [0] = behind the last committed token, [i + 1] = behind node i"""
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_orchestrator_pb2.TokenLogprobs]:
+        """of `tokens`, if asked for"""
 
     def __init__(
         self,
         *,
+        stream: _builtins.int = ...,
+        start: _builtins.int = ...,
         tokens: _abc.Iterable[_builtins.int] | None = ...,
-        parents: _abc.Iterable[_builtins.int] | None = ...,
-        distributions: _abc.Iterable[Global___Distribution] | None = ...,
+        drafted: _builtins.int = ...,
+        accepted: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        reused: _builtins.int = ...,
+        logprobs: _abc.Iterable[_orchestrator_pb2.TokenLogprobs] | None = ...,
+        expected: _builtins.float = ...,
+        late: _builtins.int = ...,
+        unused: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["distributions", b"distributions", "parents", b"parents", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "drafted", b"drafted", "epoch", b"epoch", "expected", b"expected", "late", b"late", "logprobs", b"logprobs", "reused", b"reused", "start", b"start", "stream", b"stream", "tokens", b"tokens", "unused", b"unused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Draft: _TypeAlias = Draft  # noqa: Y015
+Global___Fact: _TypeAlias = Fact  # noqa: Y015
+
+@_typing.final
+class Guess(_message.Message):
+    """From the drafter: "behind `behind` tokens I guess this". A tree's nodes may come in several guesses; they are numbered
+    from 1 on since the opening. Never answered, and never trusted.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_FIELD_NUMBER: _builtins.int
+    BEHIND_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    PARENTS_FIELD_NUMBER: _builtins.int
+    SCORES_FIELD_NUMBER: _builtins.int
+    DISTRIBUTIONS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    CACHED_LEN_FIELD_NUMBER: _builtins.int
+    stream: _builtins.int
+    """the opening's"""
+    behind: _builtins.int
+    """committed tokens"""
+    source: _builtins.int
+    """turn of the drafter's opening, which begins to number anew"""
+    first: _builtins.int
+    """number of the first token's node"""
+    scores: _builtins.bytes
+    """-16 ln of each node's chance once its parent is accepted, at most 255; empty = unknown"""
+    epoch: _builtins.int
+    """of the drafter's session, if asked for once"""
+    cached_len: _builtins.int
+    """what the drafter holds, if asked for once"""
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """a node's number less its parent's; 0 = behind the committed tokens"""
+
+    @_builtins.property
+    def distributions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Distribution]:
+        """for REJECT: [0] = behind the committed tokens, [i + 1] = behind node i"""
+
+    def __init__(
+        self,
+        *,
+        stream: _builtins.int = ...,
+        behind: _builtins.int = ...,
+        source: _builtins.int = ...,
+        first: _builtins.int = ...,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+        parents: _abc.Iterable[_builtins.int] | None = ...,
+        scores: _builtins.bytes = ...,
+        distributions: _abc.Iterable[Global___Distribution] | None = ...,
+        epoch: _builtins.int = ...,
+        cached_len: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["behind", b"behind", "cached_len", b"cached_len", "distributions", b"distributions", "epoch", b"epoch", "first", b"first", "parents", b"parents", "scores", b"scores", "source", b"source", "stream", b"stream", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Guess: _TypeAlias = Guess  # noqa: Y015
+
+@_typing.final
+class Failure(_message.Message):
+    """An opening that failed, or a session that cannot go on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    stream: _builtins.int
+    status: _builtins.bytes
+    """google.rpc.Status"""
+    def __init__(
+        self,
+        *,
+        stream: _builtins.int = ...,
+        status: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["status", b"status", "stream", b"stream"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Failure: _TypeAlias = Failure  # noqa: Y015
 
 @_typing.final
 class Distribution(_message.Message):

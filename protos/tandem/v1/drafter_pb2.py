@@ -25,25 +25,23 @@ _sym_db = _symbol_database.Default()
 from protos.tandem.v1 import common_pb2 as tandem_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tandem/v1/drafter.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\x88\x01\n\x0eProposeRequest\x12#\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x12.tandem.v1.Context\x12$\n\x05shape\x18\x02 \x01(\x0b\x32\x15.tandem.v1.DraftShape\x12+\n\x08sampling\x18\x03 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\"x\n\x0fProposeResponse\x12\x1f\n\x05\x64raft\x18\x01 \x01(\x0b\x32\x10.tandem.v1.Draft\x12\x12\n\ncached_len\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\x07\x12\x10\n\x08\x65xpected\x18\x04 \x01(\x02\x12\x0f\n\x07seconds\x18\x05 \x01(\x02\".\n\x18\x43loseDraftSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"\x1b\n\x19\x43loseDraftSessionResponse\"\x18\n\x16\x44\x65scribeDrafterRequest\"E\n\x17\x44\x65scribeDrafterResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.tandem.v1.ModelDescription2\x8c\x02\n\x0e\x44rafterService\x12@\n\x07Propose\x12\x19.tandem.v1.ProposeRequest\x1a\x1a.tandem.v1.ProposeResponse\x12^\n\x11\x43loseDraftSession\x12#.tandem.v1.CloseDraftSessionRequest\x1a$.tandem.v1.CloseDraftSessionResponse\x12X\n\x0f\x44\x65scribeDrafter\x12!.tandem.v1.DescribeDrafterRequest\x1a\".tandem.v1.DescribeDrafterResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tandem/v1/drafter.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"}\n\x0cGuessRequest\x12!\n\x04open\x18\x01 \x03(\x0b\x32\x13.tandem.v1.Drafting\x12\x1e\n\x05\x66\x61\x63ts\x18\x02 \x03(\x0b\x32\x0f.tandem.v1.Fact\x12\r\n\x05\x63lose\x18\x03 \x03(\x0c\x12\x0c\n\x04sent\x18\x04 \x01(\x01\x12\r\n\x05price\x18\x05 \x01(\x02\"\xc6\x01\n\x08\x44rafting\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12#\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x12.tandem.v1.Context\x12+\n\x08sampling\x18\x03 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12$\n\x05shape\x18\x04 \x01(\x0b\x32\x15.tandem.v1.DraftShape\x12\x10\n\x08lockstep\x18\x05 \x01(\x08\x12\x0c\n\x04once\x18\x06 \x01(\x08\x12\x12\n\nrequest_id\x18\x07 \x01(\t\"f\n\rGuessResponse\x12!\n\x07guesses\x18\x01 \x03(\x0b\x32\x10.tandem.v1.Guess\x12$\n\x08\x66\x61ilures\x18\x02 \x03(\x0b\x32\x12.tandem.v1.Failure\x12\x0c\n\x04sent\x18\x03 \x01(\x01\"\x18\n\x16\x44\x65scribeDrafterRequest\"E\n\x17\x44\x65scribeDrafterResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.tandem.v1.ModelDescription2\xaa\x01\n\x0e\x44rafterService\x12>\n\x05Guess\x12\x17.tandem.v1.GuessRequest\x1a\x18.tandem.v1.GuessResponse(\x01\x30\x01\x12X\n\x0f\x44\x65scribeDrafter\x12!.tandem.v1.DescribeDrafterRequest\x1a\".tandem.v1.DescribeDrafterResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.v1.drafter_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PROPOSEREQUEST']._serialized_start=63
-  _globals['_PROPOSEREQUEST']._serialized_end=199
-  _globals['_PROPOSERESPONSE']._serialized_start=201
-  _globals['_PROPOSERESPONSE']._serialized_end=321
-  _globals['_CLOSEDRAFTSESSIONREQUEST']._serialized_start=323
-  _globals['_CLOSEDRAFTSESSIONREQUEST']._serialized_end=369
-  _globals['_CLOSEDRAFTSESSIONRESPONSE']._serialized_start=371
-  _globals['_CLOSEDRAFTSESSIONRESPONSE']._serialized_end=398
-  _globals['_DESCRIBEDRAFTERREQUEST']._serialized_start=400
-  _globals['_DESCRIBEDRAFTERREQUEST']._serialized_end=424
-  _globals['_DESCRIBEDRAFTERRESPONSE']._serialized_start=426
-  _globals['_DESCRIBEDRAFTERRESPONSE']._serialized_end=495
-  _globals['_DRAFTERSERVICE']._serialized_start=498
-  _globals['_DRAFTERSERVICE']._serialized_end=766
+  _globals['_GUESSREQUEST']._serialized_start=62
+  _globals['_GUESSREQUEST']._serialized_end=187
+  _globals['_DRAFTING']._serialized_start=190
+  _globals['_DRAFTING']._serialized_end=388
+  _globals['_GUESSRESPONSE']._serialized_start=390
+  _globals['_GUESSRESPONSE']._serialized_end=492
+  _globals['_DESCRIBEDRAFTERREQUEST']._serialized_start=494
+  _globals['_DESCRIBEDRAFTERREQUEST']._serialized_end=518
+  _globals['_DESCRIBEDRAFTERRESPONSE']._serialized_start=520
+  _globals['_DESCRIBEDRAFTERRESPONSE']._serialized_end=589
+  _globals['_DRAFTERSERVICE']._serialized_start=592
+  _globals['_DRAFTERSERVICE']._serialized_end=762
 # @@protoc_insertion_point(module_scope)

@@ -34,15 +34,10 @@ class DrafterServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Propose = channel.unary_unary(
-                '/tandem.v1.DrafterService/Propose',
-                request_serializer=tandem_dot_v1_dot_drafter__pb2.ProposeRequest.SerializeToString,
-                response_deserializer=tandem_dot_v1_dot_drafter__pb2.ProposeResponse.FromString,
-                _registered_method=True)
-        self.CloseDraftSession = channel.unary_unary(
-                '/tandem.v1.DrafterService/CloseDraftSession',
-                request_serializer=tandem_dot_v1_dot_drafter__pb2.CloseDraftSessionRequest.SerializeToString,
-                response_deserializer=tandem_dot_v1_dot_drafter__pb2.CloseDraftSessionResponse.FromString,
+        self.Guess = channel.stream_stream(
+                '/tandem.v1.DrafterService/Guess',
+                request_serializer=tandem_dot_v1_dot_drafter__pb2.GuessRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_drafter__pb2.GuessResponse.FromString,
                 _registered_method=True)
         self.DescribeDrafter = channel.unary_unary(
                 '/tandem.v1.DrafterService/DescribeDrafter',
@@ -54,14 +49,9 @@ class DrafterServiceStub:
 class DrafterServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def Propose(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def CloseDraftSession(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+    def Guess(self, request_iterator, context):
+        """All sessions of one round worker. Ends their drafting when it ends; a silent side says something every half second.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -75,15 +65,10 @@ class DrafterServiceServicer:
 
 def add_DrafterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Propose': grpc.unary_unary_rpc_method_handler(
-                    servicer.Propose,
-                    request_deserializer=tandem_dot_v1_dot_drafter__pb2.ProposeRequest.FromString,
-                    response_serializer=tandem_dot_v1_dot_drafter__pb2.ProposeResponse.SerializeToString,
-            ),
-            'CloseDraftSession': grpc.unary_unary_rpc_method_handler(
-                    servicer.CloseDraftSession,
-                    request_deserializer=tandem_dot_v1_dot_drafter__pb2.CloseDraftSessionRequest.FromString,
-                    response_serializer=tandem_dot_v1_dot_drafter__pb2.CloseDraftSessionResponse.SerializeToString,
+            'Guess': grpc.stream_stream_rpc_method_handler(
+                    servicer.Guess,
+                    request_deserializer=tandem_dot_v1_dot_drafter__pb2.GuessRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_drafter__pb2.GuessResponse.SerializeToString,
             ),
             'DescribeDrafter': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeDrafter,
@@ -102,7 +87,7 @@ class DrafterService:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Propose(request,
+    def Guess(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -112,39 +97,12 @@ class DrafterService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
-            '/tandem.v1.DrafterService/Propose',
-            tandem_dot_v1_dot_drafter__pb2.ProposeRequest.SerializeToString,
-            tandem_dot_v1_dot_drafter__pb2.ProposeResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CloseDraftSession(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tandem.v1.DrafterService/CloseDraftSession',
-            tandem_dot_v1_dot_drafter__pb2.CloseDraftSessionRequest.SerializeToString,
-            tandem_dot_v1_dot_drafter__pb2.CloseDraftSessionResponse.FromString,
+            '/tandem.v1.DrafterService/Guess',
+            tandem_dot_v1_dot_drafter__pb2.GuessRequest.SerializeToString,
+            tandem_dot_v1_dot_drafter__pb2.GuessResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -57,22 +57,22 @@ class _DraftScheduleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DraftSc
     DESCRIPTOR: _descriptor.EnumDescriptor
     DRAFT_SCHEDULE_UNSPECIFIED: _DraftSchedule.ValueType  # 0
     DRAFT_SCHEDULE_GOODPUT: _DraftSchedule.ValueType  # 1
-    """what yields most tokens per second by what was measured, nothing included"""
+    """as far as guesses may help"""
     DRAFT_SCHEDULE_CONSTANT: _DraftSchedule.ValueType  # 2
-    """always num_speculative_tokens"""
+    """at most num_speculative_tokens levels"""
     DRAFT_SCHEDULE_HEURISTIC: _DraftSchedule.ValueType  # 3
-    """two more after a draft that stood as a whole, else one less"""
+    """the same, and two more after a guess that was accepted as a whole, else one less"""
 
 class DraftSchedule(_DraftSchedule, metaclass=_DraftScheduleEnumTypeWrapper):
-    """How much to draft from round to round."""
+    """How many levels guesses may run ahead."""
 
 DRAFT_SCHEDULE_UNSPECIFIED: DraftSchedule.ValueType  # 0
 DRAFT_SCHEDULE_GOODPUT: DraftSchedule.ValueType  # 1
-"""what yields most tokens per second by what was measured, nothing included"""
+"""as far as guesses may help"""
 DRAFT_SCHEDULE_CONSTANT: DraftSchedule.ValueType  # 2
-"""always num_speculative_tokens"""
+"""at most num_speculative_tokens levels"""
 DRAFT_SCHEDULE_HEURISTIC: DraftSchedule.ValueType  # 3
-"""two more after a draft that stood as a whole, else one less"""
+"""the same, and two more after a guess that was accepted as a whole, else one less"""
 Global___DraftSchedule: _TypeAlias = DraftSchedule  # noqa: Y015
 
 class _AcceptanceRule:
@@ -243,7 +243,7 @@ class Sampling(_message.Message):
     frequency_penalty: _builtins.float
     """default 0"""
     seed: _builtins.int
-    """the server picks one when absent, and reports it"""
+    """the server picks one below 2^53 when absent, and reports it"""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]: ...
     def __init__(
@@ -523,21 +523,31 @@ class SpeculationSummary(_message.Message):
     DRAFTER_SWITCHES_FIELD_NUMBER: _builtins.int
     VERIFIER_SWITCHES_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
+    NUM_STEPS_WITH_GUESSES_FIELD_NUMBER: _builtins.int
+    NUM_LATE_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_UNUSED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     num_spec_steps: _builtins.int
-    """rounds"""
+    """steps of the verifier, with and without guesses"""
     num_draft_tokens: _builtins.int
+    """guessed tokens verified"""
     num_accepted_draft_tokens: _builtins.int
     mean_acceptance_length: _builtins.float
-    """emitted tokens per round, the next token included"""
+    """emitted tokens per step, the next token included"""
     draft_acceptance_rate: _builtins.float
     fallback_rounds: _builtins.int
-    """rounds without a draft although one was wanted"""
+    """steps without guesses although some were wanted"""
     drafter_switches: _builtins.int
+    """times that a drafter was opened again"""
     verifier_switches: _builtins.int
     rule: Global___AcceptanceRule.ValueType
+    num_steps_with_guesses: _builtins.int
+    num_late_draft_tokens: _builtins.int
+    """guessed, but the text was further already"""
+    num_unused_draft_tokens: _builtins.int
+    """guessed in time, and never worth a row"""
     @_builtins.property
     def acceptance_histogram(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """[i] = rounds that accepted i draft tokens"""
+        """[i] = steps that accepted i draft tokens"""
 
     def __init__(
         self,
@@ -552,10 +562,13 @@ class SpeculationSummary(_message.Message):
         drafter_switches: _builtins.int = ...,
         verifier_switches: _builtins.int = ...,
         rule: Global___AcceptanceRule.ValueType = ...,
+        num_steps_with_guesses: _builtins.int = ...,
+        num_late_draft_tokens: _builtins.int = ...,
+        num_unused_draft_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "draft_acceptance_rate", b"draft_acceptance_rate", "drafter_switches", b"drafter_switches", "fallback_rounds", b"fallback_rounds", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_spec_steps", b"num_spec_steps", "rule", b"rule", "verifier_switches", b"verifier_switches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "draft_acceptance_rate", b"draft_acceptance_rate", "drafter_switches", b"drafter_switches", "fallback_rounds", b"fallback_rounds", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_late_draft_tokens", b"num_late_draft_tokens", "num_spec_steps", b"num_spec_steps", "num_steps_with_guesses", b"num_steps_with_guesses", "num_unused_draft_tokens", b"num_unused_draft_tokens", "rule", b"rule", "verifier_switches", b"verifier_switches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -648,13 +661,19 @@ class Chunk(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """never half a character"""
     completion_tokens: _builtins.int
     """so far, this chunk included: the next `resume_from`"""
+    request_id: _builtins.str
+    """in the first chunk, so that the stream can be continued"""
+    seed: _builtins.int
+    """the same"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """may be several: one chunk is one round"""
+        """may be several: one chunk is one step"""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]: ...
@@ -665,12 +684,16 @@ class Chunk(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         completion_tokens: _builtins.int = ...,
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
+        request_id: _builtins.str = ...,
+        seed: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "seed", b"seed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "completion_tokens", b"completion_tokens", "logprobs", b"logprobs", "request_id", b"request_id", "seed", b"seed", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
 
 Global___Chunk: _TypeAlias = Chunk  # noqa: Y015
 

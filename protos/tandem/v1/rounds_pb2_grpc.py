@@ -45,7 +45,7 @@ class RoundWorkerServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Run(self, request, context):
-        """Runs rounds until the generation ends. A lost stream is resumed elsewhere with `completion` = the tokens so far.
+        """Relays facts and guesses until the generation ends. A lost stream is resumed elsewhere with `completion` = the tokens so far.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,15 +34,10 @@ class VerifierServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Verify = channel.unary_unary(
-                '/tandem.v1.VerifierService/Verify',
-                request_serializer=tandem_dot_v1_dot_verifier__pb2.VerifyRequest.SerializeToString,
-                response_deserializer=tandem_dot_v1_dot_verifier__pb2.VerifyResponse.FromString,
-                _registered_method=True)
-        self.CloseVerifySession = channel.unary_unary(
-                '/tandem.v1.VerifierService/CloseVerifySession',
-                request_serializer=tandem_dot_v1_dot_verifier__pb2.CloseVerifySessionRequest.SerializeToString,
-                response_deserializer=tandem_dot_v1_dot_verifier__pb2.CloseVerifySessionResponse.FromString,
+        self.Decode = channel.stream_stream(
+                '/tandem.v1.VerifierService/Decode',
+                request_serializer=tandem_dot_v1_dot_verifier__pb2.DecodeRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_verifier__pb2.DecodeResponse.FromString,
                 _registered_method=True)
         self.DescribeVerifier = channel.unary_unary(
                 '/tandem.v1.VerifierService/DescribeVerifier',
@@ -54,14 +49,9 @@ class VerifierServiceStub:
 class VerifierServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def Verify(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def CloseVerifySession(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+    def Decode(self, request_iterator, context):
+        """All sessions of one round worker. Ends their decoding when it ends; a silent side says something every half second.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -75,15 +65,10 @@ class VerifierServiceServicer:
 
 def add_VerifierServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Verify': grpc.unary_unary_rpc_method_handler(
-                    servicer.Verify,
-                    request_deserializer=tandem_dot_v1_dot_verifier__pb2.VerifyRequest.FromString,
-                    response_serializer=tandem_dot_v1_dot_verifier__pb2.VerifyResponse.SerializeToString,
-            ),
-            'CloseVerifySession': grpc.unary_unary_rpc_method_handler(
-                    servicer.CloseVerifySession,
-                    request_deserializer=tandem_dot_v1_dot_verifier__pb2.CloseVerifySessionRequest.FromString,
-                    response_serializer=tandem_dot_v1_dot_verifier__pb2.CloseVerifySessionResponse.SerializeToString,
+            'Decode': grpc.stream_stream_rpc_method_handler(
+                    servicer.Decode,
+                    request_deserializer=tandem_dot_v1_dot_verifier__pb2.DecodeRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_verifier__pb2.DecodeResponse.SerializeToString,
             ),
             'DescribeVerifier': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeVerifier,
@@ -102,7 +87,7 @@ class VerifierService:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Verify(request,
+    def Decode(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -112,39 +97,12 @@ class VerifierService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
-            '/tandem.v1.VerifierService/Verify',
-            tandem_dot_v1_dot_verifier__pb2.VerifyRequest.SerializeToString,
-            tandem_dot_v1_dot_verifier__pb2.VerifyResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CloseVerifySession(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tandem.v1.VerifierService/CloseVerifySession',
-            tandem_dot_v1_dot_verifier__pb2.CloseVerifySessionRequest.SerializeToString,
-            tandem_dot_v1_dot_verifier__pb2.CloseVerifySessionResponse.FromString,
+            '/tandem.v1.VerifierService/Decode',
+            tandem_dot_v1_dot_verifier__pb2.DecodeRequest.SerializeToString,
+            tandem_dot_v1_dot_verifier__pb2.DecodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,250 @@
+"""What a drafter that is a round trip away is worth: tokens per second of a whole Tandem through
+its client API, beside plain decoding and, if one is given, beside another checkout of the project.
+
+In each cell the systems take turns in random order on the same requests, so that whatever else the
+machine does hits them alike, and what is told is the median of the ratios within a turn. The first
+turn does not count; orchestrators are started anew in each cell, model services for each drafter.
+Requests differ in length, else those without drafts would begin and end together. A request has
+one text, whatever the link: those that differ are counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, replace
+from itertools import cycle, islice, product
+from json import dumps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from transformers.utils import logging
+
+import models
+from benchmarks import report
+from benchmarks.checkout import HERE, Checkout, ignorant, serving
+from benchmarks.delay import State
+from benchmarks.prompts import story_prompts
+from benchmarks.turns import Job, Turn, Turns, figures, ratio, take, texts
+from protos.errors import TandemError
+
+KINDS = re.compile(r"trained|random|hung|killed|slow(\d+)")
+SETTLE_SECONDS = 0.2
+REQUESTS = 2  # of a turn, in each place
+SHARING = 16  # requests at once that take a turn of twice the time
+DRAFTS, PLAIN, OTHER, AGAIN, OTHERS_PLAIN = "drafts", "plain", "other", "plain again", "other plain"
+RATIOS = {
+    "to plain": (DRAFTS, PLAIN),
+    "to other": (DRAFTS, OTHER),
+    "plain to other": (PLAIN, OTHERS_PLAIN),
+    "noise": (AGAIN, PLAIN),
+}
+HEADINGS = (
+    *("drafter", "T", "at once", "round trip", "plain", "drafts", "other"),
+    *(f"{name}{after}" for name in RATIOS for after in ("", ", after")),
+    *("first: plain", "drafts", "other", "per round", "other's", "up", "down", "differ", "failed"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One combination."""
+
+    drafter: str
+    temperature: float
+    at_once: int
+    round_trip: float  # ms
+
+    @property
+    def link(self) -> State:
+        """The link to such a drafter."""
+        kind = KINDS.fullmatch(self.drafter)
+        assert kind, "checked where cells are made"
+        seconds, extra = self.round_trip / 1000, int(kind[1] or 0) / 1000
+        return State(seconds, extra, self.drafter == "hung", self.drafter == "killed")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is compared, and how much is asked."""
+
+    folders: Sequence[Path]  # this checkout, the other one if any
+    target: Path
+    draft: Path
+    tokens: int
+    turns: int
+    seconds: float
+    skip: int
+    controls: bool
+
+    @property
+    def heading(self) -> str:
+        """What is compared, and where."""
+        what = f"about {self.tokens} tokens a request, {' beside '.join(map(str, self.folders))}"
+        return report.title(self.target, self.draft, what)
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A checkout behind its client API, with drafts of as many levels, or as the server chooses."""
+
+    checkout: Checkout
+    stub: Any
+    levels: int | None = None
+
+    async def turn(self, jobs: Sequence[Job], cell: Cell, seconds: float) -> Turn:
+        """The requests, longer where more share the time; then what was given up may end."""
+        seconds *= 1 + cell.at_once / SHARING
+        before = await self.checkout.link()
+        turn = await take(self.stub, self.levels, jobs, cell.at_once, seconds)
+        after = await self.checkout.link()
+        await asyncio.sleep(SETTLE_SECONDS + cell.link.round_trip + cell.link.extra)
+        return replace(turn, up=after["up"] - before["up"], down=after["down"] - before["down"])
+
+
+async def measure(systems: Mapping[str, System], cell: Cell, plan: Plan) -> Turns:
+    """All turns of a cell; the first does not count but for the texts."""
+    rng, prompts, turns = random.Random(repr(cell)), cycle(story_prompts()), []
+    for _ in range(1 + plan.turns):
+        batch = islice(prompts, REQUESTS * cell.at_once)
+        jobs = [Job.drawn(prompt, cell.temperature, plan.tokens, rng) for prompt in batch]
+        order = rng.sample(list(systems), len(systems))
+        turns.append({name: await systems[name].turn(jobs, cell, plan.seconds) for name in order})
+    return turns
+
+
+def row(cell: Cell, turns: Turns, skip: int) -> dict[str, Any]:
+    """What a cell showed."""
+    compared, differing = texts(turns)
+    return {
+        **asdict(cell),
+        "skip": skip,
+        "ratios": {name: ratio(turns[1:], *pair) for name, pair in RATIOS.items()},
+        "ratios_after": {name: ratio(turns[1:], *pair, skip) for name, pair in RATIOS.items()},
+        "systems": {name: figures([turn[name] for turn in turns[1:]], skip) for name in turns[0]},
+        "compared": compared,
+        "differing": differing,
+    }
+
+
+async def rows(plan: Plan, cells: Sequence[Cell], untrained: Path) -> AsyncIterator[dict[str, Any]]:
+    """What each cell showed, as it is done."""
+    for kind in dict.fromkeys(cell.drafter for cell in cells):
+        draft = untrained if kind == "random" else plan.draft
+        async with AsyncExitStack() as stack:
+            checkouts = [
+                await stack.enter_async_context(serving(folder, plan.target, draft))
+                for folder in plan.folders
+            ]
+            for cell in (cell for cell in cells if cell.drafter == kind):
+                yield row(cell, await turns_of(checkouts, cell, plan), plan.skip)
+
+
+async def turns_of(checkouts: Sequence[Checkout], cell: Cell, plan: Plan) -> Turns:
+    """Start an orchestrator for each checkout over a good link, make that what the cell wants, and
+    measure.
+    """
+    async with AsyncExitStack() as stack:
+        stubs = [await stack.enter_async_context(each.orchestrated()) for each in checkouts]
+        systems = {
+            DRAFTS: System(checkouts[0], stubs[0]),
+            PLAIN: System(checkouts[0], stubs[0], 0),
+        }
+        if plan.controls:
+            systems[AGAIN] = systems[PLAIN]
+        for checkout, stub in zip(checkouts[1:], stubs[1:], strict=True):
+            systems[OTHER] = System(checkout, stub)
+            if plan.controls:
+                systems[OTHERS_PLAIN] = System(checkout, stub, 0)
+        try:
+            for each in checkouts:
+                await each.link(cell.link)
+            return await measure(systems, cell, plan)
+        finally:
+            for each in checkouts:
+                await each.link(State())
+
+
+def line(row: Mapping[str, Any]) -> list[str]:
+    """A row as people see it."""
+
+    def told(name: str, figure: str, digits: int = 0, scale: float = 1.0) -> str:
+        value = row["systems"].get(name, {}).get(figure)
+        return "" if value is None else f"{scale * value:.{digits}f}"
+
+    ratios = (row[when][name] for name in RATIOS for when in ("ratios", "ratios_after"))
+    return [
+        *(row["drafter"], f"{row['temperature']:g}", str(row["at_once"])),
+        f"{row['round_trip']:g} ms",
+        *(told(name, "rate") for name in (PLAIN, DRAFTS, OTHER)),
+        *("" if value is None else f"{value:.2f}" for value in ratios),
+        *(told(name, "first_token", 0, 1000) for name in (PLAIN, DRAFTS, OTHER)),
+        *(told(name, "per_round", 2) for name in (DRAFTS, OTHER)),
+        *(told(DRAFTS, way) for way in ("up", "down")),
+        f"{row['differing']} of {row['compared']}",
+        str(sum(each["failed"] for each in row["systems"].values())),
+    ]
+
+
+def written(cells: Sequence[str]) -> str:
+    """Side by side, below their headings."""
+    pairs = zip(cells, HEADINGS, strict=True)
+    return "  ".join(cell.rjust(max(7, len(heading))) for cell, heading in pairs)
+
+
+async def run(plan: Plan, cells: Sequence[Cell], untrained: Path, file: Path | None) -> None:
+    """Print each row as it is done; then a file, if one is given, holds all so far."""
+    print(plan.heading, written(HEADINGS), sep="\n", flush=True)
+    found = []
+    async for each in rows(plan, cells, untrained):
+        found.append(each)
+        print(written(line(each)), flush=True)
+        if file:
+            write(file, {"title": plan.heading, "rows": found})
+
+
+def write(file: Path, found: Mapping[str, Any]) -> None:
+    """The figures, for programs."""
+    file.write_text(dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+def main(
+    this: Annotated[Path, typer.Option(help="a checkout of the project")] = HERE,
+    other: Annotated[Path | None, typer.Option(help="another one to compare with")] = None,
+    target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
+    draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
+    drafter: Annotated[
+        list[str], typer.Option(help="trained, random, hung, killed, or slow and so many ms")
+    ] = ["trained"],  # noqa: B006
+    temperature: Annotated[list[float], typer.Option(help="may be repeated")] = [0.0, 0.7, 1.0],  # noqa: B006
+    at_once: Annotated[list[int], typer.Option(help="requests", min=1)] = [1, 8, 32],  # noqa: B006
+    round_trip: Annotated[list[float], typer.Option(help="ms", min=0)] = [0.0, 5.0, 20.0, 80.0],  # noqa: B006
+    tokens: Annotated[int, typer.Option(help="per request, half of it more or less", min=2)] = 64,
+    turns: Annotated[int, typer.Option(help="of every system in a cell", min=1)] = 3,
+    seconds: Annotated[float, typer.Option(help="of a turn of one request at once")] = 1.5,
+    skip: Annotated[int, typer.Option(help="tokens of each answer, for what comes after")] = 32,
+    controls: Annotated[bool, typer.Option(help="plain twice, and of the other one")] = False,
+    json: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+) -> None:
+    """Tokens per second of a whole Tandem whose drafter is a round trip away."""
+    if unknown := [kind for kind in drafter if not KINDS.fullmatch(kind)]:
+        raise typer.BadParameter(f"{unknown[0]!r} is none", param_hint="--drafter")
+    logging.disable_progress_bar()
+    folders = [folder.resolve() for folder in (this, other) if folder]
+    plan = Plan(folders, target.resolve(), draft.resolve(), tokens, turns, seconds, skip, controls)
+    cells = [Cell(*each) for each in product(drafter, temperature, at_once, round_trip)]
+    with tempfile.TemporaryDirectory() as folder:
+        untrained = ignorant(draft, Path(folder)) if "random" in drafter else draft
+        try:
+            asyncio.run(run(plan, cells, untrained, json))
+        except TandemError as problem:
+            raise SystemExit(f"error: {problem}") from None
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,204 @@
+"""Many requests at once through the client API, in turns of several servers: when tokens came, at
+what rate, and whether all gave the same.
+
+Asks and counts; who takes a turn when, and what lies between them, is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from statistics import median
+from typing import Any
+
+from grpc import aio
+
+from protos.tandem.v1 import orchestrator_pb2 as api
+
+LONGEST_SECONDS = 20.0  # of a turn without an answer
+LOOK_SECONDS = 0.01
+FEWEST_TOKENS, FEWEST_SECONDS = 16, 2.0  # one of them makes a rate
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request."""
+
+    prompt: str
+    seed: int
+    temperature: float
+    tokens: int  # at most
+
+    @classmethod
+    def drawn(cls, prompt: str, temperature: float, tokens: int, rng: random.Random) -> Job:
+        """One with a seed of its own, and half of so many tokens more or less."""
+        length = rng.randint(tokens // 2, tokens + tokens // 2)
+        return cls(prompt, rng.getrandbits(32), temperature, length)
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came of a request so far: tokens, and how many there were when."""
+
+    job: Job
+    began: float
+    tokens: list[int] = field(default_factory=list)
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
+    rounds: int = 0  # told at the end
+    failed: bool = False
+    ended: float | None = None
+
+    @property
+    def first(self) -> float | None:
+        """Seconds to the first token."""
+        return self.arrivals[0][0] - self.began if self.arrivals else None
+
+    def paced(self, skip: int, end: float) -> tuple[int, float]:
+        """Tokens behind the first `skip`, and the seconds they took: until the answer's end, or
+        that of the turn.
+        """
+        for when, count in [(self.began, 0), *self.arrivals]:
+            if count >= skip:
+                return len(self.tokens) - count, (self.ended or end) - when
+        return 0, 0.0
+
+    def differs(self, other: Answer) -> bool:
+        """Whether the tokens differ as far as both go."""
+        short = min(len(self.tokens), len(other.tokens))
+        whole = all(each.ended and not each.failed for each in (self, other))
+        return self.tokens[:short] != other.tokens[:short] or (
+            whole and len(self.tokens) != len(other.tokens)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a server did while so many places were taken, until the end, and the bytes that it sent
+    to the drafter and got back.
+    """
+
+    answers: Sequence[Answer]
+    at_once: int
+    end: float
+    up: int = 0
+    down: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """How many came."""
+        return sum(len(answer.tokens) for answer in self.answers)
+
+    def rate(self, skip: int = 0) -> float | None:
+        """Tokens per second in all places, behind the first `skip` tokens of each answer; None if
+        hardly an answer came so far.
+        """
+        paced = [answer.paced(skip, self.end) for answer in self.answers]
+        tokens, seconds = sum(each for each, _ in paced), sum(each for _, each in paced)
+        if tokens < FEWEST_TOKENS and seconds < FEWEST_SECONDS:
+            return None
+        return self.at_once * tokens / seconds
+
+
+async def take(
+    stub: Any, levels: int | None, jobs: Sequence[Job], at_once: int, seconds: float
+) -> Turn:
+    """So many requests at a time while all places are taken: until the first ends that no other
+    one follows, or the time is over and at least one has ended. The rest are given up.
+    """
+    answers, waiting, began = list[Answer](), iter(jobs), time.perf_counter()
+
+    async def place() -> None:
+        for job in waiting:
+            answers.append(answer := Answer(job, time.perf_counter()))
+            await ask(stub, levels, answer)
+
+    places = [asyncio.create_task(place()) for _ in range(at_once)]
+    while not any(each.done() for each in places):
+        limit = seconds if any(answer.ended for answer in answers) else LONGEST_SECONDS
+        if time.perf_counter() - began > max(seconds, limit):
+            break
+        await asyncio.sleep(LOOK_SECONDS)
+    turn = Turn(answers, at_once, time.perf_counter())
+    ended = [each for each in places if each.done()]
+    for each in places:
+        each.cancel()
+    await asyncio.gather(*places, return_exceptions=True)
+    await asyncio.gather(*ended)  # whatever went wrong is raised
+    return turn
+
+
+async def ask(stub: Any, levels: int | None, answer: Answer) -> None:
+    """Stream an answer; drafts have as many levels as the server chooses unless given, levels 0
+    decodes plainly.
+    """
+    job = answer.job
+    request = api.GenerateRequest(
+        text=job.prompt,
+        sampling=api.Sampling(temperature=job.temperature, seed=job.seed),
+        stopping=api.Stopping(max_new_tokens=job.tokens),
+        speculation=api.Speculation(num_speculative_tokens=levels),
+    )
+    try:
+        async for event in stub.StreamGenerate(api.StreamGenerateRequest(request=request)):
+            if event.HasField("chunk"):
+                answer.tokens += event.chunk.token_ids
+                answer.arrivals.append((time.perf_counter(), len(answer.tokens)))
+            else:
+                answer.rounds = event.complete.speculation.num_spec_steps
+    except aio.AioRpcError:
+        answer.failed = True
+    answer.ended = time.perf_counter()
+
+
+Turns = Sequence[Mapping[str, Turn]]  # of several servers, by their names
+
+
+def middle(values: Sequence[float | None]) -> float | None:
+    """The median of those that there are."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def ratio(turns: Turns, name: str, other: str, skip: int = 0) -> float | None:
+    """The median ratio of two rates of a turn, behind the first `skip` tokens of each answer; None
+    where one of the two is missing or does nothing.
+    """
+    if not {name, other} <= turns[0].keys():
+        return None
+    rates = [(turn[name].rate(skip), turn[other].rate(skip)) for turn in turns]
+    return middle([one / two for one, two in rates if one is not None and two])
+
+
+def figures(turns: Sequence[Turn], skip: int) -> dict[str, Any]:
+    """What one server showed: tokens per second, seconds, and bytes per token."""
+    answers = [answer for turn in turns for answer in turn.answers]
+    whole = [answer for answer in answers if answer.rounds]
+    tokens, rounds = sum(turn.tokens for turn in turns), sum(answer.rounds for answer in whole)
+    return {
+        "rate": middle([turn.rate() for turn in turns]),
+        "rate_after": middle([turn.rate(skip) for turn in turns]),
+        "rates": [turn.rate() for turn in turns],
+        "tokens": tokens,
+        "first_token": middle([answer.first for answer in answers]),
+        "per_round": sum(len(answer.tokens) for answer in whole) / rounds if rounds else None,
+        "up": sum(turn.up for turn in turns) / tokens if tokens else None,
+        "down": sum(turn.down for turn in turns) / tokens if tokens else None,
+        "failed": sum(answer.failed for answer in answers),
+    }
+
+
+def texts(turns: Turns) -> tuple[int, int]:
+    """Requests that several servers answered, and those among them with more than one text."""
+    compared = differing = 0
+    for turn in turns:
+        found: dict[Job, list[Answer]] = {}
+        for answer in (answer for each in turn.values() for answer in each.answers):
+            found.setdefault(answer.job, []).append(answer)
+        for answers in (each for each in found.values() if len(each) > 1):
+            compared += 1
+            differing += any(one.differs(two) for one, two in combinations(answers, 2))
+    return compared, differing

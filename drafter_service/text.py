@@ -1,0 +1,127 @@
+"""One session's text and the tree ahead of it: what of both is cached, and what may be fed next.
+
+Does to the session's memory what `growth` decides; when to feed what is decided by `growing` and
+`whole`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Sequence
+from contextlib import suppress
+from typing import TypeAlias
+
+import torch
+
+from drafter_service.growth import Growth, Node
+from drafter_service.guesses import Guesser
+from engine.batch import SHORT
+from engine.offer import Offer
+from engine.plan import Segment
+from engine.sampling import Adjustment
+from engine.session import Session
+from engine.sessions import Sessions
+from protos import tree
+from protos.errors import Busy, SessionMiss
+from protos.streams import Drafting
+
+Report: TypeAlias = tuple[int, tuple[int, ...]]
+"""Of a fact: from where on the text has which tokens."""
+
+
+def news(inbox: deque[Report], length: int) -> list[int]:
+    """What the facts that have arrived say of the text behind its first `length` tokens; raises
+    SessionMiss if something between them is missing.
+    """
+    tokens: list[int] = []
+    while inbox:
+        start, said = inbox.popleft()
+        known = length + len(tokens)
+        if start > known:
+            raise SessionMiss(f"the text is known up to token {known}, not to {start}")
+        tokens += said[known - start :]
+    return tokens
+
+
+class Text:
+    """A session at work that holds its text; `tokens` of the vocabulary are the tokenizer's.
+
+    `pending` are committed tokens that were not fed: while there are any, there is no tree.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        session: Session,
+        opening: Drafting,
+        growth: Growth,
+        tokens: int,
+    ) -> None:
+        sampling = opening.sampling
+        self.session = session
+        self.growth = growth
+        self.pending: list[int] = []
+        self._sessions = sessions
+        self._context = opening.context
+        self._tokens = tokens
+        self._adjusted = sampling.historic or bool(sampling.logit_bias)
+        self._adjustment = Adjustment(sampling, session.tokens)
+
+    def hear(self, inbox: deque[Report], anew: bool = False) -> bool:
+        """Take in the facts that have arrived; the tree goes on from where the text is now, or
+        begins `anew`. Says whether there was something new; raises SessionMiss.
+        """
+        tokens = news(inbox, self.session.length + len(self.pending))
+        if not tokens:
+            return False
+        count, order = self.growth.follow(tokens, anew)
+        self._sessions.advance(self.session, tokens[:count], order)
+        self.pending += tokens[count:]
+        self._adjustment.extend(tokens)
+        return True
+
+    def next(self) -> Segment:
+        """The pending tokens, or as many as are fed at once; raises Busy."""
+        tokens = tuple(self.pending[:SHORT])
+        self._sessions.reserve(self.session, self.session.length + len(tokens))
+        return Segment(self.session.room, self.session.length, tokens, tree.chain(len(tokens)), 1)
+
+    def read(self) -> bool:
+        """Those were fed; says whether they were all."""
+        tokens = self.pending[:SHORT]
+        self._sessions.advance(self.session, tokens, range(len(tokens)))
+        del self.pending[:SHORT]
+        return not self.pending
+
+    def feed(self, offer: Offer) -> Generator[Offer, torch.Tensor, torch.Tensor]:
+        """Have something fed and return its logits; raises Internal."""
+        return self._sessions.feed(self._context, offer)
+
+    def keep(self, tokens: Sequence[int], places: Sequence[int]) -> int:
+        """Hold a path of the tree too, as if it were committed; returns the length held."""
+        self._sessions.advance(self.session, tokens, places)
+        return self.session.length
+
+    def fit(self, nodes: list[Node]) -> list[Node]:
+        """Those of some nodes to be fed that there is memory for."""
+        base = self.session.length + self.growth.fed
+        with suppress(Busy):
+            self._sessions.reserve(self.session, base + len(nodes))
+        return nodes[: max(0, self.session.room.capacity - base)]
+
+    def segment(self, nodes: Sequence[Node]) -> Segment:
+        """Nodes of the tree whose parents are fed."""
+        return Segment(
+            room=self.session.room,
+            context=self.session.length,
+            tokens=tuple(node.token for node in nodes),
+            parents=self.growth.parents(nodes),
+            wanted=len(nodes),
+        )
+
+    def expand(self, nodes: Sequence[Node], logits: torch.Tensor, guess: Guesser) -> None:
+        """Guess what follows the root, or nodes that were fed, from their logits [nodes, vocab]."""
+        rows = logits[:, : self._tokens]
+        if self._adjusted:
+            rows = self._adjustment.rows(rows, [self.growth.path(node) for node in nodes])
+        self.growth.expand(nodes, guess(rows, [node.position for node in nodes]))

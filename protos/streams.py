@@ -1,0 +1,86 @@
+"""What travels on the two streams: openings, the verifier's facts and the drafter's guesses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from protos.types import (
+    NO_DRAFT_SHAPE,
+    Context,
+    Distribution,
+    DraftShape,
+    SamplingParams,
+    TokenLogprobs,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """What a verifier is opened with: decode behind `context` until a stop token or until there are
+    `until` tokens in all.
+
+    In `lockstep` each step waits for the guess made behind exactly its length and verifies all of
+    it; `once` ends after one step. `lookup`: guess what followed the last tokens where they
+    occurred before.
+    """
+
+    context: Context
+    sampling: SamplingParams
+    until: int
+    stop_token_ids: frozenset[int] = frozenset()
+    lockstep: bool = False
+    once: bool = False
+    lookup: DraftShape = NO_DRAFT_SHAPE
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """What a drafter is opened with: guess behind `context`; in `lockstep`, one whole guess behind
+    every fact; `once`, one guess.
+    """
+
+    context: Context
+    sampling: SamplingParams
+    shape: DraftShape
+    lockstep: bool = False
+    once: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """From token `start` on, the text is `tokens`: the accepted ones, then the next token.
+
+    `drafted` guessed nodes were verified and `accepted` of them emitted, where the verifier
+    expected `expected`; since the fact before, `late` nodes arrived behind the text, and `unused`
+    ones that arrived in time were never verified.
+    """
+
+    start: int
+    tokens: tuple[int, ...]
+    drafted: int = 0
+    accepted: int = 0
+    epoch: int = 0
+    reused: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    expected: float = 0.0
+    late: int = 0
+    unused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """Nodes of a token tree behind `behind` committed tokens, numbered from `first` on; `parents`
+    are numbers too, 0 = behind the committed tokens. `scores` are the log-probabilities that the
+    nodes are accepted once their parents are.
+    """
+
+    behind: int
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
+    first: int = 1
+    source: int = 0
+    distributions: tuple[Distribution, ...] = ()
+    epoch: int = 0
+    cached_len: int = 0
+    arrived: float = field(default=0.0, compare=False)  # by the clock of whom it came to

@@ -1,0 +1,137 @@
+"""What the benchmarks' distant link promises: bytes in order, never early, and faults on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from benchmarks.delay import HOST, Link, State, linked
+
+ROUND_TRIP = 0.05
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@asynccontextmanager
+async def echo() -> AsyncIterator[str]:
+    """A service that answers with what it is sent; yields its address."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+        writer.close()
+
+    server = await asyncio.start_server(answer, HOST, 0)
+    try:
+        yield f"{HOST}:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+@asynccontextmanager
+async def distant(state: State) -> AsyncIterator[tuple[Link, Streams]]:
+    """A link in some state to an echo, and a connection through it."""
+    async with echo() as address, linked(address) as link:
+        await link.become(state)
+        reader, writer = await asyncio.open_connection(HOST, link.port)
+        try:
+            yield link, (reader, writer)
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+async def asked(streams: Streams, data: bytes) -> float:
+    """Seconds until all of it came back."""
+    reader, writer = streams
+    began = asyncio.get_running_loop().time()
+    writer.write(data)
+    assert await reader.readexactly(len(data)) == data
+    return asyncio.get_running_loop().time() - began
+
+
+async def test_nothing_comes_before_a_round_trip_and_a_connection_takes_one_more() -> None:
+    async with distant(State(ROUND_TRIP)) as (_, streams):
+        assert await asked(streams, b"first") >= 1.99 * ROUND_TRIP
+        assert await asked(streams, b"second") >= ROUND_TRIP
+
+
+async def test_more_delay_is_added_to_answers_once() -> None:
+    async with distant(State(ROUND_TRIP, extra=2 * ROUND_TRIP)) as (_, streams):
+        assert await asked(streams, b"first") >= 3.99 * ROUND_TRIP
+        assert await asked(streams, b"second") >= 3 * ROUND_TRIP
+
+
+async def test_bytes_keep_their_order_while_the_delay_shrinks() -> None:
+    async with distant(State(ROUND_TRIP)) as (link, (reader, writer)):
+        sent = b""
+        for number in range(200):
+            await link.become(State(ROUND_TRIP * (1 - number / 200), extra=0.001))
+            writer.write(piece := number.to_bytes(2, "big") * 500)
+            sent += piece
+            await asyncio.sleep(0)
+        assert await reader.readexactly(len(sent)) == sent
+
+
+async def test_much_at_once_arrives_as_a_whole_and_is_counted() -> None:
+    async with distant(State(ROUND_TRIP)) as (link, streams):
+        await asked(streams, data := bytes(range(256)) * (1 << 13))
+        assert link.carried == {"up": len(data), "down": len(data)}
+
+
+async def test_a_hung_link_keeps_connections_and_bytes() -> None:
+    async with distant(State()) as (link, (reader, writer)):
+        await asked((reader, writer), b"before")
+        await link.become(State(hung=True))
+        writer.write(b"meanwhile")
+        answer = asyncio.create_task(reader.readexactly(9))
+        await asyncio.sleep(ROUND_TRIP)
+        assert not answer.done()
+        await link.become(State())
+        assert await answer == b"meanwhile"
+
+
+async def test_a_link_that_refuses_closes_connections_and_takes_none_until_it_is_told() -> None:
+    async with distant(State()) as (link, (reader, writer)):
+        await asked((reader, writer), b"before")
+        await link.become(State(refusing=True))
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(HOST, link.port)
+        await link.become(State())
+        again, writing = await asyncio.open_connection(HOST, link.port)
+        await asked((again, writing), b"after")
+        writing.close()
+
+
+async def test_an_end_that_closes_closes_the_other_behind_all_bytes() -> None:
+    async with distant(State(ROUND_TRIP)) as (link, (reader, writer)):
+        writer.write(b"last words")
+        writer.write_eof()
+        assert await reader.read() == b""
+        assert link.carried["up"] == len(b"last words")
+
+
+async def test_the_command_takes_states_and_tells_bytes() -> None:
+    async with echo() as address:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "benchmarks.delay", address),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdin and process.stdout
+        host, _, port = json.loads(await process.stdout.readline())["address"].rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        await asked((reader, writer), b"12345")
+        process.stdin.write(b'{"hung": true}\n')
+        assert json.loads(await process.stdout.readline()) == {"up": 5, "down": 5}
+        process.stdin.close()
+        assert await process.wait() == 0
+        writer.close()

@@ -1,0 +1,247 @@
+"""A verifier and a drafter that keep the session rule, as a crossing meets them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from protos import codec, status
+from protos.drafting import decode_guess
+from protos.errors import (
+    Busy,
+    InvalidRequest,
+    SessionMiss,
+    StaleTurn,
+    TandemError,
+    Unavailable,
+)
+from protos.tandem.v1 import common_pb2
+from tests.laws import wires
+from tests.laws.wires import Call
+
+VOCABULARY = 7
+FENCES = frozenset({"turn", "newest"})
+
+
+def follows(tokens: Sequence[int]) -> int:
+    """The target: a token that depends on all before it."""
+    return hash(tuple(tokens)) % VOCABULARY
+
+
+@dataclass(eq=False)
+class Job:
+    """An opening that is served."""
+
+    call: Call
+    stream: int
+    opening: Any
+    length: int
+    live: bool = True
+    paused: bool = False
+    waits: bool = False
+    drafted: int = 0  # nodes
+    source: int = 0  # of the guesses that it heard
+    paths: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by node: the text up to there
+    behind: set[int] = field(default_factory=set)  # lengths that were guessed behind
+
+
+@dataclass
+class Held:
+    """A session."""
+
+    turn: int
+    tokens: list[int]
+    job: Job
+
+
+class Service(wires.Server):
+    """The session rule."""
+
+    fences = FENCES
+
+    def __init__(self, *world: Any) -> None:
+        super().__init__(*world)
+        self.held: dict[bytes, Held] = {}
+        self.jobs: list[Job] = []
+
+    def decode(self, message: Any) -> Any:
+        """An opening's value."""
+        raise NotImplementedError
+
+    def begin(self, job: Job) -> None:
+        """Serve an opening."""
+        raise NotImplementedError
+
+    def hear(self, job: Job, name: str, item: Any) -> None:
+        """Take an item of a stream that is served."""
+        raise NotImplementedError
+
+    def receive(self, call: Call, name: str, item: Any) -> None:
+        if not self.up:
+            return
+        if name == "close":
+            self.close(call, item)
+        elif name == "open":
+            self.open(call, item)
+        else:
+            for job in self.jobs:
+                held = self.held.get(job.opening.context.session_id)
+                if held and job.live and (job.call, job.stream) == (call, item.stream):
+                    self.hear(job, name, item)
+
+    def open(self, call: Call, message: Any) -> None:
+        opening = self.decode(message)
+        context = opening.context
+        held = self.held.get(context.session_id)
+        if self.rng.random() < self.evil:
+            errors = Busy("full", 0.3), Unavailable("warming up"), SessionMiss("gone")
+            return self.fail(call, message.stream, self.rng.choice(errors))
+        if held and context.turn <= held.turn and "turn" in self.fences:
+            return self.fail(call, message.stream, StaleTurn("old"))
+        if held and "newest" in self.fences:
+            held.job.live = False
+        job = Job(call, message.stream, opening, context.length)
+        if held:
+            held.turn, held.job = max(held.turn, context.turn), job
+            held.tokens[:] = context.tokens
+        else:
+            self.held[context.session_id] = Held(context.turn, list(context.tokens), job)
+        self.jobs.append(job)
+        self.begin(job)
+
+    def fail(self, call: Call, stream: int, error: TandemError) -> None:
+        call.answer(common_pb2.Failure(stream=stream, status=status.pack(error)))
+
+    def close(self, call: Call, session_id: bytes) -> None:
+        """Forget a session; whoever has opened it since is told."""
+        if held := self.held.pop(session_id, None):
+            if held.job.live:
+                self.fail(held.job.call, held.job.stream, SessionMiss("closed"))
+            held.job.live = False
+
+    def evict(self) -> None:
+        """No room for anybody."""
+        for held in self.held.values():
+            if held.job.live:
+                held.job.live = False
+                self.fail(held.job.call, held.job.stream, SessionMiss("evicted"))
+        self.held.clear()
+
+    def restart(self) -> None:
+        """Another process takes over after a while."""
+        self.up = False
+        self.held.clear()
+        for job in self.jobs:
+            job.live = False
+        for link in self.links:
+            link.lose()
+        self.clock.later(3 * self.rng.random(), self._rise)
+
+    def gone(self, call: Call) -> None:
+        for job in self.jobs:
+            job.live &= job.call is not call
+
+    def _rise(self) -> None:
+        self.up = True
+
+
+class Verifier(Service):
+    """Decodes by itself; a guess makes a step longer, and nothing else."""
+
+    decode = staticmethod(codec.decode_decoding)
+    longest = 0  # step
+
+    def begin(self, job: Job) -> None:
+        self._soon(job)
+
+    def hear(self, job: Job, name: str, item: Any) -> None:
+        if name == "flows":
+            job.paused = item.paused
+        else:
+            self._remember(job, decode_guess(item))
+        if job.waits and self._may(job):
+            job.waits = False
+            self._soon(job)
+
+    def _remember(self, job: Job, guess: Any) -> None:
+        text = self.held[job.opening.context.session_id].tokens
+        if guess.source != job.source:
+            job.source, job.paths = guess.source, {}
+        job.behind.add(guess.behind)
+        if guess.behind > len(text):
+            return
+        job.paths[0] = tuple(text[: guess.behind])
+        for place, (parent, token) in enumerate(zip(guess.parents, guess.tokens, strict=True)):
+            if parent in job.paths:
+                job.paths[guess.first + place] = (*job.paths[parent], token)
+
+    def _may(self, job: Job) -> bool:
+        return not job.paused and (not job.opening.lockstep or job.length in job.behind)
+
+    def _soon(self, job: Job) -> None:
+        self.clock.later(0.05 + 0.1 * self.rng.random(), lambda: self._step(job))
+
+    def _step(self, job: Job) -> None:
+        held = self.held.get(job.opening.context.session_id)
+        if not (job.live and held):
+            return
+        if not self._may(job):
+            job.waits = True
+            return
+        text, guessed, fresh = held.tokens, set(job.paths.values()), [follows(held.tokens)]
+        while (*text, *fresh) in guessed and job.length + len(fresh) < job.opening.until:
+            fresh.append(follows(text + fresh))
+        job.call.answer(common_pb2.Fact(stream=job.stream, start=job.length, tokens=fresh))
+        text += fresh
+        job.length += len(fresh)
+        self.longest = max(self.longest, len(fresh))
+        if job.length < job.opening.until:
+            self._soon(job)
+        else:
+            job.live = False
+
+
+class Drafter(Service):
+    """Guesses rightly, wrongly and absurdly."""
+
+    decode = staticmethod(codec.decode_drafting)
+
+    def begin(self, job: Job) -> None:
+        if self.rng.random() < self.evil / 10:
+            job.live = False
+            self.fail(job.call, job.stream, InvalidRequest.of("shape", "is not for me"))
+        else:
+            self._guess(job)
+
+    def hear(self, job: Job, name: str, item: Any) -> None:
+        held = self.held[job.opening.context.session_id]
+        held.tokens[item.start :] = item.tokens
+        self._guess(job)
+
+    def _guess(self, job: Job) -> None:
+        """A trunk with a sibling at every node, in one message or, its second half, in two."""
+        text, rng = self.held[job.opening.context.session_id].tokens, self.rng
+        path, first, behind = list(text), job.drafted + 1, len(text)
+        tokens: list[int] = []
+        for _ in range(rng.randrange(1, 6)):
+            path.append(follows(path) if rng.random() < 0.8 else rng.randrange(VOCABULARY))
+            tokens += [path[-1], rng.randrange(VOCABULARY)]
+        parents = [0, 0, *[2, 3] * (len(tokens) // 2 - 1)]
+        job.drafted += len(tokens)
+        whole = job.opening.lockstep
+        if not whole and rng.random() < self.evil:
+            behind = rng.randrange(behind + 9)  # a lie, or nonsense
+        cut = len(tokens) if whole else rng.randrange(1, len(tokens) + 1)
+        for half in (slice(0, cut), slice(cut, None)):
+            guess = common_pb2.Guess(
+                stream=job.stream,
+                behind=behind,
+                source=job.opening.context.turn,
+                first=first + (half.start or 0),
+                tokens=tokens[half],
+                parents=parents[half],
+            )
+            for _ in range(1 if whole else rng.choice((0, 1, 1, 1, 2))):  # lost, or said twice
+                if guess.tokens:
+                    job.call.answer(guess)

@@ -1,0 +1,206 @@
+"""A tree that goes on as the text does is the tree that begins there, and whoever sees guesses and
+facts alone has it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drafter_service.growth import Growth, Node
+from drafter_service.text import news
+from protos import tree
+from protos.errors import SessionMiss
+from protos.types import MAX_LEVELS, DraftShape, Schedule
+from tests.laws.receiver import Receiver
+from tests.laws.test_growth import Path, World, expand, rows, shapes, worlds
+
+PROMPT = (3, 1, 4)
+PLENTY = 10_000
+seeds = st.integers(0, 1 << 30)
+
+
+class Drafter:
+    """A growing tree, what lies where in its memory, and who receives its guesses. All texts are
+    whole ones.
+    """
+
+    def __init__(self, world: World, shape: DraftShape) -> None:
+        self.world, self.shape = world, shape
+        self.growth = Growth(shape, len(PROMPT), PLENTY, source=5)
+        self.text: Path = PROMPT
+        self.memory: list[Path] = []  # behind the text: whose keys lie at each place
+        self.receiver = Receiver(PROMPT)
+        self.read()
+
+    def path(self, node: Node) -> Path:
+        """The text that ends with a node."""
+        return self.text + tuple(self.growth.path(node))
+
+    def read(self) -> None:
+        """The root is fed."""
+        expand(self.growth, [self.growth.root], lambda path: self.world.children(self.text + path))
+
+    def feed(self, nodes: list[Node]) -> None:
+        """Nodes of the frontier are fed, in any order."""
+        assert [self.path(node)[:-1] for node in nodes] == [
+            (self.text, *self.memory)[parent + 1]
+            for parent in self.growth.parents(nodes)[len(self.memory) :]
+        ]
+        self.memory += [self.path(node) for node in nodes]
+        self.growth.feed(nodes)
+        expand(self.growth, nodes, lambda path: self.world.children(self.text + path))
+
+    def send(self) -> list[Node]:
+        """What is new goes out; returns the window."""
+        window = self.growth.window()
+        if guess := self.growth.fresh(window):
+            assert guess.source == 5 and guess.behind == len(self.text)
+            self.receiver.take(guess)
+            for number, parent in enumerate(guess.parents, guess.first):
+                behind_root = len(self.receiver.numbered[number]) == guess.behind + 1
+                assert behind_root == (parent == 0), "the root may have no number over there"
+        return window
+
+    def follow(self, tokens: Path) -> bool:
+        """The text goes on; says whether the root was fed."""
+        count, order = self.growth.follow(tokens)
+        self.text += tokens
+        self.receiver.advance(tokens)
+        self.memory = [self.memory[place] for place in order]
+        assert self.memory[:count] == [
+            self.text[: len(self.text) - len(tokens) + n] for n in range(1, count + 1)
+        ]
+        del self.memory[:count]
+        return count == len(tokens)
+
+    def run(self, noise: random.Random, steps: int) -> Iterator[list[Node]]:
+        """Feed and follow at random; the window after each step."""
+        for _ in range(steps):
+            window = self.send()
+            yield window
+            if frontier := self.growth.frontier(window):
+                self.feed(noise.sample(frontier, noise.randint(1, min(3, len(frontier)))))
+            if noise.random() < 0.4:
+                ahead = sorted(self.receiver.ahead())
+                guessed = noise.choice(ahead)[: noise.randint(1, 3)] if ahead else ()
+                surprise = (noise.randrange(7),) if noise.random() < 0.5 or not guessed else ()
+                if not self.follow((*guessed, *surprise)):
+                    self.read()
+
+
+def again(drafter: Drafter) -> Growth:
+    """A tree that begins where the text is now, with the same nodes fed, in the order of places."""
+    growth = Growth(drafter.shape, len(drafter.text), PLENTY)
+    nodes = [growth.root]
+    expand(growth, nodes, lambda path: drafter.world.children(drafter.text + path))
+    for text in drafter.memory:
+        node = growth.root
+        for token in text[len(drafter.text) :]:
+            node = node.children[token]
+        growth.feed([node])
+        expand(growth, [node], lambda path: drafter.world.children(drafter.text + path))
+    return growth
+
+
+@given(worlds, shapes, seeds)
+def test_a_tree_that_was_re_rooted_is_the_tree_that_begins_there(
+    world: World, shape: DraftShape, seed: int
+) -> None:
+    drafter = Drafter(world, shape)
+    for window in drafter.run(random.Random(seed), 20):
+        other = again(drafter)
+        base = drafter.growth.root.score
+        assert drafter.growth.parents([]) == other.parents([])
+        assert tree.problem(other.parents([])) is None
+        mine = {tuple(drafter.growth.path(node)): node.score - base for node in window}
+        theirs = {tuple(other.path(node)): node.score for node in other.window()}
+        assert mine.keys() == theirs.keys()
+        assert all(math.isclose(mine[path], theirs[path], abs_tol=1e-9) for path in mine)
+
+
+@given(worlds, shapes, seeds)
+def test_whoever_sees_guesses_and_facts_alone_has_all_of_the_window(
+    world: World, shape: DraftShape, seed: int
+) -> None:
+    drafter = Drafter(world, shape)
+    for window in drafter.run(random.Random(seed), 20):
+        base = drafter.growth.root.score
+        ahead = drafter.receiver.ahead()
+        assert drafter.receiver.repeated == 0
+        assert {tuple(drafter.growth.path(node)) for node in window} <= ahead
+        for node in window:
+            score, path = 0.0, drafter.path(node)
+            for length in range(len(drafter.text) + 1, len(path) + 1):
+                score += drafter.receiver.known[path[:length]]
+            assert math.isclose(score, node.score - base, abs_tol=1e-9)
+
+
+@given(worlds, shapes, seeds)
+def test_nobody_is_sent_more_than_the_window(world: World, shape: DraftShape, seed: int) -> None:
+    drafter = Drafter(world, shape)
+    for window in drafter.run(random.Random(seed), 20):
+        assert len(window) <= shape.nodes
+        levels = [node.position - len(drafter.text) for node in window]
+        assert all(1 <= level <= shape.levels for level in levels)
+        new = drafter.receiver.guesses[-1] if drafter.receiver.guesses else None
+        assert new is None or len(new.tokens) <= shape.nodes
+        frontier = drafter.growth.frontier(window)
+        assert set(frontier) <= set(window)
+        assert all(node.position - len(drafter.text) < shape.levels for node in frontier)
+
+
+def test_a_surprise_leaves_nothing_but_its_numbers() -> None:
+    drafter = Drafter(World(1), DraftShape(4, 2, 8))
+    for _ in drafter.run(random.Random(2), 3):
+        pass
+    sent = len(drafter.receiver.numbered)
+    wrong = next(t for t in range(7) if t not in drafter.growth.root.children)
+    assert not drafter.follow((wrong, 5))
+    assert drafter.growth.window() == [] and drafter.memory == []
+    drafter.read()
+    drafter.send()
+    newest = drafter.receiver.guesses[-1]
+    assert (newest.first, newest.behind) == (sent + 1, len(drafter.text))
+    assert set(newest.parents) == {0}
+
+
+def test_facts_that_overlap_say_nothing_twice_and_none_may_be_missing() -> None:
+    inbox = deque([(3, (1, 2)), (3, (1, 2)), (4, (2, 5, 6)), (7, (8,)), (2, (9,))])
+    assert news(inbox, 3) == [1, 2, 5, 6, 8]
+    assert not inbox
+    with pytest.raises(SessionMiss):
+        news(deque([(5, (1,))]), 4)
+
+
+HEURISTIC = DraftShape(4, 2, 8, schedule=Schedule.HEURISTIC)
+
+
+def levels_after(*texts: Path, shape: DraftShape = HEURISTIC) -> list[int]:
+    """The levels of a drafter that always says 1, or 2 at most, after each of these facts."""
+    growth = Growth(shape, 0, PLENTY)
+    found = []
+    for text in texts:
+        expand(growth, [growth.root], lambda path: rows(-0.5, -1.0))
+        while frontier := growth.frontier(growth.window()):
+            growth.feed(frontier)
+            expand(growth, frontier, lambda path: rows(-0.5, -1.0))
+        growth.follow(text, anew=True)
+        found.append(growth.shape.levels)
+        assert growth.shape.nodes == 2 * growth.shape.levels
+    return found
+
+
+def test_the_heuristic_goes_further_while_guesses_are_right_to_their_end() -> None:
+    assert levels_after((1, 1, 1, 1, 3), (1,), (3,), (1, 3)) == [6, 8, 7, 6]
+    assert levels_after(*[(1,) * 40] * 40)[-1] == MAX_LEVELS
+    assert levels_after(*[(3,)] * 9)[-1] == 1
+    constant = replace(HEURISTIC, schedule=Schedule.CONSTANT)
+    assert levels_after((1, 1, 1, 1, 3), (3,), shape=constant) == [4, 4]

@@ -1,0 +1,161 @@
+"""What a verifier knows of guesses: exactly the nodes that may still come true, likeliest first."""
+
+from __future__ import annotations
+
+import math
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protos import tree
+from protos.streams import Guess
+from verifier_service.guesses import LEAST_TRUST, MOST, MOST_TRUST, REMEMBERED, Guesses, Trust
+
+Tokens = tuple[int, ...]
+Paths = dict[Tokens, float]  # tokens behind the first text, to log-probability
+
+UNTIL = 1 << 20
+tokens_ = st.integers(0, 2)
+
+
+@st.composite
+def guessed(draw: st.DrawFn) -> tuple[list[Guess], Paths]:
+    """A tree behind token 0 of a text, told in parts, and its paths with their scores."""
+    paths: list[Tokens] = [()]
+    scores: Paths = {(): 0.0}
+    guesses: list[Guess] = []
+    number = 1
+    for _ in range(draw(st.integers(1, 4))):
+        tokens, parents, gains, first = [], [], [], number
+        for _ in range(draw(st.integers(1, 6))):
+            parent = draw(st.integers(0, number - 1))
+            path = (*paths[parent], draw(tokens_))
+            gain = -draw(st.floats(0, 3))
+            scores.setdefault(path, scores[paths[parent]] + gain)
+            paths.append(path)
+            tokens.append(path[-1])
+            parents.append(parent)
+            gains.append(gain)
+            number += 1
+        guesses.append(Guess(0, tuple(tokens), tuple(parents), tuple(gains), first))
+    return guesses, scores
+
+
+def known(guesses: Guesses) -> Paths:
+    """The paths behind the root, with the logarithms of their chances."""
+    chances = list(guesses.chances())
+    assert chances == sorted(chances, reverse=True)
+    draft, expected = guesses.draft(len(chances))
+    assert expected == pytest.approx(sum(chances))
+    paths = [
+        tuple(draft.tokens[each] for each in tree.path(draft.parents, node))
+        for node in range(len(draft))
+    ]
+    return dict(zip(paths, (0.0,) * len(paths), strict=True))
+
+
+@given(guessed(), st.lists(tokens_, max_size=6), st.data())
+def test_the_nodes_known_are_those_of_the_guesses_that_begin_with_the_text(
+    told: tuple[list[Guess], Paths], text: list[int], data: st.DataObject
+) -> None:
+    """Whenever the parts arrive: before, while or after the text grows."""
+    parts, scores = told
+    arrivals = sorted(data.draw(st.integers(0, len(text))) for _ in parts)
+    guesses = Guesses(0, UNTIL)
+    for step in range(len(text) + 1):
+        if step:
+            guesses.advance(text[step - 1 : step])
+        for part, arrival in zip(parts, arrivals, strict=True):
+            if arrival == step:
+                guesses.add(part)
+    alive = {p[len(text) :] for p in scores if p[: len(text)] == tuple(text) and len(p) > len(text)}
+    assert set(known(guesses)) == alive
+
+
+@given(guessed())
+def test_chances_are_those_told_and_rows_are_a_tree_of_the_likeliest(
+    told: tuple[list[Guess], Paths],
+) -> None:
+    parts, scores = told
+    guesses = Guesses(0, UNTIL)
+    for part in parts:
+        guesses.add(part)
+    expected = sorted((math.exp(s) for path, s in scores.items() if path), reverse=True)
+    assert list(guesses.chances()) == pytest.approx(expected)
+    for rows in range(len(expected) + 1):
+        list(islice(guesses.chances(), min(rows + 1, len(expected))))
+        draft, sum_ = guesses.draft(rows)
+        assert len(draft) == rows and tree.problem(draft.parents) is None
+        assert sum_ == pytest.approx(sum(expected[:rows]))
+
+
+def test_the_likeliest_path_leads() -> None:
+    """So that it lies where a text would lie."""
+    guesses = Guesses(5, UNTIL)
+    guesses.add(Guess(5, (1, 2, 3, 4), (0, 0, 2, 1), (-1.0, -0.1, -0.1, -0.1)))
+    assert len(list(guesses.chances())) == 4
+    assert guesses.draft(4)[0].tokens == (2, 3, 1, 4)
+
+
+def test_a_text_that_leaves_the_tree_leaves_nothing() -> None:
+    guesses = Guesses(5, UNTIL)
+    guesses.add(Guess(5, (1, 2), (0, 1), (0.0, 0.0)))
+    guesses.advance((7,))
+    assert not known(guesses)
+    guesses.add(Guess(5, (1, 7), (0, 0), (0.0, 0.0), first=3))
+    guesses.add(Guess(5, (4,), (4,), (0.0,), first=5))
+    assert set(known(guesses)) == {(4,)}, "behind a late node that came true"
+    assert guesses.late == 2
+
+
+def test_numbers_of_another_source_are_others() -> None:
+    guesses = Guesses(5, UNTIL)
+    guesses.add(Guess(5, (1,), (0,), (0.0,), source=1))
+    guesses.add(Guess(5, (2, 3), (0, 1), (0.0, 0.0), source=2))
+    assert set(known(guesses)) == {(1,), (2,), (2, 3)}
+
+
+def test_nothing_is_known_at_or_behind_the_last_place() -> None:
+    guesses = Guesses(5, 7)
+    guesses.add(Guess(5, (1, 2, 3), (0, 1, 2), (0.0,) * 3))
+    assert set(known(guesses)) == {(1,)}
+
+
+def test_what_is_remembered_is_bounded_whatever_a_drafter_sends() -> None:
+    guesses = Guesses(5, UNTIL)
+    for step in range(300):
+        guesses.add(Guess(5, tuple(range(64)), (0,) * 64, (0.0,) * 64, first=1 + 64 * step))
+        guesses.add(Guess(5 + step, (1,) * 64, (0,) * 64, (0.0,) * 64, first=10**6 + 64 * step))
+        guesses.advance((1,))
+    assert len(guesses._numbered) <= MOST + 64
+    assert len(guesses._text) <= REMEMBERED + 1
+
+
+@pytest.mark.parametrize(("truth", "lie"), [(0.3, 0.9), (0.9, 0.5), (0.5, 0.5)])
+def test_trust_makes_as_many_be_accepted_as_are_expected(truth: float, lie: float) -> None:
+    trust = Trust()
+    for step in range(4000):
+        accepted = int(truth * (step + 1)) - int(truth * step)
+        trust.saw(min(1.0, lie * math.exp(trust.log)), accepted, 1)
+    assert min(1.0, lie * math.exp(trust.log)) == pytest.approx(truth, abs=0.05)
+
+
+def test_trust_is_bounded_and_comes_back() -> None:
+    trust = Trust()
+    for _ in range(10_000):
+        trust.saw(1.0, 0, 1)
+    assert trust.log == LEAST_TRUST
+    for _ in range(3000):
+        trust.saw(0.0, 0, 0)
+    assert trust.log > 0.1 * LEAST_TRUST
+    for _ in range(10_000):
+        trust.saw(0.1, 4, 4)
+    assert trust.log == MOST_TRUST
+
+
+def test_no_child_is_likelier_than_its_parent_however_much_is_trusted() -> None:
+    guesses = Guesses(5, UNTIL)
+    guesses.add(Guess(5, (1, 2, 3), (0, 1, 2), (-0.1, -0.1, -2.0)), MOST_TRUST)
+    assert list(guesses.chances()) == pytest.approx([1.0, 1.0, math.exp(-1.3)])

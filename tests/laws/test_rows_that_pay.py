@@ -1,0 +1,87 @@
+"""Which guessed nodes get a row: the likeliest over all sessions, while they pay."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.batch import Limits, compose
+from engine.cost import CostModel
+from engine.plan import Segment
+from protos.types import MAX_NODES
+from tests.laws.segments import ROOM, Known, longs
+
+STEP, ROW = 0.02, 0.0004
+chances_ = st.lists(st.floats(0.001, 1), max_size=12).map(lambda c: sorted(c, reverse=True))
+
+
+def root(context: int = 50) -> Segment:
+    """The newest token of a session."""
+    return Segment(ROOM, context, (1,), (-1,), 1)
+
+
+def rows(chances: list[list[float]], cost: CostModel, limits: Limits = Limits()) -> list[int]:  # noqa: B008
+    """How many rows each session gets."""
+    batch = compose([root()] * len(chances), lambda i: iter(chances[i]), cost, limits, 0.0)
+    assert [share.index for share in batch.shares] == list(range(len(chances)))
+    return [share.rows for share in batch.shares]
+
+
+def rate(chances: list[list[float]], counts: tuple[int, ...]) -> float:
+    """Tokens per second of a step with so many rows for each."""
+    expected = sum(1 + sum(own[:n]) for own, n in zip(chances, counts, strict=True))
+    return expected / (STEP + ROW * (len(chances) + sum(counts)))
+
+
+@given(st.lists(chances_, min_size=1, max_size=3))
+def test_no_other_choice_yields_more_tokens_per_second(chances: list[list[float]]) -> None:
+    found = rows(chances, Known(STEP, ROW, 0.0, 0.0))
+    best = max(
+        rate(chances, counts) for counts in itertools.product(*(range(len(c) + 1) for c in chances))
+    )
+    assert rate(chances, tuple(found)) == pytest.approx(best)
+
+
+@given(st.lists(chances_, min_size=1, max_size=4), st.floats(0.001, 0.999))
+def test_a_row_that_is_taken_is_likelier_than_any_that_is_not(
+    chances: list[list[float]], _: float
+) -> None:
+    found = rows(chances, Known(STEP, ROW, 0.0, 0.0))
+    taken = [p for own, n in zip(chances, found, strict=True) for p in own[:n]]
+    left = [p for own, n in zip(chances, found, strict=True) for p in own[n:]]
+    assert min(taken, default=1.0) >= max(left, default=0.0)
+
+
+def test_guesses_that_are_worth_nothing_get_no_row() -> None:
+    assert rows([[0.01] * 9] * 3, Known(STEP, ROW, 0.0, 0.0)) == [0, 0, 0]
+
+
+def test_in_a_crowd_a_row_must_be_likelier() -> None:
+    cost = Known(STEP, ROW, 0.0, 0.0)
+    alone, crowd = rows([[0.1] * 9], cost), rows([[0.1] * 9] * 30, cost)
+    assert alone == [9] and crowd == [0] * 30
+
+
+def test_rows_keep_the_limits() -> None:
+    free = Known(STEP, 0.0, 0.0, 0.0)
+    assert sum(rows([[1.0] * 40] * 8, free, Limits(tokens=100))) == 92
+    assert rows([[1.0] * 100], free) == [MAX_NODES]
+    assert rows([[1.0] * 9] * 9, free, Limits(sessions=9))[-1] == 9
+
+
+@given(longs)
+def test_a_long_prompt_gets_no_rows(prompt: Segment) -> None:
+    chances = {0: [0.9] * 5, 1: [0.9] * 5}
+    cost = Known(STEP, ROW, 0.0, 0.0)
+    batch = compose([prompt, root()], lambda i: iter(chances[i]), cost, Limits(), 0.0)
+    assert all(share.rows == 0 for share in batch.shares if share.index == 0)
+    assert [share.rows for share in batch.shares if share.index == 1] == [5]
+
+
+def test_the_price_is_what_the_next_row_would_have_had_to_have() -> None:
+    cost = Known(STEP, ROW, 0.0, 0.0)
+    batch = compose([root()] * 4, lambda _: iter(()), cost, Limits(), 0.0)
+    assert batch.price == pytest.approx(ROW * 4 / (STEP + 4 * ROW))

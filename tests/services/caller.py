@@ -1,0 +1,171 @@
+"""A caller of a verifier over real gRPC, and what comes for each of its openings."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from itertools import chain, count, pairwise
+from typing import Any
+
+from protos import codec, rpc, status
+from protos.drafting import encode_guess
+from protos.errors import TandemError
+from protos.streams import Decoding, Fact, Guess
+from protos.tandem.v1 import verifier_pb2, verifier_pb2_grpc
+from protos.types import Context, SamplingParams
+
+BEAT_SECONDS = 0.3
+PATIENCE_SECONDS = 20.0  # in which whatever will come has come
+DRAWN = SamplingParams(temperature=1.0, seed=5)
+PROMPT, UNTIL, LONG = (400, 500, 600, 700), 44, 500
+BEGIN = len(PROMPT)
+
+
+def decoding(
+    until: int = UNTIL, sampling: SamplingParams = DRAWN, tokens: Sequence[int] = PROMPT
+) -> Decoding:
+    """An opening of a session of its own."""
+    return Decoding(Context(secrets.token_bytes(16), 1, 0, tuple(tokens)), sampling, until)
+
+
+def again(opening: Decoding, turn: int = 2, tokens: Sequence[int] = PROMPT) -> Decoding:
+    """Another opening of the same session."""
+    return replace(opening, context=replace(opening.context, turn=turn, tokens=tuple(tokens)))
+
+
+def told(facts: Sequence[Fact], start: int = BEGIN) -> tuple[int, ...]:
+    """The text behind the prompt; no fact leaves a gap or says anything twice."""
+    for one, other in pairwise([Fact(start, ()), *facts]):
+        assert other.start == one.start + len(one.tokens)
+    return tuple(chain.from_iterable(fact.tokens for fact in facts))
+
+
+def straight(behind: int, tokens: Sequence[int], **fields: int) -> Guess:
+    """A guess of a chain that is rather sure."""
+    size = len(tokens)
+    return Guess(behind, tuple(tokens), tuple(range(size)), (-0.05,) * size, **fields)
+
+
+@dataclass
+class Stream:
+    """One opening and what came for it: facts, and at last perhaps an error."""
+
+    caller: Caller
+    number: int
+    queue: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
+
+    async def take(self, seconds: float = PATIENCE_SECONDS) -> Any:
+        """The next one; raises the error that ended the stream."""
+        async with asyncio.timeout(seconds):
+            item = await self.queue.get()
+        if isinstance(item, TandemError):
+            raise item
+        return item
+
+    async def facts(self, until: int) -> list[Fact]:
+        """Facts up to so many tokens in all."""
+        found: list[Fact] = []
+        while not found or found[-1].start + len(found[-1].tokens) < until:
+            found.append(await self.take())
+        return found
+
+    async def silent(self, seconds: float = 0.5) -> bool:
+        """Whether nothing comes, once all that has arrived is dropped."""
+        while not self.queue.empty():
+            self.queue.get_nowait()
+        with suppress(TimeoutError):
+            await self.take(seconds)
+            return False
+        return True
+
+    async def say(self, guess: Guess) -> None:
+        """Guess something."""
+        await self.caller.send(guesses=[encode_guess(self.number, guess)])
+
+    async def pause(self, paused: bool) -> None:
+        """Ask it to wait, or to go on."""
+        flow = verifier_pb2.Flow(stream=self.number, paused=paused)
+        await self.caller.send(flows=[flow])
+
+
+@dataclass
+class Caller:
+    """One call."""
+
+    call: Any
+    numbers: Any = field(default_factory=lambda: count(1))
+    streams: dict[int, Stream] = field(default_factory=dict)
+    sessions: set[bytes] = field(default_factory=set)
+    echoes: list[float] = field(default_factory=list)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def open(self, *openings: Decoding) -> Any:
+        """One stream, or a list of them, opened in one message."""
+        messages: list[verifier_pb2.Decoding] = []
+        for opening in openings:
+            stream = Stream(self, next(self.numbers))
+            self.streams[stream.number] = stream
+            self.sessions.add(opening.context.session_id)
+            messages.append(codec.encode_decoding(stream.number, opening))
+        await self.send(open=messages)
+        opened = [self.streams[each.stream] for each in messages]
+        return opened if len(opened) > 1 else opened[0]
+
+    async def send(self, **fields: Any) -> None:
+        """One message."""
+        async with self.lock:
+            await self.call.write(verifier_pb2.DecodeRequest(**fields))
+
+    async def read(self) -> None:
+        try:
+            async for response in self.call:
+                self.echoes.append(response.sent)
+                for fact in response.facts:
+                    self._give(fact.stream, codec.decode_fact(fact))
+                for failure in response.failures:
+                    self._give(failure.stream, status.unpack(failure.status))
+        finally:
+            self.ended.set()
+
+    async def beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            await self.send(sent=1.0)
+
+    async def close(self, *openings: Decoding) -> None:
+        """Have the sessions of these forgotten, or all of this caller."""
+        ids = [opening.context.session_id for opening in openings] or list(self.sessions)
+        await self.send(close=ids)
+
+    async def leave(self) -> None:
+        """Have all sessions forgotten, and wait until the service has read everything."""
+        await self.close()
+        await self.call.done_writing()
+        await self.ended.wait()
+
+    def _give(self, number: int, item: Any) -> None:
+        self.streams[number].queue.put_nowait(item)
+
+
+@asynccontextmanager
+async def calling(address: str, beating: bool = True, lost: bool = False) -> AsyncIterator[Caller]:
+    """A caller until the scope ends: it leaves, or is `lost`."""
+    async with rpc.connect(address) as channel:
+        call = verifier_pb2_grpc.VerifierServiceStub(channel).Decode()
+        caller = Caller(call)
+        tasks = [asyncio.create_task(caller.read())]
+        if beating:
+            tasks.append(asyncio.create_task(caller.beat()))
+        try:
+            yield caller
+        finally:
+            for task in tasks[1:]:
+                task.cancel()
+            if not (lost or caller.ended.is_set()):
+                await caller.leave()
+            call.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

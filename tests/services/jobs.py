@@ -1,0 +1,106 @@
+"""Jobs of a model service, stepped by hand: an engine without a thread, and openings without a
+network.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import torch
+
+from engine.forward import Forward
+from engine.model import load
+from engine.plan import Segment
+from engine.sessions import Sessions
+from engine.task import Job, Offer
+from protos.streams import Guess
+
+CONTEXT, MOST = 512, 3
+
+
+class Engine:
+    """A model and its sessions."""
+
+    def __init__(self, folder: Path, exact: bool, positions: int = 4096) -> None:
+        torch.set_num_threads(1)
+        self.folder = folder
+        self.forward = Forward(load(folder), positions, exact)
+        self.fed: list[int] = []  # tokens of each pass
+        self.now = 0.0
+        self.sessions = Sessions(
+            self.forward.pool, CONTEXT, MOST, count(1).__next__, 60.0, lambda: self.now
+        )
+
+    @torch.inference_mode()
+    def run(self, *segments: Segment) -> list[torch.Tensor]:
+        """One pass."""
+        self.fed += [len(segment.tokens) for segment in segments]
+        return self.forward(segments)
+
+
+@dataclass
+class Port:
+    """What a job sees of its opening."""
+
+    inbox: deque[tuple[int, tuple[int, ...]]] = field(default_factory=deque)
+    said: list[Guess] = field(default_factory=list)
+    paused: bool = False
+
+    def emit(self, guess: Guess) -> None:
+        """Say something."""
+        self.said.append(guess)
+
+
+@dataclass
+class Running:
+    """A job, and what it offers."""
+
+    engine: Engine
+    job: Job
+    port: Port
+    offer: Offer | None = None
+
+    def __post_init__(self) -> None:
+        with torch.inference_mode():
+            self.offer = next(self.job, None)
+
+    def segment(self, noise: random.Random | None = None) -> Segment | None:
+        """What the next pass feeds: what must be, and at random some of what may be."""
+        assert self.offer is not None
+        with torch.inference_mode():
+            segment = self.offer.ready()
+        chances = list(self.offer.chances()) if segment else []
+        assert chances == sorted(chances, reverse=True)
+        rows = noise.randint(0, len(chances)) if noise else 0
+        return self.offer.segment(rows) if rows else segment
+
+    @torch.inference_mode()
+    def take(self, logits: torch.Tensor) -> None:
+        """The job goes on."""
+        try:
+            self.offer = self.job.send(logits)
+        except StopIteration:
+            self.offer = None
+
+    def step(self, noise: random.Random | None = None) -> bool:
+        """One pass for it alone; says whether there was anything to feed."""
+        segment = self.segment(noise) if self.offer else None
+        if segment:
+            self.take(self.engine.run(segment)[0])
+        return segment is not None
+
+    def settle(self, passes: int = 1000) -> list[Guess]:
+        """Passes until it waits or is done, or so many; what it said since."""
+        before = len(self.port.said)
+        while passes and self.step():
+            passes -= 1
+        return self.port.said[before:]
+
+    def tell(self, start: int, tokens: Sequence[int]) -> None:
+        """A fact arrives."""
+        self.port.inbox.append((start, tuple(tokens)))

@@ -1,0 +1,134 @@
+"""A service at the other end of a link, told what to say; a user of the link; a link between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from grpc import aio
+
+from orchestrator.link import Link
+from orchestrator.worker import verifying
+from protos import rpc
+from protos.errors import TandemError
+from protos.tandem.v1 import (
+    common_pb2,
+    drafter_pb2,
+    drafter_pb2_grpc,
+    verifier_pb2,
+    verifier_pb2_grpc,
+)
+
+SECONDS = 5.0
+SESSION = b"0123456789abcdef"
+Context = aio.ServicerContext[Any, Any]
+
+
+class Peer(verifier_pb2_grpc.VerifierServiceServicer, drafter_pb2_grpc.DrafterServiceServicer):
+    """Either service: keeps what it is sent, and says what it is told to say."""
+
+    def __init__(self, answer: Callable[[Any], Any] | None = None) -> None:
+        self.answer = answer
+        self.messages: list[Any] = []
+        self.mute = False
+        self.calls = 0
+        self.say: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def Decode(self, requests: Any, context: Context) -> AsyncIterator[Any]:
+        async for response in self._serve(requests, verifier_pb2.DecodeResponse):
+            yield response
+
+    async def Guess(self, requests: Any, context: Context) -> AsyncIterator[Any]:
+        async for response in self._serve(requests, drafter_pb2.GuessResponse):
+            yield response
+
+    async def _serve(self, requests: Any, kind: type[Any]) -> AsyncIterator[Any]:
+        self.calls += 1
+        self.say = asyncio.Queue()
+
+        async def read() -> None:
+            async for request in requests:
+                self.messages.append(request)
+                self.say.put_nowait(self.answer(request) if self.answer else kind())
+            self.say.put_nowait(None)
+
+        reading = asyncio.create_task(read())
+        try:
+            while (response := await self.say.get()) is not None:
+                if not self.mute:
+                    if self.messages and not isinstance(response, bytes):
+                        response.sent = self.messages[-1].sent
+                    yield response
+        finally:
+            reading.cancel()
+
+    def sent(self, field: str) -> list[Any]:
+        return [item for message in self.messages for item in getattr(message, field)]
+
+
+class User:
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def connected(self) -> None:
+        self.told.append("connected")
+
+    def lost(self) -> None:
+        self.told.append("lost")
+
+    def receive(self, item: Any) -> None:
+        self.told.append(list(item.tokens))
+
+    def failed(self, error: TandemError) -> None:
+        self.told.append(type(error))
+
+
+@asynccontextmanager
+async def served(peer: Peer, port: int = 0) -> AsyncIterator[str]:
+    """A peer's address; it ends at once."""
+    server = aio.server(options=rpc.SERVER_OPTIONS)
+    verifier_pb2_grpc.add_VerifierServiceServicer_to_server(peer, server)
+    drafter_pb2_grpc.add_DrafterServiceServicer_to_server(peer, server)
+    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{bound}"
+    finally:
+        await server.stop(0)
+
+
+@asynccontextmanager
+async def linked(peer: Peer) -> AsyncIterator[tuple[Link[verifier_pb2.DecodeRequest], User]]:
+    """A link to a peer, connected, and a user of it."""
+    async with (
+        served(peer) as address,
+        rpc.connect(address) as channel,
+        verifying(channel) as link,
+    ):
+        user = User()
+        link.join(user)
+        await until(lambda: link.connected)
+        user.told.clear()
+        yield link, user
+
+
+async def until(done: Callable[[], Any]) -> None:
+    """Wait for something that must come."""
+    async with asyncio.timeout(SECONDS):
+        while not done():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def facts(*numbered: tuple[int, int]) -> verifier_pb2.DecodeResponse:
+    """Facts of one token, by stream."""
+    said = [common_pb2.Fact(stream=stream, tokens=[token]) for stream, token in numbered]
+    return verifier_pb2.DecodeResponse(facts=said)
+
+
+def opening(stream: int, tokens: int = 1) -> verifier_pb2.Decoding:
+    context = common_pb2.Context(tokens=[1 << 20] * tokens)
+    return verifier_pb2.Decoding(stream=stream, context=context)

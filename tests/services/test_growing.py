@@ -1,0 +1,214 @@
+"""A drafter's growing trees on the real draft model: whatever happened before, a node's logits are
+those of its text.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.prompts import tokenised
+from drafter_service.growing import LEAST, Price
+from engine.plan import Segment
+from models import DRAFT, TARGET
+from protos import tree
+from protos.errors import Busy, SessionMiss
+from protos.types import Context, DraftShape, SamplingParams
+from tests.services.jobs import CONTEXT, Engine
+from tests.services.trees import GREEDY, Drafter, Tokens, sessions_of
+
+DRAWN = SamplingParams(0.7, seed=3)
+PENALISED = SamplingParams(0.7, seed=3, repetition_penalty=1.3, prompt_length=9)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    """The draft model as drafters run it."""
+    return Engine(DRAFT, exact=False)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[Tokens]:
+    """Beginnings of stories."""
+    return tokenised(TARGET, 12)
+
+
+@pytest.fixture
+def drafters(engine: Engine) -> Iterator[Any]:
+    """Makes sessions of the engine."""
+    with sessions_of(engine) as make:
+        yield make
+
+
+def fresh(engine: Engine, text: Tokens) -> torch.Tensor:
+    """What the model says behind a text that it never saw, [vocab]."""
+    room = engine.forward.pool.take(len(text))
+    assert room is not None
+    (logits,) = engine.run(Segment(room, 0, text, tree.chain(len(text)), 1))
+    engine.forward.pool.give_back(room)
+    return logits[0]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("sampling", [GREEDY, PENALISED], ids=["greedy", "penalised"])
+def test_after_any_facts_the_logits_of_a_node_are_those_of_its_text(
+    exact: bool, sampling: SamplingParams, prompts: list[Tokens]
+) -> None:
+    """Three sessions that share their passes, as far as they have anything to feed."""
+    engine, noise = Engine(DRAFT, exact, positions=2048), random.Random(5)
+    drafters = [
+        Drafter(engine, name, prompts[name], Price(), sampling=sampling) for name in range(3)
+    ]
+    checked = 0
+    for turn in range(100):
+        active = []
+        for drafter in drafters:
+            if segment := drafter.running.segment(noise):
+                active.append((drafter, segment, drafter.texts(segment)))
+        passed = engine.run(*(segment for _, segment, _ in active)) if active else []
+        for (drafter, _, texts), logits in zip(active, passed, strict=True):
+            for text, row in zip(texts, logits, strict=True):
+                if turn % 6 == 0:
+                    assert text[: len(drafter.receiver.text)] == drafter.receiver.text[: len(text)]
+                    torch.testing.assert_close(row, fresh(engine, text), rtol=1e-3, atol=2e-3)
+                    checked += 1
+            drafter.running.take(logits)
+        for drafter in drafters:
+            drafter.hear()
+            if noise.random() < 0.4:
+                drafter.wander(noise)
+    assert checked > 60
+    for name, drafter in enumerate(drafters):
+        assert len(drafter.receiver.text) > len(prompts[name]) + 40
+        assert drafter.receiver.repeated == 0
+    for drafter in drafters:
+        drafter.close()
+    assert engine.forward.pool.taken == 0
+
+
+def test_a_tree_that_went_on_is_the_one_that_begins_there(
+    drafters: Any, prompts: list[Tokens]
+) -> None:
+    """As far as the model's own rounding lets scores be the same."""
+    first = drafters(prompts[0], sampling=DRAWN)
+    for _ in range(6):
+        first.running.settle(4)
+        first.hear()
+        best = max(first.receiver.ahead(), key=len)
+        first.goes_on(best[:2])
+    first.running.settle()
+    first.hear()
+    second = drafters(first.receiver.text, sampling=DRAWN)
+    second.running.settle()
+    second.hear()
+    mine, theirs = first.receiver.ahead(), second.receiver.ahead()
+    assert len(mine & theirs) > 0.9 * len(theirs) > 10
+
+
+def test_what_is_not_worth_a_row_is_neither_fed_nor_sent(
+    drafters: Any, prompts: list[Tokens]
+) -> None:
+    price = Price()
+    drafter = drafters(prompts[1], price, shape=DraftShape(32, 4, 64))
+    cheap = sum(len(guess.tokens) for guess in drafter.running.settle())
+    price.chance = 1.0
+    dear = drafters(prompts[1], price, shape=DraftShape(32, 4, 64))
+    few = sum(len(guess.tokens) for guess in dear.running.settle())
+    assert 0 < few < cheap
+    assert price.floor > Price().floor == pytest.approx(torch.tensor(LEAST).log().item())
+    price.chance = 0.0  # it is cheap again
+    dear.running.settle()
+    dear.hear(), drafter.hear()
+    assert dear.receiver.ahead() == drafter.receiver.ahead()
+
+
+def test_a_reader_that_is_too_far_behind_is_waited_for(
+    drafters: Any, prompts: list[Tokens]
+) -> None:
+    drafter = drafters(prompts[0])
+    drafter.running.step()
+    drafter.running.port.paused = True
+    assert not drafter.running.step()
+    drafter.running.port.paused = False
+    assert drafter.running.step()
+
+
+def test_without_memory_a_tree_stays_as_it_is_and_the_text_goes_on(
+    prompts: list[Tokens],
+) -> None:
+    engine = Engine(DRAFT, exact=False, positions=64)
+    drafter = Drafter(engine, 1, prompts[0], Price(), shape=DraftShape(32, 8, 64))
+    drafter.running.settle()
+    drafter.hear()
+    assert len(prompts[0]) < 64
+    with pytest.raises(Busy):
+        for _ in range(64):
+            drafter.goes_on((7,))
+            drafter.running.settle()
+    assert len(drafter.receiver.text) == 65
+    drafter.close()
+    assert engine.forward.pool.taken == 0
+
+
+def test_a_text_that_fills_the_context_is_drafted_for_no_more(
+    drafters: Any, prompts: list[Tokens]
+) -> None:
+    text = (prompts[0] * 100)[: CONTEXT - 6]
+    drafter = drafters(text)
+    drafter.running.settle()
+    drafter.hear()
+    assert 0 < max(map(len, drafter.receiver.ahead())) <= 6
+    drafter.goes_on((5,) * 6)
+    assert drafter.running.settle() == []
+    drafter.goes_on((5,) * 40)
+    assert drafter.running.settle() == []
+
+
+def test_a_session_that_ends_midway_keeps_its_text_for_the_next_opening(
+    engine: Engine, drafters: Any, prompts: list[Tokens]
+) -> None:
+    drafter = drafters(prompts[2])
+    drafter.running.settle(3)
+    drafter.hear()
+    drafter.goes_on(max(drafter.receiver.ahead(), key=len)[:2])
+    drafter.running.settle(2)
+    drafter.running.job.close()
+    text = drafter.receiver.text
+    engine.fed.clear()
+    again = Drafter(engine, 0, text, Price(), context=Context(drafter.name, 2, 0, text))
+    again.running.settle()
+    assert engine.fed[0] <= 2
+    other = drafters(text)
+    other.running.settle()
+    again.hear(), other.hear()
+    assert again.receiver.ahead() == other.receiver.ahead()
+    again.close()
+
+
+def test_a_gap_in_the_facts_is_a_miss(drafters: Any, prompts: list[Tokens]) -> None:
+    drafter = drafters(prompts[0])
+    drafter.running.step()
+    drafter.running.tell(len(prompts[0]) + 1, (5,))
+    with pytest.raises(SessionMiss):
+        drafter.running.step()
+
+
+def test_many_pending_tokens_are_fed_in_pieces_of_one_pass(
+    engine: Engine, drafters: Any, prompts: list[Tokens]
+) -> None:
+    """A longer segment would be taken for a prompt, and facts would not be heard in between."""
+    drafter = drafters(prompts[0])
+    drafter.running.step()
+    drafter.goes_on(prompts[1][:7] * 5)
+    engine.fed.clear()
+    drafter.running.step()
+    drafter.goes_on((9, 8))
+    drafter.running.settle(2)
+    assert engine.fed == [16, 16, 5]
+    drafter.running.settle()
+    drafter.hear()
+    assert drafter.receiver.ahead()

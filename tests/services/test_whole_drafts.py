@@ -1,0 +1,107 @@
+"""Drafts made as a whole on the real draft model: behind every newest fact, or once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from benchmarks.prompts import tokenised
+from drafter_service.growing import Price
+from models import DRAFT, TARGET
+from protos.drafting import draft_of
+from protos.errors import TandemError
+from protos.types import Context, DraftShape, Method, Rule, SamplingParams
+from tests.services.jobs import CONTEXT, Engine
+from tests.services.trees import Drafter, Tokens, sessions_of
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    """The draft model as drafters run it."""
+    return Engine(DRAFT, exact=False)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[Tokens]:
+    """Beginnings of stories."""
+    return tokenised(TARGET, 12)
+
+
+@pytest.fixture
+def drafters(engine: Engine) -> Iterator[Any]:
+    """Makes sessions of the engine."""
+    with sessions_of(engine) as make:
+        yield make
+
+
+WHOLE = [
+    {"lockstep": True},
+    {"lockstep": True, "sampling": SamplingParams(0.7, seed=3, rule=Rule.REJECT)},
+    {"lockstep": True, "sampling": SamplingParams(0.7, seed=3, rule=Rule.TOP1)},
+    {"shape": DraftShape(4, 3, 12, Method.MEDUSA_LITE)},
+]
+
+
+@pytest.mark.parametrize("asked", WHOLE, ids=["lockstep", "reject", "top1", "medusa"])
+def test_a_whole_draft_behind_every_newest_fact_is_the_one_that_begins_there(
+    asked: dict[str, Any], drafters: Any, prompts: list[Tokens]
+) -> None:
+    first = drafters(prompts[3], **asked)
+    text, noise = prompts[3], random.Random(1)
+    for turn in range(5):
+        (guess,) = first.running.settle()
+        once = drafters(text, **asked, once=True)
+        (alone,) = once.running.settle()
+        assert once.running.offer is None
+        mine, theirs = draft_of(guess), draft_of(alone)
+        assert (mine.tokens, mine.parents) == (theirs.tokens, theirs.parents)
+        for one, other in zip(mine.distributions, theirs.distributions, strict=True):
+            weights = dict(zip(other.tokens, other.weights, strict=True))
+            for token, weight in zip(one.tokens, one.weights, strict=True):
+                assert weights.get(token, 0) == pytest.approx(weight, rel=0.05, abs=20)
+        assert guess.behind == alone.behind == len(text) and guess.tokens
+        assert not first.running.step(), "it waits"
+        once.close()
+        path: list[int] = []
+        if turn % 2 == 0:  # along the draft
+            node = guess.first
+            path = [guess.tokens[0]]
+            while (node in guess.parents) and noise.random() < 0.7:
+                child = guess.parents.index(node)
+                path.append(guess.tokens[child])
+                node = guess.first + child
+        new = (*path, noise.randrange(4000))
+        first.running.tell(len(text), new)
+        text += new
+
+
+def test_a_single_draft_says_what_it_leaves_cached(
+    engine: Engine, drafters: Any, prompts: list[Tokens]
+) -> None:
+    once = drafters(prompts[0], once=True, shape=DraftShape.chain(5))
+    (guess,) = once.running.settle()
+    assert guess.cached_len == len(prompts[0]) + 4 and guess.epoch
+    text, base = prompts[0] + guess.tokens, guess.cached_len
+    context = Context(once.name, 2, base, (*text[base:], 77), guess.epoch)
+    engine.fed.clear()
+    more = Drafter(engine, 0, (*text, 77), Price(), context=context, once=True)
+    (second,) = more.running.settle()
+    assert engine.fed[0] == 2 and second.behind == len(text) + 1
+    with pytest.raises(TandemError):
+        Drafter(engine, 0, text, Price(), context=Context(once.name, 3, 500, (1,), guess.epoch))
+
+
+def test_where_nothing_fits_a_lockstep_is_answered_with_nothing(
+    drafters: Any, prompts: list[Tokens]
+) -> None:
+    text = (prompts[0] * 100)[: CONTEXT - 1]
+    drafter = drafters(text, lockstep=True)
+    (guess,) = drafter.running.settle()
+    assert len({len(guess.tokens), len(guess.parents)}) == 1 and guess.tokens
+    for length in range(CONTEXT - 1, CONTEXT + 3):
+        drafter.running.tell(length, (4,))
+        (guess,) = drafter.running.settle()
+        assert (guess.behind, guess.tokens) == (length + 1, ())

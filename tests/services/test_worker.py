@@ -1,0 +1,95 @@
+"""The round worker: one request from its opening to the end of its session."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from orchestrator.worker import RoundWorkerService, drafting
+from protos import rpc, status
+from protos.errors import StaleTurn
+from protos.tandem.v1 import (
+    common_pb2,
+    orchestrator_pb2,
+    rounds_pb2,
+    verifier_pb2,
+)
+from tests.services.peer import SESSION, Peer, linked, until
+
+
+def counting(request: verifier_pb2.DecodeRequest) -> verifier_pb2.DecodeResponse:
+    """A verifier that counts up, two tokens a step."""
+    said = [
+        common_pb2.Fact(
+            stream=each.stream,
+            start=start,
+            tokens=[start, start + 1],
+            drafted=3,
+            accepted=1,
+            logprobs=[orchestrator_pb2.TokenLogprobs(logprob=-1)] * 2,
+        )
+        for each in request.open
+        for start in range(len(each.context.tokens), each.until, 2)
+    ]
+    return verifier_pb2.DecodeResponse(facts=said)
+
+
+def request() -> rounds_pb2.RunRequest:
+    return rounds_pb2.RunRequest(
+        request_id="id", prompt=[5], max_new_tokens=5, session_id=SESSION, first_turn=7
+    )
+
+
+@asynccontextmanager
+async def working(verifier: Peer) -> AsyncIterator[RoundWorkerService]:
+    """A round worker without a drafter."""
+    async with (
+        rpc.connect("127.0.0.1:1") as nowhere,
+        linked(verifier) as (decoding, _),
+        drafting(nowhere, decoding) as guessing,
+    ):
+        yield RoundWorkerService(decoding, guessing)
+
+
+async def test_a_worker_streams_steps_cut_at_the_limit_and_closes_the_session() -> None:
+    verifier, context = Peer(counting), Any
+    async with working(verifier) as worker:
+        steps = [step async for step in worker.Run(request(), context)]
+        await until(lambda: verifier.sent("close"))
+    (opened,) = verifier.sent("open")
+    assert (opened.context.turn, opened.until, opened.request_id) == (8, 6, "id")
+    assert [list(step.tokens) for step in steps] == [[1, 2], [3, 4], [5]]
+    assert [step.finish_reason for step in steps] == [0, 0, orchestrator_pb2.FINISH_REASON_LENGTH]
+    assert [(step.drafted, step.accepted, len(step.logprobs)) for step in steps] == [
+        (3, 1, 2),
+        (3, 1, 2),
+        (3, 1, 1),
+    ]
+    assert all(step.seconds >= 0 and step.verifier_round_trip > 0 for step in steps)
+
+
+@pytest.mark.parametrize("read", [0, 1, 3])
+async def test_whatever_ends_a_request_its_session_is_closed(read: int) -> None:
+    verifier, context = Peer(counting), Any
+    async with working(verifier) as worker:
+        steps = worker.Run(request(), context)
+        taken = [await anext(steps) for _ in range(read)]
+        await steps.aclose()  # type: ignore[attr-defined]
+        assert len(taken) == read
+        if read:
+            await until(lambda: verifier.sent("close") == [SESSION])
+
+
+async def test_what_a_verifier_refuses_is_the_requests_error() -> None:
+    def refuse(request: verifier_pb2.DecodeRequest) -> verifier_pb2.DecodeResponse:
+        packed = status.pack(StaleTurn("taken over"))
+        failures = [common_pb2.Failure(stream=each.stream, status=packed) for each in request.open]
+        return verifier_pb2.DecodeResponse(failures=failures)
+
+    async with working(Peer(refuse)) as worker:
+        context: Any = None
+        with pytest.raises(StaleTurn, match="taken over"):
+            await anext(aiter(worker.Run(request(), context)))

@@ -1,0 +1,96 @@
+"""Sessions of a drafter on the real draft model, stepped by hand."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from drafter_service.drafting import Own
+from drafter_service.growing import Growing, Price
+from engine.plan import Segment
+from models import DRAFT
+from protos import tree
+from protos.streams import Drafting
+from protos.types import Context, DraftShape, SamplingParams
+from tests.laws.receiver import Receiver
+from tests.services.jobs import Engine, Port, Running
+
+SHAPE = DraftShape(12, 4, 32)
+GREEDY = SamplingParams()
+Tokens = tuple[int, ...]
+
+
+class Drafter:
+    """One session: its job, and a receiver of its guesses."""
+
+    def __init__(self, engine: Engine, name: int, prompt: Tokens, price: Price, **asked: Any):
+        host: Any = SimpleNamespace(
+            sessions=engine.sessions, forward=engine.forward, config=SimpleNamespace(model=DRAFT)
+        )
+        self.engine, self.name = engine, bytes([name] * 16)
+        context = asked.pop("context", None) or Context(self.name, 1, 0, prompt)
+        settings = {"sampling": GREEDY, "shape": SHAPE} | asked
+        port: Any = Port()
+        self.own, self.receiver = Own(host), Receiver(prompt)
+        job = self.own.draft(Drafting(context, **settings), port, price)
+        self.running = Running(engine, job, port)
+        self.taken = 0
+
+    def hear(self) -> None:
+        """What it said arrives."""
+        for guess in self.running.port.said[self.taken :]:
+            self.receiver.take(guess)
+        self.taken = len(self.running.port.said)
+
+    def goes_on(self, tokens: Tokens) -> None:
+        """The text does."""
+        self.running.tell(len(self.receiver.text), tokens)
+        self.receiver.advance(tokens)
+
+    def wander(self, noise: random.Random) -> None:
+        """The text goes on along the tree, off it, or first the one and then the other."""
+        ahead = sorted(self.receiver.ahead())
+        guessed = noise.choice(ahead)[: noise.randint(1, 4)] if ahead else ()
+        surprise = tuple(noise.randrange(4000) for _ in range(noise.choice([0, 0, 1, 2])))
+        if guessed or surprise:
+            self.goes_on((*guessed, *surprise))
+
+    def texts(self, segment: Segment) -> list[Tokens]:
+        """The texts whose logits a segment asks for."""
+        held = tuple(self.running.engine.sessions._open[self.name].tokens)
+        nodes = range(len(segment.parents) - segment.wanted, len(segment.parents))
+        tokens = self._cached(segment) + segment.tokens
+        paths = [tree.path(segment.parents, node) for node in nodes]
+        return [held + tuple(tokens[node] for node in path) for path in paths]
+
+    def _cached(self, segment: Segment) -> Tokens:
+        """The tokens of the nodes that were fed before."""
+        if not segment.cached:
+            return ()
+        assert isinstance(self.running.offer, Growing)
+        fed = self.running.offer._text.growth._fed
+        assert len(fed) == segment.cached
+        return tuple(node.token for node in fed)
+
+    def close(self) -> None:
+        """Nothing is left."""
+        self.running.job.close()
+        self.own.close(self.name)
+
+
+@contextmanager
+def sessions_of(engine: Engine) -> Iterator[Callable[..., Drafter]]:
+    """Makes sessions of an engine; fails if one leaves memory behind."""
+    made: list[Drafter] = []
+
+    def make(prompt: Tokens, price: Price | None = None, **asked: Any) -> Drafter:
+        made.append(Drafter(engine, len(made), prompt, price or Price(), **asked))
+        return made[-1]
+
+    yield make
+    for drafter in made:
+        drafter.close()
+    assert engine.forward.pool.taken == 0 and len(engine.sessions) == 0

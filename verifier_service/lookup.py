@@ -1,0 +1,100 @@
+"""Guessing without a model: what followed the newest tokens of a text where they occurred before.
+
+Pure: knows no session, clock or randomness.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from protos.streams import Guess
+from protos.types import DraftShape
+
+CHANCES = {8: 0.9, 4: 0.75, 2: 0.6, 1: 0.4}  # of the next token, by tokens that match, most first
+LATER = 0.5  # and for each alternative that was found before it
+REACH = 3  # tokens that are copied for each that matched: one alone says little
+LOOKED_AT = 32  # earlier occurrences for one guess, so that its time is bounded in any text
+
+
+class Occurrences:
+    """Where the n-grams of one size ended in a growing text. A position counts the tokens up to
+    there, so 0 is no end at all.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._newest: dict[bytes, int] = {}  # by n-gram, its last end
+        self._earlier = array("I")  # by end - 1, where the n-gram that ends there ended before
+
+    def grow(self, tokens: array[int]) -> None:
+        """The text is `tokens` now, and was a prefix of it."""
+        for end in range(len(self._earlier) + 1, len(tokens) + 1):
+            if end < self.size:
+                self._earlier.append(0)
+                continue
+            gram = tokens[end - self.size : end].tobytes()
+            self._earlier.append(self._newest.get(gram, 0))
+            self._newest[gram] = end
+
+    def ends(self) -> Iterator[int]:
+        """Where the newest n-gram ended before, latest first."""
+        end = len(self._earlier)
+        while end and (end := self._earlier[end - 1]):
+            yield end
+
+
+class Lookup:
+    """A growing text and where its n-grams occurred."""
+
+    def __init__(self, shape: DraftShape) -> None:
+        self._shape = shape
+        self._tokens = array("I")
+        self._index = [Occurrences(size) for size in CHANCES]
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """The text goes on."""
+        self._tokens.extend(tokens)
+        for occurrences in self._index:
+            occurrences.grow(self._tokens)
+
+    def guess(self) -> Guess:
+        """The likeliest continuation, then others as far as the shape allows, joined where they
+        begin alike.
+        """
+        shape, tokens, parents, scores = self._shape, list[int](), list[int](), list[float]()
+        children: list[dict[int, int]] = [{}]  # by number: token -> number
+        for rank, (end, matched) in enumerate(islice(self._matches(), LOOKED_AT)):
+            if len(tokens) >= shape.nodes:
+                break
+            node, score = 0, math.log(CHANCES[matched] * LATER**rank)
+            for token in self._followers(end, min(shape.levels, REACH * matched)):
+                siblings = children[node]
+                if token not in siblings:
+                    if len(tokens) >= shape.nodes or len(siblings) >= shape.branches:
+                        break
+                    tokens.append(token)
+                    parents.append(node)
+                    scores.append(score)
+                    children.append({})
+                    siblings[token] = len(tokens)
+                node, score = siblings[token], math.log(CHANCES[matched])
+        return Guess(len(self._tokens), tuple(tokens), tuple(parents), tuple(scores))
+
+    def _matches(self) -> Iterator[tuple[int, int]]:
+        """Where the newest tokens occurred before, and how many: the longest match first, then the
+        latest.
+        """
+        known: set[int] = set()
+        for occurrences in self._index:
+            for end in occurrences.ends():
+                if end not in known:
+                    known.add(end)
+                    yield end, occurrences.size
+
+    def _followers(self, end: int, count: int) -> Iterator[int]:
+        """What followed there; where the text ends, what was copied so far follows."""
+        period = len(self._tokens) - end
+        return (self._tokens[end + step % period] for step in range(count))
