@@ -106,7 +106,7 @@ class Decode:
         if self.opening.lockstep or self.lookup or self.port.paused:
             return 0.0
         self._take()
-        return self.punctuality.left(now, step, *self.guesses.hope())
+        return self.punctuality.left(now, step, *self.guesses.hope(self.trust.log))
 
     def _segment(self) -> Segment:
         return Segment(

@@ -17,7 +17,7 @@ from protos.types import MAX_NODES, Draft
 REMEMBERED = 256  # committed tokens behind which a late guess may still arrive
 MOST = 16 * MAX_NODES  # nodes that are remembered by number
 MOST_TRUST, LEAST_TRUST = 0.7, -6.0
-PACE = 0.02  # of what is learned from one step
+PACE = 0.05  # of what is learned from one step
 DRIFT = 0.002  # of what is forgotten where nothing was worth a row
 
 
@@ -118,11 +118,12 @@ class Guesses:
             picked.append((node, parent, chance))
             yield chance
 
-    def hope(self) -> tuple[float, float]:
+    def hope(self, trust: float) -> tuple[float, float]:
         """How many nodes should be accepted, and about how many more with another level: the chance
-        of the likeliest node behind which nothing is known.
+        of the likeliest node behind which nothing is known, the root's being what drafters are
+        trusted with.
         """
-        expected, promise = 0.0, 0.0 if self.root.children else 1.0
+        expected, promise = 0.0, 0.0 if self.root.children else math.exp(min(0.0, trust))
         for chance in self.chances():
             expected += chance
             if not promise and not self._picked[-1][0].children:

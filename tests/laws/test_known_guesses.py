@@ -159,3 +159,13 @@ def test_no_child_is_likelier_than_its_parent_however_much_is_trusted() -> None:
     guesses = Guesses(5, UNTIL)
     guesses.add(Guess(5, (1, 2, 3), (0, 1, 2), (-0.1, -0.1, -2.0)), MOST_TRUST)
     assert list(guesses.chances()) == pytest.approx([1.0, 1.0, math.exp(-1.3)])
+
+
+def test_an_empty_tree_promises_what_drafters_are_trusted_with() -> None:
+    guesses = Guesses(5, UNTIL)
+    assert guesses.hope(0.3) == (0.0, 1.0)
+    assert guesses.hope(-3.0) == (0.0, pytest.approx(math.exp(-3)))
+    guesses.add(Guess(5, (1, 2, 3), (0, 1, 0), (-0.1, -0.5, -2.0)))
+    expected, promise = guesses.hope(-3.0)
+    assert expected == pytest.approx(math.exp(-0.1) + math.exp(-0.6) + math.exp(-2))
+    assert promise == pytest.approx(math.exp(-0.6))
