@@ -55,11 +55,6 @@ def trunk(parents: Sequence[int]) -> int:
     return next((node for node, parent in enumerate(parents) if parent != node - 1), len(parents))
 
 
-def leading(path: Sequence[int]) -> int:
-    """How many nodes of a path are the tree's leading nodes, in order."""
-    return next((step for step, node in enumerate(path) if node != step), len(path))
-
-
 def path(parents: Sequence[int], node: int) -> list[int]:
     """The nodes from the root down to a node."""
     result = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,17 +68,6 @@ def test_the_trunk_is_the_longest_start_that_is_a_chain(parents: Parents) -> Non
     assert tree.trunk(parents) == max(chains)
 
 
-@given(parents_of_trees, st.data())
-def test_leading_counts_the_part_of_a_path_that_lies_where_it_was_written(
-    parents: Parents, data: st.DataObject
-) -> None:
-    node = data.draw(st.integers(-1, len(parents) - 1))
-    path = path_to(parents, node)
-    lengths = [size for size in range(len(path) + 1) if path[:size] == list(range(size))]
-    assert tree.leading(path) == max(lengths)
-    assert tree.leading(path) <= tree.trunk(parents)
-
-
 @given(parents_of_trees)
 def test_a_tree_in_topological_order_is_no_problem(parents: Parents) -> None:
     assert tree.problem(parents) is None
@@ -93,11 +81,6 @@ def test_a_parent_that_is_not_earlier_is_a_problem_that_names_node_and_limit(
     parent = data.draw(st.integers(node, 2 * len(parents)) | st.integers(-9, -2))
     broken = (*parents[:node], parent, *parents[node + 1 :])
     assert tree.problem(broken) == f"of node {node} is {parent}, not in -1..{node - 1}"
-
-
-@pytest.mark.parametrize("path", [(), (0,), (0, 1, 2)])
-def test_a_path_of_leading_nodes_is_wholly_leading(path: Parents) -> None:
-    assert tree.leading(path) == len(path)
 
 
 @given(parents_of_trees.filter(len), st.data())
