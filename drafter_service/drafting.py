@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,14 +11,16 @@ from typing import Protocol
 from tokenizers import Tokenizer
 
 from drafter_service.foreign import Chains, Engine
-from drafter_service.growing import LEAST, Growing, Price
+from drafter_service.growing import Growing
 from drafter_service.growth import Growth
 from drafter_service.guesses import branching, guesser, is_whole
 from drafter_service.mirror import Mirrors
 from drafter_service.text import Report, Text
 from drafter_service.translation import Translation
 from drafter_service.visible import visible_tokens
+from drafter_service.waiting import Waiting
 from drafter_service.whole import drafts
+from drafter_service.worth import LEAST, Conditions, Skill, Worth
 from engine.host import Host
 from engine.plan import Segment
 from engine.streams import Port
@@ -31,7 +34,7 @@ from protos.types import ModelDescription
 class Drafter(Protocol):
     """The guesses of one model."""
 
-    def draft(self, opening: Drafting, port: Port[Report, Guess], price: Price) -> Job:
+    def draft(self, opening: Drafting, port: Port[Report, Guess], conditions: Conditions) -> Job:
         """A job that guesses behind an opening; raises SessionMiss, StaleTurn, Busy, Internal, or
         InvalidRequest.
         """
@@ -48,10 +51,11 @@ class Own:
 
     def __init__(self, host: Host) -> None:
         self._host, self._sessions = host, host.sessions
+        self._skill = Skill()
         model = host.forward.model
         self._visible = visible_tokens(host.config.model, model.token_count).to(model.device)
 
-    def draft(self, opening: Drafting, port: Port[Report, Guess], price: Price) -> Job:
+    def draft(self, opening: Drafting, port: Port[Report, Guess], conditions: Conditions) -> Job:
         """A tree that grows, or whole drafts; no node lies behind the draft model's context."""
         sessions, context, params = self._sessions, opening.context, opening.sampling
         special = is_whole(opening.shape, params)
@@ -62,15 +66,17 @@ class Own:
             tokens = context.tokens[session.length - context.base :]
             chain = tree.chain(len(tokens))
             segment = Segment(session.room, session.length, tokens, chain, wanted=1)
-            first = yield from sessions.feed(context, segment)
+            worth = Worth(conditions, self._host.thread.rates, self._skill)
+            begin = Waiting(lambda: segment if whole or worth.begins else None)
+            first = yield from sessions.feed(context, begin)
             sessions.keep(session, context, ())
             limit, least = sessions.context_length, 0.0 if whole else LEAST
-            growth = Growth(shape, context.length, limit, least, context.turn)
+            growth = Growth(shape, context.length, limit, least, context.turn, worth.judge)
             text = Text(sessions, session, opening, growth, len(self._visible))
             if whole:
                 yield from drafts(text, guess, port, first, opening.once)
                 return
-            growing = Growing(text, guess(context.length), port, price, first)
+            growing = Growing(text, guess(context.length), port, worth, time.perf_counter, first)
             while True:
                 growing.take((yield from text.feed(growing)))
 
@@ -99,7 +105,7 @@ class Foreign:
         translation = Translation(own, theirs)
         self._engine = Engine(host.sessions, translation, self._mirrors, tokens)
 
-    def draft(self, opening: Drafting, port: Port[Report, Guess], price: Price) -> Job:
+    def draft(self, opening: Drafting, port: Port[Report, Guess], conditions: Conditions) -> Job:
         """Chains."""
         return Chains(self._engine, opening, port).run()
 

@@ -7,34 +7,18 @@ An offer to the model thread; what may be fed is known to `text`, what is best t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from drafter_service.growth import Node
 from drafter_service.guesses import Guesser
 from drafter_service.text import Report, Text
+from drafter_service.worth import Worth
+from engine.batch import SHORT
 from engine.plan import Segment
 from engine.streams import Port
 from protos.streams import Guess
-
-LEAST = 0.01  # a node's chance, below which it is neither fed nor sent: one in a hundred such rows
-# would save the verifier a step
-SLACK = 0.125  # of the verifier's price: when a guess arrives, some of the tokens before it may
-# have been accepted, and it is likelier then
-
-
-@dataclass(slots=True)
-class Price:
-    """The chance below which the verifier gives a guessed node no row now; 0 = unknown."""
-
-    chance: float = 0.0
-
-    @property
-    def floor(self) -> float:
-        """The log-probability below which a node is neither fed nor sent."""
-        return math.log(min(1.0, max(LEAST, self.chance * SLACK)))
 
 
 class Growing:
@@ -47,20 +31,26 @@ class Growing:
         text: Text,
         guess: Guesser,
         port: Port[Report, Guess],
-        price: Price,
+        worth: Worth,
+        clock: Callable[[], float],
         first: torch.Tensor,
     ) -> None:
-        self._text, self._guess, self._port, self._price = text, guess, port, price
+        self._text, self._guess, self._port = text, guess, port
+        self._worth, self._clock = worth, clock
         self._frontier: Sequence[Node] = ()
         self._asked: Sequence[Node] = ()  # what is to be fed; none if it is committed tokens
         self._expand([text.growth.root], first)
 
     def ready(self) -> Segment | None:
-        """The newest committed tokens, or the likeliest node that was not fed."""
+        """The newest committed tokens, if a tree behind them pays or if they are many, or the
+        likeliest node that was not fed.
+        """
         self._update()
         if self._port.paused or self._text.growth.full:
             return None
-        if self._text.pending:
+        if pending := self._text.pending:
+            if len(pending) < SHORT and not self._worth.outlook().pays(0.0, 0):
+                return None
             self._asked = ()
             return self._text.next()
         return self.segment(0) if self._frontier else None
@@ -93,11 +83,12 @@ class Growing:
 
     def _update(self, changed: bool = False) -> None:
         """Take in what has arrived, and send what is one of the best nodes now."""
-        growth, floor = self._text.growth, self._price.floor
-        changed = self._text.hear(self._port.inbox) or floor != growth.floor or changed
-        if changed:
+        growth, floor = self._text.growth, self._worth.floor
+        if tokens := self._text.hear(self._port.inbox):
+            self._worth.heard(tokens, self._clock())
+        if tokens or floor != growth.floor or changed:
             growth.floor = floor
             window = growth.window()
             if guess := growth.fresh(window):
                 self._port.emit(guess)
-            self._frontier = self._text.fit(growth.frontier(window))
+            self._frontier = self._text.fit(growth.frontier(window, self._worth.outlook()))

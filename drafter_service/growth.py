@@ -10,15 +10,17 @@ known has no descendant among them, and feeding only those that are gives the ex
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
 
+from drafter_service.worth import Outlook
 from protos.streams import Guess
 from protos.types import MAX_LEVELS, MAX_NODES, Distribution, DraftShape, Schedule
 
+ALL_PAY = Outlook()
 FED_PER_NODE = 4  # nodes fed ahead of the text, at most, for one of the window
 
 
@@ -64,17 +66,24 @@ class Growth:
 
     Children that have not the chance `least` once their parents are accepted are never kept, and
     `floor` is the log-probability below which a node is neither fed nor sent. `source` goes into
-    guesses.
+    guesses. `judge` is told of the likeliest child of each token of the text: its chance, and
+    whether it was what followed.
     """
 
     def __init__(
-        self, shape: DraftShape, length: int, limit: int, least: float = 0.0, source: int = 0
+        self,
+        shape: DraftShape,
+        length: int,
+        limit: int,
+        least: float = 0.0,
+        source: int = 0,
+        judge: Callable[[float, bool], None] = lambda chance, right: None,
     ) -> None:
         self.shape = shape
         self.limit = limit
         self.root = Node(-1, None, length, place=-1)
         self.floor = self._least = math.log(least) if least else -math.inf
-        self._source = source
+        self._source, self._judge = source, judge
         self._live: list[Node] = []  # best first; among equals the older one
         self._fed: list[Node] = []  # by place
         self._sent = 0
@@ -96,7 +105,7 @@ class Growth:
             if node.position == self._deepest:
                 continue
             for token, gain, probability in expansion.children[: self.shape.branches]:
-                if gain > self._least:
+                if gain > self._least or not node.children:
                     gain = min(gain, 0.0)
                     sure = probability >= self.shape.confidence
                     score, position = node.score + gain, node.position + 1
@@ -111,11 +120,15 @@ class Growth:
         within = (n for n in self._live if n.position <= deepest and n.score > floor)
         return list(islice(within, self.shape.nodes))
 
-    def frontier(self, window: Iterable[Node]) -> list[Node]:
-        """Those of the window to look behind, best first: unfed, above the last level, sure."""
+    def frontier(self, window: Iterable[Node], outlook: Outlook = ALL_PAY) -> list[Node]:
+        """Those of the window to look behind, best first: unfed, above the last level, sure, and
+        worth it.
+        """
         deepest, room = self._deepest, FED_PER_NODE * self.shape.nodes - self.fed
+        base, start = self.root.score, self.root.position
         unfed = (n for n in window if n.place is None and n.sure and n.position < deepest)
-        return list(islice(unfed, max(0, room)))
+        worth = (n for n in unfed if outlook.pays(n.score - base, n.position - start))
+        return list(islice(worth, max(0, room)))
 
     def feed(self, nodes: Iterable[Node]) -> None:
         """These were fed, in this order."""
@@ -144,7 +157,7 @@ class Growth:
         If they are not all fed, or the tree begins `anew`, it is empty, and its root has to be fed.
         """
         if self.root.children:
-            self.shape = adapted(self.shape, self._accepted(tokens))
+            self.shape = adapted(self.shape, self._judged(tokens))
         node, path = self.root, list[int]()
         for token in tokens[: len(tokens) - anew]:
             child = node.children.get(token)
@@ -221,12 +234,14 @@ class Growth:
         self._fed = [node for node in self._fed if node in possible and node is not root]
         self.root, root.parent, root.number, root.place = root, None, 0, -1
 
-    def _accepted(self, tokens: Iterable[int]) -> bool:
+    def _judged(self, tokens: Iterable[int]) -> bool:
         """Whether the tree was right about these as far as it reached."""
         node = self.root
         for token in tokens:
             if not node.children:
                 break
+            likeliest = next(iter(node.children.values()))
+            self._judge(math.exp(likeliest.gain), likeliest.token == token)
             if token not in node.children:
                 return False
             node = node.children[token]

@@ -11,8 +11,8 @@ from grpc import aio
 from prometheus_client import CollectorRegistry
 
 from drafter_service.drafting import drafter
-from drafter_service.growing import Price
 from drafter_service.text import Report
+from drafter_service.worth import Conditions
 from engine.config import ModelServiceConfig
 from engine.host import Host, check_tokens, hosting
 from engine.streams import Call, Streams
@@ -42,7 +42,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         self, requests: AsyncIterator[drafter_pb2.GuessRequest], context: Context
     ) -> AsyncIterator[drafter_pb2.GuessResponse]:
         """All sessions of one caller."""
-        return self._streams.serve(requests, partial(self._receive, Price()), self._respond)
+        return self._streams.serve(requests, partial(self._receive, Conditions()), self._respond)
 
     async def DescribeDrafter(
         self, request: drafter_pb2.DescribeDrafterRequest, context: Context
@@ -52,11 +52,15 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
             model=codec.encode_model(self._drafter.describe())
         )
 
-    def _receive(self, price: Price, request: drafter_pb2.GuessRequest, caller: Caller) -> None:
-        caller.sent, price.chance = request.sent, request.price
+    def _receive(
+        self, conditions: Conditions, request: drafter_pb2.GuessRequest, caller: Caller
+    ) -> None:
+        caller.sent = request.sent
+        conditions.price, conditions.delay = request.price, request.delay
+        conditions.token_seconds = request.token_seconds
         for opening in request.open:
             try:
-                self._open(price, opening, caller)
+                self._open(conditions, opening, caller)
             except TandemError as error:
                 self._streams.fail(caller, opening.stream, error)
         for fact in request.facts:
@@ -64,7 +68,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         for session_id in request.close:
             self._streams.close(session_id, self._drafter.close)
 
-    def _open(self, price: Price, message: drafter_pb2.Drafting, caller: Caller) -> None:
+    def _open(self, conditions: Conditions, message: drafter_pb2.Drafting, caller: Caller) -> None:
         opening = codec.decode_drafting(message)
         check_tokens("context.tokens", opening.context.tokens, self._vocab_size)
         self._streams.open(
@@ -72,7 +76,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
             message.stream,
             opening.context,
             message.request_id,
-            lambda port: self._drafter.draft(opening, port, price),
+            lambda port: self._drafter.draft(opening, port, conditions),
         )
 
     def _hear(self, fact: common_pb2.Fact, caller: Caller) -> None:

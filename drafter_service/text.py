@@ -67,18 +67,18 @@ class Text:
         self._adjusted = sampling.historic or bool(sampling.logit_bias)
         self._adjustment = Adjustment(sampling, session.tokens)
 
-    def hear(self, inbox: deque[Report], anew: bool = False) -> bool:
+    def hear(self, inbox: deque[Report], anew: bool = False) -> int:
         """Take in the facts that have arrived; the tree goes on from where the text is now, or
-        begins `anew`. Says whether there was something new; raises SessionMiss.
+        begins `anew`. Returns how many tokens were new; raises SessionMiss.
         """
         tokens = news(inbox, self.session.length + len(self.pending))
         if not tokens:
-            return False
+            return 0
         count, order = self.growth.follow(tokens, anew)
         self._sessions.advance(self.session, tokens[:count], order)
         self.pending += tokens[count:]
         self._adjustment.extend(tokens)
-        return True
+        return len(tokens)
 
     def next(self) -> Segment:
         """The pending tokens, or as many as are fed at once; raises Busy."""

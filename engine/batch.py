@@ -78,9 +78,12 @@ class Share:
 
 @dataclass(slots=True)
 class Batch:
-    """A step: who gets what, and the chance that a row more would have had to have."""
+    """A step: who gets what, the tokens that it should yield, and the chance that a row more would
+    have had to have.
+    """
 
     shares: list[Share]
+    expected: float
     price: float
 
 
@@ -104,7 +107,7 @@ def compose(
         if not is_long(segment) and (fits or index == 0):
             shares.append(Share(index, segment))
             total += load(segment)
-    added, price = add_rows(shares, chances, cost, total, tokens - total.tokens)
+    added, expected, price = add_rows(shares, chances, cost, total, tokens - total.tokens)
     total += added
     usual = max(pace, cost.predict(total) if shares else 0.0)
     allowed = usual * (1 + limits.slack) if usual else limits.seconds
@@ -119,7 +122,7 @@ def compose(
         piece = segment if room >= len(segment.tokens) else segment.first(min(room, segment.head))
         shares.append(Share(index, piece))
         total += load(piece)
-    return Batch(shares, price)
+    return Batch(shares, expected, price)
 
 
 def add_rows(
@@ -128,10 +131,10 @@ def add_rows(
     cost: CostModel,
     total: Load,
     most: int,
-) -> tuple[Load, float]:
+) -> tuple[Load, float, float]:
     """Add rows to the shares, likeliest first over all, while the step yields more per second with
     the next one: while its chance is above its price, row seconds x expected yield / step seconds.
-    A share yields 1 without any. Returns what was added, and the price at the end.
+    A share yields 1 without any. Returns what was added, the yield, and the price at the end.
     """
     waiting = [(share, chances(share.index)) for share in shares]
     heap = [
@@ -146,7 +149,7 @@ def add_rows(
         row = Load(1, keys + 1, 0)
         price = cost.marginal(row) * expected / seconds if seconds else UNKNOWN_PRICE
         if share is None or more is None or added.tokens >= most or -heap[0][0] < price:
-            return added, price
+            return added, expected, price
         expected -= heap[0][0]
         seconds += cost.marginal(row)
         added += row

@@ -13,6 +13,7 @@ import numpy as np
 
 HORIZON = 200  # steps after which an observation counts for 1/e
 PACE = 0.02  # this much of a surprise is taken for the whole machine having changed speed
+RATE_PACE = 0.1  # of a rate that is learned from one step
 WARM = 16  # steps before predictions are judged
 EVERY = 8  # steps between two fits once warm, unless a step surprises
 SHARES = np.array([1.0, 1.0, 0.1, 0.1])  # how a cost is split while no load tells the terms apart
@@ -42,6 +43,23 @@ class Load:
             self.attended + other.attended,
             self.sessions + other.sessions,
         )
+
+
+@dataclass(slots=True)
+class Rates:
+    """What steps have cost of late in which no long prompt was read, in seconds, smoothed."""
+
+    step: float = 0.0
+    row: float = 0.0  # of a step, to each token that it was fed
+    token: float = 0.0  # of a step, to each token that it should have yielded
+    price: float = 0.0  # chance that a row more would have had to have in the newest step
+
+    def saw(self, seconds: float, rows: int, expected: float) -> None:
+        """A step took so long."""
+        pace = RATE_PACE if self.step else 1.0
+        self.step += pace * (seconds - self.step)
+        self.row += pace * (seconds / rows - self.row)
+        self.token += pace * (seconds / expected - self.token)
 
 
 class CostModel:

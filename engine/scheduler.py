@@ -20,7 +20,7 @@ import structlog
 import torch
 
 from engine.batch import Limits, Pace, compose, is_decoding, load
-from engine.cost import CostModel, Load
+from engine.cost import CostModel, Load, Rates
 from engine.plan import Segment
 from engine.task import Job, Task, startable
 from protos.errors import Busy, Internal, Unavailable
@@ -59,7 +59,7 @@ class ModelThread:
         self._forward, self._limits, self._observe, self._idle = forward, limits, observe, idle
         self._queue_limit = queue_limit
         self.settled: Callable[[], None] = lambda: None
-        self.price = 0.0  # chance that a row more would have had to have in the newest step
+        self.rates = Rates()
         self._cost = CostModel()
         self._pace = Pace()
         self._steps = 0
@@ -217,7 +217,7 @@ class ModelThread:
             return iter(()) if tasks[index].rest or offer is None else offer.chances()
 
         batch = compose(segments, chances, self._cost, self._limits, self._pace.at(began))
-        self.price = batch.price
+        self.rates.price = batch.price
         self._stepping = [tasks[share.index] for share in batch.shares]
         for task, share in zip(self._stepping, batch.shares, strict=True):
             if share.rows and task.offer:
@@ -228,7 +228,7 @@ class ModelThread:
         began = time.perf_counter()
         logits = self._forward(pieces)
         self._ended = time.perf_counter()
-        self._account(pieces, self._ended - began, host)
+        self._account(pieces, self._ended - began, batch.expected, host)
         self._steps += 1
         for task, share, rows in zip(self._stepping, batch.shares, logits, strict=True):
             task.fed = self._steps
@@ -237,11 +237,15 @@ class ModelThread:
         self._running = [task for task in self._running if task.offer]
         self._news = True
 
-    def _account(self, pieces: Sequence[Segment], seconds: float, host: float | None) -> None:
+    def _account(
+        self, pieces: Sequence[Segment], seconds: float, expected: float, host: float | None
+    ) -> None:
         """Learn from a step and report it, before anyone has answers."""
         total, cost = sum(map(load, pieces), Load()), self._cost
         cost.learn(total, seconds)
         if decoding := [load(piece) for piece in pieces if is_decoding(piece)]:
             self._pace.saw(cost.predict(sum(decoding, Load())), time.perf_counter())
+        if len(decoding) == len(pieces):
+            self.rates.saw(seconds, total.tokens, expected)
         queued, self._queued = self._queued, []
         self._observe(StepReport(len(pieces), total.tokens, seconds, queued, cost.error, host))

@@ -78,7 +78,7 @@ class Crossing:
         self._lookup = shape if looked_up else NO_DRAFT_SHAPE
         self._drafts = shape.levels > 0 and not looked_up
         self._lockstep = self._drafts and generation.sampling.rule is not Rule.MATCH
-        self._paused = False
+        self._paused = self._begun = False
         self._alarm: Alarm | None = None
         self._allowed = LOCKSTEP_SECONDS[1]
         self._last = self._timer.now()
@@ -115,7 +115,8 @@ class Crossing:
 
     def _decode(self) -> None:
         """Open the verifier, and the drafter anew: its guesses refer to what this very decoding
-        was sent.
+        was sent. It reads the text when the verifier has, whom it may share a machine with, so it
+        delays no first token.
         """
         if not self.verifier.line.connected:
             self.verifier.lost()
@@ -130,7 +131,7 @@ class Crossing:
         )
         message = codec.encode_decoding(next(self._numbers), opening)
         message.request_id = self._request_id
-        self._paused = False
+        self._paused, self._begun = False, self._lockstep
         self.verifier.begin(message)
         self._draft()
         self._unassisted()
@@ -138,7 +139,8 @@ class Crossing:
     def _draft(self) -> None:
         """Open the drafter."""
         self.drafter.stop()
-        if not (self._drafts and self.verifier.stream and self.drafter.line.connected):
+        ready = self._begun and self.verifier.stream
+        if not (self._drafts and ready and self.drafter.line.connected):
             return
         opening = Drafting(
             self.generation.context(), self.generation.sampling, self._shape, self._lockstep
@@ -171,7 +173,10 @@ class Crossing:
         if self.generation.finish:
             self.end()
             return
-        if self.drafter.stream:
+        if not self._begun:
+            self._begun = True
+            self._draft()
+        elif self.drafter.stream:
             self.drafter.send("facts", FactMessage(start=fact.start, tokens=fact.tokens))
         else:
             self._unassisted()

@@ -26,6 +26,7 @@ BEAT_SECONDS = 0.5  # between messages at the most
 SILENT_BEATS = 4  # without a word from the peer, which is lost then
 BACK_OFF_SECONDS = (0.05, 1.0)
 LEAVING_SECONDS = 2.0
+FADING = 32  # answers until a shorter round trip is mostly forgotten
 MESSAGE_BYTES = 1 << 20  # what is sent at once, unless one item is larger
 MOST_CLOSING = 1 << 16  # sessions that are remembered while there is nobody to be told
 
@@ -47,7 +48,7 @@ class Link(Generic[Request]):
         """`incoming` is the field of a response that has the items; `stamp` completes a request."""
         self.connected = False
         self.round_trip = 0.0  # seconds, smoothed
-        self.price = 0.0  # what the peer said last
+        self.newest: Any = None  # response
         self._name, self._call, self._request, self._incoming = name, call, request, incoming
         self._stamp = stamp
         self._users: dict[Side, None] = {}
@@ -183,7 +184,7 @@ class Link(Generic[Request]):
             self._connect()
         if self._echoed < response.sent <= monotonic():
             self._confirm(response.sent)
-        self.price = getattr(response, "price", 0.0)
+        self.newest = response
         for item in getattr(response, self._incoming):
             if user := self._streams.get(item.stream):
                 self._hand(user.receive, item)
@@ -207,7 +208,7 @@ class Link(Generic[Request]):
         self._echoed = sent
         trip = monotonic() - sent
         known = self.round_trip or trip
-        self.round_trip = min(trip, known + (trip - known) / 8)
+        self.round_trip = min(trip, known + (trip - known) / FADING)
         if self._closing:
             self._closing = {i: at for i, at in self._closing.items() if at > sent}
 

@@ -167,10 +167,13 @@ def verifying(channel: aio.Channel) -> Link[verifier_pb2.DecodeRequest]:
 def drafting(
     channel: aio.Channel, verifier: Link[verifier_pb2.DecodeRequest]
 ) -> Link[drafter_pb2.GuessRequest]:
-    """The link to a drafter, which is told the verifier's price."""
+    """The link to a drafter, which is told how it stands with the verifier."""
 
     def priced(message: drafter_pb2.GuessRequest) -> None:
-        message.price = verifier.price
+        message.delay = verifier.round_trip + link.round_trip
+        if known := verifier.newest:
+            message.price, message.token_seconds = known.price, known.token_seconds
 
     stub = drafter_pb2_grpc.DrafterServiceStub(channel)
-    return Link("drafter", stub.Guess, drafter_pb2.GuessRequest, "guesses", priced)
+    link = Link("drafter", stub.Guess, drafter_pb2.GuessRequest, "guesses", priced)
+    return link

@@ -106,7 +106,7 @@ class Decode:
         if self.opening.lockstep or self.lookup or self.port.paused:
             return 0.0
         self._take()
-        return self.punctuality.left(now, step, *self.guesses.hope(self.trust.log))
+        return self.punctuality.left(now, step, *self.guesses.hope(self.trust.promise))
 
     def _segment(self) -> Segment:
         return Segment(
@@ -172,6 +172,8 @@ class Decode:
         if not self.opening.lockstep:
             levels = max(tree.depths(self.draft.parents), default=-1) + 1
             self.trust.saw(self.expected, accepted, levels)
+            if (likeliest := guesses.likeliest()) is not None:
+                self.trust.turned_out(likeliest == tokens[0])
         guesses.advance(tokens)
         self.verified += drafted
         if self.lookup:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from operator import attrgetter
 
 from protos.streams import Guess
 from protos.types import MAX_NODES, Draft
@@ -18,27 +19,33 @@ REMEMBERED = 256  # committed tokens behind which a late guess may still arrive
 MOST = 16 * MAX_NODES  # nodes that are remembered by number
 MOST_TRUST, LEAST_TRUST = 0.7, -6.0
 PACE = 0.05  # of what is learned from one step
-DRIFT = 0.002  # of what is forgotten where nothing was worth a row
+DRIFT = 0.002  # of what is forgotten in a step from which nothing can be learned
 
 
 @dataclass(slots=True)
 class Trust:
-    """By how much drafters misjudge the chance of a token whose parent is accepted, as a logarithm:
-    with it, as many nodes are accepted as are expected to be.
+    """What drafters are trusted with. `log` is by how much they misjudge the chance of a token
+    whose parent is accepted, as a logarithm: with it, as many are accepted as are expected to be.
     """
 
     log: float = 0.0
+    promise: float = 1.0  # how often the likeliest token behind the root is right, if there is one
 
     def saw(self, expected: float, accepted: int, levels: int) -> None:
         """A step verified guesses of so many levels; one without any tells nothing, and what is
         believed fades.
         """
+        self.promise += DRIFT * (1 - self.promise)
         if not levels:
             self.log *= 1 - DRIFT
             return
         slope = 0.5 + expected * (1 + levels) / 2  # about d expected / d log
         step = PACE * (accepted - expected) / slope
         self.log = min(MOST_TRUST, max(LEAST_TRUST, self.log + step))
+
+    def turned_out(self, right: bool) -> None:
+        """The likeliest token behind the root was right, or not."""
+        self.promise += PACE * (right - self.promise)
 
 
 class Node:
@@ -93,6 +100,11 @@ class Guesses:
                 self.arrived += 1
             numbered[number] = node
 
+    def likeliest(self) -> int | None:
+        """The token most likely to be next, if there is a guess."""
+        children = (self.root.children or {}).values()
+        return max(children, key=attrgetter("score")).token if children else None
+
     def advance(self, tokens: Sequence[int]) -> None:
         """The text goes on with these: nodes beside them are impossible now."""
         for token in tokens:
@@ -118,12 +130,11 @@ class Guesses:
             picked.append((node, parent, chance))
             yield chance
 
-    def hope(self, trust: float) -> tuple[float, float]:
+    def hope(self, promise: float) -> tuple[float, float]:
         """How many nodes should be accepted, and about how many more with another level: the chance
-        of the likeliest node behind which nothing is known, the root's being what drafters are
-        trusted with.
+        of the likeliest node behind which nothing is known, or what a first level is said to bring.
         """
-        expected, promise = 0.0, 0.0 if self.root.children else math.exp(min(0.0, trust))
+        expected, promise = 0.0, 0.0 if self.root.children else promise
         for chance in self.chances():
             expected += chance
             if not promise and not self._picked[-1][0].children:

@@ -20,7 +20,7 @@ class Punctuality:
 
     lag: float = 0.0  # from a fact that no guess foresaw to the first guess behind it, smoothed
     gap: float = 0.0  # from a guess to the next one behind the same fact, smoothed
-    kept: bool = True  # whether the newest of those first guesses came about when it should
+    kept: bool = True  # whether the newest of those guesses came, and about when it should
     _facts: dict[int, float] = field(default_factory=dict)  # such facts: when they left, by length
     _newest: int = -1  # the length of the text
     _behind: int = -1  # the newest length behind which a guess came
@@ -28,6 +28,8 @@ class Punctuality:
 
     def said(self, length: int, now: float, foreseen: bool) -> None:
         """A fact leaves, with which the text has this length."""
+        if self.lag and now - self._facts.get(self._newest, now) > GRACE * self.lag:
+            self.kept = False
         self._newest = length
         if not foreseen:
             self._facts[length] = now

@@ -102,7 +102,10 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         port.inbox.append(guess)
 
     def _respond(self, caller: Caller) -> verifier_pb2.DecodeResponse:
-        response = verifier_pb2.DecodeResponse(sent=caller.sent, price=self._host.thread.price)
+        rates = self._host.thread.rates
+        response = verifier_pb2.DecodeResponse(
+            sent=caller.sent, price=rates.price, token_seconds=rates.token
+        )
         while caller.outgoing:
             stream, fact = caller.outgoing.popleft()
             response.facts.append(codec.encode_fact(stream, fact))

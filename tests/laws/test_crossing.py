@@ -94,8 +94,10 @@ def test_no_refusal_of_a_drafter_is_waited_for(
 @pytest.mark.parametrize("sampling", [GREEDY, LOCKSTEP], ids=["streams", "lockstep"])
 def test_a_drafter_that_comes_back_guesses_again(sampling: SamplingParams) -> None:
     scene = Scene(sampling=sampling)
+    assert scene.wait(lambda: scene.crossing.drafter.stream)
     scene.drafter.restart()
-    assert scene.wait(lambda: len(scene.crossing.steps) >= 3)
+    steps = len(scene.crossing.steps)
+    assert scene.wait(lambda: len(scene.crossing.steps) >= steps + 3)
     assert not scene.crossing.drafter.stream
     assert scene.finish() == alone()
     assert len(scene.crossing.steps) < LENGTH
@@ -203,3 +205,12 @@ def test_whoever_ends_a_request_closes_its_sessions_wherever_it_is() -> None:
         assert scene.sent_to(service, "close") == [SESSION]
     scene.wait(lambda: False)
     assert len(scene.sent_to(scene.verifier, "open")) == 1
+
+
+def test_the_drafter_reads_the_text_when_there_is_a_first_token() -> None:
+    scene = Scene()
+    assert not scene.sent_to(scene.drafter, "open")
+    assert scene.wait(lambda: bool(scene.sent_to(scene.drafter, "open")))
+    (opening,) = scene.sent_to(scene.drafter, "open")
+    first = scene.crossing.steps[0]
+    assert len(opening.context.tokens) == first.fact.start + len(first.tokens)

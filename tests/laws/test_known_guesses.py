@@ -163,9 +163,23 @@ def test_no_child_is_likelier_than_its_parent_however_much_is_trusted() -> None:
 
 def test_an_empty_tree_promises_what_drafters_are_trusted_with() -> None:
     guesses = Guesses(5, UNTIL)
-    assert guesses.hope(0.3) == (0.0, 1.0)
-    assert guesses.hope(-3.0) == (0.0, pytest.approx(math.exp(-3)))
+    assert guesses.hope(1.0) == (0.0, 1.0)
+    assert guesses.hope(0.25) == (0.0, 0.25)
     guesses.add(Guess(5, (1, 2, 3), (0, 1, 0), (-0.1, -0.5, -2.0)))
-    expected, promise = guesses.hope(-3.0)
+    expected, promise = guesses.hope(0.25)
     assert expected == pytest.approx(math.exp(-0.1) + math.exp(-0.6) + math.exp(-2))
     assert promise == pytest.approx(math.exp(-0.6))
+
+
+def test_what_a_first_level_promises_is_how_often_it_is_right() -> None:
+    """And comes back when nothing tells."""
+    trust, guesses = Trust(), Guesses(5, UNTIL)
+    assert guesses.likeliest() is None
+    guesses.add(Guess(5, (1, 2, 3), (0, 0, 1), (-1.0, -0.1, -0.1)))
+    assert guesses.likeliest() == 2
+    for _ in range(200):
+        trust.turned_out(False)
+    assert trust.promise < 0.01
+    for _ in range(1000):
+        trust.saw(0.0, 0, 0)
+    assert trust.promise > 0.8

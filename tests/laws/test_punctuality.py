@@ -71,3 +71,11 @@ def test_facts_without_guesses_are_forgotten() -> None:
     for length in range(10 * REMEMBERED):
         times.said(length, 1.0, foreseen=False)
     assert len(times._facts) <= REMEMBERED
+
+
+def test_a_drafter_that_says_nothing_is_waited_for_once() -> None:
+    times = learned(0.005)
+    times.said(11, 2.0, foreseen=False)
+    assert times.left(2.0, STEP, 0.0, 1.0) > 0.0
+    times.said(12, 2.0 + STEP, foreseen=False)
+    assert times.left(2.0 + STEP, STEP, 0.0, 1.0) == 0.0

@@ -4,6 +4,7 @@ those of its text.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 import torch
 
 from benchmarks.prompts import tokenised
-from drafter_service.growing import LEAST, Price
+from drafter_service.worth import LEAST, Conditions, Skill, Worth
+from engine.cost import Rates
 from engine.plan import Segment
 from models import DRAFT, TARGET
 from protos import tree
@@ -61,7 +63,7 @@ def test_after_any_facts_the_logits_of_a_node_are_those_of_its_text(
     """Three sessions that share their passes, as far as they have anything to feed."""
     engine, noise = Engine(DRAFT, exact, positions=2048), random.Random(5)
     drafters = [
-        Drafter(engine, name, prompts[name], Price(), sampling=sampling) for name in range(3)
+        Drafter(engine, name, prompts[name], Conditions(), sampling=sampling) for name in range(3)
     ]
     checked = 0
     for turn in range(100):
@@ -112,15 +114,17 @@ def test_a_tree_that_went_on_is_the_one_that_begins_there(
 def test_what_is_not_worth_a_row_is_neither_fed_nor_sent(
     drafters: Any, prompts: list[Tokens]
 ) -> None:
-    price = Price()
-    drafter = drafters(prompts[1], price, shape=DraftShape(32, 4, 64))
+    conditions, floors = Conditions(), []
+    drafter = drafters(prompts[1], conditions, shape=DraftShape(32, 4, 64))
     cheap = sum(len(guess.tokens) for guess in drafter.running.settle())
-    price.chance = 1.0
-    dear = drafters(prompts[1], price, shape=DraftShape(32, 4, 64))
+    floors.append(Worth(conditions, Rates(), Skill()).floor)
+    conditions.price = 1.0
+    dear = drafters(prompts[1], conditions, shape=DraftShape(32, 4, 64))
     few = sum(len(guess.tokens) for guess in dear.running.settle())
     assert 0 < few < cheap
-    assert price.floor > Price().floor == pytest.approx(torch.tensor(LEAST).log().item())
-    price.chance = 0.0  # it is cheap again
+    floors.append(Worth(conditions, Rates(), Skill()).floor)
+    assert floors[1] > floors[0] == pytest.approx(math.log(LEAST))
+    conditions.price = 0.0  # it is cheap again
     dear.running.settle()
     dear.hear(), drafter.hear()
     assert dear.receiver.ahead() == drafter.receiver.ahead()
@@ -141,7 +145,7 @@ def test_without_memory_a_tree_stays_as_it_is_and_the_text_goes_on(
     prompts: list[Tokens],
 ) -> None:
     engine = Engine(DRAFT, exact=False, positions=64)
-    drafter = Drafter(engine, 1, prompts[0], Price(), shape=DraftShape(32, 8, 64))
+    drafter = Drafter(engine, 1, prompts[0], Conditions(), shape=DraftShape(32, 8, 64))
     drafter.running.settle()
     drafter.hear()
     assert len(prompts[0]) < 64
@@ -179,7 +183,7 @@ def test_a_session_that_ends_midway_keeps_its_text_for_the_next_opening(
     drafter.running.job.close()
     text = drafter.receiver.text
     engine.fed.clear()
-    again = Drafter(engine, 0, text, Price(), context=Context(drafter.name, 2, 0, text))
+    again = Drafter(engine, 0, text, Conditions(), context=Context(drafter.name, 2, 0, text))
     again.running.settle()
     assert engine.fed[0] <= 2
     other = drafters(text)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.prompts import tokenised
-from drafter_service.growing import Price
+from drafter_service.worth import Conditions
 from models import DRAFT, TARGET
 from protos.drafting import draft_of
 from protos.errors import TandemError
@@ -87,11 +87,13 @@ def test_a_single_draft_says_what_it_leaves_cached(
     text, base = prompts[0] + guess.tokens, guess.cached_len
     context = Context(once.name, 2, base, (*text[base:], 77), guess.epoch)
     engine.fed.clear()
-    more = Drafter(engine, 0, (*text, 77), Price(), context=context, once=True)
+    more = Drafter(engine, 0, (*text, 77), Conditions(), context=context, once=True)
     (second,) = more.running.settle()
     assert engine.fed[0] == 2 and second.behind == len(text) + 1
     with pytest.raises(TandemError):
-        Drafter(engine, 0, text, Price(), context=Context(once.name, 3, 500, (1,), guess.epoch))
+        Drafter(
+            engine, 0, text, Conditions(), context=Context(once.name, 3, 500, (1,), guess.epoch)
+        )
 
 
 def test_where_nothing_fits_a_lockstep_is_answered_with_nothing(

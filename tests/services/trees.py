@@ -9,7 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from drafter_service.drafting import Own
-from drafter_service.growing import Growing, Price
+from drafter_service.growing import Growing
+from drafter_service.worth import Conditions
+from engine.cost import Rates
 from engine.plan import Segment
 from models import DRAFT
 from protos import tree
@@ -26,16 +28,21 @@ Tokens = tuple[int, ...]
 class Drafter:
     """One session: its job, and a receiver of its guesses."""
 
-    def __init__(self, engine: Engine, name: int, prompt: Tokens, price: Price, **asked: Any):
+    def __init__(
+        self, engine: Engine, name: int, prompt: Tokens, conditions: Conditions, **asked: Any
+    ):
         host: Any = SimpleNamespace(
-            sessions=engine.sessions, forward=engine.forward, config=SimpleNamespace(model=DRAFT)
+            sessions=engine.sessions,
+            forward=engine.forward,
+            config=SimpleNamespace(model=DRAFT),
+            thread=SimpleNamespace(rates=Rates()),
         )
         self.engine, self.name = engine, bytes([name] * 16)
         context = asked.pop("context", None) or Context(self.name, 1, 0, prompt)
         settings = {"sampling": GREEDY, "shape": SHAPE} | asked
         port: Any = Port()
         self.own, self.receiver = Own(host), Receiver(prompt)
-        job = self.own.draft(Drafting(context, **settings), port, price)
+        job = self.own.draft(Drafting(context, **settings), port, conditions)
         self.running = Running(engine, job, port)
         self.taken = 0
 
@@ -86,8 +93,8 @@ def sessions_of(engine: Engine) -> Iterator[Callable[..., Drafter]]:
     """Makes sessions of an engine; fails if one leaves memory behind."""
     made: list[Drafter] = []
 
-    def make(prompt: Tokens, price: Price | None = None, **asked: Any) -> Drafter:
-        made.append(Drafter(engine, len(made), prompt, price or Price(), **asked))
+    def make(prompt: Tokens, conditions: Conditions | None = None, **asked: Any) -> Drafter:
+        made.append(Drafter(engine, len(made), prompt, conditions or Conditions(), **asked))
         return made[-1]
 
     yield make

@@ -28,10 +28,16 @@ class GuessRequest(_message.Message):
     CLOSE_FIELD_NUMBER: _builtins.int
     SENT_FIELD_NUMBER: _builtins.int
     PRICE_FIELD_NUMBER: _builtins.int
+    TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
+    DELAY_FIELD_NUMBER: _builtins.int
     sent: _builtins.float
     """the sender's clock, for the round trip"""
     price: _builtins.float
-    """the verifier's"""
+    """the verifier's, and"""
+    token_seconds: _builtins.float
+    """its newest step"""
+    delay: _builtins.float
+    """seconds from a fact's leaving the verifier to the arrival of what it causes"""
     @_builtins.property
     def open(self) -> _containers.RepeatedCompositeFieldContainer[Global___Drafting]: ...
     @_builtins.property
@@ -48,10 +54,12 @@ class GuessRequest(_message.Message):
         close: _abc.Iterable[_builtins.bytes] | None = ...,
         sent: _builtins.float = ...,
         price: _builtins.float = ...,
+        token_seconds: _builtins.float = ...,
+        delay: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "facts", b"facts", "open", b"open", "price", b"price", "sent", b"sent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "delay", b"delay", "facts", b"facts", "open", b"open", "price", b"price", "sent", b"sent", "token_seconds", b"token_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

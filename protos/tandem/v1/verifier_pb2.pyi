@@ -144,10 +144,13 @@ class DecodeResponse(_message.Message):
     FAILURES_FIELD_NUMBER: _builtins.int
     SENT_FIELD_NUMBER: _builtins.int
     PRICE_FIELD_NUMBER: _builtins.int
+    TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
     sent: _builtins.float
     """of the newest request"""
     price: _builtins.float
     """what a guessed node's chance must be above to be worth its row now"""
+    token_seconds: _builtins.float
+    """of its steps, to each token that they should yield"""
     @_builtins.property
     def facts(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Fact]: ...
     @_builtins.property
@@ -159,10 +162,11 @@ class DecodeResponse(_message.Message):
         failures: _abc.Iterable[_common_pb2.Failure] | None = ...,
         sent: _builtins.float = ...,
         price: _builtins.float = ...,
+        token_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "failures", b"failures", "price", b"price", "sent", b"sent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "failures", b"failures", "price", b"price", "sent", b"sent", "token_seconds", b"token_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
