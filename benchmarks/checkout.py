@@ -12,9 +12,9 @@ import os
 import shutil
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ class Checkout:
     verifier: str
     drafter: str
     delay: Process
+    models: Sequence[Process]  # the services that run one
+    others: set[Process] = field(default_factory=set)
 
     async def link(self, state: State | None = None) -> Mapping[str, int]:
         """Change the link, if a state is given; the bytes that it has carried."""
@@ -49,6 +51,14 @@ class Checkout:
         self.delay.stdin.write(json.dumps(told).encode() + b"\n")
         carried: Mapping[str, int] = json.loads(await self.delay.stdout.readline())
         return carried
+
+    async def spent(self) -> dict[str, float]:
+        """The bytes that its link has carried, and the processor seconds of all its processes, but
+        for the threads that run models.
+        """
+        threads = [seconds[:-1] for seconds in map(processor_seconds, self.models)]
+        threads += map(processor_seconds, self.others)
+        return {**await self.link(), "processor": sum(map(sum, threads))}
 
     @asynccontextmanager
     async def orchestrated(self) -> AsyncIterator[Any]:
@@ -59,7 +69,9 @@ class Checkout:
             child(self.folder, "orchestrator", *flags, *tokenizer, *QUIET) as process,
             rpc.connect(await address(process)) as channel,
         ):
+            self.others.add(process)
             yield orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+            self.others.remove(process)
 
 
 @asynccontextmanager
@@ -74,7 +86,15 @@ async def serving(folder: Path, target: Path, draft: Path) -> AsyncIterator[Chec
         ]
         to_drafter = await address(drafter)
         delay = await stack.enter_async_context(child(HERE, "benchmarks.delay", to_drafter))
-        yield Checkout(folder, target, await address(verifier), await address(delay), delay)
+        addresses = await address(verifier), await address(delay)
+        yield Checkout(folder, target, *addresses, delay, (verifier, drafter))
+
+
+def processor_seconds(process: Process) -> list[float]:
+    """Of each thread of a process, the busiest one last; none where the system does not tell."""
+    threads = Path(f"/proc/{process.pid}/task").glob("*/stat")
+    words = [thread.read_text().rpartition(")")[2].split() for thread in threads]
+    return sorted((int(each[11]) + int(each[12])) / os.sysconf("SC_CLK_TCK") for each in words)
 
 
 @asynccontextmanager

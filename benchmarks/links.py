@@ -2,10 +2,9 @@
 its client API, beside plain decoding and, if one is given, beside another checkout of the project.
 
 In each cell the systems take turns in random order on the same requests, so that whatever else the
-machine does hits them alike, and what is told is the median of the ratios within a turn. The first
-turn does not count; orchestrators are started anew in each cell, model services for each drafter.
-Requests differ in length, else those without drafts would begin and end together. A request has
-one text, whatever the link: those that differ are counted.
+machine does hits them alike; told are medians of ratios within a turn. The first turn does not
+count; orchestrators start anew in each cell, services for each drafter. Texts that differ are
+counted. Processor time, ms per token, is that of all services but for threads that run models.
 """
 
 from __future__ import annotations
@@ -47,7 +46,8 @@ RATIOS = {
 HEADINGS = (
     *("drafter", "T", "at once", "round trip", "plain", "drafts", "other"),
     *(f"{name}{after}" for name in RATIOS for after in ("", ", after")),
-    *("first: plain", "drafts", "other", "per round", "other's", "up", "down", "differ", "failed"),
+    *("first: plain", "drafts", "other", "per round", "other's", "up", "down"),
+    *("cpu: plain", "drafts", "other", "differ", "failed"),
 )
 
 
@@ -85,8 +85,8 @@ class Plan:
     @property
     def heading(self) -> str:
         """What is compared, and where."""
-        what = f"about {self.tokens} tokens a request, {' beside '.join(map(str, self.folders))}"
-        return report.title(self.target, self.draft, what)
+        beside = " beside ".join(map(str, self.folders))
+        return report.title(self.target, self.draft, f"some {self.tokens} tokens each, {beside}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +100,11 @@ class System:
     async def turn(self, jobs: Sequence[Job], cell: Cell, seconds: float) -> Turn:
         """The requests, longer where more share the time; then what was given up may end."""
         seconds *= 1 + cell.at_once / SHARING
-        before = await self.checkout.link()
+        before = await self.checkout.spent()
         turn = await take(self.stub, self.levels, jobs, cell.at_once, seconds)
-        after = await self.checkout.link()
+        after = await self.checkout.spent()
         await asyncio.sleep(SETTLE_SECONDS + cell.link.round_trip + cell.link.extra)
-        return replace(turn, up=after["up"] - before["up"], down=after["down"] - before["down"])
+        return replace(turn, spent={each: after[each] - before[each] for each in after})
 
 
 async def measure(systems: Mapping[str, System], cell: Cell, plan: Plan) -> Turns:
@@ -186,6 +186,7 @@ def line(row: Mapping[str, Any]) -> list[str]:
         *(told(name, "first_token", 0, 1000) for name in (PLAIN, DRAFTS, OTHER)),
         *(told(name, "per_round", 2) for name in (DRAFTS, OTHER)),
         *(told(DRAFTS, way) for way in ("up", "down")),
+        *(told(name, "processor", 2, 1000) for name in (PLAIN, DRAFTS, OTHER)),
         f"{row['differing']} of {row['compared']}",
         str(sum(each["failed"] for each in row["systems"].values())),
     ]
@@ -193,8 +194,7 @@ def line(row: Mapping[str, Any]) -> list[str]:
 
 def written(cells: Sequence[str]) -> str:
     """Side by side, below their headings."""
-    pairs = zip(cells, HEADINGS, strict=True)
-    return "  ".join(cell.rjust(max(7, len(heading))) for cell, heading in pairs)
+    return "  ".join(c.rjust(max(7, len(h))) for c, h in zip(cells, HEADINGS, strict=True))
 
 
 async def run(plan: Plan, cells: Sequence[Cell], untrained: Path, file: Path | None) -> None:

@@ -35,7 +35,9 @@ class Job:
 
     @classmethod
     def drawn(cls, prompt: str, temperature: float, tokens: int, rng: random.Random) -> Job:
-        """One with a seed of its own, and half of so many tokens more or less."""
+        """One with a seed of its own, and half of so many tokens more or less: requests of one
+        length would begin and end together where there are no drafts.
+        """
         length = rng.randint(tokens // 2, tokens + tokens // 2)
         return cls(prompt, rng.getrandbits(32), temperature, length)
 
@@ -77,15 +79,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a server did while so many places were taken, until the end, and the bytes that it sent
-    to the drafter and got back.
+    """What a server did while so many places were taken, until the end, and what it took: bytes to
+    the drafter (`up`) and back (`down`), and processor seconds beside the models.
     """
 
     answers: Sequence[Answer]
     at_once: int
     end: float
-    up: int = 0
-    down: int = 0
+    spent: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -174,7 +175,7 @@ def ratio(turns: Turns, name: str, other: str, skip: int = 0) -> float | None:
 
 
 def figures(turns: Sequence[Turn], skip: int) -> dict[str, Any]:
-    """What one server showed: tokens per second, seconds, and bytes per token."""
+    """What one server showed: its speed, its delay, and what it took to each token."""
     answers = [answer for turn in turns for answer in turn.answers]
     whole = [answer for answer in answers if answer.rounds]
     tokens, rounds = sum(turn.tokens for turn in turns), sum(answer.rounds for answer in whole)
@@ -185,8 +186,10 @@ def figures(turns: Sequence[Turn], skip: int) -> dict[str, Any]:
         "tokens": tokens,
         "first_token": middle([answer.first for answer in answers]),
         "per_round": sum(len(answer.tokens) for answer in whole) / rounds if rounds else None,
-        "up": sum(turn.up for turn in turns) / tokens if tokens else None,
-        "down": sum(turn.down for turn in turns) / tokens if tokens else None,
+        **{
+            each: sum(turn.spent[each] for turn in turns) / tokens if tokens else None
+            for each in ("up", "down", "processor")
+        },
         "failed": sum(answer.failed for answer in answers),
     }
 
