@@ -13,10 +13,10 @@ import shutil
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -32,6 +32,34 @@ GRACE_SECONDS = 20.0
 QUIET = ("--log-level", "error")
 
 
+Threads: TypeAlias = Mapping[str, float]
+"""Processor seconds of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Bytes, and processor seconds."""
+
+    carried: Mapping[str, int]
+    models: Sequence[Threads]
+    others: Sequence[Threads]
+
+    def since(self, before: Spent) -> dict[str, float]:
+        """Bytes to the drafter and back, and processor seconds but for the threads that run models:
+        of each process that has one, the thread that was busiest.
+        """
+        models = map(grown, self.models, before.models)
+        beside = [*map(sum, map(grown, self.others, before.others))]
+        beside += [sum(threads) - max(threads, default=0.0) for threads in models]
+        carried = {way: self.carried[way] - before.carried[way] for way in self.carried}
+        return {**carried, "processor": sum(beside)}
+
+
+def grown(now: Threads, before: Threads) -> list[float]:
+    """Seconds that threads have taken since."""
+    return [seconds - before.get(thread, 0.0) for thread, seconds in now.items()]
+
+
 @dataclass(frozen=True, slots=True)
 class Checkout:
     """Its folder, the address of its verifier, and the link to its drafter."""
@@ -42,7 +70,7 @@ class Checkout:
     drafter: str
     delay: Process
     models: Sequence[Process]  # the services that run one
-    others: set[Process] = field(default_factory=set)
+    others: list[Process] = field(default_factory=list)
 
     async def link(self, state: State | None = None) -> Mapping[str, int]:
         """Change the link, if a state is given; the bytes that it has carried."""
@@ -52,13 +80,10 @@ class Checkout:
         carried: Mapping[str, int] = json.loads(await self.delay.stdout.readline())
         return carried
 
-    async def spent(self) -> dict[str, float]:
-        """The bytes that its link has carried, and the processor seconds of all its processes, but
-        for the threads that run models.
-        """
-        threads = [seconds[:-1] for seconds in map(processor_seconds, self.models)]
-        threads += map(processor_seconds, self.others)
-        return {**await self.link(), "processor": sum(map(sum, threads))}
+    async def spent(self) -> Spent:
+        """What its link has carried and its processes have taken so far."""
+        models, others = map(processor_seconds, self.models), map(processor_seconds, self.others)
+        return Spent(await self.link(), tuple(models), tuple(others))
 
     @asynccontextmanager
     async def orchestrated(self) -> AsyncIterator[Any]:
@@ -69,9 +94,11 @@ class Checkout:
             child(self.folder, "orchestrator", *flags, *tokenizer, *QUIET) as process,
             rpc.connect(await address(process)) as channel,
         ):
-            self.others.add(process)
-            yield orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-            self.others.remove(process)
+            self.others.append(process)
+            try:
+                yield orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+            finally:
+                self.others.remove(process)
 
 
 @asynccontextmanager
@@ -90,11 +117,14 @@ async def serving(folder: Path, target: Path, draft: Path) -> AsyncIterator[Chec
         yield Checkout(folder, target, *addresses, delay, (verifier, drafter))
 
 
-def processor_seconds(process: Process) -> list[float]:
-    """Of each thread of a process, the busiest one last; none where the system does not tell."""
-    threads = Path(f"/proc/{process.pid}/task").glob("*/stat")
-    words = [thread.read_text().rpartition(")")[2].split() for thread in threads]
-    return sorted((int(each[11]) + int(each[12])) / os.sysconf("SC_CLK_TCK") for each in words)
+def processor_seconds(process: Process) -> Threads:
+    """Of each thread of a process; none where the system does not tell."""
+    seconds = {}
+    for thread in Path(f"/proc/{process.pid}/task").glob("*/stat"):
+        with suppress(OSError):  # it has ended
+            words = thread.read_text().rpartition(")")[2].split()
+            seconds[str(thread)] = (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+    return seconds
 
 
 @asynccontextmanager

@@ -104,7 +104,7 @@ class System:
         turn = await take(self.stub, self.levels, jobs, cell.at_once, seconds)
         after = await self.checkout.spent()
         await asyncio.sleep(SETTLE_SECONDS + cell.link.round_trip + cell.link.extra)
-        return replace(turn, spent={each: after[each] - before[each] for each in after})
+        return replace(turn, spent=after.since(before))
 
 
 async def measure(systems: Mapping[str, System], cell: Cell, plan: Plan) -> Turns:

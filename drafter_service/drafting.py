@@ -15,17 +15,15 @@ from drafter_service.growing import Growing
 from drafter_service.growth import Growth
 from drafter_service.guesses import branching, guesser, is_whole
 from drafter_service.mirror import Mirrors
+from drafter_service.reading import Reading
 from drafter_service.text import Report, Text
 from drafter_service.translation import Translation
 from drafter_service.visible import visible_tokens
-from drafter_service.waiting import Waiting
 from drafter_service.whole import drafts
-from drafter_service.worth import LEAST, Conditions, Skill, Worth
+from drafter_service.worth import LEAST, Conditions, Known, Worth
 from engine.host import Host
-from engine.plan import Segment
 from engine.streams import Port
 from engine.task import Job
-from protos import tree
 from protos.fingerprint import fingerprint, tokens_by_id
 from protos.streams import Drafting, Guess
 from protos.types import ModelDescription
@@ -51,32 +49,32 @@ class Own:
 
     def __init__(self, host: Host) -> None:
         self._host, self._sessions = host, host.sessions
-        self._skill = Skill()
+        self._known = Known()
         model = host.forward.model
         self._visible = visible_tokens(host.config.model, model.token_count).to(model.device)
 
     def draft(self, opening: Drafting, port: Port[Report, Guess], conditions: Conditions) -> Job:
         """A tree that grows, or whole drafts; no node lies behind the draft model's context."""
-        sessions, context, params = self._sessions, opening.context, opening.sampling
+        params = opening.sampling
         special = is_whole(opening.shape, params)
         whole = special or opening.lockstep or opening.once
         shape = branching(opening.shape) if special else opening.shape
         guess = partial(guesser, shape, params, visible=self._visible)
-        with sessions.extended(context, 0) as session:
-            tokens = context.tokens[session.length - context.base :]
-            chain = tree.chain(len(tokens))
-            segment = Segment(session.room, session.length, tokens, chain, wanted=1)
-            worth = Worth(conditions, self._host.thread.rates, self._skill)
-            begin = Waiting(lambda: segment if whole or worth.begins else None)
-            first = yield from sessions.feed(context, begin)
-            sessions.keep(session, context, ())
-            limit, least = sessions.context_length, 0.0 if whole else LEAST
-            growth = Growth(shape, context.length, limit, least, context.turn, worth.judge)
-            text = Text(sessions, session, opening, growth, len(self._visible))
-            if whole:
+        worth = None if whole else Worth(conditions, self._host.thread.rates, self._known)
+        with Reading(self._sessions, opening.context, port.inbox, worth) as reading:
+            first = yield from self._sessions.feed(opening.context, reading.offer)
+            session, context = reading.session, reading.context
+            self._sessions.keep(session, context, ())
+            limit, visible = self._sessions.context_length, len(self._visible)
+            if worth is None:
+                growth = Growth(shape, context.length, limit, source=context.turn)
+                text = Text(self._sessions, session, opening, growth, visible)
                 yield from drafts(text, guess, port, first, opening.once)
                 return
-            growing = Growing(text, guess(context.length), port, worth, time.perf_counter, first)
+            growth = Growth(shape, context.length, limit, LEAST, context.turn, worth.judge)
+            text = Text(self._sessions, session, opening, growth, visible)
+            guesses = guess(context.length)
+            growing = Growing(text, guesses, port, worth, time.perf_counter, first)
             while True:
                 growing.take((yield from text.feed(growing)))
 

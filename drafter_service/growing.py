@@ -19,6 +19,7 @@ from engine.batch import SHORT
 from engine.plan import Segment
 from engine.streams import Port
 from protos.streams import Guess
+from protos.types import MAX_LEVELS
 
 
 class Growing:
@@ -88,7 +89,8 @@ class Growing:
             self._worth.heard(tokens, self._clock())
         if tokens or floor != growth.floor or changed:
             growth.floor = floor
-            window = growth.window()
-            if guess := growth.fresh(window):
+            window, outlook = growth.window(), self._worth.outlook()
+            self._frontier = self._text.fit(growth.frontier(window, outlook))
+            pays = self._frontier or outlook.pays(0.0, 0)
+            if pays and (guess := growth.fresh(window, int(min(outlook.lead, MAX_LEVELS)))):
                 self._port.emit(guess)
-            self._frontier = self._text.fit(growth.frontier(window, self._worth.outlook()))

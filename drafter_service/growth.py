@@ -64,7 +64,8 @@ class Node:
 class Growth:
     """A growing tree behind a text of `length` tokens; the draft model's context is `limit` tokens.
 
-    Children that have not the chance `least` once their parents are accepted are never kept, and
+    Children that have not the chance `least` once their parents are accepted are not kept, but for
+    the likeliest one, and
     `floor` is the log-probability below which a node is neither fed nor sent. `source` goes into
     guesses. `judge` is told of the likeliest child of each token of the text: its chance, and
     whether it was what followed.
@@ -173,10 +174,17 @@ class Growth:
             fed.place = place
         return len(path), path + places
 
-    def fresh(self, window: Iterable[Node]) -> Guess | None:
-        """What of the window was not sent yet, if anything."""
-        nodes = [node for node in window if not node.number]
-        return self._guess(nodes) if nodes else None
+    def fresh(self, window: Iterable[Node], level: int = 0) -> Guess | None:
+        """What of the window was not sent yet, if anything; nodes above a level only as the parents
+        of others.
+        """
+        nodes: set[Node] = set()
+        for node in (n for n in window if n.position >= self.root.position + level):
+            while not (node.number or node is self.root or node in nodes):
+                nodes.add(node)
+                assert node.parent is not None
+                node = node.parent
+        return self._guess(sorted(nodes, key=attrgetter("position"))) if nodes else None
 
     def whole(self) -> tuple[Guess, list[int]]:
         """The best tree in one guess, the likeliest child first; and the places of its leading

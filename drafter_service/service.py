@@ -24,6 +24,7 @@ from protos.tandem.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 
 NAME = drafter_pb2.DESCRIPTOR.services_by_name["DrafterService"].full_name
 MOST = 200  # guesses of a message: 3 MB if each has 64 nodes and what they were drawn from
+LARGEST = 1e6  # of any number that callers say
 INBOX = 1024  # facts of a session that wait for its next step
 
 Context: TypeAlias = "aio.ServicerContext[Any, Any]"
@@ -56,8 +57,10 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         self, conditions: Conditions, request: drafter_pb2.GuessRequest, caller: Caller
     ) -> None:
         caller.sent = request.sent
-        conditions.price, conditions.delay = request.price, request.delay
-        conditions.token_seconds = request.token_seconds
+        if request.HasField("conditions"):
+            said = request.conditions
+            conditions.price, conditions.delay = bounded(said.price), bounded(said.delay)
+            conditions.token_seconds = bounded(said.token_seconds)
         for opening in request.open:
             try:
                 self._open(conditions, opening, caller)
@@ -95,6 +98,11 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         if caller.outgoing:
             caller.changed.set()
         return response
+
+
+def bounded(said: float) -> float:
+    """A number that a caller may have made up."""
+    return min(max(0.0, said), LARGEST)
 
 
 @asynccontextmanager

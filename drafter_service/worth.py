@@ -3,19 +3,19 @@
 Pure. A guess saves the verifier a token if it is right, if it arrives before the text has got there
 by itself, and if the verifier gives it a row. So a node at a depth is worth being fed while
 
-    chance of the node x skill ^ (levels until a guess is in time) x edge x seconds of a token
+    chance of the node x skill ^ (levels until guesses are in time) x edge x seconds of a token
         > COST x seconds of a row of the drafter's,
 
-where the edge is by how much the likeliest child's chance is above the verifier's price for a row.
-Skill and edge are learned from every text that is read, also where nothing is sent. Where guesses
-are not worth it - the drafter is too far away, too slow, or too bad for the text - a text is read
-on in large pieces, and most new ones are not begun.
+where the chance is corrected by how much the drafter overrates itself, and the edge is by how much
+the likeliest child's chance is above the verifier's price for a row. Skill and edge are learned
+from every text that is read. Where guesses are not worth it - the drafter is too far away, too
+slow, or too bad for the text - none are sent, a text is read on in large pieces, and most new ones
+are not begun.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -26,44 +26,68 @@ LEAST = 0.01  # a node's chance, below which it is neither fed nor sent: one in 
 # would save the verifier a step
 SLACK = 0.125  # of the verifier's price: when a guess arrives, some of the tokens before it may
 # have been accepted, and it is likelier then
-FIRST = 0.8  # what is believed of a drafter before anything is known
+BELIEVED = 0.8  # of a drafter's chances before anything is known
+BINS = 10  # that chances are counted in
 PACE, SHARED_PACE = 0.1, 0.02  # of what is learned from one token, of a session and of all
 CURIOUS = 16  # one text of so many is begun in any case
-WAITING = 0.5  # tokens that the text gains, on average, until the step that a guess is in time for
-TURNS = 1.5  # steps of the drafter's from a fact to the guess behind it: it waits for half of one
+BOUNDARY = 0.5  # tokens that the text gains until the step begins that a guess is in time for
+QUEUE = 0.5  # steps of the drafter's that a fact waits for
+LONGEST = 4.0  # times the usual, that a token takes: what takes longer is a pause
 
 
 @dataclass(slots=True)
 class Conditions:
-    """What a caller says of its verifier and of the way there; 0 = unknown."""
+    """What a caller says of its verifier and of the round trip, and how fast its texts are; 0 =
+    unknown.
+    """
 
     price: float = 0.0  # the chance below which a guessed node gets no row
-    token_seconds: float = 0.0  # of the verifier's time
+    token_seconds: float = 0.0  # of the verifier's time, to each token of all texts
     delay: float = 0.0  # seconds from a fact's leaving to the arrival of what it causes
+    pace: float = 0.0  # seconds from a token of a text to the next one, smoothed
+
+    def heard(self, tokens: int, seconds: float) -> None:
+        """A text has gained so many tokens in so many seconds."""
+        each = seconds / tokens
+        if not self.pace:
+            self.pace = each
+        share = 1 - (1 - PACE) ** tokens
+        self.pace += share * (min(each, LONGEST * self.pace) - self.pace)
 
 
 @dataclass(slots=True)
 class Skill:
-    """How good the likeliest guess behind a token is, and how fast texts go on, smoothed."""
+    """How good the likeliest guess behind a token is, smoothed."""
 
-    right: float = FIRST  # how often it is what follows
-    claimed: float = FIRST  # and how often it should have been
-    edge: float = FIRST  # by how much its chance is above the verifier's price, 0 if it is below
-    seconds: float = 0.0  # from a token to the next one; 0 = unknown
+    right: float = BELIEVED  # how often it is what follows
+    shares: list[float] = field(default_factory=lambda: [0.0] * BINS)  # of chances, by tenth
 
-    texts: Iterator[int] = field(default_factory=count)
+    def __post_init__(self) -> None:
+        if not any(self.shares):
+            self.shares[int(BELIEVED * BINS)] = 1.0
 
     @property
     def trust(self) -> float:
-        """By how much the drafter overrates a chance, as a logarithm."""
-        return min(0.0, math.log(max(self.right, LEAST) / max(self.claimed, LEAST)))
+        """By how much the drafter overrates a chance, as a logarithm, never above 0."""
+        claimed = sum(share * middle(place) for place, share in enumerate(self.shares))
+        return min(0.0, math.log(max(self.right, LEAST) / max(claimed, LEAST)))
 
-    def saw(self, chance: float, right: bool, price: float, pace: float) -> None:
-        """A guess of this chance, which turned out right or not."""
+    def edge(self, price: float) -> float:
+        """By how much the chance of a guess is above a price; one below it counts as 0."""
+        scale = math.exp(self.trust)
+        chances = ((share, scale * middle(place)) for place, share in enumerate(self.shares))
+        return sum(share * max(0.0, chance - price) for share, chance in chances)
+
+    def saw(self, chance: float, right: bool, pace: float) -> None:
+        """A guess of this chance turned out right or not."""
         self.right += pace * (right - self.right)
-        self.claimed += pace * (chance - self.claimed)
-        edge = max(0.0, chance * math.exp(self.trust) - price)
-        self.edge += pace * (edge - self.edge)
+        place = min(BINS - 1, int(chance * BINS))
+        self.shares = [s + pace * ((p == place) - s) for p, s in enumerate(self.shares)]
+
+
+def middle(place: int) -> float:
+    """The chance that stands for those of a bin."""
+    return (place + 0.5) / BINS
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,51 +102,61 @@ class Outlook:
     def pays(self, chance: float, depth: int) -> bool:
         """Whether a node so many levels behind the root is."""
         late = max(0.0, self.lead - depth)
-        return chance + depth * self.trust + late * self.fade > self.least
+        return chance + depth * self.trust + (late and late * self.fade) > self.least
+
+
+@dataclass(slots=True)
+class Known:
+    """What a drafter has learned from all texts, and how many there were."""
+
+    skill: Skill = field(default_factory=Skill)
+    texts: count[int] = field(default_factory=count)
 
 
 class Worth:
-    """Of one session's nodes; `skill` is that of all sessions."""
+    """Of one session's nodes."""
 
-    def __init__(self, conditions: Conditions, rates: Rates, skill: Skill) -> None:
-        self._conditions, self._rates = conditions, rates
-        self._shared, self._skill = skill, replace(skill)
+    def __init__(self, conditions: Conditions, rates: Rates, known: Known) -> None:
+        self._conditions, self._rates, self._known = conditions, rates, known
+        self._skill = known.skill  # until the text has taught something of its own
         self._heard = 0.0
-        self._curious = next(skill.texts) % CURIOUS == 0
+        self._begun = next(known.texts) % CURIOUS == 0
 
     @property
     def floor(self) -> float:
         """The log-probability below which a node is neither fed nor sent."""
         return math.log(min(1.0, max(LEAST, self._conditions.price * SLACK)))
 
+    @property
+    def begins(self) -> bool:
+        """Whether the text shall be read; once it shall, it shall."""
+        self._begun = self._begun or self.outlook().pays(0.0, 0)
+        return self._begun
+
     def judge(self, chance: float, right: bool) -> None:
         """The likeliest guess behind a token had this chance, and was right or not."""
-        for skill, pace in ((self._skill, PACE), (self._shared, SHARED_PACE)):
-            skill.saw(chance, right, self._conditions.price, pace)
+        if self._skill is self._known.skill:
+            self._skill = replace(self._skill)
+        self._skill.saw(chance, right, PACE)
+        self._known.skill.saw(chance, right, SHARED_PACE)
 
     def heard(self, tokens: int, now: float) -> None:
         """The text has so many more tokens."""
         if self._heard:
-            seconds = (now - self._heard) / tokens
-            for skill, pace in ((self._skill, PACE), (self._shared, SHARED_PACE)):
-                skill.seconds += (pace if skill.seconds else 1.0) * (seconds - skill.seconds)
+            self._conditions.heard(tokens, now - self._heard)
         self._heard = now
-
-    @property
-    def begins(self) -> bool:
-        """Whether the text shall be read at all."""
-        return self._curious or self.outlook().pays(0.0, 0)
 
     def outlook(self) -> Outlook:
         """What is worth being fed now."""
-        skill, token = self._skill, self._conditions.token_seconds
-        if not (token and skill.seconds):
+        skill, said, rates = self._skill, self._conditions, self._rates
+        if not (said.token_seconds and said.pace and rates.row):
             return Outlook()
-        gain = max(skill.edge, LEAST * LEAST) * token
-        delay = self._conditions.delay + TURNS * self._rates.step
+        gain = skill.edge(said.price) * said.token_seconds
+        gained = rates.step / said.pace  # tokens, while a level is drafted
+        ahead = BOUNDARY + said.delay / said.pace + QUEUE * gained
         return Outlook(
-            math.log(COST * self._rates.row / gain) if self._rates.row else -math.inf,
+            math.log(COST * rates.row / gain) if gain else math.inf,
             math.log(max(skill.right, LEAST)),
             skill.trust,
-            WAITING + delay / skill.seconds,
+            ahead / (1 - gained) if gained < 1 else math.inf,
         )

@@ -13,7 +13,7 @@ import numpy as np
 
 HORIZON = 200  # steps after which an observation counts for 1/e
 PACE = 0.02  # this much of a surprise is taken for the whole machine having changed speed
-RATE_PACE = 0.1  # of a rate that is learned from one step
+FASTER, SLOWER = 0.3, 0.1  # of what is learned of rates from one step
 WARM = 16  # steps before predictions are judged
 EVERY = 8  # steps between two fits once warm, unless a step surprises
 SHARES = np.array([1.0, 1.0, 0.1, 0.1])  # how a cost is split while no load tells the terms apart
@@ -47,19 +47,26 @@ class Load:
 
 @dataclass(slots=True)
 class Rates:
-    """What steps have cost of late in which no long prompt was read, in seconds, smoothed."""
+    """Seconds that steps have taken of late in which no long prompt was read, smoothed; 0 = there
+    was none.
+    """
 
     step: float = 0.0
-    row: float = 0.0  # of a step, to each token that it was fed
-    token: float = 0.0  # of a step, to each token that it should have yielded
-    price: float = 0.0  # chance that a row more would have had to have in the newest step
+    row: float = 0.0  # to each row whose logits were asked for
+    token: float = 0.0  # to each token that should have come of it
 
     def saw(self, seconds: float, rows: int, expected: float) -> None:
         """A step took so long."""
-        pace = RATE_PACE if self.step else 1.0
-        self.step += pace * (seconds - self.step)
-        self.row += pace * (seconds / rows - self.row)
-        self.token += pace * (seconds / expected - self.token)
+        self.step = smoothed(self.step, seconds)
+        self.row = smoothed(self.row, seconds / rows)
+        self.token = smoothed(self.token, seconds / expected)
+
+
+def smoothed(known: float, seen: float) -> float:
+    """Slower ones count less: steps that hiccup, and first ones, are slow for other reasons."""
+    if not known:
+        return seen
+    return known + (FASTER if seen < known else SLOWER) * min(seen - known, known)
 
 
 class CostModel:

@@ -60,6 +60,7 @@ class ModelThread:
         self._queue_limit = queue_limit
         self.settled: Callable[[], None] = lambda: None
         self.rates = Rates()
+        self.price = 0.0  # chance that a row more would have had to have in the newest step
         self._cost = CostModel()
         self._pace = Pace()
         self._steps = 0
@@ -217,7 +218,7 @@ class ModelThread:
             return iter(()) if tasks[index].rest or offer is None else offer.chances()
 
         batch = compose(segments, chances, self._cost, self._limits, self._pace.at(began))
-        self.rates.price = batch.price
+        self.price = batch.price
         self._stepping = [tasks[share.index] for share in batch.shares]
         for task, share in zip(self._stepping, batch.shares, strict=True):
             if share.rows and task.offer:
@@ -246,6 +247,6 @@ class ModelThread:
         if decoding := [load(piece) for piece in pieces if is_decoding(piece)]:
             self._pace.saw(cost.predict(sum(decoding, Load())), time.perf_counter())
         if len(decoding) == len(pieces):
-            self.rates.saw(seconds, total.tokens, expected)
+            self.rates.saw(seconds, sum(piece.wanted for piece in pieces), expected)
         queued, self._queued = self._queued, []
         self._observe(StepReport(len(pieces), total.tokens, seconds, queued, cost.error, host))

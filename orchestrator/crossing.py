@@ -115,8 +115,8 @@ class Crossing:
 
     def _decode(self) -> None:
         """Open the verifier, and the drafter anew: its guesses refer to what this very decoding
-        was sent. It reads the text when the verifier has, whom it may share a machine with, so it
-        delays no first token.
+        was sent. The drafter is opened at the first fact: it may share a machine with the verifier,
+        and must not delay the first token.
         """
         if not self.verifier.line.connected:
             self.verifier.lost()

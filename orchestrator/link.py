@@ -48,7 +48,7 @@ class Link(Generic[Request]):
         """`incoming` is the field of a response that has the items; `stamp` completes a request."""
         self.connected = False
         self.round_trip = 0.0  # seconds, smoothed
-        self.newest: Any = None  # response
+        self.load = (0.0, 0.0)  # the peer's price and seconds to a token, as far as it has them
         self._name, self._call, self._request, self._incoming = name, call, request, incoming
         self._stamp = stamp
         self._users: dict[Side, None] = {}
@@ -183,8 +183,8 @@ class Link(Generic[Request]):
         if not self.connected:
             self._connect()
         if self._echoed < response.sent <= monotonic():
-            self._confirm(response.sent)
-        self.newest = response
+            self._confirm(response.sent, bool(getattr(response, self._incoming)))
+        self.load = getattr(response, "price", 0.0), getattr(response, "token_seconds", 0.0)
         for item in getattr(response, self._incoming):
             if user := self._streams.get(item.stream):
                 self._hand(user.receive, item)
@@ -201,14 +201,14 @@ class Link(Generic[Request]):
             if user := self._streams.pop(getattr(item, "stream", 0), None):
                 user.failed(Internal("internal error; see the server's log"))
 
-    def _confirm(self, sent: float) -> None:
+    def _confirm(self, sent: float, busy: bool) -> None:
         """The peer has got everything up to this clock. It answers when it has something to say, so
-        the shortest times are the true ones.
+        the shortest times are the true ones, and those of one that is not `busy` tell nothing.
         """
         self._echoed = sent
         trip = monotonic() - sent
         known = self.round_trip or trip
-        self.round_trip = min(trip, known + (trip - known) / FADING)
+        self.round_trip = min(trip, known + busy * (trip - known) / FADING)
         if self._closing:
             self._closing = {i: at for i, at in self._closing.items() if at > sent}
 

@@ -11,6 +11,8 @@ import random
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from math import inf
+from time import monotonic
 from typing import Any, TypeAlias
 
 import grpc
@@ -18,7 +20,7 @@ from grpc import aio
 
 from orchestrator.crossing import Crossing, Services, Step
 from orchestrator.generation import Generation
-from orchestrator.link import Link
+from orchestrator.link import BEAT_SECONDS, Link
 from protos import codec, rpc
 from protos.drafting import decode_shape
 from protos.sampling import decode_sampling
@@ -167,13 +169,18 @@ def verifying(channel: aio.Channel) -> Link[verifier_pb2.DecodeRequest]:
 def drafting(
     channel: aio.Channel, verifier: Link[verifier_pb2.DecodeRequest]
 ) -> Link[drafter_pb2.GuessRequest]:
-    """The link to a drafter, which is told how it stands with the verifier."""
+    """The link to a drafter, which is told now and then what guesses are good for."""
 
-    def priced(message: drafter_pb2.GuessRequest) -> None:
-        message.delay = verifier.round_trip + link.round_trip
-        if known := verifier.newest:
-            message.price, message.token_seconds = known.price, known.token_seconds
+    told = -inf
+
+    def tell(message: drafter_pb2.GuessRequest) -> None:
+        nonlocal told
+        if link.connected and monotonic() - told < BEAT_SECONDS:
+            return
+        told = monotonic()
+        message.conditions.price, message.conditions.token_seconds = verifier.load
+        message.conditions.delay = verifier.round_trip + link.round_trip
 
     stub = drafter_pb2_grpc.DrafterServiceStub(channel)
-    link = Link("drafter", stub.Guess, drafter_pb2.GuessRequest, "guesses", priced)
+    link = Link("drafter", stub.Guess, drafter_pb2.GuessRequest, "guesses", tell)
     return link

@@ -19,7 +19,7 @@ REMEMBERED = 256  # committed tokens behind which a late guess may still arrive
 MOST = 16 * MAX_NODES  # nodes that are remembered by number
 MOST_TRUST, LEAST_TRUST = 0.7, -6.0
 PACE = 0.05  # of what is learned from one step
-DRIFT = 0.002  # of what is forgotten in a step from which nothing can be learned
+DRIFT = 0.002  # of what is forgotten in a step
 
 
 @dataclass(slots=True)

@@ -102,9 +102,9 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         port.inbox.append(guess)
 
     def _respond(self, caller: Caller) -> verifier_pb2.DecodeResponse:
-        rates = self._host.thread.rates
+        thread = self._host.thread
         response = verifier_pb2.DecodeResponse(
-            sent=caller.sent, price=rates.price, token_seconds=rates.token
+            sent=caller.sent, price=thread.price, token_seconds=thread.rates.token
         )
         while caller.outgoing:
             stream, fact = caller.outgoing.popleft()

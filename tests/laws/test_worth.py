@@ -7,24 +7,45 @@ from dataclasses import replace
 
 import pytest
 
-from drafter_service.worth import COST, CURIOUS, FIRST, LEAST, Conditions, Outlook, Skill, Worth
+from drafter_service.worth import (
+    BOUNDARY,
+    COST,
+    CURIOUS,
+    QUEUE,
+    Conditions,
+    Known,
+    Outlook,
+    Skill,
+    Worth,
+)
 from engine.cost import Rates
 
-NEAR = Conditions(price=0.05, token_seconds=0.02, delay=0.001)
+TOKEN = 0.02
+NEAR = Conditions(price=0.05, token_seconds=TOKEN, delay=0.001, pace=TOKEN)
+FAR = replace(NEAR, delay=0.5)
 RATES = Rates(step=0.002, row=0.001)
 
 
-def worth(conditions: Conditions = NEAR, rates: Rates = RATES, **skill: float) -> Worth:
-    """That of a new session's nodes, whose text gains a token in 20 ms."""
-    known = Skill(seconds=0.02, **skill)
-    next(known.texts)  # it is not the one in so many
+def taught(chance: float, often: float) -> Skill:
+    """A drafter that says one chance, and is right so often."""
+    skill = Skill(right=often)
+    for _ in range(2000):
+        skill.saw(chance, True, 0.01)
+    skill.right = often
+    return skill
+
+
+def worth(conditions: Conditions = NEAR, rates: Rates = RATES, skill: Skill | None = None) -> Worth:
+    """That of a new session's nodes, which is not the one in so many."""
+    known = Known(skill or Skill())
+    next(known.texts)
     return Worth(conditions, rates, known)
 
 
 def test_all_is_worth_it_until_something_is_known() -> None:
-    assert Worth(Conditions(), RATES, Skill(seconds=0.02)).outlook() == Outlook()
-    assert Worth(NEAR, RATES, Skill()).outlook() == Outlook()
-    assert Worth(NEAR, Rates(), Skill(seconds=0.02)).outlook().pays(-100.0, 50)
+    for unknown in (Conditions(), replace(FAR, pace=0.0), replace(FAR, token_seconds=0.0)):
+        assert worth(unknown).outlook() == Outlook()
+    assert worth(FAR, Rates()).outlook().pays(-100.0, 50)
 
 
 def test_a_drafter_that_is_near_fast_and_good_guesses() -> None:
@@ -36,13 +57,14 @@ def test_a_drafter_that_is_near_fast_and_good_guesses() -> None:
 @pytest.mark.parametrize(
     "held_back",
     [
-        worth(replace(NEAR, delay=0.5)),
-        worth(rates=Rates(step=0.5, row=0.5)),
-        worth(right=0.1, edge=0.02),
+        worth(FAR),
+        worth(rates=Rates(step=1.01 * TOKEN, row=0.001)),
+        worth(rates=Rates(step=0.002, row=0.2)),
+        worth(skill=taught(0.9, 0.01)),
         worth(replace(NEAR, token_seconds=0.0001)),
-        worth(edge=0.0),
+        worth(replace(NEAR, price=0.9)),
     ],
-    ids=["far", "slow", "bad", "cheap tokens", "dear rows"],
+    ids=["far", "slower than the text", "dear", "bad", "cheap tokens", "dear rows"],
 )
 def test_one_that_cannot_help_begins_no_text(held_back: Worth) -> None:
     assert not held_back.begins
@@ -50,11 +72,21 @@ def test_one_that_cannot_help_begins_no_text(held_back: Worth) -> None:
 
 def test_the_edge_of_what_pays_is_where_it_costs_what_it_saves() -> None:
     """At a level that is in time, behind a drafter that does not overrate itself."""
-    chance = COST * RATES.row / (FIRST * NEAR.token_seconds)
-    outlook = worth().outlook()
+    skill = taught(0.75, 0.75)
+    chance = COST * RATES.row / (skill.edge(NEAR.price) * TOKEN)
+    assert skill.edge(NEAR.price) == pytest.approx(0.7, abs=0.01)
+    outlook = worth(skill=skill).outlook()
     depth = math.ceil(outlook.lead)
-    assert outlook.pays(math.log(chance * 1.001), depth)
-    assert not outlook.pays(math.log(chance * 0.999), depth)
+    assert outlook.pays(math.log(chance * 1.01), depth)
+    assert not outlook.pays(math.log(chance * 0.99), depth)
+
+
+def test_a_level_is_in_time_when_the_text_has_not_got_there() -> None:
+    """Level d is sent a round trip, half a step and d steps after the fact."""
+    far, step = replace(NEAR, delay=0.1), 0.008
+    lead = worth(far, Rates(step, 0.001)).outlook().lead
+    gained = BOUNDARY + (far.delay + QUEUE * step + lead * step) / TOKEN
+    assert lead == pytest.approx(gained) and lead > 5
 
 
 def test_a_level_that_comes_too_late_is_worth_what_may_follow_it() -> None:
@@ -64,34 +96,49 @@ def test_a_level_that_comes_too_late_is_worth_what_may_follow_it() -> None:
 
 
 def test_an_overrated_chance_is_corrected_level_by_level() -> None:
-    told = worth(right=0.4, claimed=0.8).outlook()
-    assert told.trust == pytest.approx(math.log(0.5))
-    assert worth(right=0.8, claimed=0.4).outlook().trust == 0.0
+    halved = worth(skill=taught(0.85, 0.425)).outlook()
+    assert halved.trust == pytest.approx(math.log(0.5), abs=0.01)
+    assert worth(skill=taught(0.45, 0.9)).outlook().trust == 0.0
 
 
 def test_one_text_of_so_many_is_begun_in_any_case_and_teaches_all() -> None:
-    shared, far = Skill(right=0.01, seconds=0.02), replace(NEAR, delay=0.5)
-    texts = [Worth(far, RATES, shared) for _ in range(3 * CURIOUS)]
+    known = Known(taught(0.9, 0.01))
+    texts = [Worth(NEAR, RATES, known) for _ in range(3 * CURIOUS)]
     begun = [text for text in texts if text.begins]
     assert len(begun) == 3
-    for _ in range(500):
+    waiting = [Worth(NEAR, RATES, known) for _ in range(2)][1]
+    assert not waiting.begins
+    for _ in range(200):
         begun[0].judge(0.9, True)
-    assert shared.right > 0.9
-    assert Worth(NEAR, RATES, shared).begins
+    assert waiting.begins, "also one that has waited"
+    for _ in range(2000):
+        begun[0].judge(0.9, False)
+    assert waiting.begins, "what was begun is read"
+    assert not waiting.outlook().pays(0.0, 0)
 
 
-def test_what_is_believed_is_how_often_the_likeliest_guess_is_right() -> None:
-    text, skill = Skill(), Skill()
+def test_skill_is_how_often_the_likeliest_guess_is_right() -> None:
+    skill = Skill()
     for number in range(2000):
-        text.saw(0.9, number % 10 < 3, 0.1, 0.01)
-        skill.saw(0.05, False, 0.1, 0.01)
-    assert text.right == pytest.approx(0.3, abs=0.05)
-    assert text.edge == pytest.approx(0.2, abs=0.05)
-    assert skill.edge < LEAST
+        skill.saw(0.95, number % 10 < 3, 0.01)
+    assert skill.right == pytest.approx(0.3, abs=0.05)
+    assert skill.edge(0.1) == pytest.approx(0.2, abs=0.05)
+    assert skill.edge(0.9) == 0.0
 
 
-def test_a_text_s_speed_is_learned_from_when_it_is_heard() -> None:
-    one = worth()
-    for step in range(200):
-        one.heard(2, 1.0 + 0.1 * step)
-    assert one.outlook().lead == pytest.approx(worth().outlook().lead * 0.4 + 0.3, abs=0.15)
+def test_a_texts_pace_is_seconds_to_a_token_and_knows_no_pauses() -> None:
+    conditions, text = Conditions(), worth(FAR)
+    now = 0.0
+    for step in range(400):
+        tokens = 1 if step % 2 else 10
+        now += TOKEN
+        conditions.heard(tokens, TOKEN)
+    assert conditions.pace == pytest.approx(2 * TOKEN / 11, rel=0.3)
+    usual = conditions.pace
+    conditions.heard(1, 600.0)
+    assert conditions.pace < 1.5 * usual
+    for step in range(400):
+        text.heard(2, 1.0 + 0.1 * step)
+    assert text.outlook().lead == pytest.approx(
+        worth(replace(FAR, pace=0.05)).outlook().lead, rel=0.01
+    )

@@ -128,7 +128,7 @@ async def test_who_leaves_first_says_what_is_to_be_said() -> None:
     assert peer.sent("close") == [bytes([number]) for number in range(100)]
 
 
-async def test_a_drafter_is_told_the_verifiers_price() -> None:
+async def test_a_drafter_is_told_what_guesses_are_good_for() -> None:
     verifier, drafter = Peer(lambda _: verifier_pb2.DecodeResponse(price=0.125)), Peer()
     async with (
         served(drafter) as address,
@@ -136,4 +136,4 @@ async def test_a_drafter_is_told_the_verifiers_price() -> None:
         linked(verifier) as (decoding, _),
         drafting(channel, decoding),
     ):
-        await until(lambda: any(message.price == 0.125 for message in drafter.messages))
+        await until(lambda: any(message.conditions.price == 0.125 for message in drafter.messages))

@@ -12,7 +12,7 @@ from benchmarks.prompts import tokenised
 from drafter_service.worth import Conditions
 from models import DRAFT, TARGET
 from protos.drafting import draft_of
-from protos.errors import TandemError
+from protos.errors import SessionMiss
 from protos.types import Context, DraftShape, Method, Rule, SamplingParams
 from tests.services.jobs import CONTEXT, Engine
 from tests.services.trees import Drafter, Tokens, sessions_of
@@ -90,10 +90,9 @@ def test_a_single_draft_says_what_it_leaves_cached(
     more = Drafter(engine, 0, (*text, 77), Conditions(), context=context, once=True)
     (second,) = more.running.settle()
     assert engine.fed[0] == 2 and second.behind == len(text) + 1
-    with pytest.raises(TandemError):
-        Drafter(
-            engine, 0, text, Conditions(), context=Context(once.name, 3, 500, (1,), guess.epoch)
-        )
+    missing = Context(once.name, 3, 500, (1,), guess.epoch)
+    with pytest.raises(SessionMiss):
+        Drafter(engine, 0, text, Conditions(), context=missing).running.settle()
 
 
 def test_where_nothing_fits_a_lockstep_is_answered_with_nothing(

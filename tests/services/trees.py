@@ -10,7 +10,7 @@ from typing import Any
 
 from drafter_service.drafting import Own
 from drafter_service.growing import Growing
-from drafter_service.worth import Conditions
+from drafter_service.worth import Conditions, Known
 from engine.cost import Rates
 from engine.plan import Segment
 from models import DRAFT
@@ -35,13 +35,15 @@ class Drafter:
             sessions=engine.sessions,
             forward=engine.forward,
             config=SimpleNamespace(model=DRAFT),
-            thread=SimpleNamespace(rates=Rates()),
+            thread=SimpleNamespace(rates=asked.pop("rates", Rates())),
         )
         self.engine, self.name = engine, bytes([name] * 16)
         context = asked.pop("context", None) or Context(self.name, 1, 0, prompt)
+        known = asked.pop("known", Known())
         settings = {"sampling": GREEDY, "shape": SHAPE} | asked
         port: Any = Port()
         self.own, self.receiver = Own(host), Receiver(prompt)
+        self.own._known = known
         job = self.own.draft(Drafting(context, **settings), port, conditions)
         self.running = Running(engine, job, port)
         self.taken = 0

@@ -27,17 +27,9 @@ class GuessRequest(_message.Message):
     FACTS_FIELD_NUMBER: _builtins.int
     CLOSE_FIELD_NUMBER: _builtins.int
     SENT_FIELD_NUMBER: _builtins.int
-    PRICE_FIELD_NUMBER: _builtins.int
-    TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
-    DELAY_FIELD_NUMBER: _builtins.int
+    CONDITIONS_FIELD_NUMBER: _builtins.int
     sent: _builtins.float
     """the sender's clock, for the round trip"""
-    price: _builtins.float
-    """the verifier's, and"""
-    token_seconds: _builtins.float
-    """its newest step"""
-    delay: _builtins.float
-    """seconds from a fact's leaving the verifier to the arrival of what it causes"""
     @_builtins.property
     def open(self) -> _containers.RepeatedCompositeFieldContainer[Global___Drafting]: ...
     @_builtins.property
@@ -46,6 +38,10 @@ class GuessRequest(_message.Message):
     def close(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """ids of sessions to forget"""
 
+    @_builtins.property
+    def conditions(self) -> Global___Conditions:
+        """now and then"""
+
     def __init__(
         self,
         *,
@@ -53,17 +49,45 @@ class GuessRequest(_message.Message):
         facts: _abc.Iterable[_common_pb2.Fact] | None = ...,
         close: _abc.Iterable[_builtins.bytes] | None = ...,
         sent: _builtins.float = ...,
+        conditions: Global___Conditions | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["conditions", b"conditions"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "conditions", b"conditions", "facts", b"facts", "open", b"open", "sent", b"sent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GuessRequest: _TypeAlias = GuessRequest  # noqa: Y015
+
+@_typing.final
+class Conditions(_message.Message):
+    """What guesses are good for now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRICE_FIELD_NUMBER: _builtins.int
+    TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
+    DELAY_FIELD_NUMBER: _builtins.int
+    price: _builtins.float
+    """the verifier's"""
+    token_seconds: _builtins.float
+    """the verifier's too"""
+    delay: _builtins.float
+    """seconds from a fact's leaving the verifier to the arrival of what it causes"""
+    def __init__(
+        self,
+        *,
         price: _builtins.float = ...,
         token_seconds: _builtins.float = ...,
         delay: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "delay", b"delay", "facts", b"facts", "open", b"open", "price", b"price", "sent", b"sent", "token_seconds", b"token_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay", b"delay", "price", b"price", "token_seconds", b"token_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GuessRequest: _TypeAlias = GuessRequest  # noqa: Y015
+Global___Conditions: _TypeAlias = Conditions  # noqa: Y015
 
 @_typing.final
 class Drafting(_message.Message):

@@ -1,0 +1,108 @@
+"""When a drafter reads a text, on the real draft model: when guesses behind it are worth that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from benchmarks.prompts import tokenised
+from drafter_service.worth import Conditions, Known
+from engine.batch import SHORT
+from engine.cost import Rates
+from models import DRAFT, TARGET
+from protos.errors import SessionMiss
+from tests.services.jobs import Engine
+from tests.services.trees import Tokens, sessions_of
+
+RATES = Rates(step=0.002, row=0.001)
+
+
+def conditions(delay: float = 0.001) -> Conditions:
+    """Of a verifier that makes a token in 20 ms."""
+    return Conditions(price=0.05, token_seconds=0.02, delay=delay, pace=0.02)
+
+
+def experienced() -> Known:
+    """That of a drafter for which the next text is not the first."""
+    known = Known()
+    next(known.texts)
+    return known
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    """The draft model as drafters run it."""
+    return Engine(DRAFT, exact=False)
+
+
+@pytest.fixture(scope="module")
+def prompt() -> Tokens:
+    """The beginning of a story."""
+    return tokenised(TARGET, 1)[0]
+
+
+@pytest.fixture
+def drafters(engine: Engine) -> Iterator[Any]:
+    """Makes sessions of the engine."""
+    with sessions_of(engine) as make:
+        yield make
+
+
+def test_a_text_is_not_read_while_no_guess_could_be_in_time(
+    drafters: Any, engine: Engine, prompt: Tokens
+) -> None:
+    """It takes no session; when it is read, it is with all that was heard meanwhile."""
+    told, more = conditions(delay=5.0), tuple(range(5, 45))
+    drafter = drafters(prompt, told, rates=RATES, known=experienced())
+    assert drafter.running.settle() == [] and len(engine.sessions) == 0
+    for token in more:
+        drafter.goes_on((token,))
+    assert drafter.running.settle() == [] and len(engine.sessions) == 0
+    told.delay, engine.fed = 0.001, []
+    segment = drafter.running.segment()
+    told.delay = 5.0
+    assert drafter.running.segment() is segment, "a piece of it may be fed already"
+    told.delay = 0.001
+    assert drafter.running.settle()
+    assert engine.fed[0] == len(prompt) + len(more)
+    fresh = drafters((*prompt, *more), conditions(), rates=RATES, known=experienced())
+    fresh.running.settle()
+    drafter.hear(), fresh.hear()
+    assert drafter.receiver.ahead() == fresh.receiver.ahead()
+
+
+def test_a_text_that_no_guess_pays_behind_is_read_on_in_pieces(
+    drafters: Any, engine: Engine, prompt: Tokens
+) -> None:
+    """And nothing is sent, until guesses pay again."""
+    told, rates = conditions(), Rates()
+    drafter = drafters(prompt, told, rates=rates, known=experienced())
+    assert drafter.running.settle()
+    rates.step, rates.row, told.delay, engine.fed = 0.002, 0.001, 5.0, []
+    for token in range(5, 5 + 2 * SHORT):
+        drafter.goes_on((token,))
+        assert drafter.running.settle() == []
+    assert engine.fed == [SHORT, SHORT]
+    told.delay, told.pace = 0.001, 0.02
+    drafter.goes_on((77,))
+    assert drafter.running.settle()
+
+
+def test_a_text_that_is_not_read_and_misses_a_fact_is_to_be_opened_again(
+    drafters: Any, prompt: Tokens
+) -> None:
+    drafter = drafters(prompt, conditions(delay=5.0), rates=RATES, known=experienced())
+    drafter.running.tell(len(prompt) + 3, (1,))
+    with pytest.raises(SessionMiss):
+        drafter.running.settle()
+
+
+def test_texts_teach_how_good_guesses_are(drafters: Any, prompt: Tokens) -> None:
+    known = experienced()
+    drafter = drafters(prompt, conditions(), known=known)
+    for token in range(5, 45):
+        drafter.running.settle()
+        drafter.goes_on((token,))
+    assert known.skill.right < 0.6, "none of these is what follows"
