@@ -28,8 +28,9 @@ import verifier_service.service
 from benchmarks import report
 from benchmarks.prompts import story_count, tokenised
 from benchmarks.runner import Runner, Tokens
-from drafter_service.growth import Child, Expansion, Growth
+from drafter_service.growth import Growth
 from drafter_service.guesses import Guesser, branching, guesser
+from drafter_service.node import Child, Expansion
 from drafter_service.text import Report, Text
 from drafter_service.visible import visible_tokens
 from drafter_service.whole import drafts

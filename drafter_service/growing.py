@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from drafter_service.growth import Node
 from drafter_service.guesses import Guesser
+from drafter_service.node import Node
 from drafter_service.text import Report, Text
 from drafter_service.worth import Worth
 from engine.batch import SHORT

@@ -11,54 +11,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 from operator import attrgetter
-from typing import NamedTuple
 
+from drafter_service.node import Expansion, Node
 from drafter_service.worth import Outlook
 from protos.streams import Guess
 from protos.types import MAX_LEVELS, MAX_NODES, Distribution, DraftShape, Schedule
 
 ALL_PAY = Outlook()
 FED_PER_NODE = 4  # nodes fed ahead of the text, at most, for one of the window
-
-
-class Child(NamedTuple):
-    """A token that may follow, the log-probability that it is accepted if what precedes it is, and
-    its probability by the draft model.
-    """
-
-    token: int
-    gain: float
-    probability: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Expansion:
-    """Children, likeliest or first drawn first, and what they were drawn from if they were."""
-
-    children: Sequence[Child]
-    drawn: Distribution | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """A guessed token. `position` is the tokens of the text up to and with it; `place` is where its
-    keys lie behind the root once it was fed, and the root's own is -1. Its `number` is 0 until it
-    is sent.
-    """
-
-    token: int
-    parent: Node | None
-    position: int
-    score: float = 0.0
-    gain: float = 0.0
-    sure: bool = True
-    number: int = 0
-    place: int | None = None
-    children: dict[int, Node] = field(default_factory=dict)
-    drawn: Distribution | None = None
 
 
 class Growth:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from drafter_service.growth import Child, Expansion
+from drafter_service.node import Child, Expansion
 from engine.noise import Stream, gumbel
 from engine.sampling import warp
 from protos.types import Distribution, DraftShape, Method, Rule, SamplingParams

@@ -13,8 +13,9 @@ from typing import TypeAlias
 
 import torch
 
-from drafter_service.growth import Growth, Node
+from drafter_service.growth import Growth
 from drafter_service.guesses import Guesser
+from drafter_service.node import Node
 from engine.batch import SHORT
 from engine.offer import Offer
 from engine.plan import Segment

@@ -19,7 +19,7 @@ from typing import Any
 import structlog
 import torch
 
-from engine.batch import Limits, Pace, compose, is_decoding, load
+from engine.batch import Batch, Limits, Pace, compose, is_decoding, load
 from engine.cost import CostModel, Load, Rates
 from engine.plan import Segment
 from engine.task import Job, Task, startable
@@ -61,8 +61,7 @@ class ModelThread:
         self.settled: Callable[[], None] = lambda: None
         self.rates = Rates()
         self.price = 0.0  # chance that a row more would have had to have in the newest step
-        self._cost = CostModel()
-        self._pace = Pace()
+        self._cost, self._pace = CostModel(), Pace()
         self._steps = 0
         self._ended = 0.0  # when the newest step did; 0 if the thread has waited since
         self._waiting: deque[Task] = deque()
@@ -229,7 +228,7 @@ class ModelThread:
         began = time.perf_counter()
         logits = self._forward(pieces)
         self._ended = time.perf_counter()
-        self._account(pieces, self._ended - began, batch.expected, host)
+        self._account(batch, self._ended - began, host)
         self._steps += 1
         for task, share, rows in zip(self._stepping, batch.shares, logits, strict=True):
             task.fed = self._steps
@@ -238,15 +237,14 @@ class ModelThread:
         self._running = [task for task in self._running if task.offer]
         self._news = True
 
-    def _account(
-        self, pieces: Sequence[Segment], seconds: float, expected: float, host: float | None
-    ) -> None:
+    def _account(self, batch: Batch, seconds: float, host: float | None) -> None:
         """Learn from a step and report it, before anyone has answers."""
+        pieces = [share.piece for share in batch.shares]
         total, cost = sum(map(load, pieces), Load()), self._cost
         cost.learn(total, seconds)
         if decoding := [load(piece) for piece in pieces if is_decoding(piece)]:
             self._pace.saw(cost.predict(sum(decoding, Load())), time.perf_counter())
         if len(decoding) == len(pieces):
-            self.rates.saw(seconds, sum(piece.wanted for piece in pieces), expected)
+            self.rates.saw(seconds, sum(piece.wanted for piece in pieces), batch.expected)
         queued, self._queued = self._queued, []
         self._observe(StepReport(len(pieces), total.tokens, seconds, queued, cost.error, host))

@@ -15,7 +15,8 @@ VOCABULARY = 128_000
 FACT, REPORT, GUESS = 40, 24, 200  # bytes at the most: with figures, without, of NODES nodes
 TOKENS, NODES, SESSIONS = 4, 32, 32
 FRAME = 3  # around each in a message, beside what is said once in it
-ONCE = 16
+ONCE = 20
+CONDITIONS = 18  # twice a second
 STREAMS, POSITIONS = 1 << 20, 1 << 17
 
 
@@ -72,8 +73,8 @@ def test_a_message_for_all_sessions_is_little_more_than_what_it_says(rng: random
     facts = [encode_fact(stream(rng), some_fact(rng)) for _ in range(SESSIONS)]
     guesses = [encode_guess(stream(rng), some_guess(rng)) for _ in range(SESSIONS)]
     for message in (
-        verifier_pb2.DecodeResponse(facts=facts, sent=1e6, price=0.1),
-        drafter_pb2.GuessRequest(facts=facts, sent=1e6, price=0.1),
+        verifier_pb2.DecodeResponse(facts=facts, sent=1e6, price=0.1, token_seconds=0.1),
+        drafter_pb2.GuessRequest(facts=facts, sent=1e6),
     ):
         assert message.ByteSize() <= SESSIONS * (FACT + FRAME) + ONCE
     for answer in (
@@ -86,8 +87,14 @@ def test_a_message_for_all_sessions_is_little_more_than_what_it_says(rng: random
 def test_a_stream_that_says_nothing_new_costs_a_few_bytes() -> None:
     for message in (
         verifier_pb2.DecodeRequest(sent=1e6),
-        verifier_pb2.DecodeResponse(sent=1e6, price=0.1),
-        drafter_pb2.GuessRequest(sent=1e6, price=0.1),
+        verifier_pb2.DecodeResponse(sent=1e6, price=0.1, token_seconds=0.1),
+        drafter_pb2.GuessRequest(sent=1e6),
         drafter_pb2.GuessResponse(sent=1e6),
     ):
         assert message.ByteSize() <= ONCE
+
+
+def test_conditions_cost_a_few_bytes() -> None:
+    conditions = drafter_pb2.Conditions(price=0.1, token_seconds=0.1, delay=0.1)
+    told = drafter_pb2.GuessRequest(sent=1e6, conditions=conditions)
+    assert told.ByteSize() <= ONCE + CONDITIONS

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafter_service.growth import Growth, Node
+from drafter_service.growth import Growth
+from drafter_service.node import Node
 from drafter_service.text import news
 from protos import tree
 from protos.errors import SessionMiss

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafter_service.growth import FED_PER_NODE, Child, Expansion, Growth, Node
+from drafter_service.growth import FED_PER_NODE, Growth
+from drafter_service.node import Child, Expansion, Node
 from protos import tree
 from protos.drafting import draft_of
 from protos.types import Draft, DraftShape

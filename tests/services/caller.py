@@ -163,8 +163,9 @@ async def calling(address: str, beating: bool = True, lost: bool = False) -> Asy
         try:
             yield caller
         finally:
-            for task in tasks[1:]:
-                task.cancel()
+            async with caller.lock:  # who is cancelled amid a write takes the call with it
+                for task in tasks[1:]:
+                    task.cancel()
             if not (lost or caller.ended.is_set()):
                 await caller.leave()
             call.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -174,7 +175,8 @@ async def test_nonsense_fails_its_own_stream_alone(caller: Caller, prompts: list
     caller.tell(2, len(prompt) + 7, (5,))
     caller.tell(3, len(prompt), ())
     caller.tell(99, 0, (5,))
-    caller.say(close=[b"nobody", b""], price=float("nan"))
+    conditions = {"price": math.nan, "token_seconds": -1.0, "delay": math.inf}
+    caller.say(close=[b"nobody", b""], conditions=conditions)
     caller.tell(3, len(prompt), (5,))
     await caller.until(lambda: len(caller.failures) == 4)
     assert {caller.failures[stream] for stream in (1, 2)} == {"SESSION_MISS"}
