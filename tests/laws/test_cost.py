@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cost import WARM, CostModel, Load
+from engine.cost import WARM, CostModel, Load, Rates
 
 
 @dataclass(frozen=True)
@@ -226,3 +226,14 @@ def test_a_prompt_in_two_chunks_attends_as_much_as_in_one(one: int, two: int, ke
     assert parts == Load.chunk(one + two, keys) + Load(sessions=1)
     rows = range(1, one + 1)
     assert Load.chunk(one, keys) == Load(one, sum(keys + row for row in rows), 1)
+
+
+def test_rates_follow_what_steps_take_and_forget_a_slow_start() -> None:
+    rates = Rates()
+    assert (rates.step, rates.row, rates.token) == (0.0, 0.0, 0.0)
+    rates.saw(2.0, 1, 1.0)  # first use of a kernel, say
+    for _ in range(60):
+        rates.saw(0.008, 4, 2.0)
+    assert (rates.step, rates.row, rates.token) == pytest.approx((0.008, 0.002, 0.004))
+    rates.saw(10.0, 4, 2.0)
+    assert rates.step < 0.009, "one that hiccups hardly counts"

@@ -221,3 +221,12 @@ async def test_what_frees_room_is_done_even_if_its_caller_has_gone() -> None:
         machine.open.set()
         await busy
         assert await asyncio.to_thread(freed.wait, SECONDS)
+
+
+async def test_what_steps_take_is_known_per_step_row_and_token() -> None:
+    machine = Machine()
+    machine.open.set()
+    async with machine.running() as thread:
+        await results(queue(thread, b"a", lambda: steps(30, tokens=4)))
+        rates = thread.rates
+    assert 0.0 < rates.row < rates.token <= rates.step
