@@ -20,7 +20,7 @@ from drafter_service.text import Report, Text
 from drafter_service.translation import Translation
 from drafter_service.visible import visible_tokens
 from drafter_service.whole import drafts
-from drafter_service.worth import LEAST, Conditions, Known, Worth
+from drafter_service.worth import Conditions, Known, Worth
 from engine.host import Host
 from engine.streams import Port
 from engine.task import Job
@@ -66,13 +66,11 @@ class Own:
             session, context = reading.session, reading.context
             self._sessions.keep(session, context, ())
             limit, visible = self._sessions.context_length, len(self._visible)
+            growth = Growth(shape, context.length, limit, context.turn, worth)
+            text = Text(self._sessions, session, opening, growth, visible)
             if worth is None:
-                growth = Growth(shape, context.length, limit, source=context.turn)
-                text = Text(self._sessions, session, opening, growth, visible)
                 yield from drafts(text, guess, port, first, opening.once)
                 return
-            growth = Growth(shape, context.length, limit, LEAST, context.turn, worth.judge)
-            text = Text(self._sessions, session, opening, growth, visible)
             guesses = guess(context.length)
             growing = Growing(text, guesses, port, worth, time.perf_counter, first)
             while True:

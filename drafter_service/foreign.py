@@ -8,7 +8,6 @@ cached are theirs, and a mirror of them stands for it.
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 
@@ -19,8 +18,8 @@ from drafter_service.guesses import LOGIT_ERROR
 from drafter_service.mirror import Mirrors
 from drafter_service.text import Report, news
 from drafter_service.translation import Translation
+from drafter_service.unread import Unread, behind
 from drafter_service.waiting import Waiting
-from engine.batch import SHORT
 from engine.offer import Offer
 from engine.plan import Segment
 from engine.session import Session, shared
@@ -91,8 +90,8 @@ class Chains:
         self._shape = opening.shape
         self._sent = 0  # nodes
         self._drafted: tuple[int, ...] = ()  # in their tokens, as far as it lies ahead of the text
-        self._pending = array("I")  # own tokens to be fed
         self._session: Session
+        self._unread: Unread  # own tokens to be fed
         mirror = engine.mirrors.find(opening.context)
         self._mirror, self._own = mirror.said(opening.context.tokens, engine.translation)
         self._begun = bool(self._own)  # or else the opening is half a character
@@ -108,8 +107,8 @@ class Chains:
         own, client = tuple(self._own), self._mirror.client
         inner = replace(context, base=0, tokens=own, epoch=0, client=client)
         with sessions.extended(inner, 0) as self._session:
-            tokens, chain = own[self._session.length :], tree.chain(len(own) - self._session.length)
-            segment = Segment(self._session.room, self._session.length, tokens, chain, wanted=1)
+            self._unread = Unread(sessions, self._session, context)
+            segment = behind(self._session, own[self._session.length :])
             logits = yield from sessions.feed(inner, segment)
             sessions.keep(self._session, inner, ())
             while True:
@@ -118,10 +117,10 @@ class Chains:
                     mirror = replace(self._mirror, epoch=self._session.epoch)
                     self._engine.mirrors.keep(context.session_id, mirror)
                     return
-                behind = False
-                while not behind:
-                    logits = yield from self._feed(Waiting(self._ready))
-                    behind = self._read()
+                known = False
+                while not known:
+                    logits = yield from self._unread.feed(Waiting(self._ready))
+                    known = self._unread.read()
 
     def _ready(self) -> Segment | None:
         """Own tokens behind which a chain is wanted."""
@@ -135,7 +134,7 @@ class Chains:
                 self._emit()
             elif self._opening.lockstep or len(self._drafted) < ENOUGH:
                 self._rewind()
-        return self._segment() if self._pending and self._fits else None
+        return self._unread.next() if self._fits and self._unread.pending else None
 
     @property
     def _levels(self) -> int:
@@ -147,20 +146,6 @@ class Chains:
         end = len(self._own) + self._levels + SPARE
         return self._begun and self._levels > 0 and end <= self._engine.sessions.context_length
 
-    def _feed(self, offer: Offer) -> Generator[Offer, torch.Tensor, torch.Tensor]:
-        return self._engine.sessions.feed(self._opening.context, offer)
-
-    def _segment(self) -> Segment:
-        session, tokens = self._session, tuple(self._pending[:SHORT])
-        self._engine.sessions.reserve(session, session.length + len(tokens))
-        return Segment(session.room, session.length, tokens, tree.chain(len(tokens)), wanted=1)
-
-    def _read(self) -> bool:
-        """The segment was fed; says whether nothing is pending any more."""
-        tokens, self._pending = self._pending[:SHORT], self._pending[SHORT:]
-        self._engine.sessions.advance(self._session, tokens, range(len(tokens)))
-        return not self._pending
-
     def _rewind(self) -> None:
         """Of what the session holds, keep what the text in our own words begins with; its newest
         token is always fed.
@@ -168,7 +153,7 @@ class Chains:
         held = self._session.tokens
         count = min(shared(held, self._own), len(self._own) - 1)
         del held[count:]
-        self._pending, self._drafted = self._own[count:], ()
+        self._unread.pending, self._drafted = self._own[count:].tolist(), ()
 
     def _draft(self, logits: torch.Tensor) -> Generator[Offer, torch.Tensor, None]:
         """Send a chain. The session keeps what was fed of it: the text may go on so."""
@@ -180,7 +165,7 @@ class Chains:
         while chain.add(logits[0, : self._engine.tokens]) and not self._reaches(chain):
             newest, parents = chain.tokens[-1:], tree.chain(len(chain.tokens))
             segment = Segment(session.room, session.length, tuple(newest), parents, wanted=1)
-            logits = yield from self._feed(segment)
+            logits = yield from self._unread.feed(segment)
             fed += 1
         sessions.advance(session, chain.tokens[:fed], range(fed))
         self._drafted = tuple(self._theirs(chain)[: self._levels])

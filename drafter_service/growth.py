@@ -10,13 +10,13 @@ known has no descendant among them, and feeding only those that are gives the ex
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from operator import attrgetter
 
 from drafter_service.node import Expansion, Node
-from drafter_service.worth import Outlook
+from drafter_service.worth import LEAST, Outlook, Worth
 from protos.streams import Guess
 from protos.types import MAX_LEVELS, MAX_NODES, Distribution, DraftShape, Schedule
 
@@ -27,10 +27,9 @@ FED_PER_NODE = 4  # nodes fed ahead of the text, at most, for one of the window
 class Growth:
     """A growing tree behind a text of `length` tokens; the draft model's context is `limit` tokens.
 
-    Children that have not the chance `least` once their parents are accepted are not kept, but for
-    the likeliest one, and
     `floor` is the log-probability below which a node is neither fed nor sent. `source` goes into
-    guesses. `judge` is told of the likeliest child of each token of the text: its chance, and
+    guesses. With `worth`, children that can never be worth being fed are not kept, but for the
+    likeliest one, and it is told of the likeliest child of each token of the text: its chance, and
     whether it was what followed.
     """
 
@@ -39,15 +38,14 @@ class Growth:
         shape: DraftShape,
         length: int,
         limit: int,
-        least: float = 0.0,
         source: int = 0,
-        judge: Callable[[float, bool], None] = lambda chance, right: None,
+        worth: Worth | None = None,
     ) -> None:
         self.shape = shape
         self.limit = limit
         self.root = Node(-1, None, length, place=-1)
-        self.floor = self._least = math.log(least) if least else -math.inf
-        self._source, self._judge = source, judge
+        self.floor = self._least = math.log(LEAST) if worth else -math.inf
+        self._source, self._worth = source, worth
         self._live: list[Node] = []  # best first; among equals the older one
         self._fed: list[Node] = []  # by place
         self._sent = 0
@@ -212,7 +210,8 @@ class Growth:
             if not node.children:
                 break
             likeliest = next(iter(node.children.values()))
-            self._judge(math.exp(likeliest.gain), likeliest.token == token)
+            if self._worth:
+                self._worth.judge(math.exp(likeliest.gain), likeliest.token == token)
             if token not in node.children:
                 return False
             node = node.children[token]

@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from drafter_service.text import Report, news
+from drafter_service.unread import behind
 from drafter_service.waiting import Waiting
 from drafter_service.worth import Worth
 from engine.plan import Segment
 from engine.session import Session
 from engine.sessions import Sessions
-from protos import tree
 from protos.types import Context
 
 
@@ -48,8 +48,5 @@ class Reading:
                 return None
         context = self.context
         self.session = self._scope.enter_context(self._sessions.extended(context, 0))
-        tokens = context.tokens[self.session.length - context.base :]
-        self._segment = Segment(
-            self.session.room, self.session.length, tokens, tree.chain(len(tokens)), wanted=1
-        )
+        self._segment = behind(self.session, context.tokens[self.session.length - context.base :])
         return self._segment

@@ -7,7 +7,7 @@ Does to the session's memory what `growth` decides; when to feed what is decided
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -16,13 +16,11 @@ import torch
 from drafter_service.growth import Growth
 from drafter_service.guesses import Guesser
 from drafter_service.node import Node
-from engine.batch import SHORT
-from engine.offer import Offer
+from drafter_service.unread import Unread
 from engine.plan import Segment
 from engine.sampling import Adjustment
 from engine.session import Session
 from engine.sessions import Sessions
-from protos import tree
 from protos.errors import Busy, SessionMiss
 from protos.streams import Drafting
 
@@ -44,10 +42,9 @@ def news(inbox: deque[Report], length: int) -> list[int]:
     return tokens
 
 
-class Text:
-    """A session at work that holds its text; `tokens` of the vocabulary are the tokenizer's.
-
-    `pending` are committed tokens that were not fed: while there are any, there is no tree.
+class Text(Unread):
+    """A session at work that holds its text, or will when what is pending was fed; then there is a
+    tree. `tokens` of the vocabulary are the tokenizer's.
     """
 
     def __init__(
@@ -58,12 +55,9 @@ class Text:
         growth: Growth,
         tokens: int,
     ) -> None:
+        super().__init__(sessions, session, opening.context)
         sampling = opening.sampling
-        self.session = session
         self.growth = growth
-        self.pending: list[int] = []
-        self._sessions = sessions
-        self._context = opening.context
         self._tokens = tokens
         self._adjusted = sampling.historic or bool(sampling.logit_bias)
         self._adjustment = Adjustment(sampling, session.tokens)
@@ -80,23 +74,6 @@ class Text:
         self.pending += tokens[count:]
         self._adjustment.extend(tokens)
         return len(tokens)
-
-    def next(self) -> Segment:
-        """The pending tokens, or as many as are fed at once; raises Busy."""
-        tokens = tuple(self.pending[:SHORT])
-        self._sessions.reserve(self.session, self.session.length + len(tokens))
-        return Segment(self.session.room, self.session.length, tokens, tree.chain(len(tokens)), 1)
-
-    def read(self) -> bool:
-        """Those were fed; says whether they were all."""
-        tokens = self.pending[:SHORT]
-        self._sessions.advance(self.session, tokens, range(len(tokens)))
-        del self.pending[:SHORT]
-        return not self.pending
-
-    def feed(self, offer: Offer) -> Generator[Offer, torch.Tensor, torch.Tensor]:
-        """Have something fed and return its logits; raises Internal."""
-        return self._sessions.feed(self._context, offer)
 
     def keep(self, tokens: Sequence[int], places: Sequence[int]) -> int:
         """Hold a path of the tree too, as if it were committed; returns the length held."""

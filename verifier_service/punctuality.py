@@ -39,11 +39,11 @@ class Punctuality:
     def came(self, behind: int, at: float) -> None:
         """A guess behind so many tokens arrived."""
         if behind == self._behind:
-            self.gap = smoothed(self.gap, at - self._came)
+            self.gap = averaged(self.gap, at - self._came)
         elif said := self._facts.pop(behind, 0.0):
             took = at - said
             self.kept = not self.lag or took <= GRACE * self.lag
-            self.lag = smoothed(self.lag, took)
+            self.lag = averaged(self.lag, took)
         self._behind, self._came = behind, at
 
     def left(self, now: float, step: float, expected: float, promise: float) -> float:
@@ -60,6 +60,6 @@ class Punctuality:
         return since + GRACE * usual - now
 
 
-def smoothed(mean: float, value: float) -> float:
+def averaged(mean: float, value: float) -> float:
     """A mean with another value."""
     return mean + (value - mean) * (SMOOTHING if mean else 1.0)

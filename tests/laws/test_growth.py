@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from drafter_service.growth import FED_PER_NODE, Growth
 from drafter_service.node import Child, Expansion, Node
+from drafter_service.worth import Conditions, Known, Worth
+from engine.cost import Rates
 from protos import tree
 from protos.drafting import draft_of
 from protos.types import Draft, DraftShape
@@ -221,7 +223,7 @@ def test_a_node_below_the_floor_is_neither_fed_nor_sent(
 
 
 def test_children_that_have_no_chance_are_not_kept() -> None:
-    growth = Growth(DraftShape(3, 3, 9), 0, PLENTY, least=0.01)
+    growth = Growth(DraftShape(3, 3, 9), 0, PLENTY, worth=Worth(Conditions(), Rates(), Known()))
     expand(growth, [growth.root], lambda path: rows(-1.0, -4.0, -5.0))
     growth.floor = -math.inf
     assert [node.token for node in growth.window()] == [1, 2]

@@ -6,44 +6,23 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.prompts import tokenised
 from drafter_service.worth import LEAST, Conditions, Known, Worth
 from engine.cost import Rates
 from engine.plan import Segment
-from models import DRAFT, TARGET
+from models import DRAFT
 from protos import tree
 from protos.errors import Busy, SessionMiss
 from protos.types import Context, DraftShape, SamplingParams
 from tests.services.jobs import CONTEXT, Engine
-from tests.services.trees import GREEDY, Drafter, Tokens, sessions_of
+from tests.services.trees import GREEDY, Drafter, Tokens
 
 DRAWN = SamplingParams(0.7, seed=3)
 PENALISED = SamplingParams(0.7, seed=3, repetition_penalty=1.3, prompt_length=9)
-
-
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    """The draft model as drafters run it."""
-    return Engine(DRAFT, exact=False)
-
-
-@pytest.fixture(scope="module")
-def prompts() -> list[Tokens]:
-    """Beginnings of stories."""
-    return tokenised(TARGET, 12)
-
-
-@pytest.fixture
-def drafters(engine: Engine) -> Iterator[Any]:
-    """Makes sessions of the engine."""
-    with sessions_of(engine) as make:
-        yield make
 
 
 def fresh(engine: Engine, text: Tokens) -> torch.Tensor:

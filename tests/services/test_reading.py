@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from benchmarks.prompts import tokenised
 from drafter_service.worth import Conditions, Known
 from engine.batch import SHORT
 from engine.cost import Rates
-from models import DRAFT, TARGET
 from protos.errors import SessionMiss
 from tests.services.jobs import Engine
-from tests.services.trees import Tokens, sessions_of
+from tests.services.trees import Tokens
 
 RATES = Rates(step=0.002, row=0.001)
 
@@ -31,23 +28,10 @@ def experienced() -> Known:
     return known
 
 
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    """The draft model as drafters run it."""
-    return Engine(DRAFT, exact=False)
-
-
-@pytest.fixture(scope="module")
-def prompt() -> Tokens:
-    """The beginning of a story."""
-    return tokenised(TARGET, 1)[0]
-
-
 @pytest.fixture
-def drafters(engine: Engine) -> Iterator[Any]:
-    """Makes sessions of the engine."""
-    with sessions_of(engine) as make:
-        yield make
+def prompt(prompts: list[Tokens]) -> Tokens:
+    """The beginning of a story."""
+    return prompts[0]
 
 
 def test_a_text_is_not_read_while_no_guess_could_be_in_time(

@@ -3,39 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from benchmarks.prompts import tokenised
 from drafter_service.worth import Conditions
-from models import DRAFT, TARGET
 from protos.drafting import draft_of
 from protos.errors import SessionMiss
 from protos.types import Context, DraftShape, Method, Rule, SamplingParams
 from tests.services.jobs import CONTEXT, Engine
-from tests.services.trees import Drafter, Tokens, sessions_of
-
-
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    """The draft model as drafters run it."""
-    return Engine(DRAFT, exact=False)
-
-
-@pytest.fixture(scope="module")
-def prompts() -> list[Tokens]:
-    """Beginnings of stories."""
-    return tokenised(TARGET, 12)
-
-
-@pytest.fixture
-def drafters(engine: Engine) -> Iterator[Any]:
-    """Makes sessions of the engine."""
-    with sessions_of(engine) as make:
-        yield make
-
+from tests.services.trees import Drafter, Tokens
 
 WHOLE = [
     {"lockstep": True},
