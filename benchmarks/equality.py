@@ -24,7 +24,7 @@ from transformers.utils import logging
 import models
 from benchmarks import report
 from benchmarks.prompts import story_count, tokenised
-from benchmarks.systems import Prompt, Tandem, tandem_up
+from benchmarks.systems import ALWAYS, Prompt, Tandem, tandem_up
 from engine import reference
 from engine.linears import replace
 from engine.packed import PackedLinear
@@ -88,7 +88,7 @@ async def compare(
     right = asyncio.create_task(
         asyncio.to_thread(lambda: [alone.complete(p, tokens) for p in track(prompts, "generate()")])
     )
-    async with tandem_up(target, draft, ray) as stub:
+    async with tandem_up(target, draft, ray, *ALWAYS) as stub:
         system, places = Tandem(stub), asyncio.Semaphore(at_once)
 
         async def ask(prompt: Prompt) -> tuple[int, ...]:

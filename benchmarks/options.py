@@ -22,7 +22,7 @@ from transformers.utils import logging
 import models
 from benchmarks import report
 from benchmarks.prompts import story_count, tokenised
-from benchmarks.systems import Prompt, load, tandem_up
+from benchmarks.systems import ALWAYS, Prompt, load, tandem_up
 from protos.errors import TandemError
 from protos.tandem.v1 import orchestrator_pb2 as api
 
@@ -162,7 +162,7 @@ async def compare(
 async def measure(target: Path, draft: Path, requests: int, seed: int) -> Any:
     """The comparison with a running system."""
     prompts, network = tokenised(target, story_count()), load(target)
-    async with tandem_up(target, draft, ray=False) as stub:
+    async with tandem_up(target, draft, False, *ALWAYS) as stub:
         return await compare(stub, network, prompts, requests, seed)
 
 

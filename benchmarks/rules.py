@@ -32,15 +32,15 @@ from drafter_service.growth import Growth
 from drafter_service.guesses import Guesser, branching, guesser
 from drafter_service.node import Child, Expansion
 from drafter_service.text import Report, Text
+from drafter_service.unread import behind
 from drafter_service.visible import visible_tokens
 from drafter_service.whole import drafts
 from engine.config import ModelServiceConfig
 from engine.host import Host, hosting
-from engine.plan import Segment
 from engine.sampling import warp
 from engine.task import Job
 from orchestrator.clients import VerifierClient
-from protos import rpc, tree
+from protos import rpc
 from protos.drafting import draft_of
 from protos.errors import TandemError
 from protos.process import configure_logging
@@ -105,9 +105,7 @@ class InProcess:
         guess = partial(self.how, opening.shape, opening.sampling)
         with sessions.extended(context, 0) as session:
             fresh = context.tokens[session.length - context.base :]
-            chain = tree.chain(len(fresh))
-            segment = Segment(session.room, session.length, fresh, chain, wanted=1)
-            first = yield from sessions.feed(context, segment)
+            first = yield from sessions.feed(context, behind(session, fresh))
             sessions.keep(session, context, ())
             growth = Growth(opening.shape, context.length, sessions.context_length)
             text = Text(sessions, session, opening, growth, self.tokens)

@@ -23,6 +23,7 @@ from protos.tandem.v1 import orchestrator_pb2 as api
 from protos.tandem.v1 import orchestrator_pb2_grpc
 
 Prompt = tuple[int, ...]
+ALWAYS = ("--draft-cost", "0")  # for a drafter that guesses whatever it costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +101,12 @@ def load(folder: Path) -> Any:
 
 
 @asynccontextmanager
-async def tandem_up(target: Path, draft: Path, ray: bool) -> AsyncIterator[Any]:
-    """`tandem up` on a free port while the scope lasts; yields a stub of its client API. Raises
-    Unusable.
+async def tandem_up(target: Path, draft: Path, ray: bool, *drafter: str) -> AsyncIterator[Any]:
+    """`tandem up` on a free port while the scope lasts, its drafter with more flags; yields a stub
+    of its client API. Raises Unusable.
     """
     async with (
-        launch.up(launch.Plan(target, draft, port=0, ray=ray)) as tandem,
+        launch.up(launch.Plan(target, draft, port=0, ray=ray, drafter=drafter)) as tandem,
         rpc.connect(tandem.addresses["orchestrator"]) as channel,
     ):
         yield orchestrator_pb2_grpc.OrchestratorServiceStub(channel)

@@ -60,7 +60,8 @@ class Own:
         whole = special or opening.lockstep or opening.once
         shape = branching(opening.shape) if special else opening.shape
         guess = partial(guesser, shape, params, visible=self._visible)
-        worth = None if whole else Worth(conditions, self._host.thread.rates, self._known)
+        rates, cost = self._host.thread.rates, self._host.config.draft_cost
+        worth = None if whole else Worth(conditions, rates, self._known, cost)
         with Reading(self._sessions, opening.context, port.inbox, worth) as reading:
             first = yield from self._sessions.feed(opening.context, reading.offer)
             session, context = reading.session, reading.context

@@ -4,10 +4,11 @@ Pure. A guess saves the verifier a token if it is right, if it arrives before th
 by itself, and if the verifier gives it a row. So a node at a depth is worth being fed while
 
     chance of the node x skill ^ (levels until guesses are in time) x edge x seconds of a token
-        > COST x seconds of a row of the drafter's,
+        > cost x seconds of a row of the drafter's,
 
-where the chance is corrected by how much the drafter overrates itself, and the edge is by how much
-the likeliest child's chance is above the verifier's price for a row. Skill and edge are learned
+where the chance is corrected by how much the drafter overrates itself, the edge is by how much the
+likeliest child's chance is above the verifier's price for a row, and the cost is what a second of
+the drafter, the cheaper device, is worth beside one of the verifier. Skill and edge are learned
 from every text that is read. Where guesses are not worth it - the drafter is too far away, too
 slow, or too bad for the text - none are sent, a text is read on in large pieces, and most new ones
 are not begun.
@@ -21,7 +22,6 @@ from itertools import count
 
 from engine.cost import Rates
 
-COST = 0.25  # seconds of a verifier that a drafter's second is worth: it is the cheaper device
 LEAST = 0.01  # a node's chance, below which it is neither fed nor sent: one in a hundred such rows
 # would save the verifier a step
 SLACK = 0.125  # of the verifier's price: when a guess arrives, some of the tokens before it may
@@ -114,10 +114,10 @@ class Known:
 
 
 class Worth:
-    """Of one session's nodes."""
+    """Of one session's nodes; with `cost` 0 all that may be accepted are worth being fed."""
 
-    def __init__(self, conditions: Conditions, rates: Rates, known: Known) -> None:
-        self._conditions, self._rates, self._known = conditions, rates, known
+    def __init__(self, conditions: Conditions, rates: Rates, known: Known, cost: float) -> None:
+        self._conditions, self._rates, self._known, self._cost = conditions, rates, known, cost
         self._skill = known.skill  # until the text has taught something of its own
         self._heard = 0.0
         self._begun = next(known.texts) % CURIOUS == 0
@@ -149,13 +149,13 @@ class Worth:
     def outlook(self) -> Outlook:
         """What is worth being fed now."""
         skill, said, rates = self._skill, self._conditions, self._rates
-        if not (said.token_seconds and said.pace and rates.row):
+        if not (self._cost and said.token_seconds and said.pace and rates.row):
             return Outlook()
         gain = skill.edge(said.price) * said.token_seconds
         gained = rates.step / said.pace  # tokens, while a level is drafted
         ahead = BOUNDARY + said.delay / said.pace + QUEUE * gained
         return Outlook(
-            math.log(COST * rates.row / gain) if gain else math.inf,
+            math.log(self._cost * rates.row / gain) if gain else math.inf,
             math.log(max(skill.right, LEAST)),
             skill.trust,
             ahead / (1 - gained) if gained < 1 else math.inf,

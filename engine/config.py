@@ -17,6 +17,11 @@ class ModelServiceConfig(ServiceConfig):
     speaks: Path | None = Field(
         default=None, description="directory of a target with another tokenizer, for drafters"
     )
+    draft_cost: float = Field(
+        default=0.25,
+        ge=0,
+        description="seconds of the verifier that a drafter's second may cost; 0: always draft",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="float32", description="float32, bfloat16, float16 or auto: as the model was saved"
     )

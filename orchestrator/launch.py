@@ -96,6 +96,7 @@ class Plan:
     workers: int = 1
     ray: bool = True
     threads: int = 1
+    drafter: tuple[str, ...] = ()  # more of its flags
 
     @property
     def translates(self) -> bool:
@@ -108,6 +109,7 @@ class Plan:
             if not (folder / "config.json").is_file():
                 raise Unusable(f"{folder} is not a model directory: it has no config.json")
         speaks = ["--speaks", str(self.target)] if self.translates else []
+        more = (*speaks, *self.drafter)
         port = rpc.free_port(HOST, self.port)
         verifier, drafter = rpc.free_port(HOST), rpc.free_port(HOST)
         model = ["--threads", str(self.threads)]
@@ -120,7 +122,7 @@ class Plan:
             Service(
                 "drafter",
                 "drafter_service",
-                ["--model", str(self.draft), "--port", str(drafter), *model, *speaks],
+                ["--model", str(self.draft), "--port", str(drafter), *model, *more],
             ),
             Service(
                 "orchestrator",

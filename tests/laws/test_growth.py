@@ -223,7 +223,7 @@ def test_a_node_below_the_floor_is_neither_fed_nor_sent(
 
 
 def test_children_that_have_no_chance_are_not_kept() -> None:
-    growth = Growth(DraftShape(3, 3, 9), 0, PLENTY, worth=Worth(Conditions(), Rates(), Known()))
+    growth = Growth(DraftShape(3, 3, 9), 0, PLENTY, worth=Worth(Conditions(), Rates(), Known(), 0))
     expand(growth, [growth.root], lambda path: rows(-1.0, -4.0, -5.0))
     growth.floor = -math.inf
     assert [node.token for node in growth.window()] == [1, 2]

@@ -9,7 +9,6 @@ import pytest
 
 from drafter_service.worth import (
     BOUNDARY,
-    COST,
     CURIOUS,
     QUEUE,
     Conditions,
@@ -21,6 +20,7 @@ from drafter_service.worth import (
 from engine.cost import Rates
 
 TOKEN = 0.02
+COST = 0.25
 NEAR = Conditions(price=0.05, token_seconds=TOKEN, delay=0.001, pace=TOKEN)
 FAR = replace(NEAR, delay=0.5)
 RATES = Rates(step=0.002, row=0.001)
@@ -39,13 +39,20 @@ def worth(conditions: Conditions = NEAR, rates: Rates = RATES, skill: Skill | No
     """That of a new session's nodes, which is not the one in so many."""
     known = Known(skill or Skill())
     next(known.texts)
-    return Worth(conditions, rates, known)
+    return Worth(conditions, rates, known, COST)
 
 
 def test_all_is_worth_it_until_something_is_known() -> None:
     for unknown in (Conditions(), replace(FAR, pace=0.0), replace(FAR, token_seconds=0.0)):
         assert worth(unknown).outlook() == Outlook()
     assert worth(FAR, Rates()).outlook().pays(-100.0, 50)
+
+
+def test_a_drafter_whose_time_costs_nothing_always_guesses() -> None:
+    known = Known(taught(0.9, 0.01))
+    for _ in range(2):
+        free = Worth(FAR, RATES, known, cost=0.0)
+        assert free.begins and free.outlook() == Outlook()
 
 
 def test_a_drafter_that_is_near_fast_and_good_guesses() -> None:
@@ -103,10 +110,10 @@ def test_an_overrated_chance_is_corrected_level_by_level() -> None:
 
 def test_one_text_of_so_many_is_begun_in_any_case_and_teaches_all() -> None:
     known = Known(taught(0.9, 0.01))
-    texts = [Worth(NEAR, RATES, known) for _ in range(3 * CURIOUS)]
+    texts = [Worth(NEAR, RATES, known, COST) for _ in range(3 * CURIOUS)]
     begun = [text for text in texts if text.begins]
     assert len(begun) == 3
-    waiting = [Worth(NEAR, RATES, known) for _ in range(2)][1]
+    waiting = [Worth(NEAR, RATES, known, COST) for _ in range(2)][1]
     assert not waiting.begins
     for _ in range(200):
         begun[0].judge(0.9, True)

@@ -96,12 +96,12 @@ def test_what_is_not_worth_a_row_is_neither_fed_nor_sent(
     conditions, floors = Conditions(), []
     drafter = drafters(prompts[1], conditions, shape=DraftShape(32, 4, 64))
     cheap = sum(len(guess.tokens) for guess in drafter.running.settle())
-    floors.append(Worth(conditions, Rates(), Known()).floor)
+    floors.append(Worth(conditions, Rates(), Known(), 0).floor)
     conditions.price = 1.0
     dear = drafters(prompts[1], conditions, shape=DraftShape(32, 4, 64))
     few = sum(len(guess.tokens) for guess in dear.running.settle())
     assert 0 < few < cheap
-    floors.append(Worth(conditions, Rates(), Known()).floor)
+    floors.append(Worth(conditions, Rates(), Known(), 0).floor)
     assert floors[1] > floors[0] == pytest.approx(math.log(LEAST))
     conditions.price = 0.0  # it is cheap again
     dear.running.settle()

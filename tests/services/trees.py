@@ -11,6 +11,7 @@ from typing import Any
 from drafter_service.drafting import Own
 from drafter_service.growing import Growing
 from drafter_service.worth import Conditions, Known
+from engine.config import ModelServiceConfig
 from engine.cost import Rates
 from engine.plan import Segment
 from models import DRAFT
@@ -34,7 +35,7 @@ class Drafter:
         host: Any = SimpleNamespace(
             sessions=engine.sessions,
             forward=engine.forward,
-            config=SimpleNamespace(model=DRAFT),
+            config=ModelServiceConfig(model=DRAFT),
             thread=SimpleNamespace(rates=asked.pop("rates", Rates())),
         )
         self.engine, self.name = engine, bytes([name] * 16)
