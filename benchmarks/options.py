@@ -34,7 +34,6 @@ METHODS = (
     api.DRAFT_METHOD_NGRAM,
 )
 LOOSE = 1e-4  # how far a log-probability may be from a plain pass
-AT_ONCE = 16
 
 
 def drawn_request(
@@ -130,10 +129,10 @@ def farthest(network: Any, prompt: Sequence[int], answer: api.GenerateResponse) 
 
 
 async def compare(
-    stub: Any, network: Any, prompts: Sequence[Prompt], count: int, seed: int
+    stub: Any, network: Any, prompts: Sequence[Prompt], count: int, seed: int, at_once: int
 ) -> tuple[list[api.GenerateRequest], float, int, int]:
     """Requests whose answers differ, the farthest log-probability, tokens and accepted tokens."""
-    rng, places = random.Random(seed), asyncio.Semaphore(AT_ONCE)
+    rng, places = random.Random(seed), asyncio.Semaphore(at_once)
     vocabulary = network.config.vocab_size
     asked = [
         (drawn_request(rng, prompts, vocabulary), drawn_speculation(rng)) for _ in range(count)
@@ -159,11 +158,11 @@ async def compare(
     return differing, far, tokens, accepted
 
 
-async def measure(target: Path, draft: Path, requests: int, seed: int) -> Any:
+async def measure(target: Path, draft: Path, requests: int, seed: int, at_once: int) -> Any:
     """The comparison with a running system."""
     prompts, network = tokenised(target, story_count()), load(target)
     async with tandem_up(target, draft, False, *ALWAYS) as stub:
-        return await compare(stub, network, prompts, requests, seed)
+        return await compare(stub, network, prompts, requests, seed, at_once)
 
 
 def main(
@@ -171,14 +170,16 @@ def main(
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
     requests: Annotated[int, typer.Option(help="drawn at random", min=1)] = 1000,
     seed: int = 0,
+    at_once: Annotated[int, typer.Option(help="pairs in flight", min=1)] = 4,
 ) -> None:
     """Compare answers with and without drafts over all options."""
     logging.disable_progress_bar()
     torch.set_num_threads(1)
     try:
-        differing, far, tokens, accepted = asyncio.run(measure(target, draft, requests, seed))
+        measured = asyncio.run(measure(target, draft, requests, seed, at_once))
     except TandemError as problem:
         raise SystemExit(f"error: {problem}") from None
+    differing, far, tokens, accepted = measured
     shown = Table("requests", "tokens", "of them drafted", "answers that differ", box=None)
     shown.add_column("farthest log-probability")
     shown.add_row(*map(str, (requests, tokens, accepted, len(differing))), f"{far:.1e}")

@@ -43,7 +43,7 @@ CLIENT_OPTIONS = [
     ("grpc.http2.ping_timeout_ms", 1000),  # without it a frozen peer goes unnoticed
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 2000),  # an attempt may take so long; not a pause
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
 SERVER_OPTIONS = [

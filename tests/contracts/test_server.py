@@ -12,6 +12,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from benchmarks.delay import State, linked
 from protos import errors, rpc
 from tests.contracts.test_status import ROUNDS, VERIFIER, refusing
 
@@ -49,6 +50,16 @@ async def test_whoever_watches_health_is_told_when_a_server_drains() -> None:
             watch.cancel()
             stop.set()
             await server
+
+
+async def test_a_service_far_away_is_connected_to_at_once() -> None:
+    """A connection takes longer than the pause between two attempts to make one."""
+    async with rpc.serving("127.0.0.1", 0, {}) as address, linked(address) as link:
+        await link.become(State(round_trip=0.8))
+        async with rpc.connect(f"127.0.0.1:{link.port}") as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            answer = await check(health_pb2.HealthCheckRequest(), timeout=10)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
 async def test_reflection_lists_the_services() -> None:
