@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from engine.grain import GRAINS, grain
 from engine.kv import Pool, store
 from engine.mixing import Grain, Rule, mix
 from engine.plan import StepPlan, Tile
-from engine.rows import Rows
+from engine.rows import Halves, Rows
 from protos.errors import Unusable
 
 NAME = "tandem"
@@ -43,6 +43,7 @@ class Step:
 
     plan: StepPlan | Rows
     pool: Pool
+    halves: dict[int, Halves] = field(default_factory=dict)  # of Rows, by heads that share keys
 
 
 _current: ContextVar[Step] = ContextVar("step")
@@ -84,7 +85,7 @@ def attend(
             raise Unusable("a layer has a sliding window, capped scores or sinks")
         keys.index_copy_(0, step.plan.places, new_keys)
         values.index_copy_(0, step.plan.places, new_values)
-        return flash.attend(step.plan, query, keys, values, scaling)[None], None
+        return flash.attend(step.plan, query, keys, values, scaling, step.halves)[None], None
     output = query.new_zeros(query.shape[2], query.shape[1], value.shape[3])
     for wave in step.plan.waves:
         store(keys, wave.places, new_keys, wave.rows)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 
 from engine.kv import LayerGeometry
-from engine.rows import Rows, Spans
+from engine.rows import Halves, Rows, Spans
 
 TOLERANCE = 0.03  # of an attended value, in half precision
 KEYS = 256
@@ -25,17 +25,21 @@ def attend(
     keys: torch.Tensor,  # [positions, kv heads, size]
     values: torch.Tensor,
     scaling: float | None,
+    known: dict[int, Halves],
 ) -> torch.Tensor:
     """What the rows of a pass see, whose keys are stored already; [rows, heads, size].
 
-    Query heads that share a key head are folded into rows, so that its keys are read once.
+    Query heads that share a key head are folded into rows, so that its keys are read once. `known`
+    is what earlier layers of the same pass found rows to see, by heads that share a key head.
     """
     heads, count, size = query.shape[1:]
     kv_heads = keys.shape[1]
     repeat = heads // kv_heads
     folded = query[0].transpose(0, 1).reshape(count, kv_heads, repeat, size).transpose(1, 2)
     folded = folded.reshape(count * repeat, kv_heads, size)
-    halves, scale = rows.halves(repeat), size**-0.5 if scaling is None else scaling
+    if repeat not in known:
+        known[repeat] = rows.halves(repeat)
+    halves, scale = known[repeat], size**-0.5 if scaling is None else scaling
     early, early_sums = kernel(folded, keys, values, halves.prefix, scale)
     if rows.form.branched:
         keys, values = (store.index_select(0, rows.tail_places) for store in (keys, values))

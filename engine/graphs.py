@@ -17,21 +17,23 @@ WARM_UPS = 2  # libraries choose kernels and take memory in the first passes
 CAPTURING = Lock()  # a process can have one capture at a time
 
 Run = Callable[[Rows], torch.Tensor]  # the logits of a pass, [kept, vocab] on the device
+Replay = Callable[[], object]  # does on the device what was captured, with what its arrays hold now
+Capture = Callable[[Callable[[], torch.Tensor]], tuple[Replay, torch.Tensor]]
+"""From a pass to its replay, and to the logits that this writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
     """A captured pass, the arrays that it reads and the logits that it writes."""
 
-    graph: torch.cuda.CUDAGraph
-    rows: Rows
+    replay: Replay
     logits: torch.Tensor
+    rows: Rows
 
     def play(self, rows: Rows) -> torch.Tensor:
         """The logits of another pass of the same form; they last until the next one."""
-        for own, given in zip((self.rows.longs, self.rows.spans), rows.pinned(), strict=True):
-            own.copy_(given, non_blocking=True)
-        self.graph.replay()
+        self.rows.become(rows)
+        self.replay()
         return self.logits
 
 
@@ -40,12 +42,10 @@ class Graphs:
     not: passes of its form go on to be launched kernel by kernel.
     """
 
-    def __init__(self, run: Run, device: torch.device) -> None:
+    def __init__(self, run: Run, device: torch.device, capture: Capture | None = None) -> None:
         self.problem: str | None = None
         self._run, self._device = run, device
-        self._memory = torch.cuda.graph_pool_handle()  # shared: one pass at a time
-        # of their own: what libraries keep for a stream that is captured goes with the graphs
-        self._stream = torch.cuda.Stream(device)
+        self._capture = capture or cuda_capture(device)
         self._recordings: dict[Form, Recording | None] = {}
 
     def __call__(self, rows: Rows) -> torch.Tensor:
@@ -57,21 +57,31 @@ class Graphs:
 
     def _record(self, rows: Rows) -> Recording | None:
         """Capture a pass, after some that run; None if that fails. Raises OutOfMemoryError."""
-        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
         own = rows.on(self._device)
         try:
-            with CAPTURING, torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-                self._stream.wait_stream(current)
-                for _ in range(WARM_UPS):
-                    self._run(own)
-                with torch.cuda.graph(
-                    graph, self._memory, self._stream, capture_error_mode="thread_local"
-                ):
-                    logits = self._run(own)
+            return Recording(*self._capture(lambda: self._run(own)), own)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             self.problem = f"{rows.form} cannot be captured: {str(error).splitlines()[0]}"
             return None
-        current.wait_stream(self._stream)
-        return Recording(graph, own, logits)
+
+
+def cuda_capture(device: torch.device) -> Capture:
+    """How passes are captured on a CUDA device."""
+    memory = torch.cuda.graph_pool_handle()  # shared: one pass at a time
+    # of their own: what libraries keep for a stream that is captured goes with the graphs
+    stream = torch.cuda.Stream(device)
+
+    def capture(run: Callable[[], torch.Tensor]) -> tuple[Replay, torch.Tensor]:
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(device)
+        with CAPTURING, torch.cuda.device(device), torch.cuda.stream(stream):
+            stream.wait_stream(current)
+            for _ in range(WARM_UPS):
+                run()
+            with torch.cuda.graph(graph, memory, stream, capture_error_mode="thread_local"):
+                logits = run()
+        current.wait_stream(stream)
+        return graph.replay, logits
+
+    return capture

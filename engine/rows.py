@@ -75,27 +75,30 @@ class Rows:
         self.places = places  # of the new keys, [rows]
         self.logits_rows = logits_rows  # [kept]
         self.tail_places = tail_places  # of all keys of all tails, [rows * TAIL] if branched
-        self._halves: dict[int, Halves] = {}
 
     def on(self, device: torch.device) -> Rows:
         """The same on a device."""
         if device.type == "cpu":
             return self
-        longs, spans = (array.to(device, non_blocking=True) for array in self.pinned())
-        return Rows(self.form, longs, spans, self.wanted)
+        longs, spans = (torch.empty_like(each, device=device) for each in (self.longs, self.spans))
+        own = Rows(self.form, longs, spans, self.wanted)
+        own.become(self)
+        return own
 
-    def pinned(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both tensors in memory that a device can read while we go on."""
-        return self.longs.pin_memory(), self.spans.pin_memory()
+    def become(self, other: Rows) -> None:
+        """Take over the arrays of a pass of the same form, from the CPU."""
+        for own, given in ((self.longs, other.longs), (self.spans, other.spans)):
+            on_cpu = own.device.type == "cpu"
+            own.copy_(given if on_cpu else given.pin_memory(), non_blocking=True)
 
     def halves(self, repeat: int) -> Halves:
-        """What rows see when each stands for `repeat` query heads; the same in all layers."""
-        if repeat not in self._halves:
-            bounds, starts, lengths, *tail = self.spans.unbind()
-            short = (self.positions[0] < TAIL)[:, None].expand(-1, repeat)
-            self._halves[repeat] = Halves(
-                Spans(bounds * repeat, starts, lengths[:-1], WIDEST * repeat),
-                Spans(tail[0] * repeat, tail[1], tail[2][:-1], repeat),
-                short.reshape(-1, 1),
-            )
-        return self._halves[repeat]
+        """What rows see when each stands for `repeat` query heads; the same in all layers of a
+        pass, but not in its replays: they have to compute it anew.
+        """
+        bounds, starts, lengths, *tail = self.spans.unbind()
+        short = (self.positions[0] < TAIL)[:, None].expand(-1, repeat)
+        return Halves(
+            Spans(bounds * repeat, starts, lengths[:-1], WIDEST * repeat),
+            Spans(tail[0] * repeat, tail[1], tail[2][:-1], repeat),
+            short.reshape(-1, 1),
+        )

@@ -18,7 +18,7 @@ from engine.rooms import Room
 from protos import tree
 from tests.families import VOCABULARY
 
-ROOM = 256
+ROOM = 384
 PLACES = (31, 63, 64, 94, 95, 96, 126, 128, 159, 200, 216)  # most around cuts and block borders
 LENGTH = 220
 

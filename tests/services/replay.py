@@ -1,0 +1,73 @@
+"""What a captured pass does when it is replayed, on a CPU: the operations that ran while it was
+captured run again, on the same memory, and nothing else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from engine import flash
+from engine.rows import Spans
+
+
+class Recorder(TorchDispatchMode):
+    """Runs operations and remembers them, with the very tensors that they read and gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Called by torch instead of the operation."""
+        given = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise RuntimeError("a captured pass cannot wait for what the device computes")
+        self._operations.append((func, args, kwargs or {}, given))
+        return given
+
+    def replay(self) -> None:
+        """Do it all again."""
+        for func, args, kwargs, before in self._operations:
+            now = func(*args, **kwargs)
+            for old, new in zip(tree_leaves(before), tree_leaves(now), strict=True):
+                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+def capture(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+    """`engine.graphs.Capture` for a CPU: a pass that runs, then one that is captured."""
+    run()
+    with Recorder() as recorder:
+        logits = run()
+    return recorder.replay, logits
+
+
+@torch.library.custom_op("tandem_tests::attend_to_spans", mutates_args=())
+def _attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    bounds: torch.Tensor,
+    starts: torch.Tensor,
+    lengths: torch.Tensor,
+    widest: int,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    spans = Spans(bounds, starts, lengths, widest)
+    return flash.plain(query, keys, values, spans, scale)
+
+
+def kernel(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, spans: Spans, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`engine.flash.kernel` spelled out, as one operation."""
+    given = (spans.bounds, spans.starts, spans.lengths, spans.widest)
+    attended: tuple[torch.Tensor, torch.Tensor] = _attend(query, keys, values, *given, scale)
+    return attended
