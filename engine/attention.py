@@ -43,6 +43,7 @@ class Step:
 
     plan: StepPlan | Rows
     pool: Pool
+    context: int  # tokens of a text at the most
     halves: dict[int, Halves] = field(default_factory=dict)  # of Rows, by heads that share keys
 
 
@@ -77,7 +78,8 @@ def attend(
     refuse(options)
     step = _current.get()
     layer: int = module.layer_idx  # type: ignore[assignment]
-    rule = Rule(scaling, sliding_window, softcap, s_aux)
+    bites = sliding_window is not None and sliding_window < step.context
+    rule = Rule(scaling, sliding_window if bites else None, softcap, s_aux)
     keys, values = step.pool.keys[layer], step.pool.values[layer]
     new_keys, new_values = key[0].transpose(0, 1), value[0].transpose(0, 1)
     if isinstance(step.plan, Rows):

@@ -10,7 +10,6 @@ from enum import StrEnum
 from functools import partial
 
 import torch
-from transformers import PreTrainedModel
 
 from engine import attention, flash
 from engine.graphs import Graphs, Run
@@ -50,7 +49,7 @@ class Forward:
         self.backend = Backend.TILES
         self._problem: str | None = None
         # neither holds on to this object, so that the memory goes with it
-        self._run = run = partial(_run, model.network, self.pool)
+        self._run = run = partial(_run, model, self.pool)
         self._runner: Run = lambda rows: run(rows.on(model.device))
         self.sizes: Sequence[int] = SIZES  # rows of a pass
         if rows:
@@ -122,10 +121,10 @@ class Forward:
         return None
 
 
-def _run(network: PreTrainedModel, pool: Pool, step: StepPlan | Rows) -> torch.Tensor:
+def _run(model: Model, pool: Pool, step: StepPlan | Rows) -> torch.Tensor:
     """The model's pass over a step; logits of the rows that were asked for, [rows, vocab]."""
-    with attention.stepping(attention.Step(step, pool)):
-        logits: torch.Tensor = network(
+    with attention.stepping(attention.Step(step, pool, model.context_length)):
+        logits: torch.Tensor = model.network(
             input_ids=step.token_ids,
             position_ids=step.positions,
             attention_mask=None,

@@ -124,6 +124,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         **LLAMA4, attn_temperature_tuning=False, attention_chunk_size=SHORT
     ),
     "ministral": lambda: tf.MinistralConfig(**SIZED, sliding_window=WINDOW),
+    "mistral_wide": lambda: tf.MistralConfig(**GROUPED, sliding_window=2 * CONTEXT),
     "mistral_window": lambda: tf.MistralConfig(**GROUPED, sliding_window=WINDOW),
     "mixtral": lambda: tf.MixtralConfig(**GROUPED, **EXPERTS),
     "nemotron": lambda: tf.NemotronConfig(**GROUPED),

@@ -37,7 +37,7 @@ def forwards(folder: Path, exact: bool) -> tuple[Forward, Forward]:
 
 
 @pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("family", ["llama", "gemma", "qwen2"])
+@pytest.mark.parametrize("family", ["llama", "gemma", "qwen2", "mistral_wide"])
 def test_a_replayed_pass_gives_what_the_pass_itself_gives(
     family: str, exact: bool, make_model: MakeModel
 ) -> None:

@@ -136,6 +136,11 @@ def test_a_model_with_a_sliding_window_does_not_go_by_rows(make_model: MakeModel
         by_rows(make_model("qwen2_window", 0))
 
 
+def test_a_window_wider_than_the_context_is_none(make_model: MakeModel) -> None:
+    forward = by_rows(make_model("mistral_wide", 0))
+    assert largest_difference(forward, random.Random(4)) <= 1e-4
+
+
 def test_a_cpu_goes_by_tiles(make_model: MakeModel) -> None:
     model = load(make_model("llama", 0))
     assert Forward(model, POSITIONS).backend is Backend.TILES
