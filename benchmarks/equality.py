@@ -26,8 +26,7 @@ from benchmarks import report
 from benchmarks.prompts import story_count, tokenised
 from benchmarks.systems import ALWAYS, Prompt, Tandem, tandem_up
 from engine import reference
-from engine.linears import replace
-from engine.packed import PackedLinear
+from engine.linears import FULL, replace, suited
 from protos.errors import TandemError
 
 NEAR = 1e-3  # between the two largest logits
@@ -57,7 +56,8 @@ class Reference:
 
     def __init__(self, target: Path, dtype: torch.dtype = torch.float32) -> None:
         self.network: Any = AutoModelForCausalLM.from_pretrained(target, dtype=dtype).eval()
-        replace(self.network, PackedLinear)
+        if kind := suited(dtype, self.network.device, FULL):
+            replace(self.network, kind)
         reference.adopt(self.network)
 
     @torch.inference_mode()

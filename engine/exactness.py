@@ -15,7 +15,8 @@ import torch
 from engine import attention
 from engine.forward import Backend, Forward
 from engine.grain import grain
-from engine.model import FULL, INSTEAD, Model
+from engine.linears import FULL
+from engine.model import INSTEAD, Model
 from engine.plan import Segment
 from engine.rooms import Room, blocks
 from protos import tree

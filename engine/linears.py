@@ -1,5 +1,5 @@
-"""The linear layers of a model, replaced by packed ones, joined where they can be, or by ones that
-are rounded to 8 bits.
+"""The linear layers of a model, replaced by those that the processor is best at, joined where they
+can be.
 
 Layers that are given the same rows, like those of queries, keys and values, are multiplied as one:
 a call costs as much as many rows.
@@ -17,7 +17,26 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from engine.packed import PackedLinear
+from engine.cpu import panels
+from engine.packed import PackedLinear, can_pack
+from protos.errors import Unusable
+
+Layer = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]  # from weight and bias
+Groups = list[list[str]]
+FULL, INT8 = "full", "int8"  # weights as they are, or rounded
+
+
+def suited(dtype: torch.dtype, device: torch.device, weights: str) -> Layer | None:
+    """The kind of layers to use instead of the network's own, if there is a better one; raises
+    Unusable if there is none with such weights.
+    """
+    if panels.problem(dtype, device) is None:
+        return panels.PanelLinear if weights == FULL else panels.RoundedLinear
+    if weights == FULL:
+        return PackedLinear if can_pack(dtype, device) else None
+    if can_round(dtype, device):
+        return Int8Linear
+    raise Unusable("weights int8 need dtype float32 on a CPU with fbgemm kernels")
 
 
 class Joined:
@@ -25,10 +44,10 @@ class Joined:
     rows are known by the tensor: nobody may change it in between.
     """
 
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+    def __init__(self, layers: Sequence[nn.Linear], kind: Layer) -> None:
         biases: list[torch.Tensor] = [layer.bias for layer in layers if layer.bias is not None]
         weights: list[torch.Tensor] = [layer.weight for layer in layers]
-        self.whole = PackedLinear(torch.cat(weights), torch.cat(biases) if biases else None)
+        self.whole = kind(torch.cat(weights), torch.cat(biases) if biases else None)
         self._sizes = [layer.out_features for layer in layers]
         self._rows: torch.Tensor | None = None
         self._outputs: Sequence[torch.Tensor] = ()
@@ -88,12 +107,6 @@ def can_round(dtype: torch.dtype, device: torch.device) -> bool:
     return device.type == "cpu" and dtype == torch.float32 and supported
 
 
-Layer = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
-
-
-Groups = list[list[str]]
-
-
 @contextmanager
 def watching(network: nn.Module) -> Iterator[Groups]:
     """Notes during a pass which linear layers are given the same tensor, one right after the other:
@@ -123,7 +136,7 @@ def watching(network: nn.Module) -> Iterator[Groups]:
 
 
 @torch.inference_mode()
-def join(network: nn.Module, groups: Groups) -> None:
+def join(network: nn.Module, groups: Groups, kind: Layer) -> None:
     """Replace groups of linear layers by joined ones, where each was called once and all or none
     have a bias; one group at a time, like `replace`.
     """
@@ -132,7 +145,7 @@ def join(network: nn.Module, groups: Groups) -> None:
         layers: Any = [network.get_submodule(name) for name in group]
         alike = len({layer.bias is None for layer in layers}) == 1
         if len(group) > 1 and alike and all(calls[name] == 1 for name in group):
-            joined = Joined(layers)
+            joined = Joined(layers, kind)
             for number, name in enumerate(group):
                 network.set_submodule(name, JoinedLinear(joined, number, layers[number]))
 

@@ -24,15 +24,13 @@ from transformers import (
 from transformers.utils import logging
 
 from engine.kv import LayerGeometry
-from engine.linears import Groups, Int8Linear, can_round, join, replace, watching
-from engine.packed import PackedLinear, can_pack
+from engine.linears import FULL, Groups, join, replace, suited, watching
 from engine.probe import adopt, refuse_class
 from protos.errors import Unusable
 from protos.fingerprint import tokens_by_id
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 AUTO = "auto"  # the checkpoint's own
-FULL, INT8 = "full", "int8"
 INSTEAD = "choose one that is served, e.g. Llama, Qwen, Mistral, Gemma, Phi or GPT-2"
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
@@ -97,13 +95,10 @@ def _read(
 
 def _lay_out(network: PreTrainedModel, groups: Groups, dtype: torch.dtype, weights: str) -> None:
     """Give a network the linear layers that suit the processor."""
-    if weights == INT8:
-        if not can_round(dtype, network.device):
-            raise Unusable("weights int8 need dtype float32 on a CPU with fbgemm kernels")
-        replace(network, Int8Linear)
-    elif can_pack(dtype, network.device):
-        join(network, groups)
-        replace(network, PackedLinear)
+    if kind := suited(dtype, network.device, weights):
+        if weights == FULL:
+            join(network, groups, kind)
+        replace(network, kind)
 
 
 @contextmanager

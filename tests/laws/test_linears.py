@@ -42,7 +42,7 @@ def made(joined: bool) -> Any:
     with torch.inference_mode(), watching(block) as groups:
         block(torch.zeros(4, WIDTH))
     if joined:
-        join(block, groups)
+        join(block, groups, PackedLinear)
     replace(block, PackedLinear)
     return block
 

@@ -1,0 +1,87 @@
+"""The compiled kernels, as far as there are any for this processor.
+
+They are built with the package where there is a compiler, once for each set of instructions, and
+called through ctypes. Without them everything works as well, by what PyTorch brings.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+
+import torch
+
+FOLDER = Path(__file__).parent
+
+
+class Kind(IntEnum):
+    """How numbers are stored, as in linear.cpp."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    FLOAT16 = 2
+    INT8 = 3
+    PAIRS = 4  # bfloat16, inputs two by two
+
+
+KINDS = {
+    torch.float32: Kind.FLOAT32,
+    torch.bfloat16: Kind.BFLOAT16,
+    torch.float16: Kind.FLOAT16,
+    torch.int8: Kind.INT8,
+}
+
+
+class Kernels:
+    """One build of them. `width` is the outputs of a panel; `pairs` says whether rows of bfloat16
+    are multiplied two inputs at once.
+    """
+
+    def __init__(self, file: Path) -> None:
+        library = ctypes.CDLL(str(file))
+        self.name = file.name.partition(".")[0].removeprefix("_")
+        self.width = int(library.tandem_width())
+        self.pairs = bool(library.tandem_pairs())
+        self._linear = library.tandem_linear
+        pointer, number, kind = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
+        rows = (pointer, number, number)
+        self._linear.argtypes = (*rows, pointer, number, *[pointer] * 3, *[kind] * 3)
+        self._linear.restype = None
+
+    def linear(
+        self,
+        rows: torch.Tensor,  # [rows, in], floating
+        panels: torch.Tensor,  # [panels, in, width], or [panels, in / 2, width, 2]
+        outputs: int,
+        scales: torch.Tensor | None,  # [out], float32
+        bias: torch.Tensor | None,  # [out], float32
+    ) -> torch.Tensor:
+        """rows x weights' * scales + bias, [rows, out]; all contiguous, on the CPU."""
+        result = rows.new_empty(rows.shape[0], outputs)
+        optional = (None if each is None else each.data_ptr() for each in (scales, bias))
+        kind = KINDS[panels.dtype] if panels.dim() == 3 else Kind.PAIRS
+        self._linear(
+            *(rows.data_ptr(), *rows.shape, panels.data_ptr(), outputs, *optional),
+            *(result.data_ptr(), kind, KINDS[rows.dtype], torch.get_num_threads()),
+        )
+        return result
+
+
+def runnable() -> Iterator[Path]:
+    """The builds that this processor runs, best first."""
+    names = {"AVX512": ["avx512", "avx2"], "AVX2": ["avx2"]}.get(
+        torch.backends.cpu.get_cpu_capability(), ["portable"]
+    )
+    if "avx512" in names and torch.cpu._is_avx512_bf16_supported():
+        names.insert(0, "avx512bf16")
+    for name in names:
+        yield from (each for each in FOLDER.glob(f"_{name}.*") if each.suffix != ".cpp")
+
+
+@cache
+def kernels() -> Kernels | None:
+    """The best build that this processor runs; None if there is none."""
+    return next((Kernels(file) for file in runnable()), None)

@@ -1,0 +1,275 @@
+// Linear layers for few rows on a CPU: as fast as the weights can be read, and each row the same,
+// bit for bit, whatever is multiplied with it and by however many threads.
+//
+// Weights lie in panels of WIDTH outputs, inputs ascending; a panel is read once for all rows. An
+// output of a row is one chain of multiply-adds over ascending inputs, in float32, so neither the
+// number of rows nor who computes a panel can change its bits.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16, ROWS = 12;  // rows at once: two sums for each fill the registers
+#elif defined(__AVX2__)
+constexpr int LANES = 8, ROWS = 6;
+#else
+constexpr int LANES = 4, ROWS = 8;
+#endif
+constexpr int WIDTH = 2 * LANES;
+constexpr long CHUNK = 256;  // steps of a panel that all rows take before the next
+constexpr long BLOCK = 480;  // rows whose sums are kept beside a panel, a multiple of all ROWS
+
+typedef float Vector __attribute__((vector_size(4 * LANES)));
+typedef float Loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t Words __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+typedef int8_t Bytes __attribute__((vector_size(LANES)));
+
+template <class To>
+To read(const void* from) {
+  To value;
+  memcpy(&value, from, sizeof value);
+  return value;
+}
+
+// How weights are stored: `Type` each, PER inputs in a step. `Input` is what a step takes of a row.
+struct Float32 {
+  using Type = float;
+  using Input = float;
+  static constexpr int PER = 1;
+  static Vector load(const Type* from) { return read<Vector>(from); }
+  static Vector save(Vector value) { return value; }
+  static void add(Vector& sum, Input input, const Vector& weights) { sum += input * weights; }
+};
+
+struct Bfloat16 : Float32 {
+  using Type = uint16_t;
+  static Vector load(const Type* from) {
+    return (Vector)(__builtin_convertvector(read<Halves>(from), Words) << 16);
+  }
+  static Halves save(Vector value) {  // to the nearest, ties to even
+    const Words bits = (Words)value, rounded = bits + 0x7FFF + ((bits >> 16) & 1);
+    return __builtin_convertvector((value != value ? Words{} + 0x7FC00000 : rounded) >> 16, Halves);
+  }
+};
+
+struct Float16 : Float32 {
+  using Type = uint16_t;
+#if defined(__AVX512F__)
+  static Vector load(const Type* from) { return _mm512_cvtph_ps(read<__m256i>(from)); }
+  static Halves save(Vector value) { return (Halves)_mm512_cvtps_ph(value, 0); }
+#elif defined(__AVX2__)
+  static Vector load(const Type* from) { return _mm256_cvtph_ps(read<__m128i>(from)); }
+  static Halves save(Vector value) { return (Halves)_mm256_cvtps_ph(value, 0); }
+#else
+  typedef __fp16 Small __attribute__((vector_size(2 * LANES)));
+  static Vector load(const Type* from) { return __builtin_convertvector(read<Small>(from), Vector); }
+  static Halves save(Vector value) { return (Halves)__builtin_convertvector(value, Small); }
+#endif
+};
+
+struct Int8 : Float32 {
+  using Type = int8_t;
+#if defined(__AVX512F__)
+  static Vector load(const Type* from) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(read<__m128i>(from)));
+  }
+#elif defined(__AVX2__)
+  static Vector load(const Type* from) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+  }
+#else
+  static Vector load(const Type* from) {
+    return __builtin_convertvector(__builtin_convertvector(read<Bytes>(from), Words), Vector);
+  }
+#endif
+};
+
+#if defined(__AVX512BF16__)
+struct Pairs {  // bfloat16 by the processor's own instruction, two inputs at once
+  using Type = uint16_t;
+  using Input = uint32_t;
+  static constexpr int PER = 2;
+  static __m512i load(const Type* from) { return read<__m512i>(from); }
+  static void add(Vector& sum, Input input, const __m512i& weights) {
+    sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(int(input)), (__m512bh)weights);
+  }
+};
+#endif
+
+// Steps from..to of a panel for COUNT rows, `stride` inputs apart, added to their sums. Meanwhile
+// `ahead` bytes from `next` on are fetched for each step.
+template <class Stored, int COUNT>
+void block(const typename Stored::Input* __restrict rows, long stride,
+           const typename Stored::Type* panel, float* __restrict sums, long from, long to,
+           const char* next, long ahead) {
+  Vector low[COUNT], high[COUNT];
+#pragma GCC unroll 12
+  for (int i = 0; i < COUNT; i++) {
+    low[i] = from ? read<Vector>(sums + i * WIDTH) : Vector{};
+    high[i] = from ? read<Vector>(sums + i * WIDTH + LANES) : Vector{};
+  }
+  for (long k = from; k < to; k++) {
+    const auto* weights = panel + k * WIDTH * Stored::PER;
+    const auto first = Stored::load(weights), second = Stored::load(weights + LANES * Stored::PER);
+    __builtin_prefetch(next);
+    if (ahead > 64) __builtin_prefetch(next + 64);
+    next += ahead;
+#pragma GCC unroll 12
+    for (int i = 0; i < COUNT; i++) {
+      const auto input = rows[i * stride + k];
+      Stored::add(low[i], input, first);
+      Stored::add(high[i], input, second);
+    }
+  }
+#pragma GCC unroll 12
+  for (int i = 0; i < COUNT; i++) {
+    *(Loose*)(sums + i * WIDTH) = low[i];
+    *(Loose*)(sums + i * WIDTH + LANES) = high[i];
+  }
+}
+
+template <class Stored, int COUNT = ROWS, class... Given>
+void block_of(int count, Given... given) {
+  if constexpr (COUNT > 1)
+    if (count < COUNT) return block_of<Stored, COUNT - 1>(count, given...);
+  block<Stored, COUNT>(given...);
+}
+
+struct Call {
+  const void *rows, *weights;
+  const float *scales, *bias;
+  float* result;
+  long count, steps, outputs;
+};
+
+template <class Stored>
+void panels(const Call& call, long from, long to) {
+  using Type = typename Stored::Type;
+  alignas(64) static thread_local float sums[BLOCK * WIDTH];
+  const auto* rows = (const typename Stored::Input*)call.rows;
+  const long blocks = (call.count + ROWS - 1) / ROWS, each = (call.count + blocks - 1) / blocks;
+  constexpr long SIZE = WIDTH * Stored::PER * sizeof(Type);  // of a step, in bytes
+  for (long p = from; p < to; p++) {
+    const Type* panel = (const Type*)call.weights + p * call.steps * WIDTH * Stored::PER;
+    for (long start = 0; start < call.steps; start += CHUNK) {
+      const long end = std::min(call.steps, start + CHUNK), ahead = SIZE / blocks;
+      const char *here = (const char*)panel + start * SIZE, *after = (const char*)panel + end * SIZE;
+      for (long r = 0, b = 0; r < call.count; r += each, b++)  // together they fetch the next chunk
+        block_of<Stored>(int(std::min(each, call.count - r)), rows + r * call.steps, call.steps,
+                         panel, sums + r * WIDTH, start, end,
+                         blocks == 1 ? here + 2048 : after + b * (end - start) * ahead, ahead);
+    }
+    const long first = p * WIDTH, some = std::min<long>(WIDTH, call.outputs - first);
+    for (long r = 0; r < call.count; r++)
+      for (long n = 0; n < some; n++) {
+        const float sum = sums[r * WIDTH + n] * (call.scales ? call.scales[first + n] : 1.0f);
+        call.result[r * call.outputs + first + n] = sum + (call.bias ? call.bias[first + n] : 0.0f);
+      }
+  }
+}
+
+template <class Stored>
+void all_panels(const Call& call, int threads) {
+  const long all = (call.outputs + WIDTH - 1) / WIDTH;
+#if defined(_OPENMP)
+  if (threads > 1) {
+#pragma omp parallel num_threads(threads)
+    {
+      const long mine = omp_get_thread_num(), others = omp_get_num_threads();
+      panels<Stored>(call, all * mine / others, all * (mine + 1) / others);
+    }
+    return;
+  }
+#endif
+  panels<Stored>(call, 0, all);
+}
+
+template <class Stored>
+void widen(const void* from, float* to, long count) {
+  const auto* given = (const typename Stored::Type*)from;
+  long i = 0;
+  for (; i + LANES <= count; i += LANES) *(Loose*)(to + i) = Stored::load(given + i);
+  typename Stored::Type rest[LANES] = {};
+  memcpy(rest, given + i, (count - i) * sizeof *rest);
+  const Vector last = Stored::load(rest);
+  memcpy(to + i, &last, (count - i) * sizeof *to);
+}
+
+template <class Stored>
+void narrow(const float* from, void* to, long count) {
+  auto* made = (typename Stored::Type*)to;
+  long i = 0;
+  for (; i + LANES <= count; i += LANES) {
+    const auto some = Stored::save(read<Vector>(from + i));
+    memcpy(made + i, &some, sizeof some);
+  }
+  float rest[LANES] = {};
+  memcpy(rest, from + i, (count - i) * sizeof *rest);
+  const auto last = Stored::save(read<Vector>(rest));
+  memcpy(made + i, &last, (count - i) * sizeof *made);
+}
+
+enum Kind { FLOAT32, BFLOAT16, FLOAT16, INT8, PAIRS };
+
+}  // namespace
+
+extern "C" {
+
+// Outputs of a panel.
+int tandem_width() { return WIDTH; }
+
+// Whether rows of bfloat16 are multiplied two inputs at once.
+int tandem_pairs() {
+#if defined(__AVX512BF16__)
+  return 1;
+#else
+  return 0;
+#endif
+}
+
+// result [count, outputs] = rows [count, inputs] x weights' * scales + bias. Weights are of `kind`,
+// in panels [ceil(outputs / width), inputs, width], or [..., inputs / 2, width, 2] as PAIRS. Scales
+// and bias, [outputs] float32, may be null. Rows and result are of `row_kind`, no integers.
+void tandem_linear(const void* rows, long count, long inputs, const void* weights, long outputs,
+                   const float* scales, const float* bias, void* result, int kind, int row_kind,
+                   int threads) {
+  static thread_local std::vector<float> given, made;
+  const long size = row_kind == FLOAT32 ? 4 : 2;
+  for (long start = 0; start < count; start += BLOCK) {
+    const long some = std::min(BLOCK, count - start);
+    const char* from = (const char*)rows + start * inputs * size;
+    char* to = (char*)result + start * outputs * size;
+    Call call{from, weights, scales, bias, (float*)to, some, inputs, outputs};
+    if (row_kind != FLOAT32) {
+      made.resize(some * outputs);
+      call.result = made.data();
+    }
+    if (row_kind != FLOAT32 && kind != PAIRS) {
+      given.resize(some * inputs);
+      call.rows = given.data();
+      if (row_kind == BFLOAT16) widen<Bfloat16>(from, given.data(), some * inputs);
+      if (row_kind == FLOAT16) widen<Float16>(from, given.data(), some * inputs);
+    }
+    if (kind == FLOAT32) all_panels<Float32>(call, threads);
+    if (kind == BFLOAT16) all_panels<Bfloat16>(call, threads);
+    if (kind == FLOAT16) all_panels<Float16>(call, threads);
+    if (kind == INT8) all_panels<Int8>(call, threads);
+#if defined(__AVX512BF16__)
+    call.steps = kind == PAIRS ? inputs / 2 : inputs;
+    if (kind == PAIRS) all_panels<Pairs>(call, threads);
+#endif
+    if (row_kind == BFLOAT16) narrow<Bfloat16>(call.result, to, some * outputs);
+    if (row_kind == FLOAT16) narrow<Float16>(call.result, to, some * outputs);
+  }
+}
+}

@@ -1,0 +1,115 @@
+"""Linear layers in panels: right, and a row has the same bits in any company, by any number of
+threads, with every build that this processor runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from engine.cpu import panels
+from engine.cpu.kernels import Kernels, kernels, runnable
+from engine.cpu.panels import LEVELS, PanelLinear, RoundedLinear
+
+SHAPES = [(1, 1), (31, 7), (96, 96), (768, 768), (200, 1100), (1030, 300)]  # outputs, inputs
+MOST = 1000  # rows, more than are kept at once
+COUNTS = (1, 2, 3, 5, 6, 7, 11, 12, 13, 17, 24, 25, 64, 65, 479, 480, 481, MOST)
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+ROUNDING = {torch.float32: 0.0, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
+
+pytestmark = pytest.mark.skipif(kernels() is None, reason="the kernels were not built")
+
+
+@pytest.fixture(params=runnable(), ids=lambda file: file.name.partition(".")[0])
+def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernels:
+    """One of them, in use."""
+    one = Kernels(request.param)
+    monkeypatch.setattr(panels, "kernels", lambda: one)
+    return one
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """The number of threads may change."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def some(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_product_is_what_it_is_in_float64(
+    shape: tuple[int, int], dtype: torch.dtype, build: Kernels
+) -> None:
+    torch.manual_seed(0)
+    weight, bias, rows = some(*shape, dtype=dtype), some(shape[0], dtype=dtype), some(37, shape[1])
+    rows = rows.to(dtype)
+    for given in (bias, None):
+        out = PanelLinear(weight, given)(rows)
+        exact = rows.double() @ weight.double().t() + (0 if given is None else given.double())
+        size = rows.double().abs() @ weight.double().abs().t() + 10
+        assert out.dtype == dtype and out.shape == (37, shape[0])
+        rounding = 1e-6 * size + ROUNDING[dtype] * exact.abs()
+        assert ((out.double() - exact).abs() <= rounding).all()
+
+
+@pytest.mark.parametrize("kind", [PanelLinear, RoundedLinear])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_row_has_the_same_bits_in_any_company_and_by_any_number_of_threads(
+    shape: tuple[int, int], dtype: torch.dtype, kind: type[PanelLinear], build: Kernels,
+    threads: None,
+) -> None:  # fmt: skip
+    torch.manual_seed(0)
+    layer = kind(some(*shape, dtype=dtype), some(shape[0], dtype=dtype))
+    rows = some(MOST, shape[1], dtype=dtype)
+    torch.set_num_threads(1)
+    every = layer(rows)
+    for number in (1, 2, 4):
+        torch.set_num_threads(number)
+        for count in COUNTS:
+            assert torch.equal(layer(rows[:count]), every[:count]), f"{count} rows"
+            assert torch.equal(layer(rows[None, -count:])[0], every[-count:]), f"last {count}"
+
+
+def test_rows_that_are_no_numbers_harm_no_others(build: Kernels) -> None:
+    layer, rows = PanelLinear(some(40, 300), None), some(9, 300)
+    right = layer(rows)
+    rows[3, 7], rows[5] = torch.nan, torch.inf
+    out = layer(rows)
+    healthy = [0, 1, 2, 4, 6, 7, 8]
+    assert torch.equal(out[healthy], right[healthy])
+    assert out[3].isnan().all() and not out[5].isfinite().any()
+
+
+def test_weights_of_8_bits_are_off_by_half_a_level_at_most(build: Kernels) -> None:
+    torch.manual_seed(0)
+    weight = some(50, 200)
+    read_back = RoundedLinear(weight, None)(torch.eye(200)).t()
+    assert ((read_back - weight).abs() <= 0.501 * weight.abs().amax(1, keepdim=True) / LEVELS).all()
+
+
+def test_a_layer_takes_rows_of_any_layout(build: Kernels) -> None:
+    layer, rows = PanelLinear(some(40, 30), None), some(30, 8).t()
+    assert torch.equal(layer(rows), layer(rows.contiguous()))
+    assert layer(some(2, 3, 30)).shape == (2, 3, 40)
+    assert layer(some(0, 30)).shape == (0, 40)
+
+
+def test_what_kernels_do_not_take_is_said_in_a_line() -> None:
+    cpu = torch.device("cpu")
+    assert panels.problem(torch.float32, cpu) is None
+    assert panels.problem(torch.float64, cpu) == "they do not take float64"
+    assert panels.problem(torch.float32, torch.device("cuda")) == "they are not for cuda"
+
+
+def test_without_a_compiler_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(panels, "kernels", lambda: None)
+    problem = panels.problem(torch.float32, torch.device("cpu"))
+    assert problem and "no compiler" in problem
