@@ -24,6 +24,7 @@ from engine.config import ModelServiceConfig
 from engine.exactness import Exactness, positions_tried, self_test
 from engine.forward import Forward
 from engine.kv import position_bytes
+from engine.linears import kernels_of
 from engine.memory import available
 from engine.metrics import ModelMetrics, SessionCollector
 from engine.model import load
@@ -64,6 +65,7 @@ class Host:
             sessions=len(self.sessions),
             exactness=str(self.exactness),
             cache_usage=self.sessions.usage,
+            kernels=kernels_of(model.network),
         )
 
     async def close(self, session_id: bytes, close: Callable[[bytes], None]) -> None:
@@ -145,6 +147,7 @@ def prepare(config: ModelServiceConfig, exact: bool) -> tuple[Forward, Exactness
         model=str(config.model),
         exactness=str(exactness),
         attention=str(forward.backend),
+        kernels=kernels_of(model.network),
         problem=forward.problem,
     )
     if exact and exactness.problem:

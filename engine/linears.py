@@ -39,6 +39,12 @@ def suited(dtype: torch.dtype, device: torch.device, weights: str) -> Layer | No
     raise Unusable("weights int8 need dtype float32 on a CPU with fbgemm kernels")
 
 
+def kernels_of(network: nn.Module) -> str:
+    """What multiplies the weights of a network."""
+    names = {getattr(layer, "kernels", "") for layer in network.modules()} - {""}
+    return ", ".join(sorted(names)) or "torch"
+
+
 class Joined:
     """Several linear layers that are given the same rows, one right after the other, as one. The
     rows are known by the tensor: nobody may change it in between.
@@ -70,7 +76,7 @@ class JoinedLinear(nn.Module):
     def __init__(self, joined: Joined, number: int, layer: nn.Linear) -> None:
         super().__init__()
         self.out_features, self.in_features = layer.out_features, layer.in_features
-        self.bias = layer.bias
+        self.bias, self.kernels = layer.bias, joined.whole.kernels
         self.weight = layer.weight.new_empty(0)  # some models ask for its dtype
         self._joined, self._number = joined, number
 
@@ -83,6 +89,8 @@ class Int8Linear(nn.Module):
     """An approximate linear layer for drafters: 8-bit weights, one scale per output, and inputs
     rounded to 8 bits by one scale for all rows. So rows depend on each other: never for a verifier.
     """
+
+    kernels = "fbgemm"
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()

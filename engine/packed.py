@@ -26,6 +26,8 @@ TRIED = (LEAST, 5, 7, 17, 31, 32, 33, 49, 65, 127, *SIZES)
 class PackedLinear(nn.Module):
     """An `nn.Linear` or `Conv1D` for inference on a CPU, [..., in] -> [..., out]."""
 
+    kernels = "onednn"
+
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape

@@ -90,6 +90,7 @@ async def _look(
         sessions=model.sessions,
         kv_cache_usage=model.cache_usage,
         exactness=model.exactness,
+        kernels=model.kernels,
         round_trip_seconds=time.monotonic() - began,
     )
 

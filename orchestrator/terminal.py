@@ -124,7 +124,8 @@ def show_status(console: Console, response: api.GetStatusResponse) -> None:
     console.print(table, soft_wrap=True)
     for model in response.models:
         for replica in model.verifiers:
-            console.print(f"verifier {replica.address}: {replica.exactness}", soft_wrap=True)
+            said = f"{replica.exactness}, {replica.kernels} kernels"
+            console.print(f"verifier {replica.address}: {said}", soft_wrap=True)
         console.print(
             f"{model.name}: {model.requests_running} running, {model.requests_waiting} waiting"
         )

@@ -172,6 +172,7 @@ def encode_model(model: types.ModelDescription) -> common_pb2.ModelDescription:
         sessions=model.sessions,
         exactness=model.exactness,
         cache_usage=model.cache_usage,
+        kernels=model.kernels,
     )
 
 
@@ -188,4 +189,5 @@ def decode_model(message: common_pb2.ModelDescription) -> types.ModelDescription
         message.sessions,
         message.exactness,
         message.cache_usage,
+        message.kernels,
     )

@@ -208,3 +208,4 @@ class ModelDescription:
     sessions: int = 0
     exactness: str = ""
     cache_usage: float = 0.0
+    kernels: str = ""

@@ -23,8 +23,8 @@ class PanelLinear(nn.Module):
         assert own, "asked for where there are some"
         self.out_features, self.in_features = weight.shape
         self.weight = weight.new_empty(0)  # some models ask for its dtype
-        self.bias = bias
-        self._kernels = own
+        self.bias, self.kernels = bias, own.name
+        self._multiply = own.linear
         self._bias = None if bias is None else bias.float().contiguous()
         self._scales: torch.Tensor | None = None
         paired = own.pairs and weight.dtype == torch.bfloat16 and self.in_features % 2 == 0
@@ -33,7 +33,7 @@ class PanelLinear(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Called by the model."""
         flat = rows.reshape(-1, self.in_features).contiguous()
-        out = self._kernels.linear(flat, self._panels, self.out_features, self._scales, self._bias)
+        out = self._multiply(flat, self._panels, self.out_features, self._scales, self._bias)
         return out.view(*rows.shape[:-1], self.out_features)
 
 

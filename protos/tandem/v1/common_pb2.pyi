@@ -384,6 +384,7 @@ class ModelDescription(_message.Message):
     SESSIONS_FIELD_NUMBER: _builtins.int
     EXACTNESS_FIELD_NUMBER: _builtins.int
     CACHE_USAGE_FIELD_NUMBER: _builtins.int
+    KERNELS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     tokenizer_fingerprint: _builtins.str
     vocab_size: _builtins.int
@@ -395,6 +396,8 @@ class ModelDescription(_message.Message):
     """"exact", or what stands against it"""
     cache_usage: _builtins.float
     """0..1"""
+    kernels: _builtins.str
+    """what multiplies weights"""
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -410,10 +413,11 @@ class ModelDescription(_message.Message):
         sessions: _builtins.int = ...,
         exactness: _builtins.str = ...,
         cache_usage: _builtins.float = ...,
+        kernels: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_usage", b"cache_usage", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "exactness", b"exactness", "name", b"name", "sessions", b"sessions", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_usage", b"cache_usage", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "exactness", b"exactness", "kernels", b"kernels", "name", b"name", "sessions", b"sessions", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

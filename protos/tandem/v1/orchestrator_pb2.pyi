@@ -786,6 +786,7 @@ class ReplicaStatus(_message.Message):
     ACCEPTANCE_RATE_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     EXACTNESS_FIELD_NUMBER: _builtins.int
+    KERNELS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     serving: _builtins.bool
     model: _builtins.str
@@ -800,6 +801,8 @@ class ReplicaStatus(_message.Message):
     """drafters"""
     exactness: _builtins.str
     """exact = the same logits, bit for bit, in any company; or what stands against it"""
+    kernels: _builtins.str
+    """what multiplies weights: a set of instructions, onednn, fbgemm, or torch"""
     def __init__(
         self,
         *,
@@ -814,10 +817,11 @@ class ReplicaStatus(_message.Message):
         acceptance_rate: _builtins.float = ...,
         pool: _builtins.str = ...,
         exactness: _builtins.str = ...,
+        kernels: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rate", b"acceptance_rate", "address", b"address", "device", b"device", "dtype", b"dtype", "exactness", b"exactness", "kv_cache_usage", b"kv_cache_usage", "model", b"model", "pool", b"pool", "round_trip_seconds", b"round_trip_seconds", "serving", b"serving", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rate", b"acceptance_rate", "address", b"address", "device", b"device", "dtype", b"dtype", "exactness", b"exactness", "kernels", b"kernels", "kv_cache_usage", b"kv_cache_usage", "model", b"model", "pool", b"pool", "round_trip_seconds", b"round_trip_seconds", "serving", b"serving", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
