@@ -1,5 +1,6 @@
 """What pyproject.toml cannot say: kernels for CPUs, once for each set of instructions. Without a
-compiler the package is built without them.
+compiler the package is built without them. They are not linked to OpenMP: PyTorch has loaded its
+own by then, and the threads of two would wait for each other.
 """
 
 import platform
@@ -17,9 +18,9 @@ setup(
     ext_modules=[
         Extension(
             f"engine.cpu._{name}",
-            ["engine/cpu/linear.cpp"],
+            ["engine/cpu/linear.cpp", "engine/cpu/attention.cpp"],
+            depends=["engine/cpu/vectors.h"],
             extra_compile_args=["-std=c++17", "-O3", "-ffp-contract=fast", "-fopenmp", *flags],
-            extra_link_args=["-fopenmp"],
             language="c++",
             optional=True,
         )

@@ -17,6 +17,8 @@ import torch
 from transformers import AttentionInterface
 
 from engine import flash
+from engine.cpu.kernels import kernels
+from engine.cpu.paths import PathPlan
 from engine.grain import GRAINS, grain
 from engine.kv import Pool, store
 from engine.mixing import Grain, Rule, mix
@@ -41,7 +43,7 @@ IGNORED = {
 class Step:
     """A forward pass through the pool."""
 
-    plan: StepPlan | Rows
+    plan: StepPlan | PathPlan | Rows
     pool: Pool
     context: int  # tokens of a text at the most
     halves: dict[int, Halves] = field(default_factory=dict)  # of Rows, by heads that share keys
@@ -89,6 +91,14 @@ def attend(
         values.index_copy_(0, step.plan.places, new_values)
         return flash.attend(step.plan, query, keys, values, scaling, step.halves)[None], None
     output = query.new_zeros(query.shape[2], query.shape[1], value.shape[3])
+    if isinstance(step.plan, PathPlan):
+        own, count = kernels(), step.plan.count
+        assert own, "steps are laid out for them where there are some"
+        store(keys, step.plan.stored, new_keys, slice(0, count))
+        store(values, step.plan.stored, new_values, slice(0, count))
+        asking = query[0, :, :count].transpose(0, 1).contiguous()
+        output[:count] = own.attend(asking, keys, values, step.plan.paths, rule)
+        return output[None], None
     for wave in step.plan.waves:
         store(keys, wave.places, new_keys, wave.rows)
         store(values, wave.places, new_values, wave.rows)

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 
 from engine import attention, flash
+from engine.cpu import panels, paths
 from engine.graphs import Graphs, Run
 from engine.kv import Pool
 from engine.ladder import agreeing
@@ -25,9 +26,13 @@ from protos.errors import Unusable
 class Backend(StrEnum):
     """How a step is run."""
 
+    PATHS = "paths"  # every row along its path, by kernels of our own, on a CPU
     TILES = "tiles"  # a tile of rows at a time, on any device
     ROWS = "rows"  # all rows at once, on CUDA
     GRAPHS = "graphs"  # the same, captured and replayed
+
+
+BY_ROWS = (Backend.ROWS, Backend.GRAPHS)
 
 
 class Forward:
@@ -41,7 +46,7 @@ class Forward:
     ) -> None:
         self.model = model
         self.exact = exact
-        rows = model.device.type == "cuda" if backend is None else backend is not Backend.TILES
+        rows = backend in BY_ROWS or (backend is None and model.device.type == "cuda")
         try:
             self.pool = Pool(model.layers, positions, model.dtype, model.device, spare=int(rows))
         except RuntimeError as error:  # how torch says that there is no memory
@@ -54,6 +59,11 @@ class Forward:
         self.sizes: Sequence[int] = SIZES  # rows of a pass
         if rows:
             self._choose(backend)
+        elif backend is not Backend.TILES:
+            problem = panels.problem(model.dtype, model.device)
+            if problem and backend:
+                raise Unusable(f"the model cannot attend along paths: {problem}")
+            self.backend = Backend.TILES if problem else Backend.PATHS
 
     @property
     def problem(self) -> str | None:
@@ -71,8 +81,8 @@ class Forward:
         Where a model overflows, its logits are NaN; the room is wiped, so that the next session is
         not harmed.
         """
-        by_tiles = self.backend is Backend.TILES
-        logits = self._by_tiles(segments) if by_tiles else self._by_rows(segments)
+        by_rows = self.backend in BY_ROWS
+        logits = self._by_rows(segments) if by_rows else self._at_once(segments)
         rows = list(logits.split([segment.wanted for segment in segments]))
         if logits.isnan().any():
             for segment, own in zip(segments, rows, strict=True):
@@ -80,8 +90,9 @@ class Forward:
                     self.pool.wipe(segment.room)
         return rows
 
-    def _by_tiles(self, segments: Sequence[Segment]) -> torch.Tensor:
-        step = plan(segments, self.model.device, self.exact)
+    def _at_once(self, segments: Sequence[Segment]) -> torch.Tensor:
+        by_paths, device = self.backend is Backend.PATHS, self.model.device
+        step = paths.lay_out(segments) if by_paths else plan(segments, device, self.exact)
         return self._run(step)[: sum(segment.wanted for segment in segments)].float()
 
     def _by_rows(self, segments: Sequence[Segment]) -> torch.Tensor:
@@ -121,7 +132,7 @@ class Forward:
         return None
 
 
-def _run(model: Model, pool: Pool, step: StepPlan | Rows) -> torch.Tensor:
+def _run(model: Model, pool: Pool, step: StepPlan | paths.PathPlan | Rows) -> torch.Tensor:
     """The model's pass over a step; logits of the rows that were asked for, [rows, vocab]."""
     with attention.stepping(attention.Step(step, pool, model.context_length)):
         logits: torch.Tensor = model.network(

@@ -1,7 +1,6 @@
 """transformers' own `generate()` with the arithmetic of exact mode, to compare texts with.
 
-One session, its own cache, one token at a time; only the attention function is ours: the same tiles
-as in a step.
+One session, its own cache, one token at a time; only the attention function is ours, as in a step.
 """
 
 from __future__ import annotations
@@ -13,6 +12,9 @@ import torch.nn.functional as F
 from transformers import AttentionInterface, PreTrainedModel
 
 from engine.attention import attend_tile, refuse
+from engine.cpu import panels
+from engine.cpu.kernels import kernels
+from engine.cpu.paths import Paths
 from engine.mixing import Rule
 from engine.plan import Segment, plan
 from engine.rooms import BLOCK, Room
@@ -42,9 +44,13 @@ def attend(
     """Causal attention of the newest rows; [1, rows, heads, value size]."""
     refuse(options)
     count, length = query.shape[2], key.shape[2]
+    rule = Rule(scaling, sliding_window, softcap, s_aux)
+    if panels.problem(query.dtype, query.device) is None and (own := kernels()):
+        rows, keys, values = (each[0].transpose(0, 1).contiguous() for each in (query, key, value))
+        paths = Paths.straight(length - count, count)
+        return own.attend(rows, keys, values, paths, rule)[None], None
     room = Room(0, length)
     segment = Segment(room, length - count, (0,) * count, tree.chain(count), count)
-    rule = Rule(scaling, sliding_window, softcap, s_aux)
     spare = (0, 0, 0, -length % BLOCK)
     keys = F.pad(key[0], spare).transpose(0, 1)
     values = F.pad(value[0], spare).transpose(0, 1)

@@ -14,6 +14,9 @@ from pathlib import Path
 
 import torch
 
+from engine.cpu.paths import Paths
+from engine.mixing import Rule
+
 FOLDER = Path(__file__).parent
 
 
@@ -50,6 +53,11 @@ class Kernels:
         rows = (pointer, number, number)
         self._linear.argtypes = (*rows, pointer, number, *[pointer] * 3, *[kind] * 3)
         self._linear.restype = None
+        self._attend = library.tandem_attend
+        real = ctypes.c_float
+        optional = (number, real, real, pointer, kind, kind)
+        self._attend.argtypes = (*[pointer] * 4, *[number] * 5, *[pointer] * 4, *optional)
+        self._attend.restype = None
 
     def linear(
         self,
@@ -66,6 +74,31 @@ class Kernels:
         self._linear(
             *(rows.data_ptr(), *rows.shape, panels.data_ptr(), outputs, *optional),
             *(result.data_ptr(), kind, KINDS[rows.dtype], torch.get_num_threads()),
+        )
+        return result
+
+    def attend(
+        self,
+        query: torch.Tensor,  # [rows, heads, size], floating
+        keys: torch.Tensor,  # [places, kv heads, size], of the same dtype
+        values: torch.Tensor,  # [places, kv heads, value size]
+        paths: Paths,
+        rule: Rule,
+    ) -> torch.Tensor:
+        """What rows see along their paths, [rows, heads, value size]; all contiguous, on the CPU.
+        Bit for bit, a row depends on its path alone.
+        """
+        rows, heads, size = query.shape
+        result = query.new_empty(rows, heads, values.shape[2])
+        sinks = None if rule.sinks is None else rule.sinks.float().contiguous()
+        self._attend(
+            *(each.data_ptr() for each in (query, keys, values, result)),
+            *(rows, heads, *keys.shape[1:], values.shape[2]),
+            *(each.data_ptr() for each in (paths.starts, paths.prefixes)),
+            *(each.data_ptr() for each in (paths.tails, paths.places)),
+            *(rule.window or 0, size**-0.5 if rule.scaling is None else rule.scaling),
+            *(rule.softcap or 0.0, None if sinks is None else sinks.data_ptr()),
+            *(KINDS[query.dtype], torch.get_num_threads()),
         )
         return result
 

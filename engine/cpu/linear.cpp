@@ -5,93 +5,29 @@
 // output of a row is one chain of multiply-adds over ascending inputs, in float32, so neither the
 // number of rows nor who computes a panel can change its bits.
 #include <algorithm>
-#include <cstdint>
-#include <cstring>
 #include <vector>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
+
+#include "vectors.h"
 
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int LANES = 16, ROWS = 12;  // rows at once: two sums for each fill the registers
+constexpr int ROWS = 12;  // at once: two sums for each fill the registers
 #elif defined(__AVX2__)
-constexpr int LANES = 8, ROWS = 6;
+constexpr int ROWS = 6;
 #else
-constexpr int LANES = 4, ROWS = 8;
+constexpr int ROWS = 8;
 #endif
 constexpr int WIDTH = 2 * LANES;
 constexpr long CHUNK = 256;  // steps of a panel that all rows take before the next
 constexpr long BLOCK = 480;  // rows whose sums are kept beside a panel, a multiple of all ROWS
 
-typedef float Vector __attribute__((vector_size(4 * LANES)));
-typedef float Loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t Words __attribute__((vector_size(4 * LANES)));
-typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
-typedef int8_t Bytes __attribute__((vector_size(LANES)));
-
-template <class To>
-To read(const void* from) {
-  To value;
-  memcpy(&value, from, sizeof value);
-  return value;
-}
-
-// How weights are stored: `Type` each, PER inputs in a step. `Input` is what a step takes of a row.
-struct Float32 {
-  using Type = float;
+// One input in a step, whatever weights are stored as.
+template <class Format>
+struct Single : Format {
   using Input = float;
   static constexpr int PER = 1;
-  static Vector load(const Type* from) { return read<Vector>(from); }
-  static Vector save(Vector value) { return value; }
   static void add(Vector& sum, Input input, const Vector& weights) { sum += input * weights; }
-};
-
-struct Bfloat16 : Float32 {
-  using Type = uint16_t;
-  static Vector load(const Type* from) {
-    return (Vector)(__builtin_convertvector(read<Halves>(from), Words) << 16);
-  }
-  static Halves save(Vector value) {  // to the nearest, ties to even
-    const Words bits = (Words)value, rounded = bits + 0x7FFF + ((bits >> 16) & 1);
-    return __builtin_convertvector((value != value ? Words{} + 0x7FC00000 : rounded) >> 16, Halves);
-  }
-};
-
-struct Float16 : Float32 {
-  using Type = uint16_t;
-#if defined(__AVX512F__)
-  static Vector load(const Type* from) { return _mm512_cvtph_ps(read<__m256i>(from)); }
-  static Halves save(Vector value) { return (Halves)_mm512_cvtps_ph(value, 0); }
-#elif defined(__AVX2__)
-  static Vector load(const Type* from) { return _mm256_cvtph_ps(read<__m128i>(from)); }
-  static Halves save(Vector value) { return (Halves)_mm256_cvtps_ph(value, 0); }
-#else
-  typedef __fp16 Small __attribute__((vector_size(2 * LANES)));
-  static Vector load(const Type* from) { return __builtin_convertvector(read<Small>(from), Vector); }
-  static Halves save(Vector value) { return (Halves)__builtin_convertvector(value, Small); }
-#endif
-};
-
-struct Int8 : Float32 {
-  using Type = int8_t;
-#if defined(__AVX512F__)
-  static Vector load(const Type* from) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(read<__m128i>(from)));
-  }
-#elif defined(__AVX2__)
-  static Vector load(const Type* from) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
-  }
-#else
-  static Vector load(const Type* from) {
-    return __builtin_convertvector(__builtin_convertvector(read<Bytes>(from), Words), Vector);
-  }
-#endif
 };
 
 #if defined(__AVX512BF16__)
@@ -194,33 +130,6 @@ void all_panels(const Call& call, int threads) {
   panels<Stored>(call, 0, all);
 }
 
-template <class Stored>
-void widen(const void* from, float* to, long count) {
-  const auto* given = (const typename Stored::Type*)from;
-  long i = 0;
-  for (; i + LANES <= count; i += LANES) *(Loose*)(to + i) = Stored::load(given + i);
-  typename Stored::Type rest[LANES] = {};
-  memcpy(rest, given + i, (count - i) * sizeof *rest);
-  const Vector last = Stored::load(rest);
-  memcpy(to + i, &last, (count - i) * sizeof *to);
-}
-
-template <class Stored>
-void narrow(const float* from, void* to, long count) {
-  auto* made = (typename Stored::Type*)to;
-  long i = 0;
-  for (; i + LANES <= count; i += LANES) {
-    const auto some = Stored::save(read<Vector>(from + i));
-    memcpy(made + i, &some, sizeof some);
-  }
-  float rest[LANES] = {};
-  memcpy(rest, from + i, (count - i) * sizeof *rest);
-  const auto last = Stored::save(read<Vector>(rest));
-  memcpy(made + i, &last, (count - i) * sizeof *made);
-}
-
-enum Kind { FLOAT32, BFLOAT16, FLOAT16, INT8, PAIRS };
-
 }  // namespace
 
 extern "C" {
@@ -260,10 +169,10 @@ void tandem_linear(const void* rows, long count, long inputs, const void* weight
       if (row_kind == BFLOAT16) widen<Bfloat16>(from, given.data(), some * inputs);
       if (row_kind == FLOAT16) widen<Float16>(from, given.data(), some * inputs);
     }
-    if (kind == FLOAT32) all_panels<Float32>(call, threads);
-    if (kind == BFLOAT16) all_panels<Bfloat16>(call, threads);
-    if (kind == FLOAT16) all_panels<Float16>(call, threads);
-    if (kind == INT8) all_panels<Int8>(call, threads);
+    if (kind == FLOAT32) all_panels<Single<Float32>>(call, threads);
+    if (kind == BFLOAT16) all_panels<Single<Bfloat16>>(call, threads);
+    if (kind == FLOAT16) all_panels<Single<Float16>>(call, threads);
+    if (kind == INT8) all_panels<Single<Int8>>(call, threads);
 #if defined(__AVX512BF16__)
     call.steps = kind == PAIRS ? inputs / 2 : inputs;
     if (kind == PAIRS) all_panels<Pairs>(call, threads);

@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from engine.forward import Forward
+from engine.cpu.kernels import kernels
+from engine.forward import Backend, Forward
 from engine.model import load
 from engine.plan import Segment
 from engine.rooms import Room
@@ -45,8 +46,8 @@ class Walk:
     `worst` is the largest difference of a row from a plain pass over its own path.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.forward = Forward(load(folder), POSITIONS)
+    def __init__(self, folder: Path, backend: Backend | None = None) -> None:
+        self.forward = Forward(load(folder), POSITIONS, backend=backend)
         self.plain = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"
         ).eval()
@@ -127,8 +128,15 @@ def test_every_row_equals_a_plain_pass_over_its_own_path(
     architecture: str, make_model: MakeModel
 ) -> None:
     walk = Walk(make_model(architecture, 0))
+    assert walk.forward.backend is (Backend.PATHS if kernels() else Backend.TILES)
     assert walk.forward.model.context_length == CAPPED.get(architecture, CONTEXT)
     assert walk.run() <= TOLERANCE
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral_window", "gemma2", "gpt_oss"])
+def test_by_tiles_it_does_too(architecture: str, make_model: MakeModel) -> None:
+    """As on devices without other kernels, and without a compiler."""
+    assert Walk(make_model(architecture, 0), Backend.TILES).run() <= TOLERANCE
 
 
 @pytest.mark.parametrize("architecture", [*CAPPED, "llama_dynamic"])
@@ -168,6 +176,15 @@ def test_a_walk_notices_a_mask_that_shows_cousins(
 ) -> None:
     everything = lambda parents: torch.ones(len(parents), len(parents)).bool().tril()  # noqa: E731
     monkeypatch.setattr("engine.plan._ancestry", everything)
+    assert Walk(make_model("llama", 0), Backend.TILES).run() > TOLERANCE
+
+
+@pytest.mark.skipif(kernels() is None, reason="the kernels were not built")
+def test_a_walk_notices_a_path_along_cousins(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything = lambda segment: [(node + 1, []) for node in range(len(segment.parents))]  # noqa: E731
+    monkeypatch.setattr("engine.cpu.paths._branches", everything)
     assert Walk(make_model("llama", 0)).run() > TOLERANCE
 
 

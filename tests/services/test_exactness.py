@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine.exactness import self_test
-from engine.forward import Forward
+from engine.forward import Backend, Forward
 from engine.model import load
 from engine.packed import can_pack
 from engine.plan import Segment
@@ -150,20 +150,25 @@ def test_one_text_that_agrees_is_enough(
         self_test(forward, "llama")
 
 
+def by_tiles(folder: Path, exact: bool = True) -> Forward:
+    """Without kernels of our own."""
+    return Forward(load(folder), POSITIONS, exact, Backend.TILES)
+
+
 def test_the_self_test_notices_logits_that_are_no_numbers(
     make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing = lambda tile, query, *_: query[0, :, tile.rows].transpose(0, 1) * math.nan  # noqa: E731
     monkeypatch.setattr("engine.attention.attend_tile", nothing)
     with pytest.raises(Unusable, match="differ by inf"):
-        self_test(Forward(load(make_model("llama", 0)), POSITIONS), "llama")
+        self_test(by_tiles(make_model("llama", 0)), "llama")
 
 
 def test_the_self_test_says_which_heads_are_not_exact(
     make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.exactness.grain", lambda *_: None)
-    forward = Forward(load(make_model("llama", 0)), POSITIONS)
+    forward = by_tiles(make_model("llama", 0))
     assert "heads of 16 rounds by the number of rows" in str(self_test(forward, "llama"))
 
 
@@ -187,7 +192,7 @@ def test_the_self_test_notices_a_wrong_mask(
     everything = lambda parents: torch.ones(len(parents), len(parents)).tril().bool()  # noqa: E731
     monkeypatch.setattr("engine.plan._ancestry", everything)
     with pytest.raises(Unusable, match="differ by"):
-        self_test(Forward(load(make_model("llama", 0)), POSITIONS, exact=False), "llama")
+        self_test(by_tiles(make_model("llama", 0), exact=False), "llama")
 
 
 def test_the_self_test_notices_branches_attended_as_one_line(

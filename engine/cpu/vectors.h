@@ -1,0 +1,118 @@
+// Vectors as wide as the processor's registers, and how numbers are stored in memory.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+
+typedef float Vector __attribute__((vector_size(4 * LANES)));
+typedef float Loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t Words __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+typedef int8_t Bytes __attribute__((vector_size(LANES)));
+
+enum Kind { FLOAT32, BFLOAT16, FLOAT16, INT8, PAIRS };
+
+template <class To>
+To read(const void* from) {
+  To value;
+  memcpy(&value, from, sizeof value);
+  return value;
+}
+
+struct Float32 {
+  using Type = float;
+  static Vector load(const Type* from) { return read<Vector>(from); }
+  static Vector save(Vector value) { return value; }
+};
+
+struct Bfloat16 {
+  using Type = uint16_t;
+  static Vector load(const Type* from) {
+    return (Vector)(__builtin_convertvector(read<Halves>(from), Words) << 16);
+  }
+  static Halves save(Vector value) {  // to the nearest, ties to even
+    const Words bits = (Words)value, rounded = bits + 0x7FFF + ((bits >> 16) & 1);
+    return __builtin_convertvector((value != value ? Words{} + 0x7FC00000 : rounded) >> 16, Halves);
+  }
+};
+
+struct Float16 {
+  using Type = uint16_t;
+#if defined(__AVX512F__)
+  static Vector load(const Type* from) { return _mm512_cvtph_ps(read<__m256i>(from)); }
+  static Halves save(Vector value) { return (Halves)_mm512_cvtps_ph(value, 0); }
+#elif defined(__AVX2__)
+  static Vector load(const Type* from) { return _mm256_cvtph_ps(read<__m128i>(from)); }
+  static Halves save(Vector value) { return (Halves)_mm256_cvtps_ph(value, 0); }
+#else
+  typedef __fp16 Small __attribute__((vector_size(2 * LANES)));
+  static Vector load(const Type* from) { return __builtin_convertvector(read<Small>(from), Vector); }
+  static Halves save(Vector value) { return (Halves)__builtin_convertvector(value, Small); }
+#endif
+};
+
+struct Int8 {
+  using Type = int8_t;
+#if defined(__AVX512F__)
+  static Vector load(const Type* from) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(read<__m128i>(from)));
+  }
+#elif defined(__AVX2__)
+  static Vector load(const Type* from) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+  }
+#else
+  static Vector load(const Type* from) {
+    return __builtin_convertvector(__builtin_convertvector(read<Bytes>(from), Words), Vector);
+  }
+#endif
+};
+
+// The first `count` of a vector, the rest zeros.
+template <class Stored>
+Vector load_some(const typename Stored::Type* from, long count) {
+  if (count >= LANES) return Stored::load(from);
+  typename Stored::Type some[LANES] = {};
+  if (count == LANES / 2)
+    memcpy(some, from, LANES / 2 * sizeof *some);
+  else
+    memcpy(some, from, count * sizeof *some);
+  return Stored::load(some);
+}
+
+template <class Stored>
+void save_some(typename Stored::Type* to, Vector value, long count) {
+  const auto all = Stored::save(value);
+  memcpy(to, &all, (count < LANES ? count : LANES) * sizeof *to);
+}
+
+template <class Stored>
+void widen(const void* from, float* to, long count) {
+  const auto* given = (const typename Stored::Type*)from;
+  for (long i = 0; i < count; i += LANES)
+    save_some<Float32>(to + i, load_some<Stored>(given + i, count - i), count - i);
+}
+
+template <class Stored>
+void narrow(const float* from, void* to, long count) {
+  auto* made = (typename Stored::Type*)to;
+  for (long i = 0; i < count; i += LANES)
+    save_some<Stored>(made + i, load_some<Float32>(from + i, count - i), count - i);
+}
+
+}  // namespace
