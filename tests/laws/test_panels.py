@@ -4,13 +4,11 @@ threads, with every build that this processor runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from engine.cpu import panels
-from engine.cpu.kernels import Kernels, kernels, runnable
+from engine.cpu.kernels import Kernels, kernels
 from engine.cpu.panels import LEVELS, PanelLinear, RoundedLinear
 
 SHAPES = [(1, 1), (31, 7), (96, 96), (768, 768), (200, 1100), (1030, 300)]  # outputs, inputs
@@ -20,22 +18,6 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 ROUNDING = {torch.float32: 0.0, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="the kernels were not built")
-
-
-@pytest.fixture(params=runnable(), ids=lambda file: file.name.partition(".")[0])
-def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernels:
-    """One of them, in use."""
-    one = Kernels(request.param)
-    monkeypatch.setattr(panels, "kernels", lambda: one)
-    return one
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    """The number of threads may change."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def some(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -1,0 +1,170 @@
+"""Attention along paths: right, and a row has the same bits in any company, wherever its keys lie,
+by any number of threads, with every build that this processor runs.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from engine.cpu.kernels import Kernels
+from engine.cpu.paths import Paths, lay_out
+from engine.mixing import Rule
+from engine.plan import Segment
+from engine.rooms import Room
+from protos import tree
+
+PLACES = 700
+RULES = {
+    "plain": Rule(),
+    "scaled": Rule(scaling=0.3),
+    "window": Rule(window=21),
+    "capped": Rule(softcap=1.5),
+    "sinks": Rule(sinks=torch.tensor([0.5, -1.0, 3.0, 0.0, 9.0, -9.0])),
+}
+SIZES = [(64, 64), (40, 40), (72, 24), (3, 5), (128, 128), (256, 256)]  # of keys and values
+ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+HEADS = {2: 6, 6: 6}  # query heads by heads of keys
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Rows and the places of the keys that each sees, in the order of positions."""
+
+    query: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    seen: list[list[int]]
+    paths: Paths
+
+    def some(self, rows: list[int]) -> Scene:
+        """Some of the rows."""
+        seen = [self.seen[row] for row in rows]
+        starts = self.paths.starts[rows]
+        prefixes = self.paths.prefixes[rows]
+        tails = [self.seen[row][int(self.paths.prefixes[row]) :] for row in rows]
+        return Scene(
+            self.query[rows], self.keys, self.values, seen, gathered(starts, prefixes, tails)
+        )
+
+
+def gathered(starts: torch.Tensor, prefixes: torch.Tensor, tails: list[list[int]]) -> Paths:
+    ends = torch.tensor([0, *(len(tail) for tail in tails)]).cumsum(0)
+    places = torch.tensor([place for tail in tails for place in tail], dtype=torch.long)
+    return Paths(starts, prefixes, ends, places)
+
+
+def scene(sizes: tuple[int, int], kv_heads: int, dtype: torch.dtype, seed: int = 0) -> Scene:
+    """Two sessions of some 80 and 300 tokens, a chain and a tree behind each."""
+    torch.manual_seed(seed)
+    rng, segments = random.Random(seed), []
+    for start, context, count in ((10, 79, 7), (200, 301, 24)):
+        parents = tuple(rng.randrange(-1, node) if node > 2 else node - 1 for node in range(count))
+        segments.append(Segment(Room(start, 400), context, (0,) * count, parents, count))
+    plan, seen = lay_out(segments), []
+    for segment in segments:
+        first = segment.room.start + segment.context
+        for node in range(len(segment.tokens)):
+            path = [first + each for each in tree.path(segment.parents, node)]
+            seen.append([*range(segment.room.start, first), *path])
+    keys = torch.randn(PLACES, kv_heads, sizes[0]).to(dtype)
+    values = torch.randn(PLACES, kv_heads, sizes[1]).to(dtype)
+    query = torch.randn(len(seen), HEADS[kv_heads], sizes[0]).to(dtype)
+    return Scene(query, keys, values, seen, plan.paths)
+
+
+def spelled_out(given: Scene, rule: Rule) -> torch.Tensor:
+    """The same in float64, row by row."""
+    rows = []
+    repeat = given.query.shape[1] // given.keys.shape[1]
+    for query, places in zip(given.query.double(), given.seen, strict=True):
+        chosen = places[-rule.window :] if rule.window else places
+        keys = given.keys[chosen].double().repeat_interleave(repeat, 1)
+        values = given.values[chosen].double().repeat_interleave(repeat, 1)
+        scale = query.shape[1] ** -0.5 if rule.scaling is None else rule.scaling
+        scores = torch.einsum("hd,khd->hk", query, keys) * scale
+        if rule.softcap:
+            scores = torch.tanh(scores / rule.softcap) * rule.softcap
+        if rule.sinks is not None:
+            scores = torch.cat([scores, rule.sinks.double()[:, None]], 1)
+        weights = scores.softmax(-1)[:, : len(chosen)]
+        rows.append(torch.einsum("hk,khd->hd", weights, values))
+    return torch.stack(rows)
+
+
+def attended(build: Kernels, given: Scene, rule: Rule) -> torch.Tensor:
+    return build.attend(given.query, given.keys, given.values, given.paths, rule)
+
+
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_row_sees_its_path_and_nothing_else(
+    rule: str, sizes: tuple[int, int], dtype: torch.dtype, build: Kernels
+) -> None:
+    for kv_heads in HEADS:
+        given = scene(sizes, kv_heads, dtype)
+        wanted = spelled_out(given, RULES[rule])
+        off = (attended(build, given, RULES[rule]).double() - wanted).abs().max()
+        assert off <= ROUNDING[dtype] * (1 + wanted.abs().max())
+
+
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_row_has_the_same_bits_in_any_company_and_by_any_number_of_threads(
+    rule: str, dtype: torch.dtype, build: Kernels, threads: None
+) -> None:
+    given, rng = scene((64, 64), 2, dtype), random.Random(3)
+    torch.set_num_threads(1)
+    every = attended(build, given, RULES[rule])
+    for number in (1, 2, 4):
+        torch.set_num_threads(number)
+        for count in (1, 2, 5, 16, 17, len(every)):
+            rows = rng.sample(range(len(every)), count)
+            assert torch.equal(attended(build, given.some(rows), RULES[rule]), every[rows])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_it_does_not_matter_where_keys_lie(rule: str, build: Kernels) -> None:
+    """A branch of a tree has the bits of the same text in one stretch."""
+    given = scene((64, 64), 2, torch.float32)
+    every = attended(build, given, RULES[rule])
+    for row, places in enumerate(given.seen):
+        moved = torch.arange(len(places))
+        keys, values = torch.zeros_like(given.keys), torch.zeros_like(given.values)
+        keys[5 + moved], values[5 + moved] = given.keys[places], given.values[places]
+        paths = gathered(torch.tensor([5]), torch.tensor([len(places)]), [[]])
+        alone = Scene(given.query[[row]], keys, values, [], paths)
+        assert torch.equal(attended(build, alone, RULES[rule])[0], every[row])
+
+
+def test_numbers_that_are_none_harm_only_those_who_see_them(build: Kernels) -> None:
+    given = scene((64, 64), 2, torch.float32)
+    right = attended(build, given, Rule())
+    unseen = set(range(PLACES)) - {place for places in given.seen for place in places}
+    keys, values = given.keys.clone(), given.values.clone()
+    keys[list(unseen)], values[list(unseen)] = torch.nan, torch.inf
+    assert torch.equal(attended(build, replace(given, keys=keys, values=values), Rule()), right)
+    keys[given.seen[3][40]] = torch.nan
+    spoilt = attended(build, replace(given, keys=keys, values=values), Rule())
+    sees = torch.tensor([given.seen[3][40] in places for places in given.seen])
+    assert spoilt[sees].isnan().all() and torch.equal(spoilt[~sees], right[~sees])
+
+
+def test_scores_of_any_size_make_weights(build: Kernels) -> None:
+    """Far beyond what exponentials of float32 hold."""
+    given = scene((64, 64), 2, torch.float32)
+    loud = replace(given, query=given.query * 1e4)
+    wanted = spelled_out(loud, Rule())
+    assert (attended(build, loud, Rule()).double() - wanted).abs().max() < 1e-2
+
+
+def test_a_straight_path_is_that_of_a_chain(build: Kernels) -> None:
+    chain = lay_out([Segment(Room(0, 64), 9, (0,) * 5, tree.chain(5), 5)]).paths
+    straight = Paths.straight(9, 5)
+    for one, other in ((chain.starts, straight.starts), (chain.prefixes, straight.prefixes)):
+        assert torch.equal(one, other)
+    assert not chain.tails.any() and not len(chain.places)
