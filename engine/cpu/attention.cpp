@@ -28,37 +28,34 @@ Vector exponential(Vector x) {
   return tiny ? Vector{} : p * power;
 }
 
-// In lane i of the result: the sum of two lanes of a where i has not the bit, of b where it has.
+using Lanes = std::make_integer_sequence<int, LANES>;
+
+template <int... LANE>
+Vector rotated(Vector from, int by, std::integer_sequence<int, LANE...>) {
+  return __builtin_shuffle(from, Words{(LANE ^ by)...});
+}
+
+template <class Join>
+float joined(Vector values, Join join) {  // of all lanes, in halves
+  for (int by = LANES / 2; by; by /= 2) values = join(values, rotated(values, by, Lanes{}));
+  return values[0];
+}
+
+// Two vectors, of which one gives the other its lanes with the bit, for those without.
 template <int BIT, int... LANE>
-Vector folded(Vector a, Vector b, std::integer_sequence<int, LANE...>) {
-  const Words own{(LANE & BIT ? LANE + LANES : LANE)...};
-  const Words other{(LANE & BIT ? (LANE ^ BIT) + LANES : LANE ^ BIT)...};
-  return __builtin_shuffle(a, b, own) + __builtin_shuffle(a, b, other);
+void exchange(Vector& low, Vector& high, std::integer_sequence<int, LANE...>) {
+  const Vector a = low, b = high;
+  low = __builtin_shuffle(a, b, Words{(LANE & BIT ? (LANE ^ BIT) + LANES : LANE)...});
+  high = __builtin_shuffle(a, b, Words{(LANE & BIT ? LANE + LANES : LANE ^ BIT)...});
 }
 
-// In lane i of the result: the sum of vector i; there are LANES of them.
-template <int COUNT = LANES>
-Vector sums_of(Vector* vectors) {
-  if constexpr (COUNT == 1) {
-    return vectors[0];
-  } else {
-    for (int i = 0; i < COUNT / 2; i++)
-      vectors[i] = folded<LANES / COUNT>(vectors[2 * i], vectors[2 * i + 1],
-                                         std::make_integer_sequence<int, LANES>{});
-    return sums_of<COUNT / 2>(vectors);
+template <int BIT = 1>
+void transpose(Vector* square) {  // LANES of them
+  if constexpr (BIT < LANES) {
+    for (int i = 0; i < LANES; i++)
+      if (!(i & BIT)) exchange<BIT>(square[i], square[i | BIT], Lanes{});
+    transpose<2 * BIT>(square);
   }
-}
-
-float largest(Vector values) {
-  float most = values[0];
-  for (int i = 1; i < LANES; i++) most = values[i] > most ? values[i] : most;
-  return most;
-}
-
-float total(Vector values) {
-  float sum = 0.0f;
-  for (int i = 0; i < LANES; i++) sum += values[i];
-  return sum;
 }
 
 struct Call {
@@ -71,10 +68,18 @@ struct Call {
   const float* sinks;
 };
 
-// What a row and a head have seen so far; its vectors lie elsewhere.
+// What a row and a head have seen so far; its query and what it has mixed lie elsewhere.
 struct Sight {
   float most, sum;
-  Vector *query, *mixed;
+  float* query;
+  Vector* mixed;
+};
+
+// A block of positions: where the keys are that are seen, and their numbers, by lanes.
+struct Block {
+  int low, high;  // of the lanes, those that are seen
+  long at[LANES];
+  std::vector<Vector> keys;  // [size, up to a multiple of LANES]
 };
 
 template <class Stored>
@@ -100,40 +105,87 @@ struct Attention {
   void begin(Sight& sight, long row, long head) const {
     sight.most = -INFINITY, sight.sum = 0.0f;
     const Type* query = (const Type*)call.query + (row * call.heads + head) * call.size;
-    for (long v = 0; v < key_vectors; v++)
-      sight.query[v] = load_some<Stored>(query + v * LANES, call.size - v * LANES) * call.scale;
+    for (long v = 0; v < key_vectors; v++) {
+      const Vector some = load_some<Stored>(query + v * LANES, call.size - v * LANES) * call.scale;
+      *(Loose*)(sight.query + v * LANES) = some;
+    }
     for (long v = 0; v < value_vectors; v++) sight.mixed[v] = Vector{};
   }
 
-  // One block of positions for one row and head; `at` are places of its keys, `low` to `high` of
-  // them are seen.
-  void look(Sight& sight, const long* at, int low, int high, long group) const {
-    Vector scores[LANES];
-    for (int i = 0; i < LANES; i++) {
-      scores[i] = Vector{};
-      if (i < low || i >= high) continue;
-      const Type* key = (const Type*)call.keys + (at[i] * call.shared + group) * call.size;
-      for (long v = 0; v < key_vectors; v++)
-        scores[i] += sight.query[v] * load_some<Stored>(key + v * LANES, call.size - v * LANES);
+  // The keys of a row's positions from..to, the first of which is in lane `low`.
+  void fetch(Block& block, long row, long group, long from, long to, int low) const {
+    block.low = low, block.high = low + int(to - from);
+    for (int i = 0; i < LANES; i++)
+      block.at[i] = i < block.low || i >= block.high ? -1 : place(row, from + i - low);
+    block.keys.resize(key_vectors * LANES);
+    for (long v = 0; v < key_vectors; v++) {
+      Vector* square = block.keys.data() + v * LANES;
+      for (int i = 0; i < LANES; i++) {
+        const Type* key = (const Type*)call.keys + (block.at[i] * call.shared + group) * call.size;
+        square[i] = block.at[i] < 0
+                        ? Vector{}
+                        : load_some<Stored>(key + v * LANES, call.size - v * LANES);
+      }
+      transpose(square);
     }
-    Vector score = sums_of(scores);
+  }
+
+  // What lanes low..high of a block add to COUNT rows and heads, which share what is read.
+  template <int COUNT>
+  void look(Sight* const* sights, const Block& block, int low, int high, long group) const {
+    Vector parts[COUNT][2] = {}, weights[COUNT];
+    float before[COUNT];
+    for (long d = 0; d < key_vectors * LANES; d += 2)
+      for (int i = 0; i < 2; i++)
+#pragma GCC unroll 4
+        for (int n = 0; n < COUNT; n++)
+          parts[n][i] += sights[n]->query[d + i] * block.keys[d + i];
+    for (int n = 0; n < COUNT; n++)
+      weights[n] = weighed(*sights[n], parts[n][0] + parts[n][1], low, high, before[n]);
+    for (long v = 0; v < value_vectors; v++) {
+      const long rest = call.value_size - v * LANES;
+      const Type* column = (const Type*)call.values + group * call.value_size + v * LANES;
+      const long stride = call.shared * call.value_size;
+      Vector mixed[COUNT];
+      for (int n = 0; n < COUNT; n++) mixed[n] = sights[n]->mixed[v] * before[n];
+      const auto add = [&](int i, Vector value) {
+#pragma GCC unroll 4
+        for (int n = 0; n < COUNT; n++) mixed[n] += ((const float*)&weights[n])[i] * value;
+      };
+      if (low == 0 && high == LANES && rest >= LANES)
+        for (int i = 0; i < LANES; i++) add(i, Stored::load(column + block.at[i] * stride));
+      else
+        for (int i = low; i < high; i++)
+          add(i, load_some<Stored>(column + block.at[i] * stride, rest));
+      for (int n = 0; n < COUNT; n++) sights[n]->mixed[v] = mixed[n];
+    }
+  }
+
+  // The weights of scores; what was mixed before has to be multiplied with `before`.
+  Vector weighed(Sight& sight, Vector score, int low, int high, float& before) const {
     if (call.cap > 0)
       for (int i = low; i < high; i++) score[i] = std::tanh(score[i] / call.cap) * call.cap;
-    for (int i = 0; i < LANES; i++)
-      if (i < low || i >= high) score[i] = -INFINITY;
-    const float most = std::max(sight.most, largest(score));
-    const float before = exponential(Vector{} + (sight.most - most))[0];
+    if (low > 0 || high < LANES)
+      for (int i = 0; i < LANES; i++)
+        if (i < low || i >= high) score[i] = -INFINITY;
+    const float here = joined(score, [](Vector a, Vector b) { return a > b ? a : b; });
+    const float most = std::max(sight.most, here);
+    before = most == sight.most ? 1.0f : exponential(Vector{} + (sight.most - most))[0];
     const Vector weights = exponential(score - most);
     sight.most = most;
-    sight.sum = sight.sum * before + total(weights);
-    for (long v = 0; v < value_vectors; v++) {
-      Vector mixed = sight.mixed[v] * before;
-      for (int i = low; i < high; i++) {
-        const Type* value = (const Type*)call.values + (at[i] * call.shared + group) * call.value_size;
-        mixed += weights[i] * load_some<Stored>(value + v * LANES, call.value_size - v * LANES);
-      }
-      sight.mixed[v] = mixed;
-    }
+    sight.sum = sight.sum * before + joined(weights, [](Vector a, Vector b) { return a + b; });
+    return weights;
+  }
+
+  void look_at(std::vector<Sight*>& sights, const Block& block, int low, int high,
+               long group) const {
+    Sight* const* next = sights.data();
+    size_t left = sights.size();
+    for (; left >= 4; left -= 4, next += 4) look<4>(next, block, low, high, group);
+    if (left == 3) look<3>(next, block, low, high, group);
+    if (left == 2) look<2>(next, block, low, high, group);
+    if (left == 1) look<1>(next, block, low, high, group);
+    sights.clear();
   }
 
   void end(const Sight& sight, long row, long head) const {
@@ -149,40 +201,48 @@ struct Attention {
                         call.value_size - v * LANES);
   }
 
-  // Rows from..to, of one session, for the heads that share keys: block by block, so that a block is
-  // read once.
+  // Rows from..to, of one session, for the heads that share keys: block by block, each fetched once
+  // for all rows that see it in their common text.
   void run(long from, long to, long group) const {
     static thread_local std::vector<Sight> sights;
     static thread_local std::vector<Vector> vectors;
+    static thread_local std::vector<Sight*> alike, few;
+    static thread_local Block common, own;
     const long repeat = call.heads / call.shared, each = key_vectors + value_vectors;
     sights.resize((to - from) * repeat), vectors.resize((to - from) * repeat * each);
-    long begin_at = seen(from), end_at = 0;
+    long begin_at = seen(from), end_at = 0, longest = from;
     for (long row = from; row < to; row++) {
       begin_at = std::min(begin_at, first(row)), end_at = std::max(end_at, seen(row));
+      if (call.prefixes[row] > call.prefixes[longest]) longest = row;
       for (long h = 0; h < repeat; h++) {
         const long number = (row - from) * repeat + h;
-        sights[number].query = vectors.data() + number * each;
-        sights[number].mixed = sights[number].query + key_vectors;
+        sights[number].query = (float*)(vectors.data() + number * each);
+        sights[number].mixed = vectors.data() + number * each + key_vectors;
         begin(sights[number], row, group * repeat + h);
       }
     }
-    for (long block = begin_at / LANES * LANES; block < end_at; block += LANES)
+    for (long start = begin_at / LANES * LANES; start < end_at; start += LANES) {
+      const long until = std::min(start + LANES, call.prefixes[longest]);
+      if (start < until) fetch(common, longest, group, start, until, 0);
       for (long row = from; row < to; row++) {
-        const long low = std::max<long>(0, first(row) - block);
-        const long high = std::min<long>(LANES, seen(row) - block);
+        const int low = int(std::max<long>(0, first(row) - start));
+        const int high = int(std::min<long>(LANES, seen(row) - start));
         if (low >= high) continue;
-        long at[LANES];
-        for (long i = low; i < high; i++) at[i] = place(row, block + i);
-        for (long h = 0; h < repeat; h++)
-          look(sights[(row - from) * repeat + h], at, int(low), int(high), group);
+        const bool apart = start + high > call.prefixes[row], whole = low == 0 && high == LANES;
+        auto& those = whole && !apart ? alike : few;
+        for (long h = 0; h < repeat; h++) those.push_back(&sights[(row - from) * repeat + h]);
+        if (apart) fetch(own, row, group, start + low, start + high, low);
+        look_at(few, apart ? own : common, low, high, group);
       }
+      look_at(alike, common, 0, LANES, group);
+    }
     for (long row = from; row < to; row++)
       for (long h = 0; h < repeat; h++)
         end(sights[(row - from) * repeat + h], row, group * repeat + h);
   }
 };
 
-constexpr long TOGETHER = 16;  // rows of a session that share what is read
+constexpr long TOGETHER = 32;  // rows of a session that share what is fetched
 
 template <class Stored>
 void attend(const Call& call, int threads) {
