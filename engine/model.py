@@ -24,7 +24,8 @@ from transformers import (
 from transformers.utils import logging
 
 from engine.kv import LayerGeometry
-from engine.linears import FULL, Groups, join, replace, suited, watching
+from engine.linears import FULL, INT8, Groups, join, replace, suited, watching
+from engine.original import Original, original
 from engine.probe import adopt, refuse_class
 from protos.errors import Unusable
 from protos.fingerprint import tokens_by_id
@@ -37,9 +38,12 @@ LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A loaded model whose attention is ours."""
+    """A loaded model whose linear layers and attention are ours; `original`: what it computed when
+    they were not.
+    """
 
     network: PreTrainedModel
+    original: Original
     layers: tuple[LayerGeometry, ...]
     vocab_size: int
     token_count: int  # ids that the tokenizer knows; the rest of the vocabulary is padding
@@ -67,9 +71,12 @@ def load(folder: Path, dtype: str = "float32", device: str = "cpu", weights: str
         raise Unusable(f"{folder} cannot be served: {lacking}, e.g. {missing[0]}; get all files")
     with _judging(folder, config), watching(network) as groups:
         found = adopt(network, _context_length(config))
+    with _judging(folder, config):
+        said = original(network, found, wanted, weights == INT8)
     _lay_out(network, groups, wanted, weights)
     return Model(
         network=network,
+        original=said,
         layers=found.layers,
         vocab_size=found.vocab_size,
         token_count=min(max(tokens) + 1, found.vocab_size),
