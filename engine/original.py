@@ -31,6 +31,7 @@ SPREAD = 16  # the same elsewhere
 FACTOR = 3.0  # from how far two ways to attend are apart to what is called wrong
 SUMS = 10.0  # the same in float32, where the order of sums in linear layers rounds as much
 FLOOR, CHOOSING = 6, 32  # units of rounding of a logit: no two ways are taken for closer
+ALONE = 128  # the same where a network has one way only: wide and deep ones are half as far apart
 ROUNDED = 4.0  # logits, where all is rounded to 8 bits; those of two texts are 9 apart
 ATEN = torch.ops.aten
 CHOICES = {ATEN.topk.default, ATEN.sort.default, ATEN.argmax.default, ATEN.max.dim}
@@ -140,7 +141,8 @@ def _limit(main: Text, again: Text, dtype: torch.dtype, smooth: bool, rounded: b
     unit = torch.stack(list(main.logits.values())).float().abs().median().item()
     if rounded:
         return ROUNDED * unit
-    least = (FLOOR if smooth else CHOOSING) * torch.finfo(dtype).eps * unit
+    units = ALONE if again is main else FLOOR if smooth else CHOOSING
+    least = units * torch.finfo(dtype).eps * unit
     differences = [_largest(again.logits[place], row) for place, row in main.logits.items()]
     factor = SUMS if dtype == torch.float32 else FACTOR
     return min(unit, factor * max(least, typical(differences, smooth)))
