@@ -136,7 +136,7 @@ def prepare(config: ModelServiceConfig, exact: bool) -> tuple[Forward, Exactness
         )
     try:
         forward = Forward(model, positions, exact)
-        exactness = self_test(forward, str(config.model))
+        exactness = _tried(forward, str(config.model), exact)
     except (MemoryError, torch.OutOfMemoryError) as error:
         size = config.kv_bytes.human_readable()
         raise Unusable(f"kv_bytes {size} do not fit into memory; lower it") from error
@@ -149,5 +149,14 @@ def prepare(config: ModelServiceConfig, exact: bool) -> tuple[Forward, Exactness
     )
     if exact and exactness.problem:
         log.warning("not exact", model=str(config.model), problem=exactness.problem)
-        forward.relax()
     return forward, exactness
+
+
+def _tried(forward: Forward, name: str, exact: bool) -> Exactness:
+    """What a model promises; where it is not exact, it was tried as it is going to be served."""
+    exactness = self_test(forward, name)
+    if exact and exactness.problem:
+        forward.relax()
+        self_test(forward, name)
+    forward.model.original.release()
+    return exactness

@@ -25,6 +25,7 @@ from transformers.utils import logging
 
 from engine.kv import LayerGeometry
 from engine.linears import Groups, Int8Linear, can_round, join, replace, watching
+from engine.original import Original, original
 from engine.packed import PackedLinear, can_pack
 from engine.probe import adopt, refuse_class
 from protos.errors import Unusable
@@ -39,9 +40,12 @@ LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A loaded model whose attention is ours."""
+    """A loaded model whose linear layers and attention are ours; `original`: what it computed when
+    they were not.
+    """
 
     network: PreTrainedModel
+    original: Original
     layers: tuple[LayerGeometry, ...]
     vocab_size: int
     token_count: int  # ids that the tokenizer knows; the rest of the vocabulary is padding
@@ -69,9 +73,12 @@ def load(folder: Path, dtype: str = "float32", device: str = "cpu", weights: str
         raise Unusable(f"{folder} cannot be served: {lacking}, e.g. {missing[0]}; get all files")
     with _judging(folder, config), watching(network) as groups:
         found = adopt(network, _context_length(config))
+    with _judging(folder, config):
+        said = original(network, found, wanted, weights == INT8)
     _lay_out(network, groups, wanted, weights)
     return Model(
         network=network,
+        original=said,
         layers=found.layers,
         vocab_size=found.vocab_size,
         token_count=min(max(tokens) + 1, found.vocab_size),

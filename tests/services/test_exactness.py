@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.exactness import self_test
+from engine.config import ModelServiceConfig
+from engine.exactness import Exactness, self_test
 from engine.forward import Forward
+from engine.host import prepare
 from engine.model import load
 from engine.packed import can_pack
 from engine.plan import Segment
@@ -133,21 +135,43 @@ def test_the_self_test_finds_the_core_architectures_exact(
     assert str(self_test(Forward(load(make_model(family, 0)), POSITIONS), family)) == "exact"
 
 
-@pytest.mark.parametrize("right", range(3))
-def test_one_text_that_agrees_is_enough(
-    right: int, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("family", "dtype", "refused"),
+    [
+        ("qwen3_moe", "float32", True),
+        ("qwen3_moe", "bfloat16", False),
+        ("llama", "bfloat16", True),
+        ("llama_dynamic", "float16", True),
+    ],
+)
+def test_one_row_that_is_far_off_is_too_many_but_where_rounding_chooses_experts(
+    family: str, dtype: str, refused: bool, make_model: MakeModel
 ) -> None:
-    """In bfloat16 rounding may send a token to another expert, and that is no wrong model."""
-    difference = lambda _, seed: 1e-4 if seed == right else 5.0  # noqa: E731
-    monkeypatch.setattr("engine.exactness._difference", difference)
-    forward = Forward(load(make_model("llama", 0), "bfloat16"), POSITIONS)
-    assert str(self_test(forward, "llama")) == "exact"
-    full = Forward(load(make_model("llama", 0)), POSITIONS)
-    with nullcontext() if right == 0 else pytest.raises(Unusable, match="differ by 5"):
-        self_test(full, "llama")
-    monkeypatch.setattr("engine.exactness._difference", lambda *_: 5.0)
-    with pytest.raises(Unusable, match=r"LlamaForCausalLM .* differ by 5; choose"):
-        self_test(forward, "llama")
+    forward = Forward(load(make_model(family, 0), dtype), POSITIONS)
+    known = forward.model.original.main.logits
+    known[128] = known[128] + 5
+    with pytest.raises(Unusable, match="differ by") if refused else nullcontext():
+        self_test(forward, family)
+    for place in [place for place in known if place > 128]:
+        known[place] = known[place] + 5
+    with pytest.raises(Unusable, match=r"ForCausalLM differ by .* itself, fed .* behind .* 96"):
+        self_test(forward, family)
+
+
+@pytest.mark.parametrize("problem", [None, "some rows differ"])
+def test_a_model_that_is_not_exact_is_tried_as_it_is_going_to_be_served(
+    problem: str | None, embedded: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes = []
+
+    def tried(forward: Forward, _: str) -> Exactness:
+        modes.append(forward.exact)
+        return Exactness(problem)
+
+    monkeypatch.setattr("engine.host.self_test", tried)
+    forward, exactness = prepare(ModelServiceConfig(model=embedded.draft), exact=True)
+    assert modes == ([True] if problem is None else [True, False])
+    assert exactness.problem == problem and not forward.model.original.main.logits
 
 
 def test_the_self_test_notices_logits_that_are_no_numbers(

@@ -1,0 +1,245 @@
+"""Mistakes that have been made, or could be, planted in a forward pass that is right: each says
+what it spoils, and spoils nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AttentionInterface, AutoModelForCausalLM
+
+from engine import attention, plan, table
+from engine.forward import Forward
+from engine.kv import Index
+from engine.linears import JoinedLinear
+from engine.packed import PackedLinear, pack
+from engine.plan import Segment, Tile, Turn
+from engine.rooms import Room
+from engine.rows import Halves, Rows
+from engine.table import Table
+
+CUT = 96
+PLACE = 150  # of one token
+LAYER = "model.layers.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Plant:
+    """What a mistake can be planted in: the engine's functions, a loaded model, its files."""
+
+    patch: pytest.MonkeyPatch
+    forward: Forward
+    folder: Path
+
+    @property
+    def network(self) -> Any:
+        return self.forward.model.network
+
+
+Fault = Callable[[Plant], None]
+
+
+def a_mask_off_by_one_behind_96(plant: Plant) -> None:
+    """A row does not see its own key."""
+
+    def tile(*given: Any, **options: Any) -> Tile:
+        made = Tile(*given, **options)
+        if made.allowed is not None:
+            own, every = made.row_positions[:, None], made.key_positions
+            made.allowed = made.allowed & ((own < CUT) | (every != own))
+        return made
+
+    plant.patch.setattr(plan, "Tile", tile)
+
+    def shorter(rows: Rows) -> None:
+        rows.spans[5, :-1] -= (rows.positions[0] >= CUT).int()
+
+    _spoil_rows(plant, shorter)
+
+
+def a_forgotten_window(plant: Plant) -> None:
+    """In all layers."""
+    layers = [module for module in plant.network.modules() if hasattr(module, "sliding_window")]
+    for layer in layers:
+        layer.sliding_window = None
+    assert layers
+
+
+def swapped_layers(plant: Plant) -> None:
+    """What keys and values are made with, in one layer."""
+    keys, values = (f"{LAYER}.self_attn.{name}_proj" for name in "kv")
+    first, second = (plant.network.get_submodule(name) for name in (keys, values))
+    plant.network.set_submodule(keys, second)
+    plant.network.set_submodule(values, first)
+
+
+def swapped_gates(plant: Plant) -> None:
+    """Gate and what it opens, in one layer."""
+    gate, up = (f"{LAYER}.mlp.{name}_proj" for name in ("gate", "up"))
+    first, second = (plant.network.get_submodule(name) for name in (gate, up))
+    plant.network.set_submodule(gate, second)
+    plant.network.set_submodule(up, first)
+
+
+def positions_off_by_one_behind_96(plant: Plant) -> None:
+    """As if a token had been left out there."""
+    _turn(plant, lambda positions: positions + (positions >= CUT))
+
+
+def a_wrong_rope_row(plant: Plant) -> None:
+    """One token has the rotation of the next."""
+    _turn(plant, lambda positions: positions + (positions == PLACE))
+
+
+def a_key_that_is_not_written(plant: Plant) -> None:
+    """The last of a piece; the place holds what it held."""
+    store = attention.store
+
+    def short(layer: torch.Tensor, places: Index, new: torch.Tensor, rows: Index) -> None:
+        if isinstance(places, slice) and isinstance(rows, slice) and places.stop - places.start > 9:
+            places, rows = (slice(each.start, each.stop - 1) for each in (places, rows))
+        store(layer, places, new, rows)
+
+    plant.patch.setattr(attention, "store", short)
+
+    def elsewhere(rows: Rows) -> None:
+        rows.places[rows.positions[0] == PLACE] = plant.forward.pool.positions
+
+    _spoil_rows(plant, elsewhere)
+
+
+def keys_that_were_not_moved(plant: Plant) -> None:
+    """An accepted branch stays where the draft was."""
+    plant.patch.setattr(plant.forward.pool, "compact", lambda *_: None)
+
+
+def keys_moved_to_the_place_behind(plant: Plant) -> None:
+    """An accepted branch comes to lie one place too far."""
+    compact = plant.forward.pool.compact
+
+    def farther(room: Room, start: int, path: list[int]) -> None:
+        if path != list(range(len(path))):
+            compact(room, start + 1, [node - 1 for node in path])
+
+    plant.patch.setattr(plant.forward.pool, "compact", farther)
+
+
+def a_scale_of_98_percent_in_a_head(plant: Plant) -> None:
+    """In one head of one layer."""
+
+    def scaled(module: nn.Module, *given: Any, **options: Any) -> tuple[torch.Tensor, None]:
+        output, _ = attention.attend(module, *given, **options)  # [1, rows, heads, size]
+        if module.layer_idx == 1:
+            output[:, :, 1] *= 0.98
+        return output, None
+
+    plant.patch.setitem(AttentionInterface._global_mapping, attention.NAME, scaled)
+
+
+def a_wrong_row_in_packed_weights(plant: Plant) -> None:
+    """One output of one layer is computed with the weights of the next."""
+    name = f"{LAYER}.mlp.down_proj"
+    files: Any = AutoModelForCausalLM.from_pretrained(plant.folder, dtype=plant.forward.model.dtype)
+    weight = files.get_submodule(name).weight.detach().clone()
+    weight[5] = weight[6]
+    layer = plant.network.get_submodule(name)
+    if isinstance(layer, PackedLinear):
+        layer.packed = pack(weight)
+    else:
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+
+
+def a_forgotten_bias(plant: Plant) -> None:
+    """Of the queries of one layer."""
+    layer = plant.network.get_submodule(f"{LAYER}.self_attn.q_proj")
+    if isinstance(layer, JoinedLinear):
+        assert layer._number == 0
+        bias = layer._joined.whole.bias
+        assert bias is not None
+        layer._joined.whole.bias = torch.cat(
+            [torch.zeros(layer.out_features, dtype=bias.dtype), bias[layer.out_features :].clone()]
+        )
+    else:
+        layer.bias = None
+
+
+def a_neighbours_keys(plant: Plant) -> None:
+    """In company, everybody reads where the first session's room begins."""
+    turns, first = plan._turns, [0]
+
+    def misplaced(segment: Segment, depths: list[int], start: int, exact: bool) -> list[Turn]:
+        if start == 0:
+            first[0] = segment.room.start
+        made = turns(segment, depths, start, exact)
+        for turn in made:
+            for tile in turn.tiles:
+                tile.start = first[0]
+        return made
+
+    plant.patch.setattr(plan, "_turns", misplaced)
+    of = Table.of
+
+    def together(segments: list[Segment]) -> Table:
+        made = of(segments)
+        made.rows[3] = made.rows[3][:1]
+        return made
+
+    plant.patch.setattr(Table, "of", together)
+
+
+def a_replay_with_stale_geometry(plant: Plant) -> None:
+    """What rows see is computed once for the arrays of a pass, which a replay fills anew."""
+    known: dict[tuple[Rows, int], Halves] = {}
+    halves = Rows.halves
+
+    def once(rows: Rows, repeat: int) -> Halves:
+        if (rows, repeat) not in known:
+            known[rows, repeat] = halves(rows, repeat)
+        return known[rows, repeat]
+
+    plant.patch.setattr(Rows, "halves", once)
+
+
+def _turn(plant: Plant, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Rotate by other positions than those of the rows."""
+    rotary = plant.network.model.rotary_emb
+    right = rotary.forward
+
+    def wrong(hidden: torch.Tensor, position_ids: torch.Tensor, **options: Any) -> Any:
+        return right(hidden, change(position_ids), **options)
+
+    plant.patch.setattr(rotary, "forward", wrong)
+
+
+def _spoil_rows(plant: Plant, spoil: Callable[[Rows], None]) -> None:
+    """Change what is laid out for passes by rows."""
+    right = table._rows
+
+    def wrong(given: Table, exact: bool) -> Rows:
+        rows = right(given, exact)
+        spoil(rows)
+        return rows
+
+    plant.patch.setattr(table, "_rows", wrong)
+
+
+FAULTS: tuple[Fault, ...] = (
+    a_mask_off_by_one_behind_96,
+    swapped_layers,
+    swapped_gates,
+    positions_off_by_one_behind_96,
+    a_wrong_rope_row,
+    a_key_that_is_not_written,
+    keys_that_were_not_moved,
+    keys_moved_to_the_place_behind,
+    a_scale_of_98_percent_in_a_head,
+    a_wrong_row_in_packed_weights,
+    a_forgotten_bias,
+    a_neighbours_keys,
+)

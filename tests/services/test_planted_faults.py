@@ -1,0 +1,168 @@
+"""The self-test refuses a model that is computed wrongly, as far as rounding does not hide it, and
+none that is computed rightly.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import models
+from engine import flash
+from engine.exactness import self_test
+from engine.forward import Backend, Forward
+from engine.graphs import Graphs
+from engine.model import load
+from protos.errors import Unusable
+from tests.families import ARCHITECTURES, CONFIGS
+from tests.services import faults, replay
+from tests.services.faults import FAULTS, Fault, Plant
+
+MakeModel = Callable[[str, int], Path]
+MakeBiased = Callable[[str], Path]
+POSITIONS = 2048
+DTYPES = ("float32", "bfloat16", "float16")
+WAYS = (("llama", "exact"), ("llama", "rows"), ("qwen2_window", "exact"), ("qwen2_window", "fast"))
+GROSS = (
+    faults.swapped_layers,
+    faults.swapped_gates,
+    faults.a_neighbours_keys,
+    faults.a_forgotten_window,
+)  # what moves logits farther than bfloat16 rounds them
+FINE = faults.a_wrong_rope_row  # of one token of 304: float16 rounds by more
+
+
+@pytest.fixture(scope="module")
+def make_biased(tmp_path_factory: pytest.TempPathFactory) -> MakeBiased:
+    """Makes a tiny random model directory of a family, with biases that are not zero."""
+    made: dict[str, Path] = {}
+
+    def make(family: str) -> Path:
+        if family not in made:
+            torch.manual_seed(0)
+            config = CONFIGS[family]()
+            config.attention_bias = True
+            network = AutoModelForCausalLM.from_config(config)
+            with torch.no_grad():
+                for name, parameter in network.named_parameters():
+                    if parameter.ndim >= 2:
+                        parameter.mul_(4.0)
+                    elif name.endswith("bias"):
+                        parameter.normal_(0.0, 0.5)
+            folder = made[family] = tmp_path_factory.mktemp(f"{family}-biased-", numbered=True)
+            network.save_pretrained(folder)
+            for name in ("tokenizer.json", "tokenizer_config.json"):
+                shutil.copy(models.TARGET / name, folder)
+        return made[family]
+
+    return make
+
+
+def right(folder: Path, way: str, dtype: str, patch: pytest.MonkeyPatch) -> Forward:
+    """A forward pass without a mistake."""
+    patch.setattr(flash, "kernel", replay.kernel)
+    backend = Backend.ROWS if way in ("rows", "replayed") else Backend.TILES
+    forward = Forward(load(folder, dtype), POSITIONS, way != "fast", backend)
+    if way == "replayed":
+        forward._runner = Graphs(forward._run, forward.model.device, replay.capture)
+    return forward
+
+
+def refuse(fault: Fault, folder: Path, forward: Forward, patch: pytest.MonkeyPatch) -> None:
+    """Plant a fault; the self-test has to notice it."""
+    fault(Plant(patch, forward, folder))
+    with pytest.raises(Unusable, match=r"ForCausalLM differ by .*; rounding explains .*; choose"):
+        self_test(forward, "planted")
+
+
+@pytest.mark.parametrize(("family", "way"), WAYS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_refused(
+    fault: Fault, family: str, way: str, make_biased: MakeBiased, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_biased(family)
+    refuse(fault, folder, right(folder, way, "float32", monkeypatch), monkeypatch)
+
+
+@pytest.mark.parametrize("way", ["exact", "fast"])
+def test_a_forgotten_window_is_refused(
+    way: str, make_biased: MakeBiased, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_biased("qwen2_window")
+    forward = right(folder, way, "float32", monkeypatch)
+    refuse(faults.a_forgotten_window, folder, forward, monkeypatch)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_replay_with_stale_geometry_is_refused(
+    dtype: str, make_biased: MakeBiased, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_biased("llama")
+    forward = right(folder, "replayed", dtype, monkeypatch)
+    refuse(faults.a_replay_with_stale_geometry, folder, forward, monkeypatch)
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault is not FINE])
+def test_a_planted_fault_is_refused_in_float16(
+    fault: Fault, make_biased: MakeBiased, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_biased("llama")
+    refuse(fault, folder, right(folder, "exact", "float16", monkeypatch), monkeypatch)
+
+
+@pytest.mark.parametrize("fault", GROSS)
+def test_a_planted_fault_that_is_larger_than_rounding_is_refused_in_bfloat16(
+    fault: Fault, make_biased: MakeBiased, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_biased("qwen2_window")
+    refuse(fault, folder, right(folder, "exact", "bfloat16", monkeypatch), monkeypatch)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("family", "way"), [*WAYS, ("llama", "replayed")])
+def test_without_a_fault_nothing_is_refused(
+    family: str, way: str, dtype: str, make_biased: MakeBiased, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    self_test(right(make_biased(family), way, dtype, monkeypatch), family)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("family", ["mixtral", "olmoe", "qwen3_moe"])
+def test_a_mixture_of_experts_that_is_computed_wrongly_is_refused_in_half_precision(
+    family: str, dtype: str, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though rounding may send some of its tokens to other experts."""
+    folder = make_model(family, 0)
+    forward = right(folder, "exact", dtype, monkeypatch)
+    refuse(faults.a_neighbours_keys, folder, forward, monkeypatch)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_no_served_architecture_is_refused(
+    architecture: str, dtype: str, make_model: MakeModel
+) -> None:
+    """In exact mode, or in the fast one that it goes on in where it is not exact."""
+    forward = Forward(load(make_model(architecture, 0), dtype), POSITIONS)
+    if self_test(forward, architecture).problem:
+        forward.relax()
+        self_test(forward, architecture)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2_window", "mixtral"])
+def test_weights_of_8_bits_may_round_by_more(family: str, make_model: MakeModel) -> None:
+    self_test(Forward(load(make_model(family, 0), weights="int8"), POSITIONS, False), family)
+
+
+@pytest.mark.parametrize("fault", [faults.swapped_layers, faults.a_neighbours_keys])
+def test_a_planted_fault_is_refused_with_weights_of_8_bits(
+    fault: Fault, make_biased: MakeBiased, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_biased("qwen2_window")
+    forward = Forward(load(folder, weights="int8"), POSITIONS, exact=False)
+    refuse(fault, folder, forward, monkeypatch)
