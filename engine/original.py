@@ -30,7 +30,8 @@ SPACING = 4  # tokens from one known row of the stream to the next
 SPREAD = 16  # the same elsewhere
 FACTOR = 3.0  # from how far two ways to attend are apart to what is called wrong
 SUMS = 10.0  # the same in float32, where the order of sums in linear layers rounds as much
-FLOOR, CHOOSING = 6, 32  # units of rounding of a logit: no two ways are taken for closer
+FLOOR, CHOOSING = 6, 96  # units of rounding of a logit: no two ways are taken for closer; where
+# experts are chosen, a short context has few rows to take the middle of
 ALONE = 128  # the same where a network has one way only: wide and deep ones are half as far apart
 ROUNDED = 4.0  # logits, where all is rounded to 8 bits; those of two texts are 9 apart
 ATEN = torch.ops.aten

@@ -15,6 +15,9 @@ from torch import nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from engine import attention, plan, table
+from engine.cpu import paths
+from engine.cpu.panels import PanelLinear
+from engine.cpu.paths import PathPlan
 from engine.forward import Forward
 from engine.kv import Index
 from engine.linears import JoinedLinear
@@ -61,6 +64,11 @@ def a_mask_off_by_one_behind_96(plant: Plant) -> None:
         rows.spans[5, :-1] -= (rows.positions[0] >= CUT).int()
 
     _spoil_rows(plant, shorter)
+
+    def nearer(plan: PathPlan) -> None:
+        plan.paths.prefixes[:] -= (plan.positions[0, : plan.count] >= CUT).long()
+
+    _spoil_paths(plant, nearer)
 
 
 def a_forgotten_window(plant: Plant) -> None:
@@ -149,7 +157,9 @@ def a_wrong_row_in_packed_weights(plant: Plant) -> None:
     weight = files.get_submodule(name).weight.detach().clone()
     weight[5] = weight[6]
     layer = plant.network.get_submodule(name)
-    if isinstance(layer, PackedLinear):
+    if isinstance(layer, PanelLinear):
+        layer._panels = PanelLinear(weight, None)._panels
+    elif isinstance(layer, PackedLinear):
         layer.packed = pack(weight)
     else:
         layer.weight = nn.Parameter(weight, requires_grad=False)
@@ -158,15 +168,11 @@ def a_wrong_row_in_packed_weights(plant: Plant) -> None:
 def a_forgotten_bias(plant: Plant) -> None:
     """Of the queries of one layer."""
     layer = plant.network.get_submodule(f"{LAYER}.self_attn.q_proj")
-    if isinstance(layer, JoinedLinear):
-        assert layer._number == 0
-        bias = layer._joined.whole.bias
-        assert bias is not None
-        layer._joined.whole.bias = torch.cat(
-            [torch.zeros(layer.out_features, dtype=bias.dtype), bias[layer.out_features :].clone()]
-        )
-    else:
-        layer.bias = None
+    whole = layer._joined.whole if isinstance(layer, JoinedLinear) else layer
+    name = "_bias" if isinstance(whole, PanelLinear) else "bias"
+    bias = getattr(whole, name).clone()
+    bias[: layer.out_features] = 0
+    setattr(whole, name, bias if name == "_bias" else nn.Parameter(bias, requires_grad=False))
 
 
 def a_neighbours_keys(plant: Plant) -> None:
@@ -191,6 +197,11 @@ def a_neighbours_keys(plant: Plant) -> None:
         return made
 
     plant.patch.setattr(Table, "of", together)
+
+    def begun(plan: PathPlan) -> None:
+        plan.paths.starts[:] = plan.paths.starts[0].clone()
+
+    _spoil_paths(plant, begun)
 
 
 def a_replay_with_stale_geometry(plant: Plant) -> None:
@@ -227,6 +238,18 @@ def _spoil_rows(plant: Plant, spoil: Callable[[Rows], None]) -> None:
         return rows
 
     plant.patch.setattr(table, "_rows", wrong)
+
+
+def _spoil_paths(plant: Plant, spoil: Callable[[PathPlan], None]) -> None:
+    """Change what is laid out for passes along paths."""
+    right = paths.lay_out
+
+    def wrong(segments: list[Segment]) -> PathPlan:
+        plan = right(segments)
+        spoil(plan)
+        return plan
+
+    plant.patch.setattr(paths, "lay_out", wrong)
 
 
 FAULTS: tuple[Fault, ...] = (

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -47,6 +48,12 @@ def capture(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.
     with Recorder() as recorder:
         logits = run()
     return recorder.replay, logits
+
+
+def emulate(patch: pytest.MonkeyPatch) -> None:
+    """Go by rows as a device does: its kernel spelled out, layers made of visible operations."""
+    patch.setattr(flash, "kernel", kernel)
+    patch.setattr("engine.cpu.panels.kernels", lambda: None)
 
 
 @torch.library.custom_op("tandem_tests::attend_to_spans", mutates_args=())

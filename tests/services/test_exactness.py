@@ -225,7 +225,7 @@ def test_the_self_test_notices_branches_attended_as_one_line(
     """In exact mode, forgetting that a side branch has ancestors of its own."""
     monkeypatch.setattr("protos.tree.path", lambda parents, node: [node])
     with pytest.raises(Unusable, match="differ by"):
-        self_test(Forward(load(make_model("llama", 0)), POSITIONS), "llama")
+        self_test(by_tiles(make_model("llama", 0)), "llama")
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

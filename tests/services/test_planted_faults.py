@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import models
-from engine import flash
+from engine.cpu.kernels import kernels
 from engine.exactness import self_test
 from engine.forward import Backend, Forward
 from engine.graphs import Graphs
@@ -27,7 +27,10 @@ MakeModel = Callable[[str, int], Path]
 MakeBiased = Callable[[str], Path]
 POSITIONS = 2048
 DTYPES = ("float32", "bfloat16", "float16")
-WAYS = (("llama", "exact"), ("llama", "rows"), ("qwen2_window", "exact"), ("qwen2_window", "fast"))
+WAYS = (
+    *(("llama", way) for way in ("paths", "exact", "rows")),
+    *(("qwen2_window", way) for way in ("paths", "exact", "fast")),
+)
 GROSS = (
     faults.swapped_layers,
     faults.swapped_gates,
@@ -64,10 +67,17 @@ def make_biased(tmp_path_factory: pytest.TempPathFactory) -> MakeBiased:
 
 
 def right(folder: Path, way: str, dtype: str, patch: pytest.MonkeyPatch) -> Forward:
-    """A forward pass without a mistake."""
-    patch.setattr(flash, "kernel", replay.kernel)
-    backend = Backend.ROWS if way in ("rows", "replayed") else Backend.TILES
-    forward = Forward(load(folder, dtype), POSITIONS, way != "fast", backend)
+    """A forward pass without a mistake: along paths, by tiles in exact or fast mode, or as on a
+    device.
+    """
+    if way == "paths" and kernels() is None:
+        pytest.skip("the kernels were not built")
+    if way in ("rows", "replayed"):
+        replay.emulate(patch)
+    backend = {"paths": Backend.PATHS, "rows": Backend.ROWS, "replayed": Backend.ROWS}
+    forward = Forward(
+        load(folder, dtype), POSITIONS, way != "fast", backend.get(way, Backend.TILES)
+    )
     if way == "replayed":
         forward._runner = Graphs(forward._run, forward.model.device, replay.capture)
     return forward
@@ -89,7 +99,7 @@ def test_a_planted_fault_is_refused(
     refuse(fault, folder, right(folder, way, "float32", monkeypatch), monkeypatch)
 
 
-@pytest.mark.parametrize("way", ["exact", "fast"])
+@pytest.mark.parametrize("way", ["paths", "exact", "fast"])
 def test_a_forgotten_window_is_refused(
     way: str, make_biased: MakeBiased, monkeypatch: pytest.MonkeyPatch
 ) -> None:

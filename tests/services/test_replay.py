@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import flash
 from engine.forward import Backend, Forward
 from engine.graphs import Graphs
 from engine.model import load
@@ -25,8 +24,7 @@ LENGTH = 300
 
 @pytest.fixture(autouse=True)
 def _spelled_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no such kernel for CPUs."""
-    monkeypatch.setattr(flash, "kernel", replay.kernel)
+    replay.emulate(monkeypatch)
 
 
 def forwards(folder: Path, exact: bool) -> tuple[Forward, Forward]:
