@@ -15,7 +15,7 @@ import torch
 
 from drafter_service.node import Child, Expansion
 from engine.noise import Stream, gumbel
-from engine.sampling import warp
+from engine.sampling import leading
 from protos.types import Distribution, DraftShape, Method, Rule, SamplingParams
 
 SHORTLIST = 256  # likeliest tokens that get noise
@@ -26,7 +26,7 @@ LOGIT_ERROR = (
 )
 FIRST_TEMPERATURE = 0.9  # of Medusa-lite's first tokens where the target is greedy
 FIRST_TOP_P = 0.95
-
+PLAIN = SamplingParams(temperature=1.0)
 
 Guesser = Callable[[torch.Tensor, Sequence[int]], list[Expansion]]
 """From adjusted logits [rows, vocab], and the position of each row's next token, to what may follow
@@ -42,15 +42,14 @@ def likely(params: SamplingParams, count: int) -> Guesser:
     sharpness = min(max((params.temperature or 1.0) / LOGIT_ERROR, 1e-6), 1e6)
 
     def guess(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
-        scores = logits.log_softmax(-1) if params.greedy else warp(logits, params)
-        top = scores.topk(min(SHORTLIST, scores.shape[-1]), dim=-1, sorted=False)
-        perturbed = top.values
+        likeliest, scores = leading(logits, PLAIN if params.greedy else params, SHORTLIST)
+        perturbed = scores
         if not params.greedy:
-            perturbed = perturbed + gumbel(params.seed, positions, top.indices)
+            perturbed = perturbed + gumbel(params.seed, positions, likeliest)
         gains = (perturbed * sharpness).log_softmax(-1)
         best = gains.topk(min(count, gains.shape[-1]), dim=-1)
-        ids = top.indices.gather(-1, best.indices).tolist()
-        sure = top.values.gather(-1, best.indices).exp().tolist()
+        ids = likeliest.gather(-1, best.indices).tolist()
+        sure = scores.gather(-1, best.indices).exp().tolist()
         rows = zip(ids, best.values.tolist(), sure, strict=True)
         return [
             Expansion([Child(*each) for each in zip(*row, strict=True) if each[1] > -math.inf])
@@ -74,14 +73,13 @@ def sampled(params: SamplingParams, branches: int, root: int) -> Guesser:
 
 def _drawn(row: torch.Tensor, params: SamplingParams, position: int, count: int) -> Expansion:
     if params.greedy:
-        best = row.softmax(-1).max(-1)
-        token = int(best.indices)
-        return Expansion([Child(token, 0.0, float(best.values))], Distribution((token,), (1,)))
-    top = warp(row[None], params)[0].exp().topk(min(SENT, len(row)))
-    weights = (top.values.double() * WEIGHTS).round()
+        (token,), (score,) = (each[0].tolist() for each in leading(row[None], PLAIN, 1))
+        return Expansion([Child(token, 0.0, math.exp(score))], Distribution((token,), (1,)))
+    (likeliest,), (scores,) = leading(row[None], params, SENT)
+    weights = (scores.exp().double() * WEIGHTS).round()
     kept = weights > 0  # the likeliest at least: it has 1 / vocabulary or more, unless that is huge
     kept[0] = True
-    ids, weights = top.indices[kept], weights[kept].clamp(min=1)
+    ids, weights = likeliest[kept], weights[kept].clamp(min=1)
     keys = weights.log() + gumbel(params.seed, position, ids, Stream.DRAFT)
     order = keys.argsort(descending=True)[:count]
     chances = (weights / weights.sum())[order].tolist()
@@ -101,21 +99,30 @@ def medusa_lite(params: SamplingParams, branches: int, root: int, visible: torch
 
     def guess(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
         if positions[0] != root:
-            best = logits.log_softmax(-1).max(-1)
-            pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            return [Expansion([_sized(*pair)]) for pair in pairs]
-        scores = warp(logits[:1], params)[0]
-        order = scores.argsort(descending=True, stable=True)
-        pool = order[scores[order].exp().cumsum(0) <= FIRST_TOP_P]
-        pool = pool[visible[pool]]
-        if not len(pool):
-            pool = order[:1]
-        keys = scores[pool] + gumbel(params.seed, root, pool)
-        first = pool[keys.argsort(descending=True)[:branches]]
-        pairs = zip(first.tolist(), scores[first].tolist(), strict=True)
+            best = (each.flatten().tolist() for each in leading(logits, PLAIN, 1))
+            return [Expansion([_sized(*pair)]) for pair in zip(*best, strict=True)]
+        ids, scores = _nucleus(logits[:1], params)
+        pool = visible[ids]
+        if not pool.any():
+            pool[0] = True
+        ids, scores = ids[pool], scores[pool]
+        first = (scores + gumbel(params.seed, root, ids)).argsort(descending=True)[:branches]
+        pairs = zip(ids[first].tolist(), scores[first].tolist(), strict=True)
         return [Expansion([_sized(*pair) for pair in pairs])]
 
     return guess
+
+
+def _nucleus(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
+    """The likeliest tokens of a row [1, vocab], ids and log-probabilities: all whose probabilities
+    add up to no more than they may, or else the likeliest one.
+    """
+    for count in (SHORTLIST, logits.shape[-1]):
+        (ids,), (scores,) = leading(logits, params, count)
+        inside = max(1, int((scores.exp().cumsum(0) <= FIRST_TOP_P).sum()))
+        if inside < len(ids):
+            break
+    return ids[:inside], scores[:inside]
 
 
 def _sized(token: int, logprob: float) -> Child:

@@ -78,17 +78,12 @@ class Forward:
     def __call__(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """Feed all segments in one pass; float32 logits per segment, [wanted, vocab].
 
-        Where a model overflows, its logits are NaN; the room is wiped, so that the next session is
-        not harmed.
+        Where a model overflows, its logits are NaN, and so is what it left in the room: whoever has
+        the room wipes it.
         """
         by_rows = self.backend in BY_ROWS
         logits = self._by_rows(segments) if by_rows else self._at_once(segments)
-        rows = list(logits.split([segment.wanted for segment in segments]))
-        if logits.isnan().any():
-            for segment, own in zip(segments, rows, strict=True):
-                if own.isnan().any():
-                    self.pool.wipe(segment.room)
-        return rows
+        return list(logits.split([segment.wanted for segment in segments]))
 
     def _at_once(self, segments: Sequence[Segment]) -> torch.Tensor:
         by_paths, device = self.backend is Backend.PATHS, self.model.device

@@ -6,9 +6,12 @@ wrapping integer arithmetic, so its bits are the same on every device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import Enum
+from functools import lru_cache
 
+import numpy as np
 import torch
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -32,15 +35,7 @@ def uniform(
     """One number in (0, 1) for each token id at a position, or [rows, tokens] at one position for
     each row; float64 of their shape.
     """
-    low: int | torch.Tensor
-    high: int | torch.Tensor
-    if isinstance(position, int):
-        low, high = _key(seed ^ stream.value, position)
-    else:
-        keys = [_key(seed ^ stream.value, each) for each in position]
-        both = torch.tensor(keys, dtype=torch.int32, device=token_ids.device)  # [rows, 2]
-        low, high = both[:, :1], both[:, 1:]
-    state = _mix(_mix(token_ids.to(torch.int32) ^ low) ^ high)
+    state = _hash(seed ^ stream.value, position, token_ids)
     return (state.to(torch.float64) + (2**31 + 0.5)) * 2.0**-32
 
 
@@ -52,13 +47,50 @@ def gumbel(
     return -torch.log(-torch.log1p(-noise)).float()  # fine near 0, where the winners are
 
 
+def above(seed: int, position: int, count: int, least: float) -> torch.Tensor:
+    """The token ids below `count` whose Gumbel variate is more than `least`, and few others: int64,
+    ascending, found on the processor from the upper half of the hash alone.
+    """
+    least = max(least, -5.0) - 1e-4  # below the least there is; what float32 may round away
+    bound = math.ceil(-math.expm1(-math.exp(-least)) * 2.0**32 - 2**31)
+    upper = _unfolded(seed, position, _folded_ids(count)).numpy()
+    return torch.from_numpy(np.flatnonzero(upper <= min(bound | 0xFFFF, 2**31 - 1)))
+
+
+def _hash(seed: int, position: int | Sequence[int], token_ids: torch.Tensor) -> torch.Tensor:
+    """32 bits for each token id at a position, int32 of its shape, or [rows, tokens]."""
+    return _fold(_unfolded(seed, position, _fold(token_ids.to(torch.int32))))
+
+
+def _unfolded(seed: int, position: int | Sequence[int], folded: torch.Tensor) -> torch.Tensor:
+    """The hash of folded token ids, still to be folded: its upper half is final.
+
+    It is a bijective 32-bit mixer of id ^ low, and again of that ^ high, in wrapping int32
+    arithmetic (Wellons' hash prospector, "lowbias32"). A round folds first and last. Folding twice
+    is nothing, and a fold of a xor is the xor of folds; so between the rounds only the key's is
+    left.
+    """
+    low: int | torch.Tensor
+    high: int | torch.Tensor
+    if isinstance(position, int):
+        low, high = _key(seed, position)
+    else:
+        keys = [_key(seed, each) for each in position]
+        both = torch.tensor(keys, dtype=torch.int32, device=folded.device)  # [rows, 2]
+        low, high = both[:, :1], both[:, 1:]
+    return _mix(_mix(folded ^ low).bitwise_xor_(high))
+
+
 def _key(seed: int, position: int) -> tuple[int, int]:
-    """Two signed 32-bit words from (seed, position): SplitMix64 (Steele, Lea, Flood 2014)."""
+    """Two signed 32-bit words, folded, from (seed, position): SplitMix64 (Steele, Lea, Flood
+    2014).
+    """
     word = (seed + (position + 1) * _GOLDEN) & _MASK_64
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK_64
     word ^= word >> 31
-    return _signed(word & 0xFFFFFFFF), _signed(word >> 32)
+    low, high = word & 0xFFFFFFFF, word >> 32
+    return _signed(low ^ (low >> 16)), _signed(high ^ (high >> 16))
 
 
 def _signed(word: int) -> int:
@@ -66,14 +98,22 @@ def _signed(word: int) -> int:
 
 
 def _mix(state: torch.Tensor) -> torch.Tensor:
-    """A bijective 32-bit mixer in wrapping int32 arithmetic (constants: Wellons' hash prospector,
-    "lowbias32").
-    """
-    state = (state ^ _shift(state, 16)) * 0x7FEB352D
-    state = (state ^ _shift(state, 15)) * _signed(0x846CA68B)
-    return state ^ _shift(state, 16)
+    """A round without its folds, in place."""
+    state.mul_(0x7FEB352D)
+    state.bitwise_xor_(_shift(state, 15))
+    return state.mul_(_signed(0x846CA68B))
+
+
+def _fold(state: torch.Tensor) -> torch.Tensor:
+    """The lower half xor the upper one."""
+    return _shift(state, 16).bitwise_xor_(state)
+
+
+@lru_cache(maxsize=8)
+def _folded_ids(count: int) -> torch.Tensor:
+    return _fold(torch.arange(count, dtype=torch.int32))
 
 
 def _shift(state: torch.Tensor, bits: int) -> torch.Tensor:
     """Logical right shift of int32."""
-    return (state >> bits) & ((1 << (32 - bits)) - 1)
+    return (state >> bits).bitwise_and_((1 << (32 - bits)) - 1)

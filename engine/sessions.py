@@ -94,10 +94,13 @@ class Sessions:
     def feed(self, context: Context, offer: Offer) -> Generator[Offer, torch.Tensor, torch.Tensor]:
         """Have something fed for a call and return its logits.
 
-        Where the model overflowed they are NaN: the session is dropped, raises Internal.
+        Where the model overflowed they are NaN: the session is dropped and its room wiped, so that
+        the next one is not harmed; raises Internal.
         """
         logits = yield offer
-        if logits.isnan().any():
+        if logits.numel() and logits.amax().isnan():  # a maximum is NaN if anything is
+            if session := self._open.get(context.session_id):
+                self._pool.wipe(session.room)
             self._drop(context.session_id)
             raise Internal("the model overflowed: its logits are not numbers")
         return logits

@@ -61,7 +61,7 @@ class Decode:
             while not finished:
                 self.draft, self.expected = NO_DRAFT, 0.0
                 logits = yield from self.sessions.feed(context, self)  # [1 + nodes, vocab]
-                judge = Judge(self.draft, sampling, logits, adjustment)
+                judge = Judge(self.draft, sampling, logits, adjustment, logits.is_cuda)
                 accepted, token = walk(self.draft.parents, judge.decide)
                 fed = len(self.pending)
                 path = tuple(self.draft.tokens[node] for node in accepted)

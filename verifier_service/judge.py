@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -16,20 +16,28 @@ from protos.types import Draft, Rule, SamplingParams, TokenLogprobs
 from verifier_service.acceptance import Standing, match, reject, top1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Judge:
     """What the target says of a draft: `logits` [1 + nodes, vocab] are those behind the root, then
     behind each node, and `adjustment` is of the committed tokens.
+
+    A processor draws where the walk comes by; `together`, which is better where the host waits for
+    every answer, the tokens behind all nodes are drawn before it begins.
     """
 
     draft: Draft
     params: SamplingParams
     logits: torch.Tensor
     adjustment: Adjustment
+    together: bool = False
+    _drawn: list[int] = field(default_factory=list)
 
     def decide(self, node: int, children: Sequence[int]) -> Standing:
         """Which child of a node is accepted, by the rule that was asked for."""
-        path = [self.draft.tokens[each] for each in tree.path(self.draft.parents, node)]
+        if self.together and self.params.rule is Rule.MATCH:
+            self._drawn = self._drawn or self._draws()
+            return match(self.draft, children, self._drawn[node + 1])
+        path = self._path(node)
         row = self.adjustment.apply(self.logits[node + 1], path)
         position = self.adjustment.length + len(path)
         if self.params.rule is Rule.REJECT:
@@ -50,6 +58,17 @@ class Judge:
             sampling.logprobs(self.logits[row], token, count)
             for row, token in zip(rows, tokens, strict=True)
         )
+
+    def _path(self, node: int) -> list[int]:
+        """The tokens from behind the root down to a node."""
+        return [self.draft.tokens[each] for each in tree.path(self.draft.parents, node)]
+
+    def _draws(self) -> list[int]:
+        """The target's draws behind the root and behind each node."""
+        paths = [self._path(node) for node in range(-1, len(self.draft))]
+        rows = self.adjustment.rows(self.logits, paths)
+        positions = [self.adjustment.length + len(path) for path in paths]
+        return sampling.draws(rows, self.params, positions)
 
     def _reject(
         self, node: int, children: Sequence[int], row: torch.Tensor, position: int

@@ -17,6 +17,7 @@ from drafter_service.guesses import (
     sampled,
 )
 from engine.noise import gumbel
+from engine.sampling import LARGE
 from protos.types import DraftShape, Method, Rule, SamplingParams
 
 LOGITS = torch.tensor([[0.5, 2.0, -1.0, 1.5, 0.0, -3.0]])
@@ -135,3 +136,21 @@ def test_a_branch_of_medusa_lite_says_how_likely_it_is() -> None:
         (guess,) = medusa_lite(SamplingParams(1.0), 3, ROOT, VISIBLE)(LOGITS, [position])
         for child in guess.children:
             assert child.gain == pytest.approx(LOGITS[0].log_softmax(-1)[child.token].item())
+
+
+@pytest.mark.parametrize("peak", [0.5, 4.0])
+@pytest.mark.parametrize("options", [(1.0, 0, 1.0), (0.8, 50, 0.95)])
+def test_children_in_a_large_vocabulary_are_those_of_the_whole_row(
+    peak: float, options: tuple[float, int, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever way they are guessed."""
+    row = torch.randn(1, LARGE, generator=torch.Generator().manual_seed(5)) * peak
+    params, visible = SamplingParams(*options, seed=9), torch.arange(LARGE) % 3 > 0
+    guesses = [likely(params, 4), sampled(params, 4, ROOT), medusa_lite(params, 4, ROOT, visible)]
+    found = [guess(row, [ROOT])[0].children for guess in guesses]
+    monkeypatch.setattr("engine.sampling.LARGE", LARGE + 1)
+    for children, guess in zip(found, guesses, strict=True):
+        (whole,) = guess(row, [ROOT])
+        assert [child.token for child in children] == [child.token for child in whole.children]
+        for child, other in zip(children, whole.children, strict=True):
+            assert child.probability == pytest.approx(other.probability, rel=1e-3)

@@ -179,7 +179,7 @@ def test_an_opening_call_starts_an_open_session_again() -> None:
 
 @pytest.mark.parametrize("client", [b"", b"x"])
 def test_a_session_whose_model_overflowed_is_forgotten_at_once(client: bytes) -> None:
-    """Nobody may start with what it held."""
+    """Nobody may start with what it held, and who has its memory next multiplies that by zero."""
     pool = tiny_pool()
     sessions = Sessions(pool, LENGTH, 2, count(1).__next__, TTL, lambda: 0.0)
     said = tuple(range(BLOCK + 1))
@@ -189,9 +189,12 @@ def test_a_session_whose_model_overflowed_is_forgotten_at_once(client: bytes) ->
         sessions.keep(held, context, ())
         feeding = sessions.feed(context, Segment(held.room, 0, said, segment, 1))
         next(feeding)
+        for stored in (*pool.keys, *pool.values):
+            stored[held.room.start : held.room.end] = float("nan")
         with pytest.raises(Internal, match="overflowed"):
             feeding.send(torch.tensor([[1.0, float("nan")]]))
     assert (len(sessions), pool.taken) == (0, 0)
+    assert all(stored.isfinite().all() for stored in (*pool.keys, *pool.values))
     with sessions.extended(Context(b"t", 1, 0, said, client=client), 0) as next_one:
         assert next_one.length == 0
 

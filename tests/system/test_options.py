@@ -33,7 +33,9 @@ async def test_answers_are_the_same_with_and_without_drafts_under_any_options(
     served: Tandem, target: PreTrainedModel, nothing_left: None
 ) -> None:
     prompts = tokenised(served.services.pair.target, 80)
-    differing, far, tokens, accepted = await compare(served.stub, target, prompts, 60, seed=1)
+    differing, far, tokens, accepted = await compare(
+        served.stub, target, prompts, 60, seed=1, at_once=4
+    )
     assert not differing
     assert far <= LOOSE
     assert accepted > 100 and tokens > accepted, "drafts were really used"

@@ -1,0 +1,185 @@
+"""What it costs to draw from a large vocabulary: milliseconds for each node that the walk visits.
+
+Rows of logits are made up, peaked as language models have them, or flat; no model runs. What is
+timed is the rule `match` on one node: options applied, a token drawn, log-probabilities told. It is
+the processor time of the one thread that does it, so others on the machine matter little.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import torch
+import typer
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks import report
+from engine.sampling import Adjustment, draw, draws, leading, logprobs, warp
+from protos.types import MAX_LOGPROBS, SamplingParams
+
+LENGTH = 1000  # tokens of a text, half of them completion
+CHILDREN = 256  # likeliest tokens that the drafter looks at
+CHECKED = 80  # rows of a step whose logits are looked through for NaN
+OPTIONS = {
+    "temperature": SamplingParams(1.0),
+    "top-k 50, top-p .95": SamplingParams(1.0, top_k=50, top_p=0.95),
+    "top-p .9": SamplingParams(1.0, top_p=0.9),
+    "min-p .05": SamplingParams(1.0, min_p=0.05),
+    "penalties": SamplingParams(
+        1.0,
+        repetition_penalty=1.2,
+        presence_penalty=0.5,
+        frequency_penalty=0.3,
+        logit_bias=((5, 2.0), (70, -3.0)),
+        prompt_length=LENGTH // 2,
+    ),
+    "log-probabilities": SamplingParams(1.0, logprobs=MAX_LOGPROBS),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One way to draw: milliseconds per node, or per step, as it is defined, and as it is done."""
+
+    vocabulary: int
+    logits: str
+    options: str
+    defined: float
+    done: float
+    per: str = "node"
+
+
+def flat(count: int, seed: int) -> torch.Tensor:
+    """Independent normal logits, [count]: half the tokens make up .85 of the probability."""
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed))
+
+
+def peaked(count: int, seed: int) -> torch.Tensor:
+    """Probabilities that fall with the power 1.6 of a token's rank, and vary, [count]: some 30
+    tokens make up .9 of it.
+    """
+    ranks = torch.randperm(count, generator=torch.Generator().manual_seed(seed)) + 1.0
+    return flat(count, seed) / 2 - 1.6 * ranks.log()
+
+
+KINDS = {"peaked": peaked, "flat": flat}
+
+
+def text(vocabulary: int) -> list[int]:
+    """Tokens, some of which occur again."""
+    generator = torch.Generator().manual_seed(0)
+    return (torch.rand(LENGTH, generator=generator) ** 3 * vocabulary).int().tolist()
+
+
+class Node:
+    """What is done at each of some nodes, [nodes, vocab]."""
+
+    def __init__(self, rows: torch.Tensor, params: SamplingParams) -> None:
+        self._rows, self._params = rows, params
+        self._adjustment = Adjustment(params, text(rows.shape[-1]))
+
+    def defined(self, node: int) -> object:
+        """By the definition, which looks at every token."""
+        row, params = self._rows[node], self._params
+        (token,) = draws(self._adjustment.apply(row, (1, 2))[None], params, (node,))
+        if params.logprobs is None:
+            return token
+        scores = row.log_softmax(-1)
+        return scores[token].item(), scores.topk(params.logprobs).values.tolist()
+
+    def done(self, node: int) -> object:
+        """As the verifier does it."""
+        row, params = self._rows[node], self._params
+        token = draw(self._adjustment.apply(row, (1, 2)), params, node)
+        return token if params.logprobs is None else logprobs(row, token, params.logprobs)
+
+
+def milliseconds(action: Callable[[int], object], nodes: int, repetitions: int) -> float:
+    """The median over repetitions of the mean over nodes."""
+    times = []
+    for _ in range(1 + repetitions):
+        began = time.thread_time()
+        for node in range(nodes):
+            action(node)
+        times.append(1e3 * (time.thread_time() - began) / nodes)
+    return median(times[1:])  # the first warms up
+
+
+@torch.inference_mode()
+def measure(vocabularies: Sequence[int], nodes: int, repetitions: int) -> list[Figure]:
+    """All ways to draw; the definition on fewer nodes, since it is slow."""
+    found, few = [], min(8, nodes)
+    for vocabulary, (kind, row) in track(
+        list(product(vocabularies, KINDS.items())), "measuring", transient=True
+    ):
+        rows = torch.stack([row(vocabulary, seed) for seed in range(nodes)])
+        for name, params in OPTIONS.items():
+            node = Node(rows, params)
+            defined = milliseconds(node.defined, few, repetitions)
+            done = milliseconds(node.done, nodes, repetitions)
+            found.append(Figure(vocabulary, kind, name, defined, done))
+        found += [
+            children(rows, kind, few, repetitions),
+            checks(rows, kind, repetitions),
+        ]
+    return found
+
+
+def children(rows: torch.Tensor, kind: str, nodes: int, repetitions: int) -> Figure:
+    """What the drafter wants of a node."""
+    params = SamplingParams(1.0, top_p=0.9)
+
+    def defined(node: int) -> object:
+        return warp(rows[node : node + 1], params).topk(CHILDREN)
+
+    def done(node: int) -> object:
+        return leading(rows[node : node + 1], params, CHILDREN)
+
+    slow, fast = (milliseconds(each, nodes, repetitions) for each in (defined, done))
+    return Figure(rows.shape[-1], kind, "the drafter's children, top-p .9", slow, fast)
+
+
+def checks(rows: torch.Tensor, kind: str, repetitions: int) -> Figure:
+    """Whether something is not a number: twice element by element, or once by a maximum."""
+    step = rows.repeat(-(-CHECKED // len(rows)), 1)[:CHECKED]
+    twice = milliseconds(lambda _: (step.isnan().any(), step.isnan().any()), 1, repetitions)
+    once = milliseconds(lambda _: step.amax().isnan(), 1, repetitions)
+    return Figure(rows.shape[-1], kind, f"NaN in a step of {CHECKED} rows", twice, once, "step")
+
+
+def table(found: Sequence[Figure], nodes: int) -> Table:
+    """What people see."""
+    headings = ("as defined\nms", "as done\nms", "times\nas fast", f"{nodes} nodes\nms")
+    shown = Table("vocabulary", "logits", "options", *headings, box=None)
+    for each in found:
+        cells = f"{each.defined:.2f}", f"{each.done:.2f}", f"{each.defined / each.done:.1f}"
+        total = f"{nodes * each.done:.1f}" if each.per == "node" else ""
+        shown.add_row(f"{each.vocabulary:,}", each.logits, each.options, *cells, total)
+    return shown
+
+
+def main(
+    vocabulary: Annotated[list[int] | None, typer.Option(help="tokens; may be repeated")] = None,
+    sessions: Annotated[int, typer.Option(help="of a step", min=1)] = 16,
+    visited: Annotated[int, typer.Option(help="nodes of each", min=1)] = 3,
+    repetitions: Annotated[int, typer.Option(help="of every figure", min=1)] = 5,
+    file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+) -> None:
+    """Milliseconds to draw a token from a large vocabulary, as it is defined and as it is done."""
+    torch.set_num_threads(1)
+    nodes = sessions * visited
+    found = measure(vocabulary or [128_256, 151_936], nodes, repetitions)
+    heading = f"per node, and {sessions} sessions x {visited} nodes; medians of {repetitions}"
+    heading = f"{heading}: {report.machine('one thread')}, float32"
+    report.publish(heading, table(found, nodes), [asdict(each) for each in found], file)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,115 @@
+"""A draw that looks at few tokens is the draw that its definition makes of all of them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.sampling import flat, peaked
+from engine.candidates import drawn
+from engine.noise import above, gumbel, uniform
+from engine.sampling import LARGE, Adjustment, draw, draws, probabilities, warp
+from protos.types import Draft, SamplingParams
+from tests.laws.rows import Kind, adjusted, options, rounded
+from verifier_service.acceptance import walk
+from verifier_service.judge import Judge
+
+TEXT = (1, 2, 3, 10)
+VOCABULARIES = [128_256, 151_936]
+COMMON = [
+    SamplingParams(1.0),
+    SamplingParams(0.7),
+    SamplingParams(0.8, top_k=50, top_p=0.95),
+    SamplingParams(1.0, top_p=0.9),
+    SamplingParams(1.3, top_p=0.3),
+    SamplingParams(1.0, min_p=0.05),
+    SamplingParams(1.0, min_p=1e-4, top_p=0.99),
+    SamplingParams(1.0, top_k=2000),
+]
+
+
+@settings(max_examples=1000, deadline=None)
+@given(adjusted, options, st.integers(0, 2**20), st.integers(1, 300))
+def test_what_is_drawn_is_what_the_definition_draws(
+    row: torch.Tensor, params: SamplingParams, position: int, size: int
+) -> None:
+    token = drawn(row, params, position, size)
+    assert token is None or [token] == draws(row[None], params, [position])
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+@pytest.mark.parametrize("kind", [flat, peaked, rounded])
+@pytest.mark.parametrize("params", COMMON, ids=repr)
+def test_a_large_vocabulary_is_drawn_from_as_defined(
+    kind: Kind, vocabulary: int, params: SamplingParams
+) -> None:
+    rows = torch.stack([kind(vocabulary, seed) for seed in range(4)])
+    places = range(100, 104)
+    short = [draw(row, params, place) for row, place in zip(rows, places, strict=True)]
+    assert short == draws(rows, params, places)
+
+
+@pytest.mark.parametrize("kind", [flat, peaked, rounded])
+@pytest.mark.parametrize("params", COMMON, ids=repr)
+def test_the_definition_is_rarely_asked(kind: Kind, params: SamplingParams) -> None:
+    """It would be slow."""
+    row = kind(VOCABULARIES[0], 3)
+    unsure = sum(drawn(row, params, position) is None for position in range(60))
+    assert unsure <= 2
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(0, 2**64 - 1), st.integers(0, 2**20), st.integers(1, 3000), st.floats(-10.0, 30.0)
+)
+def test_no_token_with_more_noise_is_overlooked(
+    seed: int, position: int, count: int, least: float
+) -> None:
+    ids, found = torch.arange(count), above(seed, position, count, least)
+    more = gumbel(seed, position, ids) > least
+    assert set(ids[more].tolist()) <= set(found.tolist())
+    enough = -math.expm1(-math.exp(0.001 - least))  # of the number that noise is made of
+    assert (uniform(seed, position, found) <= enough + 2.0**-16).all()
+
+
+@pytest.mark.parametrize("params", COMMON, ids=repr)
+def test_a_draw_does_not_depend_on_its_company(params: SamplingParams) -> None:
+    rows = torch.stack([rounded(LARGE + 7, seed) for seed in range(5)])  # odd: rows lie unaligned
+    alone = [draw(row.clone(), params, 9) for row in rows]
+    assert [draw(row, params, 9) for row in rows] == alone
+    assert draws(rows, params, [9] * 5) == alone
+
+
+@pytest.mark.parametrize("params", COMMON, ids=repr)
+def test_the_distribution_of_a_large_vocabulary_is_the_defined_one(params: SamplingParams) -> None:
+    for row in (peaked(LARGE, 1), flat(LARGE, 2)):
+        defined = warp(row[None].double(), params)[0].exp()
+        assert (probabilities(row, params) - defined).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(0.8, top_p=0.9, seed=5),
+        SamplingParams(1.0, repetition_penalty=1.3, presence_penalty=0.5, prompt_length=2),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("vocabulary", [50, LARGE])
+def test_drawing_behind_all_nodes_at_once_changes_nothing(
+    params: SamplingParams, vocabulary: int
+) -> None:
+    best = torch.arange(3, 12)
+    logits = torch.stack([flat(vocabulary, seed) for seed in range(9)])
+    logits[range(9), best] += 40.0
+    draft = Draft((3, 1, 4, 5, 3, 4, 6, 2), (-1, -1, 0, 0, 2, 2, 2, 6))
+    ends = [
+        walk(draft.parents, Judge(draft, params, logits, Adjustment(params, TEXT), together).decide)
+        for together in (False, True)
+    ]
+    assert ends == [((0, 2, 6), 10)] * 2
