@@ -64,7 +64,7 @@ def load(folder: Path, dtype: str = "float32", device: str = "cpu", weights: str
     with _judging(folder, config):
         _refuse_config(config)
     wanted = _dtype(dtype, config)
-    with _loading(folder, device, config):
+    with _loading(folder, device):
         network, missing = _read(folder, wanted, torch.device(device))
     if missing:
         lacking = f"its files lack {len(missing)} weights of {type(network).__name__}"
@@ -109,14 +109,12 @@ def _lay_out(network: PreTrainedModel, groups: Groups, dtype: torch.dtype, weigh
 
 
 @contextmanager
-def _loading(folder: Path, device: str, config: PreTrainedConfig | None = None) -> Iterator[None]:
+def _loading(folder: Path, device: str) -> Iterator[None]:
     """Whatever the loaders underneath raise becomes a line."""
     try:
         yield
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        if getattr(config, "quantization_config", None):
-            reason += "; its weights are quantised: get the checkpoint that is not"
         if "trust_remote_code" in str(error):
             reason = f"it needs code from its directory, which is never run; {INSTEAD}"
         raise Unusable(f"{folder} cannot be loaded on {device}: {reason}") from error
@@ -134,6 +132,11 @@ def _judging(folder: Path, config: PreTrainedConfig) -> Iterator[None]:
 
 def _refuse_config(config: PreTrainedConfig) -> None:
     """Raise Unusable for what can be told before the weights are read."""
+    if given := getattr(config, "quantization_config", None):  # what reads it differs by machine
+        method = given.get("quant_method") if isinstance(given, dict) else given.quant_method
+        raise Unusable(
+            f"has weights quantised by {method}: get the checkpoint whose weights are not"
+        )
     if config.is_encoder_decoder:
         raise Unusable("is an encoder-decoder")
     if getattr(config.get_text_config(), "attn_temperature_tuning", False):  # Llama 4

@@ -249,11 +249,12 @@ def test_weights_that_the_files_lack_are_not_made_up(llama: Path) -> None:
     assert lacking in refusal(llama)
 
 
-def test_quantised_weights_are_refused_where_they_cannot_be_read(llama: Path) -> None:
-    configure(llama, quantization_config={"quant_method": "gptq", "bits": 4})
-    line = refusal(llama)
-    assert "GPTQ" in line
-    assert "its weights are quantised: get the checkpoint that is not" in line
+@pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "mxfp4", "bitsandbytes", "of tomorrow"])
+def test_quantised_weights_are_refused_by_name(llama: Path, method: str) -> None:
+    """Whatever packages that could read them happen to be there."""
+    configure(llama, quantization_config={"quant_method": method, "bits": 4})
+    problem = f"has weights quantised by {method}: get the checkpoint whose weights are not"
+    assert f" cannot be served: LlamaForCausalLM {problem}" in refusal(llama)
 
 
 @pytest.mark.parametrize("saved", ["float32", "bfloat16", None])
