@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from contextlib import suppress
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
@@ -116,5 +117,8 @@ def runnable() -> Iterator[Path]:
 
 @cache
 def kernels() -> Kernels | None:
-    """The best build that this processor runs; None if there is none."""
-    return next((Kernels(file) for file in runnable()), None)
+    """The best build that this processor runs; None if there is none that can be loaded."""
+    for file in runnable():
+        with suppress(OSError, AttributeError):  # no OpenMP to be found, or an older build
+            return Kernels(file)
+    return None

@@ -4,11 +4,13 @@ threads, with every build that this processor runs.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from engine.cpu import panels
-from engine.cpu.kernels import Kernels, kernels
+from engine.cpu.kernels import Kernels, kernels, runnable
 from engine.cpu.panels import LEVELS, PanelLinear, RoundedLinear
 
 SHAPES = [(1, 1), (31, 7), (96, 96), (768, 768), (200, 1100), (1030, 300)]  # outputs, inputs
@@ -89,6 +91,18 @@ def test_what_kernels_do_not_take_is_said_in_a_line() -> None:
     assert panels.problem(torch.float32, cpu) is None
     assert panels.problem(torch.float64, cpu) == "they do not take float64"
     assert panels.problem(torch.float32, torch.device("cuda")) == "they are not for cuda"
+
+
+def test_a_build_that_cannot_be_loaded_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoilt, best = tmp_path / "_avx512.so", next(runnable())
+    spoilt.write_bytes(b"no library")
+    monkeypatch.setattr("engine.cpu.kernels.runnable", lambda: [spoilt, best])
+    found = kernels.__wrapped__()
+    assert found and best.name.startswith(f"_{found.name}.")
+    monkeypatch.setattr("engine.cpu.kernels.runnable", lambda: [spoilt])
+    assert kernels.__wrapped__() is None
 
 
 def test_without_a_compiler_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:

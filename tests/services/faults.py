@@ -5,20 +5,15 @@ what it spoils, and spoils nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from engine import attention, plan, table
-from engine.cpu import paths
+from engine import attention, plan
 from engine.cpu.panels import PanelLinear
 from engine.cpu.paths import PathPlan
-from engine.forward import Forward
 from engine.kv import Index
 from engine.linears import JoinedLinear
 from engine.packed import PackedLinear, pack
@@ -26,23 +21,11 @@ from engine.plan import Segment, Tile, Turn
 from engine.rooms import Room
 from engine.rows import Halves, Rows
 from engine.table import Table
+from tests.services.plant import Plant, spoil_paths, spoil_rows, turn
 
 CUT = 96
 PLACE = 150  # of one token
 LAYER = "model.layers.1"
-
-
-@dataclass(frozen=True, slots=True)
-class Plant:
-    """What a mistake can be planted in: the engine's functions, a loaded model, its files."""
-
-    patch: pytest.MonkeyPatch
-    forward: Forward
-    folder: Path
-
-    @property
-    def network(self) -> Any:
-        return self.forward.model.network
 
 
 Fault = Callable[[Plant], None]
@@ -63,12 +46,12 @@ def a_mask_off_by_one_behind_96(plant: Plant) -> None:
     def shorter(rows: Rows) -> None:
         rows.spans[5, :-1] -= (rows.positions[0] >= CUT).int()
 
-    _spoil_rows(plant, shorter)
+    spoil_rows(plant, shorter)
 
     def nearer(plan: PathPlan) -> None:
         plan.paths.prefixes[:] -= (plan.positions[0, : plan.count] >= CUT).long()
 
-    _spoil_paths(plant, nearer)
+    spoil_paths(plant, nearer)
 
 
 def a_forgotten_window(plant: Plant) -> None:
@@ -97,12 +80,12 @@ def swapped_gates(plant: Plant) -> None:
 
 def positions_off_by_one_behind_96(plant: Plant) -> None:
     """As if a token had been left out there."""
-    _turn(plant, lambda positions: positions + (positions >= CUT))
+    turn(plant, lambda positions: positions + (positions >= CUT))
 
 
 def a_wrong_rope_row(plant: Plant) -> None:
     """One token has the rotation of the next."""
-    _turn(plant, lambda positions: positions + (positions == PLACE))
+    turn(plant, lambda positions: positions + (positions == PLACE))
 
 
 def a_key_that_is_not_written(plant: Plant) -> None:
@@ -119,7 +102,7 @@ def a_key_that_is_not_written(plant: Plant) -> None:
     def elsewhere(rows: Rows) -> None:
         rows.places[rows.positions[0] == PLACE] = plant.forward.pool.positions
 
-    _spoil_rows(plant, elsewhere)
+    spoil_rows(plant, elsewhere)
 
 
 def keys_that_were_not_moved(plant: Plant) -> None:
@@ -183,8 +166,8 @@ def a_neighbours_keys(plant: Plant) -> None:
         if start == 0:
             first[0] = segment.room.start
         made = turns(segment, depths, start, exact)
-        for turn in made:
-            for tile in turn.tiles:
+        for each in made:
+            for tile in each.tiles:
                 tile.start = first[0]
         return made
 
@@ -201,7 +184,7 @@ def a_neighbours_keys(plant: Plant) -> None:
     def begun(plan: PathPlan) -> None:
         plan.paths.starts[:] = plan.paths.starts[0].clone()
 
-    _spoil_paths(plant, begun)
+    spoil_paths(plant, begun)
 
 
 def a_replay_with_stale_geometry(plant: Plant) -> None:
@@ -215,41 +198,6 @@ def a_replay_with_stale_geometry(plant: Plant) -> None:
         return known[rows, repeat]
 
     plant.patch.setattr(Rows, "halves", once)
-
-
-def _turn(plant: Plant, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Rotate by other positions than those of the rows."""
-    rotary = plant.network.model.rotary_emb
-    right = rotary.forward
-
-    def wrong(hidden: torch.Tensor, position_ids: torch.Tensor, **options: Any) -> Any:
-        return right(hidden, change(position_ids), **options)
-
-    plant.patch.setattr(rotary, "forward", wrong)
-
-
-def _spoil_rows(plant: Plant, spoil: Callable[[Rows], None]) -> None:
-    """Change what is laid out for passes by rows."""
-    right = table._rows
-
-    def wrong(given: Table, exact: bool) -> Rows:
-        rows = right(given, exact)
-        spoil(rows)
-        return rows
-
-    plant.patch.setattr(table, "_rows", wrong)
-
-
-def _spoil_paths(plant: Plant, spoil: Callable[[PathPlan], None]) -> None:
-    """Change what is laid out for passes along paths."""
-    right = paths.lay_out
-
-    def wrong(segments: list[Segment]) -> PathPlan:
-        plan = right(segments)
-        spoil(plan)
-        return plan
-
-    plant.patch.setattr(paths, "lay_out", wrong)
 
 
 FAULTS: tuple[Fault, ...] = (

@@ -1,18 +1,14 @@
-"""Served architectures compute as transformers' own attention does; others are refused by name."""
+"""Served architectures compute as transformers' own attention does."""
 
 from __future__ import annotations
 
-import json
 import random
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from engine.cpu.kernels import kernels
@@ -21,8 +17,7 @@ from engine.model import load
 from engine.plan import Segment
 from engine.rooms import Room
 from protos import tree
-from protos.errors import Unusable
-from tests.families import ARCHITECTURES, CAPPED, CONTEXT, REFUSED, VOCABULARY
+from tests.families import ARCHITECTURES, CAPPED, CONTEXT, VOCABULARY
 
 MakeModel = Callable[[str, int], Path]
 TOLERANCE = 1e-4
@@ -198,71 +193,3 @@ def test_a_walk_notices_a_forgotten_feature(
         setattr(layer, feature, None)
     assert layers
     assert walk.run() > TOLERANCE
-
-
-def refusal(folder: Path) -> str:
-    """The line with which a directory is refused."""
-    with pytest.raises(Unusable) as refused:
-        load(folder)
-    line = str(refused.value)
-    assert line.startswith(str(folder))
-    assert "\n" not in line
-    return line.removeprefix(str(folder))
-
-
-@pytest.mark.parametrize(("architecture", "words"), REFUSED.items())
-def test_an_architecture_that_cannot_be_served_is_refused_by_name(
-    architecture: str, words: str, make_model: MakeModel
-) -> None:
-    line = refusal(make_model(architecture, 0))
-    assert line.startswith(f" cannot be served: {words}")
-    assert "; choose one that is served, e.g. Llama," in line
-
-
-@pytest.fixture
-def llama(make_model: MakeModel, tmp_path: Path) -> Path:
-    """A model directory to spoil."""
-    return Path(shutil.copytree(make_model("llama", 0), tmp_path / "llama"))
-
-
-def configure(folder: Path, **settings: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
-
-
-def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path) == " is not a model directory: it has no config.json"
-
-
-def test_code_of_a_model_directory_is_never_run(llama: Path) -> None:
-    code = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
-    configure(llama, model_type="own", auto_map=code)
-    (llama / "own.py").write_text("raise SystemExit('this ran')")
-    assert "needs code from its directory, which is never run" in refusal(llama)
-
-
-def test_weights_that_the_files_lack_are_not_made_up(llama: Path) -> None:
-    weights = load_file(llama / "model.safetensors")
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, llama / "model.safetensors", {"format": "pt"})
-    lacking = "lack 1 weights of LlamaForCausalLM, e.g. model.layers.1.mlp.up_proj.weight"
-    assert lacking in refusal(llama)
-
-
-@pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "mxfp4", "bitsandbytes", "of tomorrow"])
-def test_quantised_weights_are_refused_by_name(llama: Path, method: str) -> None:
-    """Whatever packages that could read them happen to be there."""
-    configure(llama, quantization_config={"quant_method": method, "bits": 4})
-    problem = f"has weights quantised by {method}: get the checkpoint whose weights are not"
-    assert f" cannot be served: LlamaForCausalLM {problem}" in refusal(llama)
-
-
-@pytest.mark.parametrize("saved", ["float32", "bfloat16", None])
-def test_auto_is_the_dtype_in_which_a_model_was_saved(llama: Path, saved: str | None) -> None:
-    configure(llama, dtype=saved)
-    assert load(llama, "auto").dtype == (torch.bfloat16 if saved == "bfloat16" else torch.float32)
-
-
-def test_an_unknown_dtype_is_refused(llama: Path) -> None:
-    with pytest.raises(Unusable, match="'float64' is not one of auto, float32, bfloat16, float16"):
-        load(llama, "float64")

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
-from engine.config import ModelServiceConfig
-from engine.exactness import Exactness, self_test
-from engine.forward import Backend, Forward
-from engine.host import prepare
+from engine.exactness import self_test
+from engine.forward import Forward
 from engine.model import load
 from engine.packed import can_pack
 from engine.plan import Segment
 from engine.rooms import Room
 from protos import tree
-from protos.errors import Unusable
-from tests.conftest import Pair
 from tests.families import SERVED, VOCABULARY
 
 MakeModel = Callable[[str, int], Path]
@@ -133,121 +127,3 @@ def test_the_self_test_finds_the_core_architectures_exact(
     family: str, make_model: MakeModel
 ) -> None:
     assert str(self_test(Forward(load(make_model(family, 0)), POSITIONS), family)) == "exact"
-
-
-@pytest.mark.parametrize(
-    ("family", "dtype", "refused"),
-    [
-        ("qwen3_moe", "float32", True),
-        ("qwen3_moe", "bfloat16", False),
-        ("llama", "bfloat16", True),
-        ("llama_dynamic", "float16", True),
-    ],
-)
-def test_one_row_that_is_far_off_is_too_many_but_where_rounding_chooses_experts(
-    family: str, dtype: str, refused: bool, make_model: MakeModel
-) -> None:
-    forward = Forward(load(make_model(family, 0), dtype), POSITIONS)
-    known = forward.model.original.main.logits
-    known[128] = known[128] + 5
-    with pytest.raises(Unusable, match="differ by") if refused else nullcontext():
-        self_test(forward, family)
-    for place in [place for place in known if place > 128]:
-        known[place] = known[place] + 5
-    with pytest.raises(Unusable, match=r"ForCausalLM differ by .* itself, fed .* behind .* 96"):
-        self_test(forward, family)
-
-
-@pytest.mark.parametrize("problem", [None, "some rows differ"])
-def test_a_model_that_is_not_exact_is_tried_as_it_is_going_to_be_served(
-    problem: str | None, embedded: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    modes = []
-
-    def tried(forward: Forward, _: str) -> Exactness:
-        modes.append(forward.exact)
-        return Exactness(problem)
-
-    monkeypatch.setattr("engine.host.self_test", tried)
-    forward, exactness = prepare(ModelServiceConfig(model=embedded.draft), exact=True)
-    assert modes == ([True] if problem is None else [True, False])
-    assert exactness.problem == problem and not forward.model.original.main.logits
-
-
-def by_tiles(folder: Path, exact: bool = True) -> Forward:
-    """Without kernels of our own."""
-    return Forward(load(folder), POSITIONS, exact, Backend.TILES)
-
-
-def test_the_self_test_notices_logits_that_are_no_numbers(
-    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nothing = lambda tile, query, *_: query[0, :, tile.rows].transpose(0, 1) * math.nan  # noqa: E731
-    monkeypatch.setattr("engine.attention.attend_tile", nothing)
-    with pytest.raises(Unusable, match="differ by inf"):
-        self_test(by_tiles(make_model("llama", 0)), "llama")
-
-
-def test_the_self_test_says_which_heads_are_not_exact(
-    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("engine.exactness.grain", lambda *_: None)
-    forward = by_tiles(make_model("llama", 0))
-    assert "heads of 16 rounds by the number of rows" in str(self_test(forward, "llama"))
-
-
-def test_the_self_test_finds_a_model_that_depends_on_its_company(make_model: MakeModel) -> None:
-    """Experts see however many rows were sent to them, and round by how many that is."""
-    exactness = self_test(Forward(load(make_model("qwen3_moe", 0)), POSITIONS), "qwen3_moe")
-    assert str(exactness).startswith("exact unavailable: ") and "rows differ" in str(exactness)
-
-
-def test_fast_mode_says_that_it_is_not_exact(make_model: MakeModel) -> None:
-    forward = Forward(load(make_model("llama", 0)), POSITIONS, exact=False)
-    assert str(self_test(forward, "llama")) == "exact unavailable: switched off"
-
-
-def test_the_self_test_notices_a_wrong_mask(
-    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Seeing all earlier rows instead of one's ancestors is the mistake that a tree mask guards
-    against.
-    """
-    everything = lambda parents: torch.ones(len(parents), len(parents)).tril().bool()  # noqa: E731
-    monkeypatch.setattr("engine.plan._ancestry", everything)
-    with pytest.raises(Unusable, match="differ by"):
-        self_test(by_tiles(make_model("llama", 0), exact=False), "llama")
-
-
-def test_the_self_test_notices_branches_attended_as_one_line(
-    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In exact mode, forgetting that a side branch has ancestors of its own."""
-    monkeypatch.setattr("protos.tree.path", lambda parents, node: [node])
-    with pytest.raises(Unusable, match="differ by"):
-        self_test(by_tiles(make_model("llama", 0)), "llama")
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3])
-@torch.inference_mode()
-def test_what_the_self_test_promises_holds_for_prompts_cut_anywhere(
-    embedded: Pair, threads: int
-) -> None:
-    """With three threads activations are computed in shares that depend on the number of rows."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        forward = Forward(load(embedded.target), POSITIONS)
-        exact = self_test(forward, "target").problem is None
-        whole, cut = forward.pool.take(ROOM), forward.pool.take(ROOM)
-        assert whole and cut
-        tokens = some_tokens(random.Random(5), 200)
-        (rows,) = forward([Segment(whole, 0, tokens, tree.chain(200), 200)])
-        pieces = [
-            forward([Segment(cut, start, tokens[start : start + 8], tree.chain(8), 8)])[0]
-            for start in range(0, 200, 8)
-        ]
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(rows, torch.cat(pieces)) or not exact
-    assert exact or threads > 2

@@ -21,7 +21,8 @@ from engine.model import load
 from protos.errors import Unusable
 from tests.families import ARCHITECTURES, CONFIGS
 from tests.services import faults, replay
-from tests.services.faults import FAULTS, Fault, Plant
+from tests.services.faults import FAULTS, Fault
+from tests.services.plant import Plant
 
 MakeModel = Callable[[str, int], Path]
 MakeBiased = Callable[[str], Path]

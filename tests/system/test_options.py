@@ -34,7 +34,7 @@ async def test_answers_are_the_same_with_and_without_drafts_under_any_options(
 ) -> None:
     prompts = tokenised(served.services.pair.target, 80)
     differing, far, tokens, accepted = await compare(
-        served.stub, target, prompts, 60, seed=1, at_once=4
+        served.stub, target, prompts, 120, seed=1, at_once=4
     )
     assert not differing
     assert far <= LOOSE
