@@ -4,9 +4,14 @@ own by then, and the threads of two would wait for each other.
 """
 
 import platform
+from pathlib import Path
+from zlib import crc32
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
+FOLDER = Path("engine/cpu")
+SOURCES = sorted([*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")])
 X86 = {
     "avx512bf16": ["-march=x86-64-v4", "-mavx512bf16"],
     "avx512": ["-march=x86-64-v4"],
@@ -14,16 +19,37 @@ X86 = {
 }
 BUILDS = X86 if platform.machine() in ("x86_64", "AMD64") else {"portable": []}
 
+
+class Apart(build_ext):
+    """All are made of the same files, so each has a folder of its own for what comes in between."""
+
+    def finalize_options(self) -> None:
+        """Called by setuptools."""
+        super().finalize_options()
+        self.parallel = None
+
+    def build_extension(self, ext: Extension) -> None:
+        """Called by setuptools."""
+        folder = self.build_temp
+        self.build_temp = f"{folder}/{ext.name}"
+        try:
+            super().build_extension(ext)
+        finally:
+            self.build_temp = folder
+
+
 setup(
+    cmdclass={"build_ext": Apart},
     ext_modules=[
         Extension(
             f"engine.cpu._{name}",
-            ["engine/cpu/linear.cpp", "engine/cpu/attention.cpp"],
-            depends=["engine/cpu/vectors.h"],
+            [str(file) for file in SOURCES if file.suffix == ".cpp"],
+            depends=[str(file) for file in SOURCES],
+            define_macros=[("SOURCES", f"{crc32(b''.join(map(Path.read_bytes, SOURCES)))}u")],
             extra_compile_args=["-std=c++17", "-O3", "-ffp-contract=fast", "-fopenmp", *flags],
             language="c++",
             optional=True,
         )
         for name, flags in BUILDS.items()
-    ]
+    ],
 )

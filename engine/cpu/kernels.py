@@ -7,11 +7,13 @@ called through ctypes. Without them everything works as well, by what PyTorch br
 from __future__ import annotations
 
 import ctypes
+import sysconfig
 from collections.abc import Iterator
 from contextlib import suppress
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
+from zlib import crc32
 
 import torch
 
@@ -19,6 +21,9 @@ from engine.cpu.paths import Paths
 from engine.mixing import Rule
 
 FOLDER = Path(__file__).parent
+FILES = sorted([*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")])
+SOURCES = crc32(b"".join(map(Path.read_bytes, FILES)))  # as in setup.py
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 
 class Kind(IntEnum):
@@ -46,6 +51,9 @@ class Kernels:
 
     def __init__(self, file: Path) -> None:
         library = ctypes.CDLL(str(file))
+        library.tandem_sources.restype = ctypes.c_uint
+        if library.tandem_sources() != SOURCES:
+            raise OSError(f"{file} was built of other sources")
         self.name = file.name.partition(".")[0].removeprefix("_")
         self.width = int(library.tandem_width())
         self.pairs = bool(library.tandem_pairs())
@@ -87,9 +95,12 @@ class Kernels:
         rule: Rule,
     ) -> torch.Tensor:
         """What rows see along their paths, [rows, heads, value size]; all contiguous, on the CPU.
-        Bit for bit, a row depends on its path alone.
+        Bit for bit, a row depends on its path alone. Raises RuntimeError for what does not fit.
         """
         rows, heads, size = query.shape
+        if not (query.dtype == keys.dtype == values.dtype and keys.shape[2] == size):
+            kinds = f"{query.dtype}, {keys.dtype} and {values.dtype}"
+            raise RuntimeError(f"queries of {size} on keys of {keys.shape[2]}, of {kinds}")
         result = query.new_empty(rows, heads, values.shape[2])
         sinks = None if rule.sinks is None else rule.sinks.float().contiguous()
         self._attend(
@@ -112,13 +123,14 @@ def runnable() -> Iterator[Path]:
     if "avx512" in names and torch.cpu._is_avx512_bf16_supported():
         names.insert(0, "avx512bf16")
     for name in names:
-        yield from (each for each in FOLDER.glob(f"_{name}.*") if each.suffix != ".cpp")
+        if (file := FOLDER / f"_{name}{SUFFIX}").exists():
+            yield file
 
 
 @cache
 def kernels() -> Kernels | None:
     """The best build that this processor runs; None if there is none that can be loaded."""
     for file in runnable():
-        with suppress(OSError, AttributeError):  # no OpenMP to be found, or an older build
+        with suppress(OSError, AttributeError):  # no OpenMP to be found, or an old build
             return Kernels(file)
     return None

@@ -84,8 +84,9 @@ void block_of(int count, Given... given) {
 struct Call {
   const void *rows, *weights;
   const float *scales, *bias;
-  float* result;
+  void* result;
   long count, steps, outputs;
+  int row_kind;
 };
 
 template <class Stored>
@@ -106,11 +107,17 @@ void panels(const Call& call, long from, long to) {
                          blocks == 1 ? here + 2048 : after + b * (end - start) * ahead, ahead);
     }
     const long first = p * WIDTH, some = std::min<long>(WIDTH, call.outputs - first);
-    for (long r = 0; r < call.count; r++)
+    for (long r = 0; r < call.count; r++) {
+      float* found = sums + r * WIDTH;
       for (long n = 0; n < some; n++) {
-        const float sum = sums[r * WIDTH + n] * (call.scales ? call.scales[first + n] : 1.0f);
-        call.result[r * call.outputs + first + n] = sum + (call.bias ? call.bias[first + n] : 0.0f);
+        const float sum = found[n] * (call.scales ? call.scales[first + n] : 1.0f);
+        found[n] = sum + (call.bias ? call.bias[first + n] : 0.0f);
       }
+      const long place = r * call.outputs + first;
+      if (call.row_kind == FLOAT32) memcpy((float*)call.result + place, found, some * sizeof *found);
+      if (call.row_kind == BFLOAT16) narrow<Bfloat16>(found, (uint16_t*)call.result + place, some);
+      if (call.row_kind == FLOAT16) narrow<Float16>(found, (uint16_t*)call.result + place, some);
+    }
   }
 }
 
@@ -134,6 +141,9 @@ void all_panels(const Call& call, int threads) {
 
 extern "C" {
 
+// Of which sources this was built.
+unsigned tandem_sources() { return SOURCES; }
+
 // Outputs of a panel.
 int tandem_width() { return WIDTH; }
 
@@ -152,17 +162,13 @@ int tandem_pairs() {
 void tandem_linear(const void* rows, long count, long inputs, const void* weights, long outputs,
                    const float* scales, const float* bias, void* result, int kind, int row_kind,
                    int threads) {
-  static thread_local std::vector<float> given, made;
+  static thread_local std::vector<float> given;
   const long size = row_kind == FLOAT32 ? 4 : 2;
   for (long start = 0; start < count; start += BLOCK) {
     const long some = std::min(BLOCK, count - start);
     const char* from = (const char*)rows + start * inputs * size;
     char* to = (char*)result + start * outputs * size;
-    Call call{from, weights, scales, bias, (float*)to, some, inputs, outputs};
-    if (row_kind != FLOAT32) {
-      made.resize(some * outputs);
-      call.result = made.data();
-    }
+    Call call{from, weights, scales, bias, to, some, inputs, outputs, row_kind};
     if (row_kind != FLOAT32 && kind != PAIRS) {
       given.resize(some * inputs);
       call.rows = given.data();
@@ -177,8 +183,6 @@ void tandem_linear(const void* rows, long count, long inputs, const void* weight
     call.steps = kind == PAIRS ? inputs / 2 : inputs;
     if (kind == PAIRS) all_panels<Pairs>(call, threads);
 #endif
-    if (row_kind == BFLOAT16) narrow<Bfloat16>(call.result, to, some * outputs);
-    if (row_kind == FLOAT16) narrow<Float16>(call.result, to, some * outputs);
   }
 }
 }

@@ -31,7 +31,9 @@ class PanelLinear(nn.Module):
         self._panels = in_panels(weight, own.width, 2 if paired else 1)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Called by the model."""
+        """Called by the model; raises RuntimeError for rows of another dtype than the weight's."""
+        if rows.dtype != self.weight.dtype:
+            raise RuntimeError(f"rows of {rows.dtype} for a weight of {self.weight.dtype}")
         flat = rows.reshape(-1, self.in_features).contiguous()
         out = self._multiply(flat, self._panels, self.out_features, self._scales, self._bias)
         return out.view(*rows.shape[:-1], self.out_features)
@@ -65,4 +67,4 @@ def problem(dtype: torch.dtype, device: torch.device) -> str | None:
         return f"they are not for {device.type}"
     if dtype not in KINDS:
         return f"they do not take {str(dtype).removeprefix('torch.')}"
-    return None if kernels() else "they were not built: there was no compiler"
+    return None if kernels() else "they were not built, for want of a compiler, or cannot be loaded"

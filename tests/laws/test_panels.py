@@ -93,6 +93,18 @@ def test_what_kernels_do_not_take_is_said_in_a_line() -> None:
     assert panels.problem(torch.float32, torch.device("cuda")) == "they are not for cuda"
 
 
+def test_rows_of_another_dtype_are_refused(build: Kernels) -> None:
+    for kind in (PanelLinear, RoundedLinear):
+        layer = kind(some(40, 30, dtype=torch.bfloat16), None)
+        with pytest.raises(RuntimeError, match=r"rows of .* for a weight of"):
+            layer(some(3, 30))
+
+
+def test_a_build_of_other_sources_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.cpu.kernels.SOURCES", 1)
+    assert kernels.__wrapped__() is None
+
+
 def test_a_build_that_cannot_be_loaded_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,4 +120,4 @@ def test_a_build_that_cannot_be_loaded_is_passed_over(
 def test_without_a_compiler_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(panels, "kernels", lambda: None)
     problem = panels.problem(torch.float32, torch.device("cpu"))
-    assert problem and "no compiler" in problem
+    assert problem and "for want of a compiler" in problem

@@ -162,6 +162,13 @@ def test_scores_of_any_size_make_weights(build: Kernels) -> None:
     assert (attended(build, loud, Rule()).double() - wanted).abs().max() < 1e-2
 
 
+def test_queries_that_do_not_fit_the_keys_are_refused(build: Kernels) -> None:
+    given = scene((64, 64), 2, torch.float32)
+    for query in (given.query.bfloat16(), given.query[..., :32].contiguous()):
+        with pytest.raises(RuntimeError, match="on keys of 64"):
+            attended(build, replace(given, query=query), Rule())
+
+
 def test_a_straight_path_is_that_of_a_chain(build: Kernels) -> None:
     chain = lay_out([Segment(Room(0, 64), 9, (0,) * 5, tree.chain(5), 5)]).paths
     straight = Paths.straight(9, 5)
