@@ -1,8 +1,8 @@
 """What it costs to draw from a large vocabulary: milliseconds for each node that the walk visits.
 
 Rows of logits are made up, peaked as language models have them, or flat; no model runs. What is
-timed is the rule `match` on one node: options applied, a token drawn, log-probabilities told. It is
-the processor time of the one thread that does it, so others on the machine matter little.
+timed is the rule `match` on one node: options applied, a token drawn, log-probabilities reported.
+It is the processor time of the one thread that does it, so others on the machine matter little.
 """
 
 from __future__ import annotations

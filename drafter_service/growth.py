@@ -29,8 +29,8 @@ class Growth:
 
     `floor` is the log-probability below which a node is neither fed nor sent. `source` goes into
     guesses. With `worth`, children that can never be worth being fed are not kept, but for the
-    likeliest one, and it is told of the likeliest child of each token of the text: its chance, and
-    whether it was what followed.
+    likeliest one, and `worth` learns from the likeliest child of each token of the text: its
+    chance, and whether it was what followed.
     """
 
     def __init__(

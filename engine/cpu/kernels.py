@@ -27,7 +27,7 @@ SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 
 class Kind(IntEnum):
-    """How numbers are stored, as in linear.cpp."""
+    """How numbers are stored, as in vectors.h."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
