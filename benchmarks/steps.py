@@ -23,8 +23,8 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from engine.forward import Backend, Forward
 from engine.model import Model
-from engine.plan import Segment
 from engine.rooms import BLOCK
+from engine.segment import Segment
 from protos import tree
 from protos.errors import Unusable
 

@@ -21,7 +21,7 @@ from drafter_service.translation import Translation
 from drafter_service.unread import Unread, behind
 from drafter_service.waiting import Waiting
 from engine.offer import Offer
-from engine.plan import Segment
+from engine.segment import Segment
 from engine.session import Session, shared
 from engine.sessions import Sessions
 from engine.streams import Port

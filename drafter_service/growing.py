@@ -16,7 +16,7 @@ from drafter_service.node import Node
 from drafter_service.text import Report, Text
 from drafter_service.worth import Worth
 from engine.batch import SHORT
-from engine.plan import Segment
+from engine.segment import Segment
 from engine.streams import Port
 from protos.streams import Guess
 from protos.types import MAX_LEVELS

@@ -10,7 +10,7 @@ from drafter_service.text import Report, news
 from drafter_service.unread import behind
 from drafter_service.waiting import Waiting
 from drafter_service.worth import Worth
-from engine.plan import Segment
+from engine.segment import Segment
 from engine.session import Session
 from engine.sessions import Sessions
 from protos.types import Context

@@ -17,8 +17,8 @@ from drafter_service.growth import Growth
 from drafter_service.guesses import Guesser
 from drafter_service.node import Node
 from drafter_service.unread import Unread
-from engine.plan import Segment
 from engine.sampling import Adjustment
+from engine.segment import Segment
 from engine.session import Session
 from engine.sessions import Sessions
 from protos.errors import Busy, SessionMiss

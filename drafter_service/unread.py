@@ -8,7 +8,7 @@ import torch
 
 from engine.batch import SHORT
 from engine.offer import Offer
-from engine.plan import Segment
+from engine.segment import Segment
 from engine.session import Session
 from engine.sessions import Sessions
 from protos import tree

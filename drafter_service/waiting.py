@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.offer import Fixed
-from engine.plan import Segment
+from engine.segment import Segment
 
 
 @dataclass(frozen=True, slots=True)

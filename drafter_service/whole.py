@@ -14,7 +14,7 @@ from drafter_service.guesses import Guesser
 from drafter_service.text import Report, Text
 from drafter_service.waiting import Waiting
 from engine.offer import Offer
-from engine.plan import Segment
+from engine.segment import Segment
 from engine.streams import Port
 from protos.streams import Guess
 

@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn import functional
 from transformers import AttentionInterface
 
 from engine import flash
 from engine.cpu.kernels import kernels
 from engine.cpu.paths import PathPlan
-from engine.grain import GRAINS, grain
 from engine.kv import Pool, store
-from engine.mixing import Grain, Rule, mix
-from engine.plan import StepPlan, Tile
+from engine.mixing import Rule, mix
 from engine.rows import Halves, Rows
+from engine.tiles import Tile, TilePlan
 from protos.errors import Unusable
 
 NAME = "tandem"
@@ -43,7 +43,7 @@ IGNORED = {
 class Step:
     """A forward pass through the pool."""
 
-    plan: StepPlan | PathPlan | Rows
+    plan: TilePlan | PathPlan | Rows
     pool: Pool
     context: int  # tokens of a text at the most
     halves: dict[int, Halves] = field(default_factory=dict)  # of Rows, by heads that share keys
@@ -90,22 +90,20 @@ def attend(
         keys.index_copy_(0, step.plan.places, new_keys)
         values.index_copy_(0, step.plan.places, new_values)
         return flash.attend(step.plan, query, keys, values, scaling, step.halves)[None], None
-    output = query.new_zeros(query.shape[2], query.shape[1], value.shape[3])
+    count = step.plan.count
+    store(keys, step.plan.stored, new_keys[:count])
+    store(values, step.plan.stored, new_values[:count])
     if isinstance(step.plan, PathPlan):
-        own, count = kernels(), step.plan.count
+        own = kernels()
         assert own, "steps are laid out for them where there are some"
-        store(keys, step.plan.stored, new_keys, slice(0, count))
-        store(values, step.plan.stored, new_values, slice(0, count))
         asking = query[0, :, :count].transpose(0, 1).contiguous()
-        output[:count] = own.attend(asking, keys, values, step.plan.paths, rule)
-        return output[None], None
-    for wave in step.plan.waves:
-        store(keys, wave.places, new_keys, wave.rows)
-        store(values, wave.places, new_values, wave.rows)
-        for tile in wave.tiles:
-            seen = slice(tile.start, tile.start + tile.keys)
-            output[tile.rows] = attend_tile(tile, query, keys[seen], values[seen], rule)
-    return output[None], None
+        output = own.attend(asking, keys, values, step.plan.paths, rule)
+    else:
+        output = torch.cat(
+            [attend_tile(tile, query, keys, values, rule) for tile in step.plan.tiles]
+        )
+    padding = query.shape[2] - count
+    return functional.pad(output, (0, 0, 0, 0, 0, padding))[None], None
 
 
 def refuse(options: dict[str, Any]) -> None:
@@ -118,25 +116,17 @@ def refuse(options: dict[str, Any]) -> None:
 def attend_tile(
     tile: Tile, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rule: Rule
 ) -> torch.Tensor:
-    """A tile's rows of `query` on its keys and values, [keys, kv heads, size]: [rows, heads, size].
+    """A tile's rows of `query` on its keys and values, [positions, kv heads, size]:
+    [rows, heads, value size].
 
     Query heads that share a key head are folded into rows, so that no key is copied.
     """
     heads, kv_heads = query.shape[1], keys.shape[1]
-    repeat = heads // kv_heads
-    size, value_size = query.shape[3], values.shape[2]
-    grained: Grain | None = None
-    if tile.exact:
-        grained = grain((size, value_size), repeat, rule.fused, query) or GRAINS[-1]
-    pad = grained.padding(tile.count, repeat) if grained else 0
-    rows = query[:, :, tile.rows.start : tile.rows.stop + pad]  # any will do as padding
-    if lacking := tile.count + pad - rows.shape[2]:
-        rows = torch.cat([rows, rows[:, :, :1].expand(-1, -1, lacking, -1)], 2)
-    folded = rows.reshape(1, kv_heads, -1, size)
-    bias = tile.bias(rule.window, repeat, pad, query)
-    shared = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
-    mixed = mix(folded, *shared, bias, rule, grained)
-    return mixed.reshape(heads, tile.count + pad, -1)[:, : tile.count].transpose(0, 1)
+    folded = query[:, :, tile.rows].reshape(1, kv_heads, -1, query.shape[3])
+    seen = slice(tile.start, tile.start + tile.keys)
+    shared = keys[seen].transpose(0, 1)[None], values[seen].transpose(0, 1)[None]
+    mixed = mix(folded, *shared, tile.bias(rule.window, heads // kv_heads, query), rule)
+    return mixed.reshape(heads, tile.count, -1).transpose(0, 1)
 
 
 AttentionInterface.register(NAME, attend)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 
 from engine.cost import CostModel, Load
-from engine.plan import Segment
+from engine.segment import Segment
 from protos.types import MAX_NODES
 
 UNKNOWN_PRICE = 0.1  # of a row, before any step was learned from

@@ -11,10 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import silu
 
 from engine.forward import Backend, Forward
-from engine.grain import grain
 from engine.model import INSTEAD, Model
 from engine.original import Original, length, typical
 from engine.rooms import Room, blocks
@@ -23,8 +21,6 @@ from protos.errors import Unusable
 from protos.types import EXACT
 
 ROOMS = 3
-SHARED = (127, 200, 257, 333, 512)  # rows of an activation
-WIDE = 3072  # of one, where the model does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +53,10 @@ def self_test(forward: Forward, name: str) -> Exactness:
             wrong = _wrong(kind, trial.groups, original)
     if wrong:
         raise Unusable(f"{name} cannot be served: {wrong}; {INSTEAD}")
+    if forward.backend is Backend.TILES:
+        return Exactness("PyTorch's kernels round by the number of rows")
     if not forward.exact:
         return Exactness("switched off")
-    if problem := _uneven(forward):
-        return Exactness(f"{problem} rounds by the number of rows")
     if differing := int(off.count_nonzero()):
         return Exactness(f"{differing} of {len(off)} rows differ, by up to {off.max().item():.2g}")
     return Exactness(None)
@@ -72,23 +68,6 @@ def _wrong(kind: str, groups: dict[str, list[float]], original: Original) -> str
     if off <= original.limit:
         return None
     return f"the logits of {kind} differ by {off:.2g} {how}; rounding explains {original.limit:.2g}"
-
-
-def _uneven(forward: Forward) -> str | None:
-    """What was not seen to agree with itself, of PyTorch's own operations; None if all was."""
-    like = forward.pool.keys[0]
-    if forward.backend is Backend.TILES:
-        for la in sorted(set(forward.model.layers), key=lambda layer: layer.key_size):
-            if grain((la.key_size, la.value_size), la.repeat, la.fused, like) is None:
-                return f"attention with heads of {la.key_size}"
-    if like.device.type == "cpu":  # threads share elements, and the last of a share are done apart
-        said = getattr(forward.model.network.config.get_text_config(), "intermediate_size", WIDE)
-        width = said if isinstance(said, int) else max(said)  # or one for each layer
-        rows = torch.randn(max(SHARED), width, generator=torch.Generator().manual_seed(0))
-        alone = torch.stack([silu(row) for row in rows])
-        if not all(torch.equal(silu(rows[:count]), alone[:count]) for count in SHARED):
-            return f"an activation by {torch.get_num_threads()} threads"
-    return None
 
 
 def positions_tried(model: Model) -> int:

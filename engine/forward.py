@@ -11,14 +11,14 @@ from functools import partial
 
 import torch
 
-from engine import attention, flash
+from engine import attention, flash, tiles
 from engine.cpu import panels, paths
 from engine.graphs import Graphs, Run
 from engine.kv import Pool
 from engine.ladder import agreeing
 from engine.model import Model
-from engine.plan import Segment, StepPlan, plan
 from engine.rows import Rows
+from engine.segment import Segment
 from engine.table import SIZES, lay_out
 from protos.errors import Unusable
 
@@ -37,8 +37,8 @@ BY_ROWS = (Backend.ROWS, Backend.GRAPHS)
 
 class Forward:
     """A model and room for `positions` cached tokens. `exact`: bit for bit the same in any company,
-    where the model allows it. Without a `backend` it takes the fastest that can be used; raises
-    Unusable if the one asked for cannot, MemoryError or OutOfMemoryError.
+    where the model allows it; tiles do not. Without a `backend` it takes the fastest that can be
+    used; raises Unusable if the one asked for cannot, MemoryError or OutOfMemoryError.
     """
 
     def __init__(
@@ -64,15 +64,17 @@ class Forward:
             if problem and backend:
                 raise Unusable(f"the model cannot attend along paths: {problem}")
             self.backend = Backend.TILES if problem else Backend.PATHS
+        self.exact = exact and self.backend is not Backend.TILES
 
     @property
     def problem(self) -> str | None:
         """Why it is not as fast as it could be on its device; None if it is."""
         return self._runner.problem if isinstance(self._runner, Graphs) else self._problem
 
-    def relax(self) -> None:
-        """Give up to be exact, and what it costs."""
-        self.exact, self.sizes = False, SIZES
+    def relax(self) -> bool:
+        """Give up to be exact, and what it costs; whether it goes another way from now on."""
+        before, self.exact, self.sizes = self.sizes, False, SIZES
+        return before is not SIZES
 
     @torch.inference_mode()
     def __call__(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
@@ -87,7 +89,7 @@ class Forward:
 
     def _at_once(self, segments: Sequence[Segment]) -> torch.Tensor:
         by_paths, device = self.backend is Backend.PATHS, self.model.device
-        step = paths.lay_out(segments) if by_paths else plan(segments, device, self.exact)
+        step = paths.lay_out(segments) if by_paths else tiles.lay_out(segments, device)
         return self._run(step)[: sum(segment.wanted for segment in segments)].float()
 
     def _by_rows(self, segments: Sequence[Segment]) -> torch.Tensor:
@@ -127,7 +129,7 @@ class Forward:
         return None
 
 
-def _run(model: Model, pool: Pool, step: StepPlan | paths.PathPlan | Rows) -> torch.Tensor:
+def _run(model: Model, pool: Pool, step: tiles.TilePlan | paths.PathPlan | Rows) -> torch.Tensor:
     """The model's pass over a step; logits of the rows that were asked for, [rows, vocab]."""
     with attention.stepping(attention.Step(step, pool, model.context_length)):
         logits: torch.Tensor = model.network(

@@ -21,6 +21,7 @@ from pydantic import ByteSize
 
 from engine.batch import Limits
 from engine.config import ModelServiceConfig
+from engine.cpu.kernels import use_threads
 from engine.exactness import Exactness, positions_tried, self_test
 from engine.forward import Forward
 from engine.kv import position_bytes
@@ -118,6 +119,7 @@ def _new_epoch() -> int:
 def prepare(config: ModelServiceConfig, exact: bool) -> tuple[Forward, Exactness]:
     """Load a model, find room for its sessions, and try it; raises Unusable."""
     model = load(config.model, config.dtype, config.device, config.weights)
+    use_threads(config.threads)
     if config.context_length and config.context_length > model.context_length:
         limit = f"is above what the model can be trusted with, {model.context_length}"
         raise Unusable(f"context_length {config.context_length} {limit}")
@@ -158,8 +160,7 @@ def prepare(config: ModelServiceConfig, exact: bool) -> tuple[Forward, Exactness
 def _tried(forward: Forward, name: str, exact: bool) -> Exactness:
     """What a model promises; where it is not exact, it was tried as it is going to be served."""
     exactness = self_test(forward, name)
-    if exact and exactness.problem:
-        forward.relax()
+    if exact and exactness.problem and forward.relax():
         self_test(forward, name)
     forward.model.original.release()
     return exactness

@@ -105,13 +105,12 @@ def index(numbers: Sequence[int], device: torch.device) -> Index:
     return torch.tensor(numbers, dtype=torch.long, device=device)
 
 
-def store(layer: torch.Tensor, places: Index, new: torch.Tensor, rows: Index) -> None:
-    """Write some rows of `new`, [rows, heads, size], to places in a layer's keys or values."""
-    chosen = new[rows] if isinstance(rows, slice) else new.index_select(0, rows)
+def store(layer: torch.Tensor, places: Index, new: torch.Tensor) -> None:
+    """Write `new`, [places, heads, size], to places in a layer's keys or values."""
     if isinstance(places, slice):
-        layer[places] = chosen
+        layer[places] = new
     else:
-        layer.index_copy_(0, places, chosen)
+        layer.index_copy_(0, places, new)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from engine.graphs import Run
 from engine.kv import Pool
-from engine.plan import Segment
+from engine.segment import Segment
 from engine.table import SIZES, lay_out
 from protos import tree
 

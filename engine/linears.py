@@ -1,27 +1,27 @@
-"""The linear layers of a model, replaced by those that the processor is best at, joined where they
-can be.
+"""The layers of a model, replaced by those that the processor is best at, joined where they can be.
 
-Layers that are given the same rows, like those of queries, keys and values, are multiplied as one:
-a call costs as much as many rows.
+Linear layers that are given the same rows, like those of queries, keys and values, are multiplied
+as one: a call costs as much as many rows.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from engine.cpu import panels
+from engine.cpu.gated import gated
+from engine.cpu.norm import norm
 from engine.packed import PackedLinear, can_pack
 from protos.errors import Unusable
 
-Layer = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]  # from weight and bias
+Layer: TypeAlias = type[panels.PanelLinear] | type[PackedLinear]
 Groups = list[list[str]]
 FULL, INT8 = "full", "int8"  # weights as they are, or rounded
 
@@ -30,13 +30,22 @@ def suited(dtype: torch.dtype, device: torch.device, weights: str) -> Layer | No
     """The kind of layers to use instead of the network's own, if there is a better one; raises
     Unusable if there is none with such weights.
     """
-    if panels.problem(dtype, device) is None:
+    if (problem := panels.problem(dtype, device)) is None:
         return panels.PanelLinear if weights == FULL else panels.RoundedLinear
-    if weights == FULL:
-        return PackedLinear if can_pack(dtype, device) else None
-    if can_round(dtype, device):
-        return Int8Linear
-    raise Unusable("weights int8 need dtype float32 on a CPU with fbgemm kernels")
+    if weights == INT8:
+        raise Unusable(f"weights int8 need the kernels of our own: {problem}")
+    return PackedLinear if can_pack(dtype, device) else None
+
+
+def lay_out(network: nn.Module, groups: Groups, kind: Layer) -> None:
+    """Replace all that there is something better for than what a network came with; `groups` are
+    names of linear layers that are given the same rows.
+    """
+    if issubclass(kind, panels.PanelLinear):
+        replace(network, lambda layer: gated(layer, kind))
+        replace(network, norm)
+    join(network, groups, kind)
+    replace(network, lambda layer: linear(layer, kind))
 
 
 def kernels_of(network: nn.Module) -> str:
@@ -85,36 +94,6 @@ class JoinedLinear(nn.Module):
         return self._joined.output(self._number, rows)
 
 
-class Int8Linear(nn.Module):
-    """An approximate linear layer for drafters: 8-bit weights, one scale per output, and inputs
-    rounded to 8 bits by one scale for all rows. So rows depend on each other: never for a verifier.
-    """
-
-    kernels = "fbgemm"
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__()
-        self.weight = weight.new_empty(0)  # some models ask for its dtype
-        scales = (weight.abs().amax(1) / 127).clamp_min(1e-8).double()
-        offsets = torch.zeros_like(scales, dtype=torch.long)
-        torch.backends.quantized.engine = "fbgemm"
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # quantised tensors move out of torch one day
-            rounded = torch.quantize_per_channel(weight, scales, offsets, 0, torch.qint8)
-        self.packed = torch.ops.quantized.linear_prepack(rounded, bias)
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Called by the model."""
-        out: torch.Tensor = torch.ops.quantized.linear_dynamic(rows, self.packed)
-        return out
-
-
-def can_round(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this processor has kernels for 8-bit weights."""
-    supported = "fbgemm" in torch.backends.quantized.supported_engines
-    return device.type == "cpu" and dtype == torch.float32 and supported
-
-
 @contextmanager
 def watching(network: nn.Module) -> Iterator[Groups]:
     """Notes during a pass which linear layers are given the same tensor, one right after the other:
@@ -149,7 +128,10 @@ def join(network: nn.Module, groups: Groups, kind: Layer) -> None:
     have a bias; one group at a time, like `replace`.
     """
     calls = Counter(name for group in groups for name in group)
+    left = {name for name, layer in network.named_modules() if type(layer) is nn.Linear}
     for group in groups:
+        if not left.issuperset(group):
+            continue
         layers: Any = [network.get_submodule(name) for name in group]
         alike = len({layer.bias is None for layer in layers}) == 1
         if len(group) > 1 and alike and all(calls[name] == 1 for name in group):
@@ -159,16 +141,23 @@ def join(network: nn.Module, groups: Groups, kind: Layer) -> None:
 
 
 @torch.inference_mode()
-def replace(network: nn.Module, layer: Layer) -> None:
-    """Replace every linear layer of a network by another kind, one at a time, so that only one is
-    held more than once. One whose weight is tied to an embedding gets a copy of it.
+def replace(network: nn.Module, other: Callable[[nn.Module], nn.Module | None]) -> None:
+    """Replace the layers of a network that there is another for, one at a time, so that only one is
+    held more than once.
     """
-    parents = [parent for parent in network.modules() if type(parent) not in (nn.Linear, Conv1D)]
-    for parent in parents:
-        for name in [name for name, _ in parent.named_children()]:
-            child = getattr(parent, name)
-            if type(child) is nn.Linear:
-                setattr(parent, name, layer(child.weight, child.bias))
-            elif type(child) is Conv1D:
-                setattr(parent, name, layer(child.weight.t(), child.bias))
-            del child  # or it would live until the next one is made
+    names = [name for name, _ in network.named_modules(remove_duplicate=False) if name]
+    for name in names:
+        with suppress(AttributeError):  # it went with the layer that it was part of
+            if better := other(network.get_submodule(name)):
+                network.set_submodule(name, better)
+
+
+def linear(layer: nn.Module, kind: Layer) -> nn.Module | None:
+    """A linear layer of a kind instead of another, which may be tied to an embedding: then this is
+    a copy.
+    """
+    if type(layer) is nn.Linear:
+        return kind(layer.weight, layer.bias)
+    if type(layer) is Conv1D:
+        return kind(layer.weight.t(), layer.bias)
+    return None

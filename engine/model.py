@@ -24,7 +24,7 @@ from transformers import (
 from transformers.utils import logging
 
 from engine.kv import LayerGeometry
-from engine.linears import FULL, INT8, Groups, join, replace, suited, watching
+from engine.linears import FULL, INT8, lay_out, suited, watching
 from engine.original import Original, original
 from engine.probe import adopt, refuse_class
 from protos.errors import Unusable
@@ -73,7 +73,8 @@ def load(folder: Path, dtype: str = "float32", device: str = "cpu", weights: str
         found = adopt(network, _context_length(config))
     with _judging(folder, config):
         said = original(network, found, wanted, weights == INT8)
-    _lay_out(network, groups, wanted, weights)
+    if kind := suited(wanted, network.device, weights):
+        lay_out(network, groups, kind)
     return Model(
         network=network,
         original=said,
@@ -98,14 +99,6 @@ def _read(
     )
     network, report = loaded
     return network.eval().requires_grad_(False).to(device), sorted(report["missing_keys"])
-
-
-def _lay_out(network: PreTrainedModel, groups: Groups, dtype: torch.dtype, weights: str) -> None:
-    """Give a network the linear layers that suit the processor."""
-    if kind := suited(dtype, network.device, weights):
-        if weights == FULL:
-            join(network, groups, kind)
-        replace(network, kind)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from engine.plan import Segment
+    from engine.segment import Segment
 
 
 class Offer(Protocol):

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from transformers import AttentionInterface, PreTrainedModel
 
 from engine.attention import attend_tile, refuse
@@ -16,8 +15,9 @@ from engine.cpu import panels
 from engine.cpu.kernels import kernels
 from engine.cpu.paths import Paths
 from engine.mixing import Rule
-from engine.plan import Segment, plan
-from engine.rooms import BLOCK, Room
+from engine.rooms import Room
+from engine.segment import Segment
+from engine.tiles import lay_out
 from protos import tree
 
 NAME = "tandem_reference"
@@ -49,15 +49,10 @@ def attend(
         rows, keys, values = (each[0].transpose(0, 1).contiguous() for each in (query, key, value))
         paths = Paths.straight(length - count, count)
         return own.attend(rows, keys, values, paths, rule)[None], None
-    room = Room(0, length)
-    segment = Segment(room, length - count, (0,) * count, tree.chain(count), count)
-    spare = (0, 0, 0, -length % BLOCK)
-    keys = F.pad(key[0], spare).transpose(0, 1)
-    values = F.pad(value[0], spare).transpose(0, 1)
-    output = query.new_empty(count, query.shape[1], value.shape[3])
-    for tile in plan([segment], PLAIN, exact=True).waves[0].tiles:
-        output[tile.rows] = attend_tile(tile, query, keys[: tile.keys], values[: tile.keys], rule)
-    return output[None], None
+    segment = Segment(Room(0, length), length - count, (0,) * count, tree.chain(count), count)
+    (tile,) = lay_out([segment], PLAIN).tiles
+    keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    return attend_tile(tile, query, keys, values, rule)[None], None
 
 
 AttentionInterface.register(NAME, attend)

@@ -21,7 +21,7 @@ import torch
 
 from engine.batch import Batch, Limits, Pace, compose, is_decoding, load
 from engine.cost import CostModel, Load, Rates
-from engine.plan import Segment
+from engine.segment import Segment
 from engine.task import Job, Task, startable
 from protos.errors import Busy, Internal, Unavailable
 

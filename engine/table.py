@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.plan import Segment
 from engine.rows import REACH, STEP, TAIL, WIDEST, Form, Rows
+from engine.segment import Packed, Segment
 from protos import tree
 
 SIZES = (16, 32, 64, 128, 256, 512)  # rows of a pass, padding included
@@ -30,23 +30,25 @@ class Table:
     @classmethod
     def of(cls, segments: Sequence[Segment]) -> Table:
         """What all sessions feed, one after the other."""
-        rows: list[list[int]] = [[] for _ in range(6)]
+        packed = Packed.of(segments)
+        wanted, numbers = [0] * len(packed.token_ids), list[int]()
+        for row in packed.wanted:
+            wanted[row] = 1
         places: list[int] = []
         above: list[int] = []
         for segment in segments:
-            parents, cached, count = segment.parents, segment.cached, len(segment.tokens)
-            trunk, total = tree.trunk(parents), len(parents)
+            parents, trunk, total = (
+                segment.parents,
+                tree.trunk(segment.parents),
+                len(segment.parents),
+            )
             first = segment.room.start + segment.context  # node i is stored at first + i
             shift = len(above) - trunk  # and is node i + shift of all on side branches
-            numbers = [-1] * trunk + list(range(trunk + shift, total + shift))
-            rows[0] += segment.tokens
-            rows[1] += [segment.context + depth for depth in tree.depths(parents)[cached:]]
-            rows[2] += range(first + cached, first + total)
-            rows[3] += [segment.room.start] * count
-            rows[4] += [0] * (count - segment.wanted) + [1] * segment.wanted
-            rows[5] += numbers[cached:]
+            own = [-1] * trunk + list(range(trunk + shift, total + shift))
+            numbers += own[segment.cached :]
             places += range(first + trunk, first + total)
-            above += [numbers[parent] if parent >= 0 else -1 for parent in parents[trunk:]]
+            above += [own[parent] if parent >= 0 else -1 for parent in parents[trunk:]]
+        rows = [packed.token_ids, packed.positions, packed.places, packed.starts, wanted, numbers]
         return cls(np.array(rows, np.int64), np.array([places, above], np.int64))
 
     def part(self, start: int, size: int, spare: int) -> Table:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from engine.offer import Offer
-from engine.plan import Segment
+from engine.segment import Segment
 from engine.session import Ended
 
 Job = Generator[Offer, torch.Tensor, Any]

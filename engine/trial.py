@@ -14,9 +14,9 @@ import torch
 
 from engine.forward import Forward
 from engine.original import BRANCH, Original, Text
-from engine.plan import Segment
 from engine.rooms import Room
 from engine.rows import TAIL
+from engine.segment import Segment
 from protos import tree
 
 SIBLINGS = 3  # wrong guesses on either side of the right one

@@ -13,8 +13,8 @@ import torch
 from engine import attention
 from engine.forward import Forward
 from engine.model import Model
-from engine.plan import Segment
 from engine.rooms import Room
+from engine.segment import Segment
 from protos import tree
 from tests.families import VOCABULARY
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from engine.plan import Segment
 from engine.sampling import Adjustment
+from engine.segment import Segment
 from engine.session import Session
 from engine.sessions import Sessions
 from engine.streams import Port

@@ -10,37 +10,6 @@
 
 namespace {
 
-// e^x for x <= 0, to about an ulp; 0 far below.
-Vector exponential(Vector x) {
-  const Vector least = Vector{} - 87.0f, magic = Vector{} + 12582912.0f;
-  const auto tiny = x < least;
-  x = tiny ? least : x;
-  const Vector n = (x * 1.44269504f + magic) - magic;
-  const Vector r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-  Vector p = Vector{} + 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  const Vector power = (Vector)((__builtin_convertvector(n, Words) + 127) << 23);
-  return tiny ? Vector{} : p * power;
-}
-
-using Lanes = std::make_integer_sequence<int, LANES>;
-
-template <int... LANE>
-Vector rotated(Vector from, int by, std::integer_sequence<int, LANE...>) {
-  return __builtin_shuffle(from, Words{(LANE ^ by)...});
-}
-
-template <class Join>
-float joined(Vector values, Join join) {  // of all lanes, in halves
-  for (int by = LANES / 2; by; by /= 2) values = join(values, rotated(values, by, Lanes{}));
-  return values[0];
-}
-
 // Two vectors, of which one gives the other its lanes with the bit, for those without.
 template <int BIT, int... LANE>
 void exchange(Vector& low, Vector& high, std::integer_sequence<int, LANE...>) {

@@ -23,6 +23,7 @@ from engine.mixing import Rule
 FOLDER = Path(__file__).parent
 FILES = sorted([*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")])
 SOURCES = crc32(b"".join(map(Path.read_bytes, FILES)))  # as in setup.py
+WORTH_SHARING = 1 << 15  # numbers: some 10 us of one thread
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 
@@ -44,9 +45,16 @@ KINDS = {
 }
 
 
+class Activation(IntEnum):
+    """Of a gated layer, as in gate.cpp."""
+
+    SILU = 0
+    GELU_TANH = 1
+
+
 class Kernels:
     """One build of them. `width` is the outputs of a panel; `pairs` says whether rows of bfloat16
-    are multiplied two inputs at once.
+    are multiplied two inputs at once; `threads` share the work, which no bit depends on.
     """
 
     def __init__(self, file: Path) -> None:
@@ -57,6 +65,7 @@ class Kernels:
         self.name = file.name.partition(".")[0].removeprefix("_")
         self.width = int(library.tandem_width())
         self.pairs = bool(library.tandem_pairs())
+        self.threads = 1
         self._linear = library.tandem_linear
         pointer, number, kind = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
         rows = (pointer, number, number)
@@ -67,6 +76,12 @@ class Kernels:
         optional = (number, real, real, pointer, kind, kind)
         self._attend.argtypes = (*[pointer] * 4, *[number] * 5, *[pointer] * 4, *optional)
         self._attend.restype = None
+        self._norm = library.tandem_norm
+        self._norm.argtypes = (*rows, pointer, real, pointer, kind, kind)
+        self._norm.restype = None
+        self._gate = library.tandem_gate
+        self._gate.argtypes = (*rows, pointer, kind, kind, kind)
+        self._gate.restype = None
 
     def linear(
         self,
@@ -82,7 +97,7 @@ class Kernels:
         kind = KINDS[panels.dtype] if panels.dim() == 3 else Kind.PAIRS
         self._linear(
             *(rows.data_ptr(), *rows.shape, panels.data_ptr(), outputs, *optional),
-            *(result.data_ptr(), kind, KINDS[rows.dtype], torch.get_num_threads()),
+            *(result.data_ptr(), kind, KINDS[rows.dtype], self.threads),
         )
         return result
 
@@ -110,9 +125,37 @@ class Kernels:
             *(each.data_ptr() for each in (paths.tails, paths.places)),
             *(rule.window or 0, size**-0.5 if rule.scaling is None else rule.scaling),
             *(rule.softcap or 0.0, None if sinks is None else sinks.data_ptr()),
-            *(KINDS[query.dtype], torch.get_num_threads()),
+            *(KINDS[query.dtype], self.threads),
         )
         return result
+
+    def norm(self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """Rows [..., size] / their root mean square * weight [size], float32; contiguous, on the
+        CPU.
+        """
+        result = torch.empty_like(rows)
+        size = rows.shape[-1]
+        self._norm(
+            *(rows.data_ptr(), rows.numel() // size, size, weight.data_ptr(), epsilon),
+            *(result.data_ptr(), KINDS[rows.dtype], self._sharing(rows)),
+        )
+        return result
+
+    def gate(self, rows: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """The activation of the first half of each row times the second, [rows, size] of
+        [rows, 2 * size]; contiguous, on the CPU.
+        """
+        count, size = rows.shape[0], rows.shape[1] // 2
+        result = rows.new_empty(count, size)
+        self._gate(
+            *(rows.data_ptr(), count, size, result.data_ptr(), activation),
+            *(KINDS[rows.dtype], self._sharing(rows)),
+        )
+        return result
+
+    def _sharing(self, rows: torch.Tensor) -> int:
+        """How many threads are worth their start for these rows."""
+        return self.threads if rows.numel() >= WORTH_SHARING else 1
 
 
 def runnable() -> Iterator[Path]:
@@ -134,3 +177,16 @@ def kernels() -> Kernels | None:
         with suppress(OSError, AttributeError):  # no OpenMP to be found, or an old build
             return Kernels(file)
     return None
+
+
+def use_threads(count: int) -> None:
+    """Compute with so many threads from now on.
+
+    Where there are kernels only they do. PyTorch's own operations share their elements among
+    threads, and round the last ones of a share differently, so bits would depend on how many rows
+    there are; they are too small to gain much from threads.
+    """
+    own = kernels()
+    if own:
+        own.threads = count
+    torch.set_num_threads(1 if own else count)

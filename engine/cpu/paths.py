@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.kv import Index, index
-from engine.plan import Segment
+from engine.segment import Packed, Segment
 from protos import tree
 
 LEAST = 4  # rows of a pass: PyTorch's own operations round differently for fewer
@@ -52,39 +52,28 @@ class PathPlan:
 
 def lay_out(segments: Sequence[Segment]) -> PathPlan:
     """Lay out one step."""
-    ids: list[int] = []
-    positions: list[int] = []
-    wanted: list[int] = []
-    stored: list[int] = []
-    starts: list[int] = []
+    packed = Packed.of(segments)
     prefixes: list[int] = []
     tails, places = [0], list[int]()
     for segment in segments:
-        cached, count = segment.cached, len(segment.tokens)
-        first = segment.room.start + segment.context  # node i is stored at first + i
-        depths = tree.depths(segment.parents)
-        ids += segment.tokens
-        positions += [segment.context + depth for depth in depths[cached:]]
-        wanted += range(len(ids) - segment.wanted, len(ids))
-        stored += range(first + cached, first + cached + count)
-        starts += [segment.room.start] * count
-        for trunk, branch in _branches(segment)[cached:]:
+        first = segment.room.start + segment.context
+        for trunk, branch in _branches(segment)[segment.cached :]:
             prefixes.append(segment.context + trunk)
             places += [first + node for node in branch]
             tails.append(len(places))
-    count = len(ids)
+    count, wanted = len(packed.token_ids), packed.wanted
     padding, spare = max(0, LEAST - count), max(0, LEAST - len(wanted))
 
     def tensor(values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.long)
 
     return PathPlan(
-        token_ids=tensor(ids + ids[:1] * padding)[None],
-        positions=tensor(positions + positions[:1] * padding)[None],
+        token_ids=tensor(packed.token_ids + packed.token_ids[:1] * padding)[None],
+        positions=tensor(packed.positions + packed.positions[:1] * padding)[None],
         logits_rows=tensor(wanted + [0] * spare),
-        stored=index(stored, CPU),
+        stored=index(packed.places, CPU),
         count=count,
-        paths=Paths(*map(tensor, (starts, prefixes, tails, places))),
+        paths=Paths(*map(tensor, (packed.starts, prefixes, tails, places))),
     )
 
 

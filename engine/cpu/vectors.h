@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -113,6 +114,37 @@ void narrow(const float* from, void* to, long count) {
   auto* made = (typename Stored::Type*)to;
   for (long i = 0; i < count; i += LANES)
     save_some<Stored>(made + i, load_some<Float32>(from + i, count - i), count - i);
+}
+
+// e^x for x <= 0, to about an ulp; 0 far below.
+Vector exponential(Vector x) {
+  const Vector least = Vector{} - 87.0f, magic = Vector{} + 12582912.0f;
+  const auto tiny = x < least;
+  x = tiny ? least : x;
+  const Vector n = (x * 1.44269504f + magic) - magic;
+  const Vector r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+  Vector p = Vector{} + 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const Vector power = (Vector)((__builtin_convertvector(n, Words) + 127) << 23);
+  return tiny ? Vector{} : p * power;
+}
+
+using Lanes = std::make_integer_sequence<int, LANES>;
+
+template <int... LANE>
+Vector rotated(Vector from, int by, std::integer_sequence<int, LANE...>) {
+  return __builtin_shuffle(from, Words{(LANE ^ by)...});
+}
+
+template <class Join>
+float joined(Vector values, Join join) {  // of all lanes, in halves
+  for (int by = LANES / 2; by; by /= 2) values = join(values, rotated(values, by, Lanes{}));
+  return values[0];
 }
 
 }  // namespace

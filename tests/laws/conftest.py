@@ -1,11 +1,8 @@
-"""The builds of the kernels that this processor runs, and threads that may be set."""
+"""The builds of the kernels that this processor runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from engine.cpu.kernels import Kernels, runnable
 
@@ -14,13 +11,6 @@ from engine.cpu.kernels import Kernels, runnable
 def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernels:
     """One of them, in use; without any, the test is skipped."""
     one = Kernels(request.param)
-    monkeypatch.setattr("engine.cpu.panels.kernels", lambda: one)
+    for module in ("panels", "norm", "gated"):
+        monkeypatch.setattr(f"engine.cpu.{module}.kernels", lambda: one)
     return one
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    """The number of threads may change."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)

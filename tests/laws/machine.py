@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 import torch
 
 from engine.batch import Limits
-from engine.plan import Segment
 from engine.rooms import Room
 from engine.scheduler import ModelThread, StepReport
+from engine.segment import Segment
 from engine.task import Job
 from protos import tree
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from engine.batch import PIECE, SHORT, Limits, compose
 from engine.cost import CostModel
-from engine.plan import Segment
 from engine.rooms import Room
+from engine.segment import Segment
 from protos import tree
 
 ROOM = Room(0, 1 << 16)

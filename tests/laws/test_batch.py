@@ -18,7 +18,7 @@ from engine.batch import (
     load,
 )
 from engine.cost import CostModel, Load
-from engine.plan import Segment
+from engine.segment import Segment
 from protos import tree
 from protos.types import MAX_NODES
 from tests.laws.segments import ROOM, SLOWLY, Known, composed, costs, limits_, longs, paces, shorts

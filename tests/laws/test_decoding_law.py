@@ -11,8 +11,8 @@ from itertools import count
 import pytest
 import torch
 
-from engine.plan import Segment
 from engine.sampling import probabilities
+from engine.segment import Segment
 from engine.sessions import Sessions
 from protos import tree
 from protos.streams import Decoding, Guess

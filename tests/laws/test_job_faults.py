@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator, Sequence
 import pytest
 import torch
 
-from engine.plan import Segment
 from engine.scheduler import ModelThread
+from engine.segment import Segment
 from engine.task import Job
 from protos.errors import Internal, InvalidRequest, Unavailable
 from tests.laws.machine import (

@@ -8,15 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from engine.linears import JoinedLinear, join, replace, watching
-from engine.packed import PackedLinear, can_pack
+from engine.cpu.kernels import kernels
+from engine.cpu.panels import PanelLinear
+from engine.linears import JoinedLinear, join, linear, replace, watching
 
 WIDTH, WIDER = 96, 1100
 ROWS = range(1, 65)
 
-pytestmark = pytest.mark.skipif(
-    not can_pack(torch.float32, torch.device("cpu")), reason="no kernels for packed weights"
-)
+pytestmark = pytest.mark.skipif(kernels() is None, reason="the kernels were not built")
 
 
 class Block(nn.Module):
@@ -36,14 +35,14 @@ class Block(nn.Module):
 
 
 def made(joined: bool) -> Any:
-    """The same block each time, its layers packed."""
+    """The same block each time, its layers in panels."""
     torch.manual_seed(0)
     block = Block()
     with torch.inference_mode(), watching(block) as groups:
         block(torch.zeros(4, WIDTH))
     if joined:
-        join(block, groups, PackedLinear)
-    replace(block, PackedLinear)
+        join(block, groups, PanelLinear)
+    replace(block, lambda layer: linear(layer, PanelLinear))
     return block
 
 
@@ -52,7 +51,7 @@ def test_layers_on_the_same_rows_are_joined_where_they_can_be() -> None:
     kinds = {name: type(layer) for name, layer in made(joined=True).named_children()}
     joined = {name for name, kind in kinds.items() if kind is JoinedLinear}
     assert joined == {"left", "right"}
-    assert set(kinds.values()) == {JoinedLinear, PackedLinear}
+    assert set(kinds.values()) == {JoinedLinear, PanelLinear}
 
 
 @torch.inference_mode()

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from engine.batch import PIECE, Limits
-from engine.plan import Segment
 from engine.rooms import Room
+from engine.segment import Segment
 from engine.session import Ended
 from engine.task import Job
 from protos import tree

@@ -47,16 +47,14 @@ def test_a_product_is_what_it_is_in_float64(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_row_has_the_same_bits_in_any_company_and_by_any_number_of_threads(
-    shape: tuple[int, int], dtype: torch.dtype, kind: type[PanelLinear], build: Kernels,
-    threads: None,
-) -> None:  # fmt: skip
+    shape: tuple[int, int], dtype: torch.dtype, kind: type[PanelLinear], build: Kernels
+) -> None:
     torch.manual_seed(0)
     layer = kind(some(*shape, dtype=dtype), some(shape[0], dtype=dtype))
     rows = some(MOST, shape[1], dtype=dtype)
-    torch.set_num_threads(1)
     every = layer(rows)
     for number in (1, 2, 4):
-        torch.set_num_threads(number)
+        build.threads = number
         for count in COUNTS:
             assert torch.equal(layer(rows[:count]), every[:count]), f"{count} rows"
             assert torch.equal(layer(rows[None, -count:])[0], every[-count:]), f"last {count}"

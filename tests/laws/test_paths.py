@@ -13,8 +13,8 @@ import torch
 from engine.cpu.kernels import Kernels
 from engine.cpu.paths import Paths, lay_out
 from engine.mixing import Rule
-from engine.plan import Segment
 from engine.rooms import Room
+from engine.segment import Segment
 from protos import tree
 
 PLACES = 700
@@ -115,13 +115,12 @@ def test_a_row_sees_its_path_and_nothing_else(
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_row_has_the_same_bits_in_any_company_and_by_any_number_of_threads(
-    rule: str, dtype: torch.dtype, build: Kernels, threads: None
+    rule: str, dtype: torch.dtype, build: Kernels
 ) -> None:
     given, rng = scene((64, 64), 2, dtype), random.Random(3)
-    torch.set_num_threads(1)
     every = attended(build, given, RULES[rule])
     for number in (1, 2, 4):
-        torch.set_num_threads(number)
+        build.threads = number
         for count in (1, 2, 5, 16, 17, len(every)):
             rows = rng.sample(range(len(every)), count)
             assert torch.equal(attended(build, given.some(rows), RULES[rule]), every[rows])

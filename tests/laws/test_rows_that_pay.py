@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.batch import Limits, compose
 from engine.cost import CostModel
-from engine.plan import Segment
+from engine.segment import Segment
 from protos.types import MAX_NODES
 from tests.laws.segments import ROOM, Known, longs
 

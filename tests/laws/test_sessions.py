@@ -10,8 +10,8 @@ from itertools import count
 import pytest
 import torch
 
-from engine.plan import Segment
 from engine.rooms import BLOCK
+from engine.segment import Segment
 from engine.session import Ended
 from engine.sessions import Sessions
 from protos import tree

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.batch import PIECE, SHORT, Limits
 from engine.cost import CostModel
-from engine.plan import Segment
+from engine.segment import Segment
 from protos import tree
 from tests.laws.segments import (
     ROOM,

@@ -11,16 +11,18 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from engine import attention, plan
+from engine import attention, tiles
+from engine.cpu.gated import Gated
 from engine.cpu.panels import PanelLinear
 from engine.cpu.paths import PathPlan
 from engine.kv import Index
 from engine.linears import JoinedLinear
-from engine.packed import PackedLinear, pack
-from engine.plan import Segment, Tile, Turn
+from engine.packed import PackedLinear
 from engine.rooms import Room
 from engine.rows import Halves, Rows
+from engine.segment import Segment
 from engine.table import Table
+from engine.tiles import Tile, TilePlan
 from tests.services.plant import Plant, spoil_paths, spoil_rows, turn
 
 CUT = 96
@@ -41,7 +43,7 @@ def a_mask_off_by_one_behind_96(plant: Plant) -> None:
             made.allowed = made.allowed & ((own < CUT) | (every != own))
         return made
 
-    plant.patch.setattr(plan, "Tile", tile)
+    plant.patch.setattr(tiles, "Tile", tile)
 
     def shorter(rows: Rows) -> None:
         rows.spans[5, :-1] -= (rows.positions[0] >= CUT).int()
@@ -72,6 +74,12 @@ def swapped_layers(plant: Plant) -> None:
 
 def swapped_gates(plant: Plant) -> None:
     """Gate and what it opens, in one layer."""
+    whole = plant.network.get_submodule(f"{LAYER}.mlp")
+    if isinstance(whole, Gated):
+        right = whole.inner.forward
+        size = whole.outer.in_features
+        plant.patch.setattr(whole.inner, "forward", lambda rows: right(rows).roll(size, -1))
+        return
     gate, up = (f"{LAYER}.mlp.{name}_proj" for name in ("gate", "up"))
     first, second = (plant.network.get_submodule(name) for name in (gate, up))
     plant.network.set_submodule(gate, second)
@@ -92,10 +100,10 @@ def a_key_that_is_not_written(plant: Plant) -> None:
     """The last of a piece; the place holds what it held."""
     store = attention.store
 
-    def short(layer: torch.Tensor, places: Index, new: torch.Tensor, rows: Index) -> None:
-        if isinstance(places, slice) and isinstance(rows, slice) and places.stop - places.start > 9:
-            places, rows = (slice(each.start, each.stop - 1) for each in (places, rows))
-        store(layer, places, new, rows)
+    def short(layer: torch.Tensor, places: Index, new: torch.Tensor) -> None:
+        if isinstance(places, slice) and places.stop - places.start > 9:
+            places, new = slice(places.start, places.stop - 1), new[:-1]
+        store(layer, places, new)
 
     plant.patch.setattr(attention, "store", short)
 
@@ -139,11 +147,12 @@ def a_wrong_row_in_packed_weights(plant: Plant) -> None:
     files: Any = AutoModelForCausalLM.from_pretrained(plant.folder, dtype=plant.forward.model.dtype)
     weight = files.get_submodule(name).weight.detach().clone()
     weight[5] = weight[6]
-    layer = plant.network.get_submodule(name)
+    whole = plant.network.get_submodule(f"{LAYER}.mlp")
+    layer = whole.outer if isinstance(whole, Gated) else whole.down_proj
     if isinstance(layer, PanelLinear):
         layer._panels = PanelLinear(weight, None)._panels
     elif isinstance(layer, PackedLinear):
-        layer.packed = pack(weight)
+        layer.packed = PackedLinear(weight, None).packed
     else:
         layer.weight = nn.Parameter(weight, requires_grad=False)
 
@@ -160,18 +169,15 @@ def a_forgotten_bias(plant: Plant) -> None:
 
 def a_neighbours_keys(plant: Plant) -> None:
     """In company, everybody reads where the first session's room begins."""
-    turns, first = plan._turns, [0]
+    right = tiles.lay_out
 
-    def misplaced(segment: Segment, depths: list[int], start: int, exact: bool) -> list[Turn]:
-        if start == 0:
-            first[0] = segment.room.start
-        made = turns(segment, depths, start, exact)
-        for each in made:
-            for tile in each.tiles:
-                tile.start = first[0]
+    def misplaced(segments: list[Segment], device: torch.device) -> TilePlan:
+        made = right(segments, device)
+        for tile in made.tiles:
+            tile.start = made.tiles[0].start
         return made
 
-    plant.patch.setattr(plan, "_turns", misplaced)
+    plant.patch.setattr(tiles, "lay_out", misplaced)
     of = Table.of
 
     def together(segments: list[Segment]) -> Table:

@@ -15,7 +15,7 @@ import torch
 
 from engine.forward import Forward
 from engine.model import load
-from engine.plan import Segment
+from engine.segment import Segment
 from engine.sessions import Sessions
 from engine.task import Job, Offer
 from protos.streams import Guess

@@ -14,8 +14,8 @@ from engine import table
 from engine.cpu import paths
 from engine.cpu.paths import PathPlan
 from engine.forward import Forward
-from engine.plan import Segment
 from engine.rows import Rows
+from engine.segment import Segment
 from engine.table import Table
 
 

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 from engine.cpu.kernels import kernels
 from engine.forward import Backend, Forward
 from engine.model import load
-from engine.plan import Segment
 from engine.rooms import Room
+from engine.segment import Segment
 from protos import tree
 from tests.families import ARCHITECTURES, CAPPED, CONTEXT, VOCABULARY
 
@@ -170,7 +170,7 @@ def test_a_walk_notices_a_mask_that_shows_cousins(
     make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything = lambda parents: torch.ones(len(parents), len(parents)).bool().tril()  # noqa: E731
-    monkeypatch.setattr("engine.plan._ancestry", everything)
+    monkeypatch.setattr("engine.tiles._ancestry", everything)
     assert Walk(make_model("llama", 0), Backend.TILES).run() > TOLERANCE
 
 

@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.cpu.kernels import kernels
 from engine.exactness import self_test
 from engine.forward import Forward
 from engine.model import load
-from engine.packed import can_pack
-from engine.plan import Segment
 from engine.rooms import Room
+from engine.segment import Segment
 from protos import tree
 from tests.families import SERVED, VOCABULARY
 
 MakeModel = Callable[[str, int], Path]
 POSITIONS, ROOM, STREAM, OTHERS = 2048, 256, 150, 5
+pytestmark = pytest.mark.skipif(kernels() is None, reason="the kernels were not built")
 
 
 def some_tokens(rng: random.Random, count: int) -> tuple[int, ...]:
@@ -115,9 +116,6 @@ def test_every_row_is_the_same_alone_and_in_a_crowd(
 def test_layers_as_wide_as_those_of_real_models_are_exact(
     dtype: str, make_model: MakeModel
 ) -> None:
-    """Kernels that round differently from others come into play with sums of some length."""
-    if not can_pack(getattr(torch, dtype), torch.device("cpu")):
-        pytest.skip(f"no kernels for packed weights of {dtype}")
     wide = load(make_model("llama_wide", 0), dtype)
     assert str(self_test(Forward(wide, POSITIONS), "wide")) == "exact"
 

@@ -13,7 +13,7 @@ import torch
 
 from drafter_service.worth import LEAST, Conditions, Known, Worth
 from engine.cost import Rates
-from engine.plan import Segment
+from engine.segment import Segment
 from models import DRAFT
 from protos import tree
 from protos.errors import Busy, SessionMiss

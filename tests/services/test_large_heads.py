@@ -12,14 +12,16 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import models
+from engine.cpu.kernels import kernels
 from engine.exactness import self_test
 from engine.forward import Forward
 from engine.model import load
-from engine.plan import Segment
+from engine.segment import Segment
 from tests.families import VOCABULARY
 from tests.services.test_exactness import some_tokens, with_guesses
 
 LONG = 900  # tokens
+pytestmark = pytest.mark.skipif(kernels() is None, reason="the kernels were not built")
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ import psutil
 
 from engine.kv import position_bytes
 from engine.model import load
-from engine.plan import COARSE
 from engine.rooms import BLOCK
+from engine.tiles import COARSE
 from orchestrator.clients import VerifierClient
 from orchestrator.worker import RoundWorkerService, drafting, verifying
 from protos import rpc

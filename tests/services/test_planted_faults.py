@@ -29,8 +29,8 @@ MakeBiased = Callable[[str], Path]
 POSITIONS = 2048
 DTYPES = ("float32", "bfloat16", "float16")
 WAYS = (
-    *(("llama", way) for way in ("paths", "exact", "rows")),
-    *(("qwen2_window", way) for way in ("paths", "exact", "fast")),
+    *(("llama", way) for way in ("paths", "tiles", "rows")),
+    *(("qwen2_window", way) for way in ("paths", "tiles")),
 )
 GROSS = (
     faults.swapped_layers,
@@ -68,17 +68,13 @@ def make_biased(tmp_path_factory: pytest.TempPathFactory) -> MakeBiased:
 
 
 def right(folder: Path, way: str, dtype: str, patch: pytest.MonkeyPatch) -> Forward:
-    """A forward pass without a mistake: along paths, by tiles in exact or fast mode, or as on a
-    device.
-    """
+    """A forward pass without a mistake: along paths, by tiles, or as on a device."""
     if way == "paths" and kernels() is None:
         pytest.skip("the kernels were not built")
     if way in ("rows", "replayed"):
         replay.emulate(patch)
     backend = {"paths": Backend.PATHS, "rows": Backend.ROWS, "replayed": Backend.ROWS}
-    forward = Forward(
-        load(folder, dtype), POSITIONS, way != "fast", backend.get(way, Backend.TILES)
-    )
+    forward = Forward(load(folder, dtype), POSITIONS, backend=backend.get(way, Backend.TILES))
     if way == "replayed":
         forward._runner = Graphs(forward._run, forward.model.device, replay.capture)
     return forward
@@ -100,7 +96,7 @@ def test_a_planted_fault_is_refused(
     refuse(fault, folder, right(folder, way, "float32", monkeypatch), monkeypatch)
 
 
-@pytest.mark.parametrize("way", ["paths", "exact", "fast"])
+@pytest.mark.parametrize("way", ["paths", "tiles"])
 def test_a_forgotten_window_is_refused(
     way: str, make_biased: MakeBiased, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,7 +119,7 @@ def test_a_planted_fault_is_refused_in_float16(
     fault: Fault, make_biased: MakeBiased, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_biased("llama")
-    refuse(fault, folder, right(folder, "exact", "float16", monkeypatch), monkeypatch)
+    refuse(fault, folder, right(folder, "tiles", "float16", monkeypatch), monkeypatch)
 
 
 @pytest.mark.parametrize("fault", GROSS)
@@ -131,7 +127,7 @@ def test_a_planted_fault_that_is_larger_than_rounding_is_refused_in_bfloat16(
     fault: Fault, make_biased: MakeBiased, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_biased("qwen2_window")
-    refuse(fault, folder, right(folder, "exact", "bfloat16", monkeypatch), monkeypatch)
+    refuse(fault, folder, right(folder, "tiles", "bfloat16", monkeypatch), monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -149,7 +145,7 @@ def test_a_mixture_of_experts_that_is_computed_wrongly_is_refused_in_half_precis
 ) -> None:
     """Though rounding may send some of its tokens to other experts."""
     folder = make_model(family, 0)
-    forward = right(folder, "exact", dtype, monkeypatch)
+    forward = right(folder, "tiles", dtype, monkeypatch)
     refuse(faults.a_neighbours_keys, folder, forward, monkeypatch)
 
 

@@ -15,9 +15,9 @@ from engine import flash
 from engine.exactness import self_test
 from engine.forward import Backend, Forward
 from engine.model import load
-from engine.plan import Segment
 from engine.rooms import Room
 from engine.rows import REACH, STEP, TAIL, WIDEST
+from engine.segment import Segment
 from engine.table import FEW, SIZES, Table, lay_out, prefix
 from protos import tree
 from protos.errors import Unusable

@@ -13,7 +13,7 @@ from drafter_service.growing import Growing
 from drafter_service.worth import Conditions, Known
 from engine.config import ModelServiceConfig
 from engine.cost import Rates
-from engine.plan import Segment
+from engine.segment import Segment
 from models import DRAFT
 from protos import tree
 from protos.streams import Drafting

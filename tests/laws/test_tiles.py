@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.kv import Index
-from engine.plan import COARSE, ROWS, Segment, StepPlan, Tile, plan
 from engine.rooms import BLOCK, Room
+from engine.segment import Segment
+from engine.tiles import COARSE, Tile, TilePlan, lay_out
 from protos import tree
 
 CPU = torch.device("cpu")
@@ -21,18 +21,18 @@ parents_of_trees = st.integers(0, 24).flatmap(
 
 
 @st.composite
-def segments(draw: st.DrawFn, levels: bool) -> Segment:
+def segments(draw: st.DrawFn) -> Segment:
     """What a verifier feeds, or one level of a drafter; the room is given later."""
     length, drafted = draw(st.integers(1, BLOCK + 9)), draw(parents_of_trees)
     parents = tree.hang(length, drafted)
-    cached = draw(st.integers(0, len(parents) - 1)) if levels and draw(st.booleans()) else 0
+    cached = draw(st.integers(0, len(parents) - 1)) if draw(st.booleans()) else 0
     fed = len(parents) - cached
     wanted = draw(st.integers(0, fed))
     tokens = tuple(draw(st.integers(1, 9)) for _ in range(fed))
     return Segment(Room(0, CAPACITY), draw(st.integers(0, 70)), tokens, parents, wanted)
 
 
-def steps(levels: bool) -> st.SearchStrategy[list[Segment]]:
+def steps() -> st.SearchStrategy[list[Segment]]:
     """Segments of several sessions, each in a room of its own, in any order."""
 
     def place(found: list[Segment], order: list[int]) -> list[Segment]:
@@ -40,9 +40,7 @@ def steps(levels: bool) -> st.SearchStrategy[list[Segment]]:
             segment.room.start = number * CAPACITY
         return found
 
-    return st.builds(
-        place, st.lists(segments(levels), min_size=1, max_size=3), st.permutations(range(3))
-    )
+    return st.builds(place, st.lists(segments(), min_size=1, max_size=3), st.permutations(range(3)))
 
 
 def stored(found: list[Segment]) -> dict[int, Name]:
@@ -63,18 +61,17 @@ def fed(found: list[Segment]) -> list[Name]:
     ]
 
 
-def played(step: StepPlan, found: list[Segment]) -> tuple[dict[int, list[Name]], dict[int, Name]]:
-    """Play the waves: what each row saw, in the order of its positions, and what lies where."""
+def played(step: TilePlan, found: list[Segment]) -> dict[int, list[Name]]:
+    """What each row saw, in the order of its positions."""
     keys, pool = fed(found), stored(found)
+    for row, place in zip(range(step.count), numbers(step.stored), strict=True):
+        pool[place] = keys[row]
     seen: dict[int, list[Name]] = {}
-    for wave in step.waves:
-        for row, place in zip(numbers(wave.rows), numbers(wave.places), strict=True):
-            pool[place] = keys[row]
-        for tile in wave.tiles:
-            for number, row in enumerate(range(tile.rows.start, tile.rows.stop)):
-                assert row not in seen, "attended twice"
-                seen[row] = looked_at(tile, number, pool)
-    return seen, pool
+    for tile in step.tiles:
+        for number, row in enumerate(range(tile.rows.start, tile.rows.stop)):
+            assert row not in seen, "attended twice"
+            seen[row] = looked_at(tile, number, pool)
+    return seen
 
 
 def numbers(index: Index) -> list[int]:
@@ -100,64 +97,46 @@ def own_path(segment: Segment, number: int, node: int) -> list[Name]:
     ]
 
 
-@pytest.mark.parametrize("exact", [True, False])
-@given(data=st.data())
-def test_every_row_sees_its_context_its_ancestors_and_itself(
-    exact: bool, data: st.DataObject
-) -> None:
-    found = data.draw(steps(levels=True))
-    seen, pool = played(plan(found, CPU, exact), found)
+@given(steps())
+def test_every_row_sees_its_context_its_ancestors_and_itself(found: list[Segment]) -> None:
+    seen = played(lay_out(found, CPU), found)
     row = 0
     for number, segment in enumerate(found):
         for node in range(segment.cached, len(segment.parents)):
             assert seen.pop(row) == own_path(segment, number, node)
             row += 1
     assert not seen
-    assert pool == {
-        segment.room.start + place: (number, place)
-        for number, segment in enumerate(found)
-        for place in range(segment.context + len(segment.parents))
-    }, "every key lies in its own place in the end"
 
 
-@given(steps(levels=False))
-def test_in_exact_mode_a_row_is_attended_as_if_its_path_were_the_text(
+@given(steps())
+def test_a_tile_knows_the_positions_of_rows_and_keys(found: list[Segment]) -> None:
+    """A window counts positions, not places."""
+    step = lay_out(found, CPU)
+    for tile, segment in zip(step.tiles, found, strict=True):
+        own = [segment.context + depth for depth in tree.depths(segment.parents)]
+        assert tile.row_positions.tolist() == own[segment.cached :]
+        assert tile.key_positions.tolist() == [*range(segment.context), *own]
+
+
+def enough(rows: int, needed: int) -> bool:
+    """Whether rows are padded as kernels like it, and no more than that."""
+    return needed <= rows < needed + COARSE
+
+
+@given(steps())
+def test_a_step_feeds_all_tokens_at_their_positions_and_asks_for_the_last_rows(
     found: list[Segment],
 ) -> None:
-    """Its keys lie at the places of a text, from the room's start to the next border of a block."""
-    step = plan(found, CPU, exact=True)
-    starts = [segment.room.start for segment in found for _ in segment.tokens]
-    for tile in (tile for wave in step.waves for tile in wave.tiles):
-        assert tile.exact and tile.allowed is not None
-        rows, positions = range(tile.rows.start, tile.rows.stop), tile.row_positions.tolist()
-        assert positions == step.positions[0, tile.rows].tolist()
-        for number, (row, position) in enumerate(zip(rows, positions, strict=True)):
-            assert tile.start == starts[row]
-            assert tile.keys == position // BLOCK * BLOCK + BLOCK <= CAPACITY
-            assert tile.allowed[number].tolist() == [key <= position for key in range(tile.keys)]
-        assert tile.key_positions.tolist() == list(range(tile.keys))
-
-
-def enough(rows: int, needed: int, exact: bool) -> bool:
-    """Whether rows are padded as kernels like it, and no more than that."""
-    return max(needed, ROWS if exact else 0) <= rows < max(needed, ROWS) + COARSE
-
-
-@pytest.mark.parametrize("exact", [True, False])
-@given(data=st.data())
-def test_a_step_feeds_all_tokens_at_their_positions_and_asks_for_the_last_rows(
-    exact: bool, data: st.DataObject
-) -> None:
-    found = data.draw(steps(levels=True))
-    step = plan(found, CPU, exact)
+    step = lay_out(found, CPU)
     tokens = [token for segment in found for token in segment.tokens]
     positions = [
         segment.context + depth
         for segment in found
         for depth in tree.depths(segment.parents)[segment.cached :]
     ]
+    assert step.count == len(tokens)
     assert step.token_ids.shape == step.positions.shape
-    assert enough(step.token_ids.shape[1], len(tokens), exact)
+    assert enough(step.token_ids.shape[1], len(tokens))
     assert step.token_ids[0, : len(tokens)].tolist() == tokens
     assert step.positions[0, : len(tokens)].tolist() == positions
     rows = iter(range(len(tokens)))
@@ -166,4 +145,4 @@ def test_a_step_feeds_all_tokens_at_their_positions_and_asks_for_the_last_rows(
         own = [next(rows) for _ in segment.tokens]
         wanted += own[len(own) - segment.wanted :]
     assert step.logits_rows[: len(wanted)].tolist() == wanted
-    assert enough(len(step.logits_rows), len(wanted), exact)
+    assert enough(len(step.logits_rows), len(wanted))
