@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import ByteSize, Field, model_validator
 
+from protos import cores
 from protos.config import ServiceConfig
 
 
@@ -33,7 +34,9 @@ class ModelServiceConfig(ServiceConfig):
         description="logits that do not depend on the rest of a batch; by default a verifier's",
     )
     device: str = Field(default="cpu", description="cpu, cuda, cuda:1, ...")
-    threads: int = Field(default=1, ge=1, description="CPU threads of the model")
+    threads: int = Field(
+        default_factory=cores.usable, ge=1, description="CPU threads of the model, all cores' worth"
+    )
     max_sessions: int = Field(default=64, ge=1, description="open sessions")
     kv_bytes: ByteSize = Field(
         default=ByteSize(2 << 30), ge=1, description="memory for keys and values, e.g. 4GiB"

@@ -16,7 +16,7 @@ from rich.console import Console
 
 import models
 from orchestrator import flags, launch, terminal
-from protos import process, rpc, status
+from protos import cores, process, rpc, status
 from protos.errors import TandemError, TransportLost
 from protos.tandem.v1 import orchestrator_pb2 as api
 from protos.tandem.v1 import orchestrator_pb2_grpc
@@ -40,12 +40,16 @@ def up(
         int, typer.Option(help="of the client API, 0 takes a free one", min=0, max=65535)
     ] = 50051,
     workers: Annotated[int, typer.Option(help="round workers", min=1)] = 1,
-    threads: Annotated[int, typer.Option(help="CPU threads per model", min=1)] = 1,
+    threads: Annotated[
+        int | None,
+        typer.Option(help="CPU threads of the target; by default all cores but one", min=1),
+    ] = None,
     ray: Annotated[
         bool, typer.Option(help="round workers as Ray actors, or inside the orchestrator")
     ] = True,
 ) -> None:
     """Start drafter, verifier and orchestrator on this machine; Ctrl-C stops everything."""
+    threads = threads or max(1, cores.usable() - 1)
     plan = launch.Plan(target, draft, port, workers, ray, threads)
     progress = terminal.Progress(console)
     _run(process.until_stopped(launch.run(plan, progress.report, progress.ready)))

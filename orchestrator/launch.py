@@ -88,7 +88,9 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to start: two model directories and the port of the client API, 0 for a free one."""
+    """What to start: two model directories and the port of the client API, 0 for a free one.
+    `threads` are the verifier's.
+    """
 
     target: Path
     draft: Path
@@ -112,17 +114,19 @@ class Plan:
         more = (*speaks, *self.drafter)
         port = rpc.free_port(HOST, self.port)
         verifier, drafter = rpc.free_port(HOST), rpc.free_port(HOST)
-        model = ["--threads", str(self.threads)]
         return [
             Service(
                 "verifier",
                 "verifier_service",
-                ["--model", str(self.target), "--port", str(verifier), *model],
+                [
+                    *("--model", str(self.target), "--port", str(verifier)),
+                    *("--threads", str(self.threads)),
+                ],
             ),
             Service(
                 "drafter",
                 "drafter_service",
-                ["--model", str(self.draft), "--port", str(drafter), *model, *more],
+                ["--model", str(self.draft), "--port", str(drafter), "--threads", "1", *more],
             ),
             Service(
                 "orchestrator",

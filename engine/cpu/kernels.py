@@ -23,7 +23,7 @@ from engine.mixing import Rule
 FOLDER = Path(__file__).parent
 FILES = sorted([*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")])
 SOURCES = crc32(b"".join(map(Path.read_bytes, FILES)))  # as in setup.py
-WORTH_SHARING = 1 << 15  # numbers: some 10 us of one thread
+WORTH_SHARING = 1 << 17  # numbers that are read for each thread, which is some 20 us of it
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 
@@ -97,7 +97,7 @@ class Kernels:
         kind = KINDS[panels.dtype] if panels.dim() == 3 else Kind.PAIRS
         self._linear(
             *(rows.data_ptr(), *rows.shape, panels.data_ptr(), outputs, *optional),
-            *(result.data_ptr(), kind, KINDS[rows.dtype], self.threads),
+            *(result.data_ptr(), kind, KINDS[rows.dtype], self._sharing(panels)),
         )
         return result
 
@@ -153,9 +153,9 @@ class Kernels:
         )
         return result
 
-    def _sharing(self, rows: torch.Tensor) -> int:
-        """How many threads are worth their start for these rows."""
-        return self.threads if rows.numel() >= WORTH_SHARING else 1
+    def _sharing(self, numbers: torch.Tensor) -> int:
+        """How many threads are worth their start for these numbers."""
+        return max(1, min(self.threads, numbers.numel() // WORTH_SHARING))
 
 
 def runnable() -> Iterator[Path]:

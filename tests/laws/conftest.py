@@ -11,6 +11,7 @@ from engine.cpu.kernels import Kernels, runnable
 def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernels:
     """One of them, in use; without any, the test is skipped."""
     one = Kernels(request.param)
+    monkeypatch.setattr("engine.cpu.kernels.WORTH_SHARING", 1)
     for module in ("panels", "norm", "gated"):
         monkeypatch.setattr(f"engine.cpu.{module}.kernels", lambda: one)
     return one

@@ -73,21 +73,23 @@ def company(forward: Forward, rng: random.Random, rooms: list[Room]) -> Iterator
         )
 
 
-def together(forward: Forward, stream: tuple[int, ...], rng: random.Random) -> list[torch.Tensor]:
+def together(
+    forward: Forward, stream: tuple[int, ...], rng: random.Random, others: int = OTHERS
+) -> list[torch.Tensor]:
     """The stream's logits, fed in pieces of any size, in trees, beside other sessions."""
-    rooms = [forward.pool.take(ROOM) for _ in range(OTHERS + 1)]
-    own, *others = [room for room in rooms if room]
+    rooms = [forward.pool.take(ROOM) for _ in range(others + 1)]
+    own, *neighbours = [room for room in rooms if room]
     rows: list[torch.Tensor] = []
     while len(rows) < len(stream):
         piece = stream[len(rows) :][: rng.choice([1, 2, 3, 9, 40, 70])]
         guessed, path = with_guesses(rng, piece)
         mine = Segment(own, len(rows), guessed.tokens, guessed.parents, guessed.wanted)
-        segments = [mine, *company(forward, rng, others)]
+        segments = [mine, *company(forward, rng, neighbours)]
         rng.shuffle(segments)
         logits = forward(segments)[segments.index(mine)]
         forward.pool.compact(own, len(rows), path)
         rows += [logits[node] for node in path]
-    for room in (own, *others):
+    for room in (own, *neighbours):
         forward.pool.give_back(room)
     return rows
 
@@ -110,6 +112,17 @@ def test_every_row_is_the_same_alone_and_in_a_crowd(
             place for place, (one, other) in enumerate(pairs) if not torch.equal(one, other)
         ]
         assert not differing
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@torch.inference_mode()
+def test_every_row_is_the_same_alone_and_beside_64_sessions(
+    dtype: str, make_model: MakeModel
+) -> None:
+    forward, rng = Forward(load(make_model("llama", 0), dtype), 65 * ROOM), random.Random(3)
+    stream = some_tokens(rng, STREAM)
+    pairs = zip(alone(forward, stream), together(forward, stream, rng, 64), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

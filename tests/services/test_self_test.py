@@ -119,8 +119,9 @@ def test_the_self_test_notices_a_wrong_mask(
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
 @torch.inference_mode()
 def test_prompts_cut_anywhere_are_exact_by_any_number_of_threads(
-    embedded: Pair, threads: int, dtype: str
+    embedded: Pair, threads: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("engine.cpu.kernels.WORTH_SHARING", 1)
     try:
         forward = Forward(load(embedded.target, dtype), POSITIONS)
         use_threads(threads)
