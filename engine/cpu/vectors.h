@@ -117,7 +117,7 @@ void narrow(const float* from, void* to, long count) {
 }
 
 // e^x for x <= 0, to about an ulp; 0 far below.
-Vector exponential(Vector x) {
+inline Vector exponential(Vector x) {
   const Vector least = Vector{} - 87.0f, magic = Vector{} + 12582912.0f;
   const auto tiny = x < least;
   x = tiny ? least : x;
