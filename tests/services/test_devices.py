@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from benchmarks.emulation import emulated
 from engine import flash
 from engine.config import ModelServiceConfig
+from engine.cpu import panels
 from engine.host import device_name, prepare
 from engine.kv import LayerGeometry
 from engine.model import default_dtype, load
@@ -125,6 +126,7 @@ def test_a_model_that_goes_the_slow_way_is_warned_of_once(
     assert line["problem"] == forward.problem and "kernels of our own: " in forward.problem
 
 
+@pytest.mark.skipif(panels.problem(torch.float32, CPU) is not None, reason="there is none")
 def test_a_model_that_goes_the_fast_way_is_not_warned_of(embedded: Pair) -> None:
     with capture_logs() as lines:
         forward, _ = prepare(ModelServiceConfig(model=embedded.draft), exact=False)
