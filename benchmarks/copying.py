@@ -30,6 +30,7 @@ from transformers.utils import logging
 import models
 import verifier_service.service
 from benchmarks import report
+from benchmarks.machine import described
 from benchmarks.prompts import story_count, tokenised
 from benchmarks.runner import Round, Runner, Tokens
 from engine.config import ModelServiceConfig
@@ -210,7 +211,7 @@ def main(
         rows = asyncio.run(measure_all(target, texts, line_break, max_new_tokens))
     except TandemError as problem:
         raise SystemExit(f"error: {problem}") from None
-    where = report.machine("one thread per model")
+    where = described("one thread per model")
     what = f"{prompts} prompts, up to {max_new_tokens} tokens each"
     heading = f"{target.name} + lookup, {what}: {where}, float32"
     report.publish(heading, table(rows), [entry(row) for row in rows], json)

@@ -6,21 +6,34 @@ read the weights once: no step that reads them is faster.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 from rich.console import Group
+from rich.progress import track
 from rich.table import Table
 from transformers.utils import logging
 
 import models
 from benchmarks import report
+from benchmarks.figures import (
+    COMPARED,
+    FIVE,
+    FLOOR,
+    LIBRARY,
+    ONE,
+    TOGETHER,
+    TYPICAL,
+    Figures,
+    chosen,
+)
+from benchmarks.machine import described
 from benchmarks.steps import Engine, Feed, Library, Text, reading, timed, weights_read
 from engine.exactness import positions_tried, self_test
 from engine.forward import Forward
@@ -28,14 +41,8 @@ from engine.kv import position_bytes
 from engine.model import DTYPES, load
 from models.grow import Shape, grow
 from protos import tree
-from protos.errors import TandemError, Unusable
+from protos.errors import TandemError
 
-TYPICAL = (-1, 0, 1, 2, 1, 4, 0, 6, 7, 6, 9, 0, -1, 12, 13, -1)  # a draft of the embedded pair
-ONE, FIVE, TOGETHER = COMPARED = (
-    Feed(1, tree.chain(1)),
-    Feed(1, tree.chain(5)),
-    Feed(16, tree.chain(5)),
-)
 FEEDS = (
     ONE,
     FIVE,
@@ -46,69 +53,13 @@ FEEDS = (
     Feed(8, tree.chain(5)),
     TOGETHER,
 )
-EXACT, FAST, LIBRARY, FLOOR = "exact", "fast", "transformers", "floor"
+EXACT, FAST = "exact", "fast"
 MODES = (EXACT, FAST)
 SYSTEMS = {
     EXACT: "exact, sessions together",
     FAST: "fast, sessions together",
     LIBRARY: "transformers, one session at a time",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """What was measured with one dtype: median seconds by system and feed, and bytes."""
-
-    dtype: str
-    exactness: str
-    text: Text
-    seconds: Mapping[tuple[str, Feed], float]
-    floor: float  # seconds
-    weights: int
-    read: int  # of the weights, by a step
-    token: int  # of the cache
-
-    def row(self, system: str, feed: Feed) -> dict[str, Any]:
-        """One step of one system, for programs."""
-        seconds, alone = self.seconds[system, feed], self.seconds.get((LIBRARY, feed))
-        return {
-            "dtype": self.dtype,
-            "system": system,
-            "sessions": feed.sessions,
-            "tokens": feed.tokens,
-            "draft": "chain" if tree.is_chain(feed.parents) else "tree",
-            "milliseconds": 1e3 * seconds,
-            "floors": seconds / self.floor,
-            "tokens_per_second": feed.sessions * feed.tokens / seconds,
-            "ratio_to_one_token": seconds / self.seconds[system, ONE],
-            "times_as_fast_as_transformers": alone / seconds if alone else None,
-        }
-
-    def rows(self) -> list[dict[str, Any]]:
-        """The floor and all steps, for programs."""
-        floor = {
-            "dtype": self.dtype,
-            "system": FLOOR,
-            "milliseconds": 1e3 * self.floor,
-            "bytes_per_second": self.read / self.floor,
-            "weight_bytes": self.weights,
-            "weight_bytes_read": self.read,
-            "cache_bytes_per_token": self.token,
-            "exactness": self.exactness,
-        }
-        return [floor, *(self.row(*step) for step in self.seconds)]
-
-    def heading(self) -> str:
-        """The bytes, and what the steps have in common, in lines that fit."""
-        one, several = self.text.contexts(ONE.sessions), self.text.contexts(TOGETHER.sessions)
-        speed = f"{self.read / self.floor / 1e9:.1f} GB/s"
-        return (
-            f"\n{self.dtype}, {self.exactness}\n"
-            f"{self.weights / 1e6:.1f} MB of weights, {self.read / 1e6:.1f} read by a step;"
-            f" the floor: reading them takes {1e3 * self.floor:.2f} ms ({speed})\n"
-            f"{self.token} bytes of cache per token; cached tokens: {one[0]} in one session,"
-            f" {several[0]} to {several[-1]} in several\n"
-        )
 
 
 def measure(folder: Path, dtype: str, repetitions: int) -> Figures:
@@ -120,10 +71,11 @@ def measure(folder: Path, dtype: str, repetitions: int) -> Figures:
     read = weights_read(library.network)
     actions = {(FLOOR, ONE): reading(read)}
     for mode in MODES:
-        engine = Engine(model, mode == EXACT, text, max(feed.sessions for feed in FEEDS))
+        build = partial(Forward, model, exact=mode == EXACT)
+        engine = Engine(build, text, max(feed.sessions for feed in FEEDS))
         actions |= {(mode, feed): engine.step(feed) for feed in FEEDS}
     actions |= {(LIBRARY, feed): library.step(feed) for feed in COMPARED}
-    seconds = timed(actions, repetitions)
+    seconds = timed(actions, track(range(1 + repetitions), "measuring", transient=True))
     return Figures(
         dtype=dtype,
         exactness=str(exactness),
@@ -178,15 +130,6 @@ def subject(folder: Path | None) -> Iterator[tuple[Path, str]]:
         yield Path(temporary) / "target", name
 
 
-def chosen(dtypes: str) -> list[str]:
-    """The names between commas; raises Unusable if one is unknown, before anything is measured."""
-    names = dtypes.split(",")
-    for name in names:
-        if name not in DTYPES:
-            raise Unusable(f"dtype {name!r} is not one of {', '.join(DTYPES)}")
-    return names
-
-
 def main(
     model: Annotated[
         Path | None, typer.Argument(help="model directory; none: the embedded target, grown")
@@ -208,7 +151,7 @@ def main(
     except TandemError as problem:
         raise SystemExit(f"error: {problem}") from None
     cores = "one thread" if threads == 1 else f"{threads} threads"
-    heading = f"{name}; medians of {repetitions}: {report.machine(cores)}"
+    heading = f"{name}; medians of {repetitions}: {described(cores)}"
     publish(heading, measured, json)
 
 

@@ -25,6 +25,7 @@ from transformers.utils import logging
 
 from benchmarks import report
 from benchmarks.engine import subject
+from benchmarks.machine import described
 from engine.config import ModelServiceConfig
 from engine.host import Host, hosting
 from engine.task import Job
@@ -195,7 +196,7 @@ def main(
     except TandemError as problem:
         raise SystemExit(f"error: {problem}") from None
     heading = f"{sessions} sessions, {drafted} draft tokens each, {name}"
-    heading = f"{heading}: {report.machine('one thread')}, float32"
+    heading = f"{heading}: {described('one thread')}, float32"
     report.publish(heading, table(found, waited), [asdict(each) for each in found], file)
 
 

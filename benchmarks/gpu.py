@@ -1,33 +1,37 @@
 """Step times of the engine on a CUDA device: by tiles, by rows, with graphs, beside transformers.
 
-All that is compared takes turns in one run. The floor is the time that the device needs to read the
-weights once.
+Needs PyTorch and transformers alone. Checks before it measures, and gives no figures if a check
+fails. All that is compared takes turns in one run, with the settings of cuBLAS that exact mode
+asks for. The floor is the time that the device needs to read the weights once.
+
+On a CPU the device is emulated: what is checked is meant, what is measured is not.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
-from rich.console import Group
-from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 import models
-from benchmarks import report
-from benchmarks.engine import FLOOR, LIBRARY, ONE, TYPICAL, Figures, chosen
+from benchmarks import checks, emulation
+from benchmarks.figures import FLOOR, LIBRARY, ONE, TYPICAL, Figures, chosen
+from benchmarks.machine import described, facts
 from benchmarks.steps import Action, Engine, Feed, Library, Text, reading, timed, weights_read
-from engine.exactness import positions_tried, self_test
-from engine.forward import Backend, Forward
+from engine import cublas
+from engine.forward import BY_ROWS, Backend, Forward
 from engine.kv import position_bytes
-from engine.model import DTYPES, load
+from engine.model import DTYPES, Model, load
 from protos import tree
 from protos.errors import TandemError
 
@@ -42,7 +46,7 @@ FEEDS = (
 )
 FAST = "graphs, fast"
 SYSTEMS: dict[str, tuple[Backend, bool]] = {
-    "tiles": (Backend.TILES, True),
+    "tiles": (Backend.TILES, False),
     "rows": (Backend.ROWS, True),
     "graphs": (Backend.GRAPHS, True),
     FAST: (Backend.GRAPHS, False),
@@ -59,35 +63,48 @@ LLAMA = LlamaConfig(
 )
 
 
-def synchronized(action: Action) -> Action:
-    """The same, until the device is done with it."""
+def build(model: Model, system: str, positions: int) -> Forward:
+    """A system with room for so many cached tokens; raises Unusable."""
+    backend, exact = SYSTEMS[system]
+    if backend is Backend.GRAPHS and model.device.type == "cpu":
+        return emulation.replaying(Forward(model, positions, exact, Backend.ROWS))
+    forward = Forward(model, positions, exact, backend)
+    forward.settle()
+    return forward
 
-    def run() -> None:
-        action()
-        torch.cuda.synchronize()
 
-    return run
-
-
-def measure(folder: Path, dtype: str, repetitions: int) -> Figures:
-    """Time all steps of a model, which is loaded twice; raises Unusable."""
-    model = load(folder, dtype, "cuda")
-    exactness = self_test(Forward(model, positions_tried(model)), str(folder))
-    text = Text.fit(model, max(feed.tokens for feed in FEEDS))
-    library = Library(folder, DTYPES[dtype], text, model.device)
-    read = weights_read(library.network)
-    actions = {(FLOOR, ONE): reading(read, model.device)}
-    sizes = ""
+def check(model: Model, library: Library, name: str) -> dict[str, Any]:
+    """What was found of a model before it is timed; raises Unusable for what must not be."""
+    forwards = {system: build(model, system, checks.room_for(model)) for system in SYSTEMS}
     for system, (backend, exact) in SYSTEMS.items():
-        engine = Engine(model, exact, text, max(feed.sessions for feed in FEEDS), backend)
+        if exact and backend in BY_ROWS:
+            checks.exact(forwards[system], name)
+    checks.replays(forwards["rows"], forwards["graphs"])
+    off = {system: checks.right(each, library.network) for system, each in forwards.items()}
+    sizes = list(forwards["graphs"].sizes)
+    return {"exact": True, "replayed_as_launched": True, "off": off, "rows_of_passes": sizes}
+
+
+def measure(
+    folder: Path, dtype: str, repetitions: int, device: torch.device
+) -> tuple[Figures, dict[str, Any]]:
+    """Check a model, which is loaded twice, and time all steps; raises Unusable."""
+    model = load(folder, dtype, str(device))
+    text = Text.fit(model, max(feed.tokens for feed in FEEDS))
+    library = Library(folder, DTYPES[dtype], text, device)
+    found = check(model, library, str(folder))
+    read = weights_read(library.network)
+    actions = {(FLOOR, ONE): reading(read, device)}
+    for system in SYSTEMS:
+        engine = Engine(partial(build, model, system), text, max(feed.sessions for feed in FEEDS))
         actions |= {(system, feed): engine.step(feed) for feed in FEEDS}
-        if exact and backend is Backend.GRAPHS:
-            sizes = ", ".join(map(str, engine.forward.sizes))
     actions |= {(LIBRARY, feed): library.step(feed) for feed in FEEDS}
-    seconds = timed({name: synchronized(action) for name, action in actions.items()}, repetitions)
-    return Figures(
+    waiting = {name: synchronized(action, device) for name, action in actions.items()}
+    seconds = timed(waiting, range(1 + repetitions))
+    sizes = ", ".join(map(str, found["rows_of_passes"]))
+    figures = Figures(
         dtype=dtype,
-        exactness=f"{exactness}, passes of {sizes} rows",
+        exactness=f"exact, passes of {sizes} rows",
         text=text,
         floor=seconds.pop((FLOOR, ONE)),
         seconds=seconds,
@@ -95,50 +112,63 @@ def measure(folder: Path, dtype: str, repetitions: int) -> Figures:
         read=read,
         token=position_bytes(model.layers, model.dtype),
     )
+    return figures, {"dtype": dtype, **found}
 
 
-def step_table(figures: Figures) -> Table:
-    """Milliseconds of every system by what is fed; of the last of ours, more."""
-    columns = [f"{system}\nms" for system in (*SYSTEMS, LIBRARY)]
-    more = (
-        "graphs\nfloors",
-        "graphs\ntokens/s",
-        "times as fast\nas transformers",
-        "exact\nto fast",
-    )
-    shown = Table("sessions\nx tokens", *columns, *more, box=None)
+def synchronized(action: Action, device: torch.device) -> Action:
+    """The same, until the device is done with it."""
+
+    def run() -> None:
+        action()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    return run
+
+
+def step_table(figures: Figures) -> str:
+    """Milliseconds of every system by what is fed; of the exact one with graphs, more."""
+    systems = (*SYSTEMS, LIBRARY)
+    more = ("floors", "tokens/s", "x transformers", "exact/fast")
+    lines = [["sessions x tokens", *(f"{system}, ms" for system in systems), *more]]
     for feed in FEEDS:
-        times = [figures.seconds[system, feed] for system in (*SYSTEMS, LIBRARY)]
         graphs = figures.row("graphs", feed)
         ratio = figures.seconds["graphs", feed] / figures.seconds[FAST, feed]
-        shown.add_row(
-            str(feed),
-            *(f"{1e3 * seconds:.2f}" for seconds in times),
-            f"{graphs['floors']:.2f}",
-            f"{graphs['tokens_per_second']:.0f}",
-            f"{graphs['times_as_fast_as_transformers']:.1f}",
-            f"{ratio:.2f}",
+        lines.append(
+            [
+                str(feed),
+                *(f"{1e3 * figures.seconds[system, feed]:.2f}" for system in systems),
+                f"{graphs['floors']:.2f}",
+                f"{graphs['tokens_per_second']:.0f}",
+                f"{graphs['times_as_fast_as_transformers']:.1f}",
+                f"{ratio:.2f}",
+            ]
         )
-    return shown
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
 
 
 @contextmanager
-def subject(folder: Path | None) -> Iterator[tuple[Path, str]]:
+def subject(folder: Path | None, device: torch.device) -> Iterator[tuple[Path, str]]:
     """The model directory to measure, and what to call it; without one a random Llama, as long as
-    the scope lasts.
+    the scope lasts, or on a CPU the embedded target.
     """
-    if folder:
+    if folder or device.type == "cpu":
+        folder = folder or models.TARGET
         yield folder, folder.name
         return
     with TemporaryDirectory() as temporary:
-        count = save_random(Path(temporary))
+        count = save_random(Path(temporary), device)
         yield Path(temporary), f"random Llama of {count / 1e9:.2f} billion parameters"
 
 
-def save_random(folder: Path) -> int:
+def save_random(folder: Path, device: torch.device) -> int:
     """Make a model directory with random weights and the embedded tokenizer; how many weights."""
     torch.manual_seed(0)
-    with torch.device("cuda"):
+    with device:
         network: Any = LlamaForCausalLM(LLAMA)
     network.to(torch.bfloat16).save_pretrained(folder)
     for file in models.TARGET.glob("tokenizer*"):
@@ -146,30 +176,50 @@ def save_random(folder: Path) -> int:
     return int(network.num_parameters())
 
 
-def main(
-    model: Annotated[
-        Path | None, typer.Argument(help="model directory; none: a random Llama of a billion")
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="one or several, with commas")] = "bfloat16",
-    repetitions: Annotated[int, typer.Option(help="of every step", min=1)] = 30,
-    json: Annotated[
-        Path | None, typer.Option("--json", help="write the figures to this file too")
-    ] = None,
-) -> None:
-    """Step times of the engine on a CUDA device."""
+def run(given: argparse.Namespace, device: torch.device) -> None:
+    """Check, measure, print and write; raises TandemError."""
+    on_cpu = device.type == "cpu"
+    names = chosen(given.dtype or ("float32" if on_cpu else "bfloat16"))
+    with subject(given.model, device) as (folder, name):
+        measured = [measure(folder, each, given.repetitions, device) for each in names]
+    where = "emulated on the CPU, times mean nothing" if on_cpu else torch.cuda.get_device_name()
+    title = f"{name}; medians of {given.repetitions}: {described(where)}"
+    print(title)
+    for figures, found in measured:
+        print(figures.heading(), f"\nchecked: {found}\n\n", step_table(figures), sep="")
+    if given.json:
+        content = {
+            "title": title,
+            "machine": facts(device),
+            "checks": [found for _, found in measured],
+            "rows": [row for figures, _ in measured for row in figures.rows()],
+        }
+        given.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """What `python3 -m benchmarks.gpu` does."""
+    parser = argparse.ArgumentParser("benchmarks.gpu", description=__doc__.partition("\n")[0])
+    parser.add_argument("model", type=Path, nargs="?", help="directory; none: a random Llama")
+    parser.add_argument("--dtype", help="one or several, with commas (bfloat16)")
+    parser.add_argument("--repetitions", type=int, default=30, help="of every step (30)")
+    parser.add_argument("--json", type=Path, help="write figures and facts to this file too")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: emulated")
+    given = parser.parse_args(arguments)
+    device = torch.device(given.device)
     logging.disable_progress_bar()
-    if not torch.cuda.is_available():
-        raise SystemExit("error: there is no CUDA device")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise SystemExit("error: there is no CUDA device; --device cpu emulates one")
+        cublas.keep_sums_whole()
+    else:
+        torch.set_num_threads(1)
     try:
-        names = chosen(dtype)
-        with subject(model) as (folder, name):
-            measured = [measure(folder, each, repetitions) for each in names]
+        with nullcontext() if device.type == "cuda" else emulation.emulated():
+            run(given, device)
     except TandemError as problem:
         raise SystemExit(f"error: {problem}") from None
-    shown = [part for each in measured for part in (each.heading(), step_table(each))]
-    heading = f"{name}; medians of {repetitions}: {report.machine(torch.cuda.get_device_name())}"
-    report.publish(heading, Group(*shown), [row for each in measured for row in each.rows()], json)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

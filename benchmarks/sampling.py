@@ -21,6 +21,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks import report
+from benchmarks.machine import described
 from engine.sampling import Adjustment, draw, draws, leading, logprobs, warp
 from protos.types import MAX_LOGPROBS, SamplingParams
 
@@ -177,7 +178,7 @@ def main(
     nodes = sessions * visited
     found = measure(vocabulary or [128_256, 151_936], nodes, repetitions)
     heading = f"per node, and {sessions} sessions x {visited} nodes; medians of {repetitions}"
-    heading = f"{heading}: {report.machine('one thread')}, float32"
+    heading = f"{heading}: {described('one thread')}, float32"
     report.publish(heading, table(found, nodes), [asdict(each) for each in found], file)
 
 

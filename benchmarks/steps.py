@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,10 @@ from statistics import median
 from typing import Any, TypeVar
 
 import torch
-from rich.progress import track
 from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from engine.forward import Backend, Forward
+from engine.forward import Forward
 from engine.model import Model
 from engine.rooms import BLOCK
 from engine.segment import Segment
@@ -84,15 +83,13 @@ class Engine:
     @torch.inference_mode()
     def __init__(
         self,
-        model: Model,
-        exact: bool,
+        build: Callable[[int], Forward],  # with so many positions
         text: Text,
         sessions: int,
-        backend: Backend | None = None,
     ) -> None:
         length = len(text.ids)
         self._text = text
-        self.forward = Forward(model, sessions * (length + BLOCK), exact, backend)
+        self.forward = build(sessions * (length + BLOCK))
         taken = [self.forward.pool.take(length) for _ in range(sessions)]
         self._rooms = [room for room in taken if room]
         assert len(self._rooms) == sessions, "the pool was made for them"
@@ -158,13 +155,13 @@ def reading(count: int, device: torch.device = CPU) -> Action:
     return torch.ones(count // 4, device=device).sum
 
 
-def timed(actions: Mapping[Name, Action], repetitions: int) -> dict[Name, float]:
-    """Median seconds of each action. They take turns, in another order each time, so that a noisy
-    machine hits all alike.
+def timed(actions: Mapping[Name, Action], turns: Iterable[int]) -> dict[Name, float]:
+    """Median seconds of each action, but for turn 0. They take turns, in another order each time,
+    so that a noisy machine hits all alike.
     """
     seconds: dict[Name, list[float]] = {name: [] for name in actions}
     order, rng = list(actions), random.Random(0)
-    for turn in track(range(1 + repetitions), "measuring", transient=True):
+    for turn in turns:
         rng.shuffle(order)
         for name in order:
             began = time.perf_counter()

@@ -23,8 +23,10 @@ class ModelServiceConfig(ServiceConfig):
         ge=0,
         description="seconds of the verifier that a drafter's second may cost; 0: always draft",
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="float32", description="float32, bfloat16, float16 or auto: as the model was saved"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(
+        default=None,
+        description="float32, bfloat16, float16 or auto, as the model was saved;"
+        " by default float32 on a CPU and auto on other devices",
     )
     weights: Literal["full", "int8"] = Field(
         default="full", description="int8: rounded to 8 bits, for drafters on a CPU"
@@ -38,8 +40,16 @@ class ModelServiceConfig(ServiceConfig):
         default_factory=cores.usable, ge=1, description="CPU threads of the model, all cores' worth"
     )
     max_sessions: int = Field(default=64, ge=1, description="open sessions")
-    kv_bytes: ByteSize = Field(
-        default=ByteSize(2 << 30), ge=1, description="memory for keys and values, e.g. 4GiB"
+    kv_bytes: ByteSize | None = Field(
+        default=None,
+        ge=1,
+        description="memory for keys and values, e.g. 4GiB; by default 2GiB, or kv_share",
+    )
+    kv_share: float = Field(
+        default=0.4,
+        gt=0,
+        le=1,
+        description="part of a CUDA device's free memory for keys and values, without kv_bytes",
     )
     max_batch_sessions: int = Field(default=32, ge=1, description="sessions in one forward pass")
     max_batch_tokens: int = Field(default=512, ge=16, description="tokens in one forward pass")

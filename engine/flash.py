@@ -14,6 +14,13 @@ import torch
 from engine.kv import LayerGeometry
 from engine.rows import Halves, Rows, Spans
 
+OPERATOR = torch.ops.aten._flash_attention_forward
+# without it some versions split the keys of a run by how many runs there are; others never do
+WHOLE = (
+    {"num_splits": 1}
+    if any(each.name == "num_splits" for each in OPERATOR.default._schema.arguments)
+    else {}
+)
 TOLERANCE = 0.03  # of an attended value, in half precision
 KEYS = 256
 TRIAL = ((3, 7, 0), (33, 64, 190), (1, 130, 96), (5, 0, 65))  # rows, start and length of each run
@@ -63,7 +70,7 @@ def kernel(
     The call below `torch.nn.attention.varlen`, whose own does not take lengths before torch 2.12.
     A `widest` of one row would choose another kernel, but only if heads shared keys.
     """
-    output, sums, *_ = torch.ops.aten._flash_attention_forward(
+    output, sums, *_ = OPERATOR(
         query,
         keys,
         values,
@@ -76,6 +83,7 @@ def kernel(
         False,  # debug mask
         scale=scale,
         seqused_k=spans.lengths,
+        **WHOLE,
     )
     return output, sums.t()
 

@@ -19,7 +19,7 @@ from engine.ladder import agreeing
 from engine.model import Model
 from engine.rows import Rows
 from engine.segment import Segment
-from engine.table import SIZES, lay_out
+from engine.table import SIZES, blanks, lay_out
 from protos.errors import Unusable
 
 
@@ -64,6 +64,7 @@ class Forward:
             if problem and backend:
                 raise Unusable(f"the model cannot attend along paths: {problem}")
             self.backend = Backend.TILES if problem else Backend.PATHS
+            self._problem = f"kernels of our own: {problem}" if problem else None
         self.exact = exact and self.backend is not Backend.TILES
 
     @property
@@ -75,6 +76,15 @@ class Forward:
         """Give up to be exact, and what it costs; whether it goes another way from now on."""
         before, self.exact, self.sizes = self.sizes, False, SIZES
         return before is not SIZES
+
+    @torch.inference_mode()
+    def settle(self) -> int:
+        """Capture a pass of every form that there is, so that none has to be while serving; how
+        many. Raises OutOfMemoryError.
+        """
+        if not isinstance(self._runner, Graphs):
+            return 0
+        return self._runner.keep(blanks(self.pool.positions, self.exact, self.sizes))
 
     @torch.inference_mode()
     def __call__(self, segments: Sequence[Segment]) -> list[torch.Tensor]:

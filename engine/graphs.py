@@ -5,7 +5,7 @@ Knows that what runs depends on the form of a pass alone, not what it computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from threading import Lock
 
@@ -54,6 +54,18 @@ class Graphs:
             self._recordings[rows.form] = self._record(rows)
         recording = self._recordings[rows.form]
         return recording.play(rows) if recording else self._run(rows.on(self._device))
+
+    def keep(self, passes: Iterable[Rows]) -> int:
+        """Capture passes of these forms, as far as they were not yet, and forget all others; how
+        many can be replayed. Raises OutOfMemoryError.
+        """
+        wanted = {rows.form: rows for rows in passes}
+        known = self._recordings
+        self._recordings = {form: known[form] for form in wanted if form in known}
+        for form, rows in wanted.items():
+            if form not in known:
+                self._recordings[form] = self._record(rows)
+        return sum(recording is not None for recording in self._recordings.values())
 
     def _record(self, rows: Rows) -> Recording | None:
         """Capture a pass, after some that run; None if that fails. Raises OutOfMemoryError."""

@@ -19,6 +19,7 @@ import torch
 from prometheus_client import CollectorRegistry
 from pydantic import ByteSize
 
+from engine import cublas
 from engine.batch import Limits
 from engine.config import ModelServiceConfig
 from engine.cpu.kernels import use_threads
@@ -26,9 +27,9 @@ from engine.exactness import Exactness, positions_tried, self_test
 from engine.forward import Forward
 from engine.kv import position_bytes
 from engine.linears import kernels_of
-from engine.memory import available
+from engine.memory import available, for_cache
 from engine.metrics import ModelMetrics, SessionCollector
-from engine.model import load
+from engine.model import Model, load
 from engine.rooms import BLOCK
 from engine.scheduler import ModelThread
 from engine.sessions import Sessions
@@ -36,6 +37,7 @@ from protos.errors import InvalidRequest, Unusable
 from protos.fingerprint import fingerprint
 from protos.types import ModelDescription
 
+KV_BYTES = 2 << 30  # on a CPU
 SCRATCH = 256  # positions behind the longest context for drafted nodes
 
 log = structlog.get_logger()
@@ -61,8 +63,8 @@ class Host:
             vocab_size=model.vocab_size,
             context_length=self.sessions.context_length,
             end_token_ids=model.end_token_ids,
-            device=str(model.device),
-            dtype=str(model.dtype).removeprefix("torch."),
+            device=device_name(model.device),
+            dtype=model.numbers,
             sessions=len(self.sessions),
             exactness=str(self.exactness),
             cache_usage=self.sessions.usage,
@@ -72,6 +74,11 @@ class Host:
     async def close(self, session_id: bytes, close: Callable[[bytes], None]) -> None:
         """Forget a session, in turn with the other work on it."""
         await self.thread.run(session_id, lambda: close(session_id), closing=True)
+
+
+def device_name(device: torch.device) -> str:
+    """A device as people are told of it."""
+    return f"{device}, experimental" if device.type == "cuda" else str(device)
 
 
 def check_tokens(field: str, tokens: tuple[int, ...], vocab_size: int) -> None:
@@ -118,6 +125,8 @@ def _new_epoch() -> int:
 
 def prepare(config: ModelServiceConfig, exact: bool) -> tuple[Forward, Exactness]:
     """Load a model, find room for its sessions, and try it; raises Unusable."""
+    if exact and config.device.startswith("cuda"):
+        cublas.keep_sums_whole()
     model = load(config.model, config.dtype, config.device, config.weights)
     use_threads(config.threads)
     if config.context_length and config.context_length > model.context_length:
@@ -126,12 +135,13 @@ def prepare(config: ModelServiceConfig, exact: bool) -> tuple[Forward, Exactness
     longest = (config.context_length or model.context_length) + SCRATCH
     each = position_bytes(model.layers, model.dtype)
     least = max(longest + BLOCK, positions_tried(model))
-    positions = min(config.kv_bytes // each, config.max_sessions * least)
+    setting, kv_bytes = _kv_bytes(model, config)
+    size = f"{setting} {ByteSize(kv_bytes).human_readable()}"
+    positions = min(kv_bytes // each, config.max_sessions * least)
     if positions < least:
         one = ByteSize(each * least).human_readable()
         raise Unusable(
-            f"kv_bytes {config.kv_bytes.human_readable()} is less than one session needs, {one};"
-            " raise it or lower context_length"
+            f"{size} is less than one session needs, {one}; raise it or lower context_length"
         )
     left = available()
     if model.device.type == "cpu" and left is not None and positions * each > left:
@@ -142,19 +152,36 @@ def prepare(config: ModelServiceConfig, exact: bool) -> tuple[Forward, Exactness
         forward = Forward(model, positions, exact)
         exactness = _tried(forward, str(config.model), exact)
     except (MemoryError, torch.OutOfMemoryError) as error:
-        size = config.kv_bytes.human_readable()
-        raise Unusable(f"kv_bytes {size} do not fit into memory; lower it") from error
+        raise Unusable(f"{size} do not fit into memory; lower it") from error
+    _say(forward, str(config.model), exactness, exact)
+    return forward, exactness
+
+
+def _say(forward: Forward, name: str, exactness: Exactness, exact: bool) -> None:
+    """Log how a model is served, and as warnings what is less than its user may expect."""
     log.info(
         "model ready",
-        model=str(config.model),
+        model=name,
+        device=device_name(forward.model.device),
+        dtype=forward.model.numbers,
         exactness=str(exactness),
         attention=str(forward.backend),
-        kernels=kernels_of(model.network),
-        problem=forward.problem,
+        kernels=kernels_of(forward.model.network),
+        positions=forward.pool.positions,
     )
+    if forward.problem:
+        log.warning("slow for its device", model=name, problem=forward.problem)
     if exact and exactness.problem:
-        log.warning("not exact", model=str(config.model), problem=exactness.problem)
-    return forward, exactness
+        log.warning("not exact", model=name, problem=exactness.problem)
+
+
+def _kv_bytes(model: Model, config: ModelServiceConfig) -> tuple[str, int]:
+    """Bytes for keys and values, behind the setting that says how many."""
+    if config.kv_bytes or model.device.type != "cuda":
+        return "kv_bytes", config.kv_bytes or KV_BYTES
+    torch.cuda.empty_cache()  # what loading left
+    free, _ = torch.cuda.mem_get_info(model.device)
+    return "kv_share", for_cache(free, config.kv_share, model.vocab_size)
 
 
 def _tried(forward: Forward, name: str, exact: bool) -> Exactness:
@@ -163,4 +190,10 @@ def _tried(forward: Forward, name: str, exact: bool) -> Exactness:
     if exact and exactness.problem and forward.relax():
         self_test(forward, name)
     forward.model.original.release()
+    began = time.perf_counter()
+    if captured := forward.settle():
+        left, _ = torch.cuda.mem_get_info(forward.model.device)
+        seconds = time.perf_counter() - began
+        sizes = list(forward.sizes)
+        log.info("passes captured", passes=captured, rows=sizes, seconds=seconds, bytes_left=left)
     return exactness

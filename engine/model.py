@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from logging import CRITICAL
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from engine.kv import LayerGeometry
 from engine.linears import FULL, INT8, lay_out, suited, watching
 from engine.original import Original, original
 from engine.probe import adopt, refuse_class
+from engine.quantised import SETTING, dequantise, unify
 from protos.errors import Unusable
 from protos.fingerprint import tokens_by_id
 
@@ -52,9 +54,16 @@ class Model:
     device: torch.device
     dtype: torch.dtype
     weights: str = FULL
+    quantised: str | None = None  # how the weights were, in the files
+
+    @property
+    def numbers(self) -> str:
+        """The dtype, as people are told of it."""
+        name = str(self.dtype).removeprefix("torch.")
+        return f"{name}, dequantised from {self.quantised}" if self.quantised else name
 
 
-def load(folder: Path, dtype: str = "float32", device: str = "cpu", weights: str = FULL) -> Model:
+def load(folder: Path, dtype: str | None = None, device: str = "cpu", weights: str = FULL) -> Model:
     """Load a model directory; raises Unusable."""
     if not (folder / "config.json").is_file():
         raise Unusable(f"{folder} is not a model directory: it has no config.json")
@@ -63,9 +72,10 @@ def load(folder: Path, dtype: str = "float32", device: str = "cpu", weights: str
         config = AutoConfig.from_pretrained(folder, **LOCAL)
     with _judging(folder, config):
         _refuse_config(config)
-    wanted = _dtype(dtype, config)
+        quantised = dequantise(config, folder)
+    wanted = _dtype(dtype or default_dtype(device), config)
     with _loading(folder, device):
-        network, missing = _read(folder, wanted, torch.device(device))
+        network, missing = _read(folder, config, wanted, torch.device(device))
     if missing:
         lacking = f"its files lack {len(missing)} weights of {type(network).__name__}"
         raise Unusable(f"{folder} cannot be served: {lacking}, e.g. {missing[0]}; get all files")
@@ -86,18 +96,24 @@ def load(folder: Path, dtype: str = "float32", device: str = "cpu", weights: str
         device=torch.device(device),
         dtype=wanted,
         weights=weights,
+        quantised=quantised,
     )
 
 
 def _read(
-    folder: Path, dtype: torch.dtype, device: torch.device
+    folder: Path, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
 ) -> tuple[PreTrainedModel, list[str]]:
-    """The network, and names of weights that the files do not have: they would be random."""
+    """The network, and names of weights that the files do not have: they would be random. Weights
+    that are of this dtype in the files go from there to the device, through no memory of ours.
+    """
     logging.disable_progress_bar()  # standard error is for lines
+    logging.set_verbosity(CRITICAL)  # and what is wrong is raised
     loaded: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, use_safetensors=True, output_loading_info=True, **LOCAL
+        folder, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **LOCAL
     )
     network, report = loaded
+    if hasattr(config, SETTING):
+        unify(network, dtype)
     return network.eval().requires_grad_(False).to(device), sorted(report["missing_keys"])
 
 
@@ -125,11 +141,6 @@ def _judging(folder: Path, config: PreTrainedConfig) -> Iterator[None]:
 
 def _refuse_config(config: PreTrainedConfig) -> None:
     """Raise Unusable for what can be told before the weights are read."""
-    if given := getattr(config, "quantization_config", None):  # what reads it differs by machine
-        method = given.get("quant_method") if isinstance(given, dict) else given.quant_method
-        raise Unusable(
-            f"has weights quantised by {method}: get the checkpoint whose weights are not"
-        )
     if config.is_encoder_decoder:
         raise Unusable("is an encoder-decoder")
     if getattr(config.get_text_config(), "attn_temperature_tuning", False):  # Llama 4
@@ -138,6 +149,13 @@ def _refuse_config(config: PreTrainedConfig) -> None:
     if not isinstance(kind, type):
         raise Unusable("is not a causal language model")
     refuse_class(kind)
+
+
+def default_dtype(device: str) -> str:
+    """What a model is loaded in if nobody says: what every CPU has, and elsewhere, where that is
+    slow, the checkpoint's own.
+    """
+    return "float32" if device.startswith("cpu") else AUTO
 
 
 def _dtype(name: str, config: PreTrainedConfig) -> torch.dtype:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TypeAlias
 
 import numpy as np
@@ -73,6 +74,19 @@ def lay_out(
     for start in range(0, max(total, 1), most):
         size = next(size for size in sizes if size >= min(total - start, most))
         passes.append(_rows(table.part(start, size, spare), exact))
+    return passes
+
+
+def blanks(spare: int, exact: bool, sizes: Sequence[int] = SIZES) -> list[Rows]:
+    """A pass of padding of every form that a step can be cut into, large ones first."""
+    passes = []
+    for size in sorted(sizes, reverse=True):
+        for kept, branched in product({0, size} if exact else {0, FEW, size}, (False, True)):
+            nothing = np.empty((6, 0), np.int64)
+            table = Table(nothing, np.array([[spare], [-1]])).part(0, size, spare)
+            table.rows[4, :kept] = 1
+            table.rows[5, 0] = int(branched) - 1  # the only node, or none
+            passes.append(_rows(table, exact))
     return passes
 
 

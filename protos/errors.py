@@ -12,7 +12,7 @@
     |- Internal            INTERNAL             a bug; the message says nothing of the request
     `- Unusable            (never sent)         a process cannot start: what, and why
 
-Names gRPC only for its status codes; nothing here does I/O.
+Knows gRPC's status codes by name alone; nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from grpc import StatusCode
-
 
 class TandemError(Exception):
     """The root: a message of one line that never holds prompt text."""
 
-    status: ClassVar[StatusCode] = StatusCode.INTERNAL
+    status: ClassVar[str] = "INTERNAL"  # the name of a code
     reason: ClassVar[str] = "INTERNAL"
 
 
@@ -44,7 +42,7 @@ class Violation:
 class InvalidRequest(TandemError):
     """The request can never be served."""
 
-    status = StatusCode.INVALID_ARGUMENT
+    status = "INVALID_ARGUMENT"
     reason = "INVALID_REQUEST"
 
     def __init__(self, *violations: Violation) -> None:
@@ -60,21 +58,21 @@ class InvalidRequest(TandemError):
 class SessionMiss(TandemError):
     """The service does not hold the session as the caller believes."""
 
-    status = StatusCode.NOT_FOUND
+    status = "NOT_FOUND"
     reason = "SESSION_MISS"
 
 
 class StaleTurn(TandemError):
     """A newer call of the session was already served."""
 
-    status = StatusCode.ABORTED
+    status = "ABORTED"
     reason = "STALE_TURN"
 
 
 class Busy(TandemError):
     """No room now."""
 
-    status = StatusCode.RESOURCE_EXHAUSTED
+    status = "RESOURCE_EXHAUSTED"
     reason = "BUSY"
 
     def __init__(self, message: str, retry_after: float = 0.05) -> None:
@@ -85,14 +83,14 @@ class Busy(TandemError):
 class IncompatibleModels(TandemError):
     """Drafter, verifier or front end speak different tokens."""
 
-    status = StatusCode.FAILED_PRECONDITION
+    status = "FAILED_PRECONDITION"
     reason = "INCOMPATIBLE_MODELS"
 
 
 class Unavailable(TandemError):
     """Something that the request needs cannot be used now."""
 
-    status = StatusCode.UNAVAILABLE
+    status = "UNAVAILABLE"
     reason = "UNAVAILABLE"
 
 
@@ -103,7 +101,7 @@ class TransportLost(Unavailable):
 class DeadlineExceeded(TandemError):
     """The caller's time ran out."""
 
-    status = StatusCode.DEADLINE_EXCEEDED
+    status = "DEADLINE_EXCEEDED"
     reason = "DEADLINE_EXCEEDED"
 
 

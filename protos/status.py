@@ -33,13 +33,13 @@ LOST = (StatusCode.UNAVAILABLE, StatusCode.CANCELLED, StatusCode.INTERNAL)
 def encode(error: TandemError) -> tuple[StatusCode, str, Metadata]:
     """What a server aborts with: code, message, trailing metadata."""
     packed = pack(error)
-    return error.status, _clip(str(error)), Metadata((DETAILS_KEY, packed))
+    return StatusCode[error.status], _clip(str(error)), Metadata((DETAILS_KEY, packed))
 
 
 def pack(error: TandemError) -> bytes:
     """A google.rpc.Status that says all of an error."""
     message = _clip(str(error))
-    status = status_pb2.Status(code=error.status.value[0], message=message)
+    status = status_pb2.Status(code=StatusCode[error.status].value[0], message=message)
     details: list[any_pb2.Any] = []
 
     def attach(detail: error_details_pb2.ErrorInfo | error_details_pb2.BadRequest) -> None:

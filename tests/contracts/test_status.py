@@ -118,7 +118,7 @@ async def test_an_error_arrives_as_it_was_raised(error: TandemError) -> None:
             await verifier_pb2_grpc.VerifierServiceStub(channel).DescribeVerifier(
                 verifier_pb2.DescribeVerifierRequest(), timeout=5
             )
-    assert failure.value.code() is error.status
+    assert failure.value.code() is grpc.StatusCode[error.status]
     assert same(status.decode(failure.value), error)
 
 

@@ -14,6 +14,7 @@ import torch
 from engine import flash
 from engine.exactness import self_test
 from engine.forward import Backend, Forward
+from engine.graphs import Graphs
 from engine.kv import LayerGeometry
 from engine.ladder import BASE
 from engine.model import load
@@ -122,6 +123,19 @@ def test_a_replayed_pass_gives_what_an_eager_one_gives(exact: bool, family: Fami
             if len(one.text) < 200:
                 more = some_tokens(rng, 5)
                 assert torch.equal(one.say(both[0], more), other.say(both[1], more))
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_nothing_is_captured_while_serving(exact: bool, family: Family) -> None:
+    """Neither in a self-test nor in trees: all forms were captured at start."""
+    forward, rng = forward_of(family("llama"), "bfloat16", exact=exact), random.Random(4)
+    runner = forward._runner
+    assert isinstance(runner, Graphs)
+    captured = forward.settle()
+    known = dict(runner._recordings)
+    assert captured == len(known) and forward.problem is None
+    assert largest_difference(forward, rng) <= HALVES["bfloat16"]
+    assert runner._recordings == known
 
 
 def test_memory_does_not_grow_with_steps(family: Family) -> None:

@@ -12,9 +12,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine import flash
-from engine.rows import Spans
-
 
 class Recorder(TorchDispatchMode):
     """Runs operations and remembers them, with the very tensors that they read and gave."""
@@ -51,30 +48,5 @@ def capture(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.
 
 
 def emulate(patch: pytest.MonkeyPatch) -> None:
-    """Go by rows as a device does: its kernel spelled out, layers made of visible operations."""
-    patch.setattr(flash, "kernel", kernel)
+    """Make layers of operations that can be seen; within `emulated`, passes by rows are as well."""
     patch.setattr("engine.cpu.panels.kernels", lambda: None)
-
-
-@torch.library.custom_op("tandem_tests::attend_to_spans", mutates_args=())
-def _attend(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    bounds: torch.Tensor,
-    starts: torch.Tensor,
-    lengths: torch.Tensor,
-    widest: int,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    spans = Spans(bounds, starts, lengths, widest)
-    return flash.plain(query, keys, values, spans, scale)
-
-
-def kernel(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, spans: Spans, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`engine.flash.kernel` spelled out, as one operation."""
-    given = (spans.bounds, spans.starts, spans.lengths, spans.widest)
-    attended: tuple[torch.Tensor, torch.Tensor] = _attend(query, keys, values, *given, scale)
-    return attended

@@ -5,7 +5,7 @@ none that is computed rightly.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import models
+from benchmarks.emulation import emulated
 from engine.cpu.kernels import kernels
 from engine.exactness import self_test
 from engine.forward import Backend, Forward
@@ -65,6 +66,13 @@ def make_biased(tmp_path_factory: pytest.TempPathFactory) -> MakeBiased:
         return made[family]
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def _operator() -> Iterator[None]:
+    """The one that attends on a device, for passes by rows."""
+    with emulated():
+        yield
 
 
 def right(folder: Path, way: str, dtype: str, patch: pytest.MonkeyPatch) -> Forward:

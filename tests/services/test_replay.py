@@ -5,15 +5,17 @@ what the pass itself gives.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.emulation import emulated
 from engine.forward import Backend, Forward
 from engine.graphs import Graphs
 from engine.model import load
+from engine.table import blanks
 from tests.services import replay
 from tests.talks import some_tokens, some_tree, talks
 
@@ -23,8 +25,10 @@ LENGTH = 300
 
 
 @pytest.fixture(autouse=True)
-def _spelled_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def _spelled_out(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     replay.emulate(monkeypatch)
+    with emulated():
+        yield
 
 
 def forwards(folder: Path, exact: bool) -> tuple[Forward, Forward]:
@@ -65,3 +69,38 @@ def test_a_replayed_pass_gives_what_the_pass_itself_gives(
     assert isinstance(runner, Graphs) and runner.problem is None
     recordings = len(runner._recordings)
     assert 2 <= recordings < passes, "most passes are replayed"
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_all_passes_that_there_are_are_captured_at_start(
+    exact: bool, make_model: MakeModel
+) -> None:
+    """And no other: nothing is captured while serving, and nothing is kept in vain."""
+    plain, replayed = forwards(make_model("llama", 0), exact)
+    runner = replayed._runner
+    assert isinstance(runner, Graphs)
+    replayed.sizes = plain.sizes = (16, 32)
+    runner(blanks(POSITIONS, True, (64,))[0])  # tried, and not to be used
+    assert plain.settle() == 0
+    captured = replayed.settle()
+    known = dict(runner._recordings)
+    assert captured == len(known) == (8 if exact else 10)
+    assert {form.rows for form in known} == {16, 32}
+    rng = random.Random(5)
+    both = list(zip(*(talks(forward, 3) for forward in (plain, replayed)), strict=True))
+    for _ in range(12):
+        fed = []
+        for one, other in rng.sample(both, rng.randint(1, 3)):
+            count = rng.choice([0, 3, 9])
+            head, draft, parents = (
+                some_tokens(rng, 20),
+                some_tokens(rng, count),
+                some_tree(rng, count),
+            )
+            fed.append([talk.segment(head, draft, parents) for talk in (one, other)])
+        logits = [
+            forward(list(segments))
+            for forward, segments in zip((plain, replayed), zip(*fed, strict=True), strict=True)
+        ]
+        assert all(map(torch.equal, *logits))
+    assert runner._recordings == known

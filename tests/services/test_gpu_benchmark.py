@@ -1,0 +1,140 @@
+"""The benchmark for devices, by emulation: it needs little, checks first, and writes all of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks import checks, emulation, gpu
+from engine import flash
+from engine.forward import Backend, Forward
+from engine.model import Model, load
+from protos.errors import Unusable
+
+MakeModel = Callable[[str, int], Path]
+ABSENT = (
+    *("typer", "click", "rich", "structlog", "prometheus_client", "grpc", "google", "ray"),
+    *("pydantic", "pydantic_settings", "accelerate"),
+)
+LEAN = f"""
+import sys
+sys.modules.update(dict.fromkeys({ABSENT!r}))  # as on a machine where they are not installed
+from benchmarks.gpu import main
+main(sys.argv[1:])
+"""
+
+
+def bare(*words: object) -> subprocess.CompletedProcess[str]:
+    """The benchmark with PyTorch and transformers alone."""
+    command = (sys.executable, "-c", LEAN, *map(str, words))
+    return subprocess.run(command, capture_output=True, text=True, timeout=500)
+
+
+@pytest.fixture(scope="module")
+def model(make_model: MakeModel) -> Model:
+    return load(make_model("llama", 0))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_with_pytorch_and_transformers_alone_it_checks_measures_and_writes(
+    make_model: MakeModel, tmp_path: Path
+) -> None:
+    folder, file = make_model("llama", 0), tmp_path / "figures.json"
+    done = bare(folder, "--device", "cpu", "--repetitions", 1, "--json", file)
+    assert done.returncode == 0, done.stderr
+    written = json.loads(file.read_text())
+    (found,) = written["checks"]
+    assert found["exact"] and found["replayed_as_launched"]
+    assert max(found["off"].values()) < 1e-4 and set(found["off"]) == set(gpu.SYSTEMS)
+    steps = [row for row in written["rows"] if row["system"] != "floor"]
+    assert len(steps) == (len(gpu.SYSTEMS) + 1) * len(gpu.FEEDS)
+    assert all(row["milliseconds"] > 0 for row in steps)
+    assert {"torch", "transformers", "processor", "device"} <= set(written["machine"])
+    assert written["title"] in done.stdout and "times mean nothing" in written["title"]
+    assert "exact, passes of 16," in done.stdout and "x transformers" in done.stdout
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_without_a_device_it_says_so_in_a_line() -> None:
+    done = bare()
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr == "error: there is no CUDA device; --device cpu emulates one\n"
+
+
+def stale(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
+    """A capture that misses what is fed later."""
+    logits = run().clone()
+    return lambda: None, logits
+
+
+def failing(run: Callable[[], torch.Tensor]) -> Any:
+    """A device that captures nothing."""
+    raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def test_a_failed_check_ends_it_without_figures(
+    make_model: MakeModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "figures.json"
+    monkeypatch.setattr(emulation, "capture", failing)
+    with pytest.raises(SystemExit, match=r"error: a check failed: .* cannot be captured"):
+        gpu.main([str(make_model("llama", 0)), "--device", "cpu", "--json", str(file)])
+    assert not file.exists() and capsys.readouterr().out == ""
+
+
+def test_a_replay_of_what_was_fed_before_is_noticed(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with emulation.emulated():
+        launched, replayed = (
+            Forward(model, checks.room_for(model), exact=False, backend=Backend.ROWS) for _ in "12"
+        )
+        monkeypatch.setattr(emulation, "capture", stale)
+        with pytest.raises(Unusable, match="a replayed pass gives other bits"):
+            checks.replays(launched, emulation.replaying(replayed))
+
+
+@pytest.mark.parametrize("wrong", [1e-3, float("nan")])
+def test_logits_that_are_not_those_of_transformers_are_noticed(
+    wrong: float, model: Model, make_model: MakeModel
+) -> None:
+    network = AutoModelForCausalLM.from_pretrained(make_model("llama", 0), dtype=torch.float32)
+    forward = Forward(model, checks.room_for(model))
+    assert checks.right(forward, network) < 1e-4
+    network.lm_head.weight.data[:, 3] += wrong
+    with pytest.raises(Unusable, match="a check failed: logits are"):
+        checks.right(forward, network)
+
+
+def test_rows_that_depend_on_their_company_are_noticed(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By as little as rounding would make of it."""
+    spelled_out = flash.kernel
+
+    def uneven(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        output, sums = spelled_out(*given)
+        return output * (1 + 1e-6 * int(given[3].lengths.count_nonzero() % 2)), sums
+
+    monkeypatch.setattr(flash, "kernel", uneven)
+    with emulation.emulated():
+        forward = Forward(model, checks.room_for(model), backend=Backend.ROWS)
+        with pytest.raises(Unusable, match="a check failed: not exact"):
+            checks.exact(forward, "llama")
