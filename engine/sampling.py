@@ -27,7 +27,7 @@ from engine.tally import Tally
 from protos.types import SamplingParams, TokenLogprobs
 
 LARGE = 16384  # vocabulary from which on a list of the likeliest tokens saves time
-TOGETHER = 16  # rows that are drawn from at once: in between they take 32 bytes for each logit
+TOGETHER = 32  # rows that are drawn from at once: in between they take 32 bytes for each logit
 
 
 class Adjustment:
