@@ -230,7 +230,7 @@ class ModelThread:
         self._ended = time.perf_counter()
         self._account(batch, self._ended - began, host)
         self._steps += 1
-        self.fed([(task.offer, rows) for task, rows in zip(self._stepping, logits, strict=True)])
+        self.fed([(task.offer, rows) for task, rows in zip(self._stepping, logits, strict=False)])
         for task, share, rows in zip(self._stepping, batch.shares, logits, strict=True):
             task.fed, wanted = self._steps, segments[share.index]
             task.advance(share.piece, rows, bool(share.rows) or share.piece is wanted)
