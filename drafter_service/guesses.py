@@ -10,20 +10,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 
 from drafter_service.node import Child, Expansion
 from engine.noise import Stream, gumbel
-from engine.sampling import leading
+from engine.sampling import is_large, leading, warp
 from protos.types import Distribution, DraftShape, Method, Rule, SamplingParams
 
-SHORTLIST = 256  # likeliest tokens that get noise
+SHORTLIST = 256  # likeliest tokens of a large vocabulary that get noise
+FEW = 16  # tokens with the highest sums of logit and noise, among which the target's draw should be
 SENT = 32  # tokens of a distribution that is drawn from, and sent
 WEIGHTS = 1 << 16  # what its probabilities are rounded to
 LOGIT_ERROR = (
     0.6  # how far a draft logit is typically off; measured by `make acceptance`, flat over 0.5-0.7
 )
+HOTTEST = 1e6  # temperature; of what is above it only the noise counts anyway
 FIRST_TEMPERATURE = 0.9  # of Medusa-lite's first tokens where the target is greedy
 FIRST_TOP_P = 0.95
 PLAIN = SamplingParams(temperature=1.0)
@@ -33,30 +36,54 @@ Guesser = Callable[[torch.Tensor, Sequence[int]], list[Expansion]]
 each row."""
 
 
-def likely(params: SamplingParams, count: int) -> Guesser:
-    """The `count` tokens that most likely are the target's draw, with log-probabilities.
+def likely(params: SamplingParams, count: int, sure: bool = False) -> Guesser:
+    """The `count` tokens that most likely are the target's draw, with log-probabilities, and if
+    `sure` how probable the draft model finds them.
 
-    The target draws argmax(log p + noise). The drafter's logits are off by some scale, and so is
-    log q by that scale over the temperature: softmax((log q + noise) / error) predicts who wins.
+    The target draws argmax(logit + temperature x noise). The drafter's logits are off by some
+    scale, so softmax((logit + temperature x noise) / scale) predicts who wins.
     """
-    sharpness = min(max((params.temperature or 1.0) / LOGIT_ERROR, 1e-6), 1e6)
+
+    few = max(FEW, count)
 
     def guess(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
-        likeliest, scores = leading(logits, PLAIN if params.greedy else params, SHORTLIST)
-        perturbed = scores
-        if not params.greedy:
-            perturbed = perturbed + gumbel(params.seed, positions, likeliest)
-        gains = (perturbed * sharpness).log_softmax(-1)
-        best = gains.topk(min(count, gains.shape[-1]), dim=-1)
-        ids = likeliest.gather(-1, best.indices).tolist()
-        sure = scores.gather(-1, best.indices).exp().tolist()
-        rows = zip(ids, best.values.tolist(), sure, strict=True)
-        return [
-            Expansion([Child(*each) for each in zip(*row, strict=True) if each[1] > -math.inf])
-            for row in rows
-        ]
+        tokens, keys = _favoured(logits, params, positions, few)  # [rows, few]
+        gains = (keys / LOGIT_ERROR).log_softmax(-1)[:, :count].tolist()
+        tokens = tokens[:, :count]
+        chances = [[1.0] * count] * len(gains)
+        if sure:
+            plain = warp(logits, PLAIN if params.greedy else params)
+            chances = plain.gather(-1, tokens).exp().tolist()
+        rows = zip(tokens.tolist(), gains, chances, strict=True)
+        return [Expansion([c for c in map(Child, *row) if c.gain > -math.inf]) for row in rows]
 
     return guess
+
+
+def _favoured(
+    logits: torch.Tensor, params: SamplingParams, positions: Sequence[int], few: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `few` tokens of each row [rows, vocab] that the target draws most likely, and their
+    logits with its noise, but for what normalises, highest first; both [rows, few], or less.
+    """
+    heat, ids = min(params.temperature, HOTTEST), None
+    if is_large(logits) or logits.device.type != "cpu":
+        ids, logits = leading(logits, PLAIN if params.greedy else params, SHORTLIST)
+        if heat:
+            logits = (logits + gumbel(params.seed, positions, ids)) * heat
+    elif heat:
+        if params.top_k or params.top_p < 1 or params.min_p:
+            logits = warp(logits, params) * heat
+        noise = [_noise(params.seed, each, logits.shape[-1]) for each in positions]
+        logits = torch.stack(noise).mul_(heat).add_(logits)
+    top = logits.topk(min(few, logits.shape[-1]))
+    return top.indices if ids is None else ids.gather(-1, top.indices), top.values
+
+
+@lru_cache(maxsize=1024)
+def _noise(seed: int, position: int, count: int) -> torch.Tensor:
+    """Of all tokens, [count]; as the tree grows, most of its levels look for positions again."""
+    return gumbel(seed, position, torch.arange(count))
 
 
 def sampled(params: SamplingParams, branches: int, root: int) -> Guesser:
@@ -153,4 +180,4 @@ def guesser(shape: DraftShape, params: SamplingParams, root: int, visible: torch
         return sampled(params, shape.branches, root)
     if params.rule is Rule.TOP1:  # what is accepted is the target's likeliest token, not its draw
         params = replace(params, temperature=0.0)
-    return likely(params, shape.branches)
+    return likely(params, shape.branches, sure=shape.confidence > 0)

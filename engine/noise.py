@@ -10,12 +10,17 @@ import math
 from collections.abc import Sequence
 from enum import Enum
 from functools import lru_cache
+from itertools import repeat
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK_64 = (1 << 64) - 1
+
+
+Ints: TypeAlias = int | Sequence[int]  # one for all rows, or one for each
 
 
 class Stream(Enum):
@@ -30,17 +35,24 @@ class Stream(Enum):
 
 
 def uniform(
-    seed: int, position: int | Sequence[int], token_ids: torch.Tensor, stream: Stream = Stream.DRAW
+    seed: Ints,
+    position: Ints,
+    token_ids: torch.Tensor,
+    stream: Stream = Stream.DRAW,
 ) -> torch.Tensor:
     """One number in (0, 1) for each token id at a position, or [rows, tokens] at one position for
-    each row; float64 of their shape.
+    each row, with one seed for each of them or for all; float64 of their shape.
     """
-    state = _hash(seed ^ stream.value, position, token_ids)
+    salted = seed ^ stream.value if isinstance(seed, int) else [s ^ stream.value for s in seed]
+    state = _hash(salted, position, token_ids)
     return (state.to(torch.float64) + (2**31 + 0.5)) * 2.0**-32
 
 
 def gumbel(
-    seed: int, position: int | Sequence[int], token_ids: torch.Tensor, stream: Stream = Stream.DRAW
+    seed: Ints,
+    position: Ints,
+    token_ids: torch.Tensor,
+    stream: Stream = Stream.DRAW,
 ) -> torch.Tensor:
     """The same as a Gumbel variate, float32: argmax(log p + it) is a draw from p (Gumbel-max)."""
     noise = uniform(seed, position, token_ids, stream)
@@ -57,12 +69,12 @@ def above(seed: int, position: int, count: int, least: float) -> torch.Tensor:
     return torch.from_numpy(np.flatnonzero(upper <= min(bound | 0xFFFF, 2**31 - 1)))
 
 
-def _hash(seed: int, position: int | Sequence[int], token_ids: torch.Tensor) -> torch.Tensor:
+def _hash(seed: Ints, position: Ints, token_ids: torch.Tensor) -> torch.Tensor:
     """32 bits for each token id at a position, int32 of its shape, or [rows, tokens]."""
     return _fold(_unfolded(seed, position, _fold(token_ids.to(torch.int32))))
 
 
-def _unfolded(seed: int, position: int | Sequence[int], folded: torch.Tensor) -> torch.Tensor:
+def _unfolded(seed: Ints, position: Ints, folded: torch.Tensor) -> torch.Tensor:
     """The hash of folded token ids, still to be folded: its upper half is final.
 
     It is a bijective 32-bit mixer of id ^ low, and again of that ^ high, in wrapping int32
@@ -72,10 +84,12 @@ def _unfolded(seed: int, position: int | Sequence[int], folded: torch.Tensor) ->
     """
     low: int | torch.Tensor
     high: int | torch.Tensor
-    if isinstance(position, int):
+    if isinstance(seed, int) and isinstance(position, int):
         low, high = _key(seed, position)
     else:
-        keys = [_key(seed, each) for each in position]
+        seeds = repeat(seed) if isinstance(seed, int) else seed
+        positions = repeat(position) if isinstance(position, int) else position
+        keys = list(map(_key, seeds, positions))
         both = torch.tensor(keys, dtype=torch.int32, device=folded.device)  # [rows, 2]
         low, high = both[:, :1], both[:, 1:]
     return _mix(_mix(folded ^ low).bitwise_xor_(high))

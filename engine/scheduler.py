@@ -45,7 +45,7 @@ class StepReport:
 
 class ModelThread:
     """Owns the model and its sessions: nothing else may touch them while it runs. Between steps it
-    calls `idle`, with those for whose sessions calls wait, and `settled`.
+    calls `idle`, with those for whose sessions calls wait, and `settled`; after a pass, `fed`.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class ModelThread:
         self._forward, self._limits, self._observe, self._idle = forward, limits, observe, idle
         self._queue_limit = queue_limit
         self.settled: Callable[[], None] = lambda: None
+        self.fed: Callable[[Sequence[tuple[Any, torch.Tensor]]], None] = lambda _: None
         self.rates = Rates()
         self.price = 0.0  # chance that a row more would have had to have in the newest step
         self._cost, self._pace = CostModel(), Pace()
@@ -143,8 +144,7 @@ class ModelThread:
             self._step()
         except Exception as error:
             log.error("a step failed", exc_info=error)
-            failed = Internal("the forward pass failed; see the server's log")
-            self._abandon(self._stepping, failed)
+            self._abandon(self._stepping, Internal("the step failed; see the server's log"))
             self._running = [task for task in self._running if task not in self._stepping]
             self._news = True  # the others go on
         self.settled()
@@ -230,9 +230,9 @@ class ModelThread:
         self._ended = time.perf_counter()
         self._account(batch, self._ended - began, host)
         self._steps += 1
+        self.fed([(task.offer, rows) for task, rows in zip(self._stepping, logits, strict=False)])
         for task, share, rows in zip(self._stepping, batch.shares, logits, strict=True):
-            task.fed = self._steps
-            wanted = segments[share.index]
+            task.fed, wanted = self._steps, segments[share.index]
             task.advance(share.piece, rows, bool(share.rows) or share.piece is wanted)
         self._running = [task for task in self._running if task.offer]
         self._news = True

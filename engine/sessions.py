@@ -92,18 +92,20 @@ class Sessions:
             )
 
     def feed(self, context: Context, offer: Offer) -> Generator[Offer, torch.Tensor, torch.Tensor]:
-        """Have something fed for a call and return its logits.
-
-        Where the model overflowed they are NaN: the session is dropped and its room wiped, so that
-        the next one is not harmed; raises Internal.
+        """Have something fed for a call and return its logits; raises Internal where the model
+        overflowed.
         """
         logits = yield offer
         if logits.numel() and logits.amax().isnan():  # a maximum is NaN if anything is
-            if session := self._open.get(context.session_id):
-                self._pool.wipe(session.room)
-            self._drop(context.session_id)
-            raise Internal("the model overflowed: its logits are not numbers")
+            raise self.overflowed(context)
         return logits
+
+    def overflowed(self, context: Context) -> Internal:
+        """Drop a session whose logits are NaN; its room is wiped, or it would harm the next one."""
+        if session := self._open.get(context.session_id):
+            self._pool.wipe(session.room)
+        self._drop(context.session_id)
+        return Internal("the model overflowed: its logits are not numbers")
 
     def keep(
         self, session: Session, context: Context, drafted: Sequence[int], path: Sequence[int] = ()

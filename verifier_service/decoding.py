@@ -6,8 +6,10 @@ reports the tokens that it found. In lockstep each step waits for one guess and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+
+import torch
 
 from engine.sampling import Adjustment
 from engine.segment import Segment
@@ -25,6 +27,12 @@ from verifier_service.guesses import Guesses, Trust
 from verifier_service.judge import Judge
 from verifier_service.lookup import Lookup
 from verifier_service.punctuality import Punctuality
+from verifier_service.together import answer
+
+
+def judge_together(fed: Sequence[tuple[object, torch.Tensor]]) -> None:
+    """Judge the drafts of all decoding jobs of a step in one go, before any of them goes on."""
+    answer([offer.judged(rows) for offer, rows in fed if isinstance(offer, Decode) and len(rows)])
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +46,8 @@ class Decode:
     clock: Callable[[], float]
     guesses: Guesses = field(init=False)
     session: Session = field(init=False)
+    adjustment: Adjustment = field(init=False)
+    judge: Judge | None = None  # of what was fed, if that is known before the job goes on
     pending: tuple[int, ...] = ()  # committed tokens that were not fed
     draft: Draft = NO_DRAFT  # what the step verifies
     expected: float = 0.0  # nodes of it to be accepted
@@ -51,7 +61,7 @@ class Decode:
         with self.sessions.extended(context, 0) as self.session:
             held = self.session.length
             text = self.session.committed(context)
-            adjustment = Adjustment(sampling, text)
+            self.adjustment = Adjustment(sampling, text)
             self.pending, start = context.tokens[held - context.base :], context.length
             self.guesses = Guesses(start, min(self.opening.until, self.sessions.context_length))
             if self.opening.lookup.levels:
@@ -60,8 +70,9 @@ class Decode:
             opened, finished = (self.session.epoch, held - context.base), False
             while not finished:
                 self.draft, self.expected = NO_DRAFT, 0.0
-                logits = yield from self.sessions.feed(context, self)  # [1 + nodes, vocab]
-                judge = Judge(self.draft, sampling, logits, adjustment, logits.is_cuda)
+                judge, self.judge = self.judged((yield self)), None
+                if judge.broken:
+                    raise self.sessions.overflowed(context)
                 accepted, token = walk(self.draft.parents, judge.decide)
                 fed = len(self.pending)
                 path = tuple(self.draft.tokens[node] for node in accepted)
@@ -70,9 +81,14 @@ class Decode:
                 tokens, finished = self._cut((*path, token), start)
                 logprobs = judge.logprobs(accepted, token)[: len(tokens)]
                 self._report(start, tokens, len(accepted), opened, logprobs, finished)
-                adjustment.extend(tokens)
+                self.adjustment.extend(tokens)
                 self.pending, start = (token,), start + len(tokens)
                 opened = (0, 0)
+
+    def judged(self, logits: torch.Tensor) -> Judge:
+        """What the target says of the draft, by what was fed: logits [1 + nodes, vocab]."""
+        self.judge = self.judge or Judge(self.draft, self.opening.sampling, logits, self.adjustment)
+        return self.judge
 
     def ready(self) -> Segment | None:
         """The newest tokens, and in lockstep the draft behind them; None while it waits."""

@@ -17,26 +17,46 @@ from verifier_service.acceptance import Standing, match, reject, top1
 
 
 @dataclass(slots=True)
+class Answer:
+    """What may be asked about one node, or the root: what is drawn behind it, the likeliest token,
+    whether the logits are not numbers, and how likely the model finds either token.
+    """
+
+    drawn: int
+    likeliest: int
+    broken: bool
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class Judge:
     """What the target says of a draft: `logits` [1 + nodes, vocab] are those behind the root, then
     behind each node, and `adjustment` is of the committed tokens.
 
-    A processor draws where the walk comes by; `together`, which is better where the host waits for
-    every answer, the tokens behind all nodes are drawn before it begins.
+    A processor draws where the walk comes by. A device has `answers` behind all nodes before the
+    walk begins (`together`).
     """
 
     draft: Draft
     params: SamplingParams
     logits: torch.Tensor
     adjustment: Adjustment
-    together: bool = False
-    _drawn: list[int] = field(default_factory=list)
+    answers: Sequence[Answer] = ()
+
+    @property
+    def broken(self) -> bool:
+        """Whether any logits are not numbers."""
+        if self.answers:
+            return any(answer.broken for answer in self.answers)
+        return bool(self.logits.amax().isnan())  # a maximum is NaN if anything is
 
     def decide(self, node: int, children: Sequence[int]) -> Standing:
         """Which child of a node is accepted, by the rule that was asked for."""
-        if self.together and self.params.rule is Rule.MATCH:
-            self._drawn = self._drawn or self._draws()
-            return match(self.draft, children, self._drawn[node + 1])
+        if self.answers:
+            known = self.answers[node + 1]
+            if self.params.rule is Rule.TOP1:
+                return top1(self.draft, children, known.likeliest, lambda: known.drawn)
+            return match(self.draft, children, known.drawn)
         path = self._path(node)
         row = self.adjustment.apply(self.logits[node + 1], path)
         position = self.adjustment.length + len(path)
@@ -54,21 +74,25 @@ class Judge:
             return ()
         tokens = (*(self.draft.tokens[node] for node in accepted), token)
         rows = (0, *(node + 1 for node in accepted))
-        return tuple(
-            sampling.logprobs(self.logits[row], token, count)
-            for row, token in zip(rows, tokens, strict=True)
-        )
+        pairs = zip(rows, tokens, strict=True)
+        if self.answers:
+            return tuple(self.answers[row].logprobs[token] for row, token in pairs)
+        return tuple(sampling.logprobs(self.logits[row], token, count) for row, token in pairs)
+
+    def rows(self) -> torch.Tensor:
+        """The logits as the options want them, [1 + nodes, vocab]."""
+        return self.adjustment.rows(self.logits, self._paths())
+
+    def positions(self) -> list[int]:
+        """Of what follows the root and each node."""
+        return [self.adjustment.length + len(path) for path in self._paths()]
+
+    def _paths(self) -> list[list[int]]:
+        return [self._path(node) for node in range(-1, len(self.draft))]
 
     def _path(self, node: int) -> list[int]:
         """The tokens from behind the root down to a node."""
         return [self.draft.tokens[each] for each in tree.path(self.draft.parents, node)]
-
-    def _draws(self) -> list[int]:
-        """The target's draws behind the root and behind each node."""
-        paths = [self._path(node) for node in range(-1, len(self.draft))]
-        rows = self.adjustment.rows(self.logits, paths)
-        positions = [self.adjustment.length + len(path) for path in paths]
-        return sampling.draws(rows, self.params, positions)
 
     def _reject(
         self, node: int, children: Sequence[int], row: torch.Tensor, position: int

@@ -19,7 +19,7 @@ from protos.drafting import decode_guess
 from protos.errors import InvalidRequest, TandemError, Unusable
 from protos.streams import Fact, Guess
 from protos.tandem.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
-from verifier_service.decoding import Decode
+from verifier_service.decoding import Decode, judge_together
 from verifier_service.guesses import Trust
 
 NAME = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name
@@ -35,6 +35,8 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
     def __init__(self, host: Host) -> None:
         self._host = host
         self._streams: Streams[Guess, Fact] = Streams(host.thread)
+        if host.forward.model.device.type != "cpu":
+            host.thread.fed = judge_together
         self._trust, self._lookup_trust = Trust(), Trust()  # of drafters, of looking up
 
     def Decode(

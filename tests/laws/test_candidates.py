@@ -12,13 +12,10 @@ from hypothesis import strategies as st
 from benchmarks.sampling import flat, peaked
 from engine.candidates import drawn
 from engine.noise import above, gumbel, uniform
-from engine.sampling import LARGE, Adjustment, draw, draws, probabilities, warp
-from protos.types import Draft, SamplingParams
+from engine.sampling import LARGE, draw, draws, probabilities, warp
+from protos.types import SamplingParams
 from tests.laws.rows import Kind, adjusted, options, rounded
-from verifier_service.acceptance import walk
-from verifier_service.judge import Judge
 
-TEXT = (1, 2, 3, 10)
 VOCABULARIES = [128_256, 151_936]
 COMMON = [
     SamplingParams(1.0),
@@ -89,27 +86,3 @@ def test_the_distribution_of_a_large_vocabulary_is_the_defined_one(params: Sampl
     for row in (peaked(LARGE, 1), flat(LARGE, 2)):
         defined = warp(row[None].double(), params)[0].exp()
         assert (probabilities(row, params) - defined).abs().max() <= 1e-12
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(),
-        SamplingParams(0.8, top_p=0.9, seed=5),
-        SamplingParams(1.0, repetition_penalty=1.3, presence_penalty=0.5, prompt_length=2),
-    ],
-    ids=repr,
-)
-@pytest.mark.parametrize("vocabulary", [50, LARGE])
-def test_drawing_behind_all_nodes_at_once_changes_nothing(
-    params: SamplingParams, vocabulary: int
-) -> None:
-    best = torch.arange(3, 12)
-    logits = torch.stack([flat(vocabulary, seed) for seed in range(9)])
-    logits[range(9), best] += 40.0
-    draft = Draft((3, 1, 4, 5, 3, 4, 6, 2), (-1, -1, 0, 0, 2, 2, 2, 6))
-    ends = [
-        walk(draft.parents, Judge(draft, params, logits, Adjustment(params, TEXT), together).decide)
-        for together in (False, True)
-    ]
-    assert ends == [((0, 2, 6), 10)] * 2

@@ -33,7 +33,7 @@ def test_every_guess_says_how_likely_the_draft_model_finds_it(
 ) -> None:
     """Or `confidence` would never end a draft."""
     params = SamplingParams(temperature=temperature, rule=rule, seed=3)
-    guess_ = guesser(DraftShape(4, 2, 8, method), params, ROOT, VISIBLE)
+    guess_ = guesser(DraftShape(4, 2, 8, method, confidence=0.1), params, ROOT, VISIBLE)
     for position in (ROOT, ROOT + 1):
         (guess,) = guess_(LOGITS, [position])
         for child in guess.children:
@@ -138,15 +138,19 @@ def test_a_branch_of_medusa_lite_says_how_likely_it_is() -> None:
             assert child.gain == pytest.approx(LOGITS[0].log_softmax(-1)[child.token].item())
 
 
-@pytest.mark.parametrize("peak", [0.5, 4.0])
+@pytest.mark.parametrize("peak", [4.0, 6.0])
 @pytest.mark.parametrize("options", [(1.0, 0, 1.0), (0.8, 50, 0.95)])
 def test_children_in_a_large_vocabulary_are_those_of_the_whole_row(
     peak: float, options: tuple[float, int, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever way they are guessed."""
+    """Whichever way they are guessed, where a few tokens have almost all of the probability."""
     row = torch.randn(1, LARGE, generator=torch.Generator().manual_seed(5)) * peak
     params, visible = SamplingParams(*options, seed=9), torch.arange(LARGE) % 3 > 0
-    guesses = [likely(params, 4), sampled(params, 4, ROOT), medusa_lite(params, 4, ROOT, visible)]
+    guesses = [
+        likely(params, 4, sure=True),
+        sampled(params, 4, ROOT),
+        medusa_lite(params, 4, ROOT, visible),
+    ]
     found = [guess(row, [ROOT])[0].children for guess in guesses]
     monkeypatch.setattr("engine.sampling.LARGE", LARGE + 1)
     for children, guess in zip(found, guesses, strict=True):

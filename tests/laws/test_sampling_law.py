@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -120,12 +121,14 @@ def test_one_allowed_token_is_always_drawn() -> None:
     assert {draw(logits, SamplingParams(1.0, top_k=1, seed=s), 3) for s in range(50)} == {1}
 
 
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.9}, {"top_k": 50, "min_p": 0.01}])
 @given(st.integers(0, 2**32), st.integers(0, 1000))
 def test_a_drafter_with_the_targets_logits_ranks_the_targets_draw_first(
-    seed: int, position: int
+    options: dict[str, Any], seed: int, position: int
 ) -> None:
-    logits = torch.randn(1, 256, generator=torch.Generator().manual_seed(seed))
-    params = SamplingParams(temperature=0.9, seed=seed)
+    """However flat they are."""
+    logits = torch.randn(1, 4096, generator=torch.Generator().manual_seed(seed))
+    params = SamplingParams(temperature=0.9, seed=seed, **options)
     (guess,) = likely(params, 4)(logits, [position])
     assert guess.children[0].token == draw(logits[0], params, position)
 

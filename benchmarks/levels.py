@@ -1,0 +1,205 @@
+"""What a level of the drafter takes, beside a step of `generate()` with the same model and the time
+that one thread needs to read the weights once.
+
+A tree grows behind a text of random tokens, where it is wide. What is timed is one turn of it, from
+an offer to the next one: nodes are laid out and fed, their children guessed, and what is new of the
+window sent. No transport and no model thread. Processor time of one thread.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.progress import track
+from rich.table import Table
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+
+import models
+from benchmarks import report
+from benchmarks.steps import reading, weights_read
+from drafter_service.growing import Growing
+from drafter_service.growth import Growth
+from drafter_service.guesses import guesser
+from drafter_service.text import Report, Text
+from drafter_service.unread import behind
+from drafter_service.worth import Conditions, Known, Worth
+from engine.cost import Rates
+from engine.forward import Forward
+from engine.model import load
+from engine.sessions import Sessions
+from engine.streams import Call, Port
+from protos.errors import TandemError, Unusable
+from protos.streams import Drafting, Guess
+from protos.types import Context, DraftShape, SamplingParams
+
+LENGTH = 256  # tokens of the text
+SIZES = (1, 4, 16)  # nodes of a level
+SHAPE = DraftShape(levels=32, branches=4, nodes=64)
+STEPS = 16  # of generate()
+TEMPERATURES = (0.0, 0.7)
+WARM = 5  # turns
+TRIES = 20
+NAME = b"levels"
+
+Action = Callable[[], tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Milliseconds of a level, of which `forward` are the pass's; or of something else."""
+
+    name: str
+    nodes: int
+    milliseconds: float
+    forward: float
+
+
+class Drafter:
+    """A draft model that has read a text, whose guesses can begin anew any number of times: with
+    another seed each time, since noise is remembered.
+    """
+
+    def __init__(self, forward: Forward, text: tuple[int, ...], temperature: float) -> None:
+        self._forward, self._temperature = forward, temperature
+        self._seeds = count()
+        self._context = Context(NAME, 1, 0, text)
+        self._sessions = Sessions(
+            forward.pool, forward.model.context_length, 1, lambda: 1, 60.0, time.monotonic
+        )
+        with self._sessions.extended(self._context, 0) as self._session:
+            (self._first,) = forward([behind(self._session, text)])
+            self._sessions.keep(self._session, self._context, ())
+
+    def grown(self, nodes: int) -> tuple[Text, Growing]:
+        """A tree that has so many nodes to look behind; raises Unusable if none grows so wide."""
+        for _ in range(TRIES):
+            text, growing = self._begun()
+            while 1 + len(list(growing.chances())) < nodes and growing.ready():
+                growing.take(self._forward([growing.segment(0)])[0])
+            if 1 + len(list(growing.chances())) >= nodes and growing.ready():
+                return text, growing
+        raise Unusable(f"the model is so sure that no level has {nodes} nodes")
+
+    def _begun(self) -> tuple[Text, Growing]:
+        """A tree whose root was fed."""
+        params = SamplingParams(self._temperature, seed=next(self._seeds))
+        worth = Worth(Conditions(), Rates(), Known(), 0.0)
+        growth = Growth(SHAPE, LENGTH, self._sessions.context_length, 1, worth)
+        tokens = self._forward.model.token_count
+        opening = Drafting(self._context, params, SHAPE)
+        text = Text(self._sessions, self._session, opening, growth, tokens)
+        guess = guesser(SHAPE, params, LENGTH, torch.ones(tokens))
+        port = Port[Report, Guess](Call(), 1, 1)
+        return text, Growing(text, guess, port, worth, time.perf_counter, self._first)
+
+    def level(self, nodes: int) -> tuple[float, float]:
+        """Seconds of one level, and of its pass."""
+        text, growing = self.grown(nodes)
+        job = text.feed(growing)
+        offer = next(job)
+        began = time.thread_time()
+        segment = offer.segment(nodes - 1)
+        passing = time.thread_time()
+        (logits,) = self._forward([segment])
+        passed = time.thread_time()
+        try:
+            job.send(logits)
+        except StopIteration as fed:
+            growing.take(fed.value)
+        offer.ready()
+        seconds = time.thread_time() - began
+        assert len(segment.tokens) == nodes and text.growth.fed >= nodes
+        return seconds, passed - passing
+
+
+@torch.inference_mode()
+def measure(folder: Path, repetitions: int) -> dict[tuple[str, int], Row]:
+    """Median milliseconds, by name and nodes: all take turns; raises Unusable."""
+    model = load(folder)
+    network: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True
+    )
+    rng = random.Random(0)
+    text = tuple(rng.randrange(model.token_count) for _ in range(LENGTH))
+    read = reading(weights_read(network))
+    actions: dict[tuple[str, int], Action] = {
+        ("reading the weights", 0): lambda: (spent(read), 0.0),
+        ("generate()", 0): lambda: (generated(network, text), 0.0),
+    }
+    for temperature in TEMPERATURES:
+        forward = Forward(model, 2 * model.context_length, exact=False)
+        drafter = Drafter(forward, text, temperature)
+        what = f"level, T {temperature:g}"
+        actions |= {(what, nodes): partial(drafter.level, nodes) for nodes in SIZES}
+    seconds: dict[tuple[str, int], list[tuple[float, float]]] = {each: [] for each in actions}
+    order = list(actions)
+    for turn in track(range(WARM + repetitions), "measuring", transient=True):
+        rng.shuffle(order)
+        for name in order:
+            took = actions[name]()
+            if turn >= WARM:
+                seconds[name].append(took)
+    return {
+        name: Row(*name, *(1e3 * median(each) for each in zip(*took, strict=True)))
+        for name, took in seconds.items()
+    }
+
+
+def spent(action: Callable[[], object]) -> float:
+    """Seconds of this thread."""
+    began = time.thread_time()
+    action()
+    return time.thread_time() - began
+
+
+def generated(network: Any, text: tuple[int, ...]) -> float:
+    """Seconds of a step of generate(), the prompt left out."""
+    ids = torch.tensor([text])
+    least = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
+
+    def run(steps: int) -> None:
+        network.generate(ids, min_new_tokens=steps, max_new_tokens=steps, **least)
+
+    return (spent(lambda: run(1 + STEPS)) - spent(lambda: run(1))) / STEPS
+
+
+def table(rows: Iterable[Row]) -> Table:
+    """What people see."""
+    shown = Table("", "nodes", "ms", "of it the pass", "the rest", box=None)
+    for row in rows:
+        cells = (str(row.nodes), f"{row.milliseconds:.2f}")
+        parts = (f"{row.forward:.2f}", f"{row.milliseconds - row.forward:.2f}")
+        shown.add_row(row.name, *cells if row.nodes else ("", cells[1]), *parts * (row.nodes > 0))
+    return shown
+
+
+def main(
+    model: Annotated[Path, typer.Argument(help="model directory")] = models.DRAFT,
+    repetitions: Annotated[int, typer.Option(help="of every figure", min=1)] = 101,
+    file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+) -> None:
+    """Milliseconds of a level of the drafter, beside a step of generate()."""
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    try:
+        found = measure(model, repetitions)
+    except TandemError as problem:
+        raise SystemExit(f"error: {problem}") from None
+    heading = f"{model.name}, float32, behind {LENGTH} tokens; medians of {repetitions}"
+    heading = f"{heading}: {report.machine('one thread')}"
+    report.publish(heading, table(found.values()), [asdict(row) for row in found.values()], file)
+
+
+if __name__ == "__main__":
+    typer.run(main)
