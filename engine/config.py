@@ -13,7 +13,7 @@ from protos.config import ServiceConfig
 class ModelServiceConfig(ServiceConfig):
     """One drafter or verifier process."""
 
-    model: Path = Field(description="Hugging Face model directory")
+    model: Path = Field(description="Hugging Face model directory, or GGUF file")
     speaks: Path | None = Field(
         default=None, description="directory of a target with another tokenizer, for drafters"
     )
@@ -23,7 +23,9 @@ class ModelServiceConfig(ServiceConfig):
         description="seconds of the verifier that a drafter's second may cost; 0: always draft",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="float32", description="float32, bfloat16, float16 or auto: as the model was saved"
+        default="float32",
+        description="float32, bfloat16, float16 or auto: as the model was saved; of a GGUF file,"
+        " how keys and values are cached",
     )
     weights: Literal["full", "int8"] = Field(
         default="full", description="int8: rounded to 8 bits, for drafters on a CPU"

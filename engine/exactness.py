@@ -15,8 +15,9 @@ from torch.nn.functional import silu
 
 from engine.forward import Backend, Forward
 from engine.grain import grain
-from engine.model import INSTEAD, Model
+from engine.model import INSTEAD
 from engine.original import Original, length, typical
+from engine.port import ModelFacts, ModelRunner
 from engine.rooms import Room, blocks
 from engine.trial import MARGIN, Trial
 from protos.errors import Unusable
@@ -38,11 +39,11 @@ class Exactness:
 
 
 @torch.inference_mode()
-def self_test(forward: Forward, name: str) -> Exactness:
+def self_test(forward: ModelRunner, name: str) -> Exactness:
     """Try a model; raises Unusable if it does not compute what it did as it was loaded, but for
     rounding: by itself, in company, or in trees.
     """
-    kind, original = type(forward.model.network).__name__, forward.model.original
+    kind, original = forward.model.kind, forward.model.original
     assert original.main.logits, "a model is tried before its original is released"
     with _rooms(forward) as rooms:
         trial = Trial(forward, original, rooms)
@@ -74,8 +75,10 @@ def _wrong(kind: str, groups: dict[str, list[float]], original: Original) -> str
     return f"the logits of {kind} differ by {off:.2g} {how}; rounding explains {original.limit:.2g}"
 
 
-def _uneven(forward: Forward) -> str | None:
-    """What was not seen to agree with itself, of PyTorch's own operations; None if all was."""
+def _uneven(forward: ModelRunner) -> str | None:
+    """What was not seen to agree with itself, of operations that are not ours; None if all was."""
+    if not isinstance(forward, Forward):
+        return forward.model.kernels
     like = forward.pool.keys[0]
     if forward.backend is Backend.TILES:
         for la in sorted(set(forward.model.layers), key=lambda layer: layer.key_size):
@@ -91,17 +94,17 @@ def _uneven(forward: Forward) -> str | None:
     return None
 
 
-def positions_tried(model: Model) -> int:
+def positions_tried(model: ModelFacts) -> int:
     """How many cached tokens a self-test needs room for."""
     return ROOMS * blocks(_longest(model))
 
 
-def _longest(model: Model) -> int:
+def _longest(model: ModelFacts) -> int:
     return length(model.context_length) + MARGIN
 
 
 @contextmanager
-def _rooms(forward: Forward) -> Iterator[list[Room]]:
+def _rooms(forward: ModelRunner) -> Iterator[list[Room]]:
     """Rooms for three sessions."""
     taken = [forward.pool.take(_longest(forward.model)) for _ in range(ROOMS)]
     rooms = [room for room in taken if room]

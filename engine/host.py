@@ -22,12 +22,10 @@ from pydantic import ByteSize
 from engine.batch import Limits
 from engine.config import ModelServiceConfig
 from engine.exactness import Exactness, positions_tried, self_test
-from engine.forward import Forward
-from engine.kv import position_bytes
-from engine.linears import kernels_of
+from engine.loading import load, runner
 from engine.memory import available
 from engine.metrics import ModelMetrics, SessionCollector
-from engine.model import load
+from engine.port import ModelRunner
 from engine.rooms import BLOCK
 from engine.scheduler import ModelThread
 from engine.sessions import Sessions
@@ -44,7 +42,7 @@ log = structlog.get_logger()
 class Host:
     """What a service needs of the engine."""
 
-    forward: Forward
+    forward: ModelRunner
     sessions: Sessions
     thread: ModelThread
     config: ModelServiceConfig
@@ -65,7 +63,7 @@ class Host:
             sessions=len(self.sessions),
             exactness=str(self.exactness),
             cache_usage=self.sessions.usage,
-            kernels=kernels_of(model.network),
+            kernels=model.kernels,
         )
 
     async def close(self, session_id: bytes, close: Callable[[bytes], None]) -> None:
@@ -115,14 +113,14 @@ def _new_epoch() -> int:
     return secrets.randbelow((1 << 32) - 1) + 1
 
 
-def prepare(config: ModelServiceConfig, exact: bool) -> tuple[Forward, Exactness]:
+def prepare(config: ModelServiceConfig, exact: bool) -> tuple[ModelRunner, Exactness]:
     """Load a model, find room for its sessions, and try it; raises Unusable."""
-    model = load(config.model, config.dtype, config.device, config.weights)
+    model = load(config)
     if config.context_length and config.context_length > model.context_length:
         limit = f"is above what the model can be trusted with, {model.context_length}"
         raise Unusable(f"context_length {config.context_length} {limit}")
     longest = (config.context_length or model.context_length) + SCRATCH
-    each = position_bytes(model.layers, model.dtype)
+    each = model.position_bytes
     least = max(longest + BLOCK, positions_tried(model))
     positions = min(config.kv_bytes // each, config.max_sessions * least)
     if positions < least:
@@ -137,7 +135,7 @@ def prepare(config: ModelServiceConfig, exact: bool) -> tuple[Forward, Exactness
             "kv_bytes is more memory than there is left", kv_bytes=positions * each, left=left
         )
     try:
-        forward = Forward(model, positions, exact)
+        forward = runner(model, positions, exact)
         exactness = _tried(forward, str(config.model), exact)
     except (MemoryError, torch.OutOfMemoryError) as error:
         size = config.kv_bytes.human_readable()
@@ -147,7 +145,7 @@ def prepare(config: ModelServiceConfig, exact: bool) -> tuple[Forward, Exactness
         model=str(config.model),
         exactness=str(exactness),
         attention=str(forward.backend),
-        kernels=kernels_of(model.network),
+        kernels=model.kernels,
         problem=forward.problem,
     )
     if exact and exactness.problem:
@@ -155,7 +153,7 @@ def prepare(config: ModelServiceConfig, exact: bool) -> tuple[Forward, Exactness
     return forward, exactness
 
 
-def _tried(forward: Forward, name: str, exact: bool) -> Exactness:
+def _tried(forward: ModelRunner, name: str, exact: bool) -> Exactness:
     """What a model promises; where it is not exact, it was tried as it is going to be served."""
     exactness = self_test(forward, name)
     if exact and exactness.problem:

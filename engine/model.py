@@ -23,8 +23,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from engine.kv import LayerGeometry
-from engine.linears import FULL, INT8, Groups, join, replace, suited, watching
+from engine.kv import LayerGeometry, position_bytes
+from engine.linears import FULL, INT8, Groups, join, kernels_of, replace, suited, watching
 from engine.original import Original, original
 from engine.probe import adopt, refuse_class
 from protos.errors import Unusable
@@ -52,6 +52,21 @@ class Model:
     device: torch.device
     dtype: torch.dtype
     weights: str = FULL
+
+    @property
+    def kind(self) -> str:
+        """The network's class."""
+        return type(self.network).__name__
+
+    @property
+    def position_bytes(self) -> int:
+        """Bytes that one cached token takes."""
+        return position_bytes(self.layers, self.dtype)
+
+    @property
+    def kernels(self) -> str:
+        """What multiplies its weights."""
+        return kernels_of(self.network)
 
 
 def load(folder: Path, dtype: str = "float32", device: str = "cpu", weights: str = FULL) -> Model:

@@ -18,6 +18,7 @@ from pathlib import Path
 from protos import rpc
 from protos.errors import Unusable
 from protos.fingerprint import fingerprint
+from protos.gguf import is_gguf
 from protos.process import LEASH, announcement
 
 HOST = "127.0.0.1"
@@ -88,7 +89,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to start: two model directories and the port of the client API, 0 for a free one."""
+    """What to start: two models and the port of the client API, 0 for a free one."""
 
     target: Path
     draft: Path
@@ -105,24 +106,24 @@ class Plan:
 
     def services(self) -> list[Service]:
         """The three services on ports that are free now; raises Unusable."""
-        for folder in (self.target, self.draft):
-            if not (folder / "config.json").is_file():
-                raise Unusable(f"{folder} is not a model directory: it has no config.json")
+        for model in (self.target, self.draft):
+            if not is_gguf(model) and not (model / "config.json").is_file():
+                raise Unusable(f"{model} is not a model directory: it has no config.json")
         speaks = ["--speaks", str(self.target)] if self.translates else []
         more = (*speaks, *self.drafter)
         port = rpc.free_port(HOST, self.port)
         verifier, drafter = rpc.free_port(HOST), rpc.free_port(HOST)
-        model = ["--threads", str(self.threads)]
+        threads = ["--threads", str(self.threads)]
         return [
             Service(
                 "verifier",
                 "verifier_service",
-                ["--model", str(self.target), "--port", str(verifier), *model],
+                ["--model", str(self.target), "--port", str(verifier), *threads],
             ),
             Service(
                 "drafter",
                 "drafter_service",
-                ["--model", str(self.draft), "--port", str(drafter), *model, *more],
+                ["--model", str(self.draft), "--port", str(drafter), *threads, *more],
             ),
             Service(
                 "orchestrator",
