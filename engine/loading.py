@@ -6,24 +6,24 @@ The one place that knows both.
 
 from __future__ import annotations
 
-from engine import gguf, model
+from engine import model
 from engine.config import ModelServiceConfig
 from engine.forward import Forward
-from engine.gguf.model import load as load_gguf
+from engine.gguf import model as gguf
 from engine.gguf.runner import Runner
 from engine.port import ModelRunner
 from protos.gguf import is_gguf
 
 
-def load(config: ModelServiceConfig) -> model.Model | gguf.model.Model:
+def load(config: ModelServiceConfig) -> model.Model | gguf.Model:
     """The model; raises Unusable."""
     if is_gguf(config.model):
-        return load_gguf(config.model, config.dtype, config.device, config.weights, config.threads)
+        return gguf.load(config.model, config.dtype, config.device, config.weights, config.threads)
     return model.load(config.model, config.dtype, config.device, config.weights)
 
 
-def runner(loaded: model.Model | gguf.model.Model, positions: int, exact: bool) -> ModelRunner:
+def runner(loaded: model.Model | gguf.Model, positions: int, exact: bool) -> ModelRunner:
     """What runs it, with room for so many cached tokens; raises MemoryError, OutOfMemoryError."""
     if isinstance(loaded, model.Model):
         return Forward(loaded, positions, exact)
-    return Runner(loaded, positions, exact)
+    return Runner(loaded, loaded.context(positions), positions, exact)

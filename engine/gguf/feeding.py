@@ -43,7 +43,7 @@ class Feeding:
         `pinned` from now on.
         """
         self._rows, paths = {}, self._held.paths
-        pinned |= paths.keys()
+        pinned.update(paths)
         self._cached = {name: len(path) for name, path in paths.items()}
         self._at = {
             place: name for name, path in paths.items() for place in path.behind(self._context)

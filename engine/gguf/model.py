@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from engine.gguf.llama import Weights
+from engine.gguf.llama import SEQUENCES, Context, Size, Weights
 from engine.gguf.original import original
 from engine.original import Original
 from protos.errors import Unusable
@@ -45,6 +45,11 @@ class Model:
     threads: int
     device: torch.device = CPU
     kernels: str = "llama.cpp"
+
+    def context(self, positions: int, sequences: int = SEQUENCES) -> Context:
+        """A cache of so many tokens, and what decodes into it; raises MemoryError."""
+        size = Size(positions, self.cell_kind, self.threads, sequences)
+        return Context(self.weights_file, size)
 
 
 def load(

@@ -7,32 +7,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.gguf.cells import Cells
 from engine.gguf.feeding import Feeding
-from engine.gguf.llama import SEQUENCES, Context, Size
-from engine.gguf.model import Model
-from engine.gguf.sequences import Sequences
+from engine.gguf.llama import SEQUENCES, Row
+from engine.gguf.sequences import Memory, Sequences
 from engine.plan import Segment
+from engine.port import ModelFacts
+
+
+class Decoder(Memory, Protocol):
+    """A memory, and what writes to it (`engine.gguf.llama.Context`)."""
+
+    def decode(self, rows: Sequence[Row]) -> npt.NDArray[np.float32]:
+        """Feed rows; logits of the wanted ones, [wanted, vocab]."""
 
 
 class Runner:
-    """A model and room for `positions` cached tokens; raises MemoryError."""
+    """A model, and what decodes for it with so many `sequences` and room for `positions` cached
+    tokens.
+    """
 
     problem: str | None = None
     backend = "llama.cpp"
 
     def __init__(
-        self, model: Model, positions: int, exact: bool = False, sequences: int = SEQUENCES
+        self,
+        model: ModelFacts,
+        decoder: Decoder,
+        positions: int,
+        exact: bool = False,
+        sequences: int = SEQUENCES,
     ) -> None:
         self.model = model
         self.exact = exact
-        size = Size(positions, model.cell_kind, model.threads, sequences)
-        self._context = Context(model.weights_file, size)
-        self._sequences = Sequences(self._context, sequences)
+        self._decoder = decoder
+        self._sequences = Sequences(decoder, sequences)
         self.pool = Cells(self._sequences, positions)
         self._steps = count(1)
 
@@ -71,7 +86,7 @@ class Runner:
         while left := [feeding for feeding in feedings if feeding.left]:
             pinned: set[int] = set()
             shares = [feeding.rows(pinned) for feeding in left]
-            logits = self._context.decode([row for share in shares for row in share])
+            logits = self._decoder.decode([row for share in shares for row in share])
             if np.isnan(logits[:, 0]).any():
                 break
             ends = np.cumsum([sum(row.wanted for row in share) for share in shares])
