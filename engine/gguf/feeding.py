@@ -27,10 +27,6 @@ class Feeding:
         held.used = step
         sequences.cut(held, known)
         held.tokens.extend(segment.tokens)
-        aligned = {
-            name: path.along(segment.context, self._follows) for name, path in held.paths.items()
-        }
-        sequences.become(held, aligned)
         self.left = list(range(segment.cached, len(parents)))
         self.logits: dict[int, npt.NDArray[np.float32]] = {}
         self._wanted = range(len(parents) - segment.wanted, len(parents))
@@ -67,12 +63,6 @@ class Feeding:
     def answer(self) -> npt.NDArray[np.float32] | None:
         """The logits of the segment, [wanted, vocab]; None if none are wanted."""
         return np.stack([self.logits[node] for node in self._wanted]) if self._wanted else None
-
-    def _follows(self, place: int, next_place: int) -> bool:
-        """Whether one place is the tree's next below another, the last of the context or a node."""
-        context, parents = self._context, self._segment.parents
-        node = next_place - context
-        return 0 <= node < len(parents) and parents[node] == max(place - context, -1)
 
     def _lead_to(self, leaf: int, pinned: set[int]) -> None:
         """Rows on the path to a leaf, on one sequence from where it forks off what there is."""

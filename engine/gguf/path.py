@@ -5,9 +5,9 @@ Pure. A path nearly always begins with places 0, 1, 2, ..., which are counted an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, takewhile
+from itertools import takewhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +43,14 @@ class Path:
         """Whether it is the beginning of another, or all of it."""
         return len(self) <= len(other) and other.first(len(self)) == self
 
+    def below(self, stop: int) -> Path:
+        """The same up to the first place that is not below `stop`."""
+        kept = takewhile(lambda place: place < stop, self.branch)
+        return Path(stop) if self.trunk > stop else Path(self.trunk, tuple(kept))
+
     def moved(self, start: int, places: dict[int, int]) -> Path:
         """The same where places from `start` on are others now, up to the first that is none."""
-        if len(self) > self.trunk < start:
-            return Path(self.trunk)  # a branch from before `start` leads nowhere
-        alive = list(takewhile(places.__contains__, self.behind(start)))
-        return Path.of(min(self.trunk, start), [places[place] for place in alive])
-
-    def along(self, context: int, follows: Callable[[int, int], bool]) -> Path:
-        """The same up to the first place behind `context` that does not follow the one before, the
-        last of the context being `context - 1`.
-        """
-        if self.trunk < context:
+        if self.trunk < start:
             return Path(self.trunk)
-        places = self.behind(context)
-        pairs = zip(chain([context - 1], places), places, strict=False)
-        right = sum(1 for _ in takewhile(lambda pair: follows(*pair), pairs))
-        return self.first(context + right)
+        alive = list(takewhile(places.__contains__, self.behind(start)))
+        return Path.of(start, [places[place] for place in alive])

@@ -86,7 +86,7 @@ class Sequences:
     def cut(self, held: Held, start: int) -> None:
         """A room ends before place `start`."""
         del held.tokens[start:]
-        self.become(held, {name: path.moved(start, {}) for name, path in held.paths.items()})
+        self.become(held, {name: path.below(start) for name, path in held.paths.items()})
 
     def become(self, held: Held, paths: dict[int, Path]) -> None:
         """What a room's sequences hold is no more than this, of as many positions as they keep;

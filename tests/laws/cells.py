@@ -36,6 +36,7 @@ class Decoder:
     cells: list[Cell] = field(default_factory=list)
     poisoned: bool = False
     decodes: int = 0
+    fed: int = 0
 
     def of(self, sequence: int) -> list[Cell]:
         """What a sequence holds, in order."""
@@ -45,7 +46,7 @@ class Decoder:
     def decode(self, rows: Sequence[Row]) -> npt.NDArray[np.float32]:
         """What the wanted rows see, [wanted, WIDTH]."""
         assert rows
-        self.decodes += 1
+        self.decodes, self.fed = self.decodes + 1, self.fed + len(rows)
         self._check(rows)
         assert len(self.cells) + len(rows) <= self.size, "no cells left"
         self.cells += [Cell(row.token, row.position, set(row.sequences)) for row in rows]

@@ -198,6 +198,21 @@ def test_a_fork_shares_the_cells_of_its_text() -> None:
     assert (len(decoder.cells), decoder.decodes) == (23, 2)
 
 
+def test_a_growing_tree_is_fed_once() -> None:
+    """Whatever grows where, and when the text goes on along a branch."""
+    runner, decoder = running(BLOCK, 8)
+    room = runner.pool.take(WIDTH)
+    assert room
+    runner([Segment(room, 0, (1, 2), (-1, 0), 1)])
+    runner([Segment(room, 2, (3, 4), (-1, -1), 2)])
+    runner([Segment(room, 2, (5, 6), (-1, -1, 1, 0), 2)])
+    runner([Segment(room, 2, (7, 8), (-1, -1, 1, 0, 3, 2), 2)])
+    runner.pool.compact(room, 2, [1, 2, 5])
+    (logits,) = runner([Segment(room, 3, (9,), (-1, 0, 1), 1)])
+    assert logits[0, :6].tolist() == [1, 2, 4, 5, 8, 9]
+    assert (decoder.fed, len(decoder.cells)) == (9, 6)
+
+
 def test_one_that_overflows_does_not_harm_its_neighbours() -> None:
     runner, _ = running(2 * BLOCK, 4)
     rooms = [runner.pool.take(WIDTH) for _ in range(2)]
