@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import models
 from drafter_service.visible import visible_tokens
@@ -21,10 +23,11 @@ from engine.gguf.runner import Runner
 from engine.host import prepare
 from engine.plan import Segment
 from orchestrator.text import load_tokenizer
+from protos import tree
 from protos.errors import Unusable
 from protos.fingerprint import fingerprint, tokens_by_id
 from protos.gguf import metadata
-from tests.ggufs import TYPES, MakeGGUF, needs_llama
+from tests.ggufs import TYPES, Alone, MakeGGUF, needs_llama
 
 pytestmark = needs_llama
 POSITIONS = 2048
@@ -201,3 +204,38 @@ def test_more_rows_than_a_batch_are_fed_in_several(make_gguf: MakeGGUF) -> None:
     for segment, rows in zip(segments, whole, strict=True):
         (alone,) = runner([segment])
         assert torch.allclose(rows, alone, atol=1e-3)
+
+
+def test_a_text_that_overflows_harms_nobody_else(tmp_path: Path) -> None:
+    """In a cache that all share, where masked keys are multiplied by zero: NaN would spread."""
+    from models.gguf import convert  # needs a package that may be missing
+
+    bad = 999
+    shutil.copytree(models.DRAFT, tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    weights = load_file(file)
+    embedded = weights["model.embed_tokens.weight"]
+    weights["lm_head.weight"] = embedded.clone()
+    embedded[bad] = torch.inf
+    save_file(weights, file)
+    convert(tmp_path / "model", tmp_path / "model.gguf", "f32")
+    model = load(tmp_path / "model.gguf")
+    runner, alone = Runner(model, model.context(POSITIONS), POSITIONS), Alone(model, POSITIONS)
+    one, other = (runner.pool.take(100) for _ in range(2))
+    assert one and other
+    text = tuple(range(100, 140))
+    runner([Segment(room, 0, text, tree.chain(40), 1) for room in (one, other)])
+    lost, kept = runner(
+        [Segment(room, 40, (token, 7), (-1, -1), 2) for room, token in ((one, bad), (other, 5))]
+    )
+    assert bool(lost.isnan().all()) and not runner.pool.finite(one, 40)
+    assert runner.pool.finite(other, 40)
+    expected = [alone.whole((*text, token))[-1] for token in (5, 7)]
+    assert torch.allclose(kept, torch.from_numpy(np.stack(expected)), atol=1e-3)
+    runner.pool.wipe(one)
+    runner.pool.compact(other, 40, [1])
+    again, on = runner(
+        [Segment(one, 0, text, tree.chain(40), 1), Segment(other, 41, (8,), (-1,), 1)]
+    )
+    for rows, said in ((again, text), (on, (*text, 7, 8))):
+        assert torch.allclose(rows[-1], torch.from_numpy(alone.whole(said)[-1]), atol=1e-3)
