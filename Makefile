@@ -4,7 +4,7 @@ BIN := .venv/bin
 MODEL_ARGS ?=
 ENGINE_ARGS ?=
 
-.PHONY: setup demo test lint stubs bench bench-engine bench-gpu acceptance train
+.PHONY: setup gguf demo test lint stubs bench bench-engine bench-gpu acceptance train
 
 setup: .venv/ready ## make .venv with everything for development
 
@@ -12,6 +12,12 @@ setup: .venv/ready ## make .venv with everything for development
 	python3 -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[all,dev]"
+	touch $@
+
+gguf: .venv/gguf ## llama.cpp too, for GGUF models; building it takes ten minutes or more
+
+.venv/gguf: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[gguf]"
 	touch $@
 
 demo: setup ## start everything, three prompts, figures, stop everything

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -56,6 +56,12 @@ class Figures:
     tokens: int
     drafted: int
     accepted: int
+    draft_seconds: float = 0.0  # of the draft model's passes
+
+    @property
+    def draft_milliseconds(self) -> float:
+        """Of the draft model's passes, for a round."""
+        return 1e3 * self.draft_seconds / self.rounds
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -69,14 +75,16 @@ class Figures:
 
 
 @asynccontextmanager
-async def serving(target: Path, draft: Path, weights: Weights = "full") -> AsyncIterator[Runner]:
-    """Both services while the scope lasts; raises Unusable."""
+async def serving(
+    target: Path, draft: Path, weights: Weights, registry: CollectorRegistry
+) -> AsyncIterator[Runner]:
+    """Both services while the scope lasts, the drafter's metrics in a registry; raises Unusable."""
     async with (
         verifier_service.service.serving(
             ModelServiceConfig(model=target), CollectorRegistry()
         ) as verifier_address,
         drafter_service.service.serving(
-            ModelServiceConfig(model=draft, weights=weights), CollectorRegistry()
+            ModelServiceConfig(model=draft, weights=weights), registry
         ) as drafter_address,
         rpc.connect(verifier_address) as to_verifier,
         rpc.connect(drafter_address) as to_drafter,
@@ -93,11 +101,18 @@ async def measure(
     max_new_tokens: int,
     name: str,
     temperature: float,
+    registry: CollectorRegistry,
 ) -> Figures:
     """One row."""
-    sampling = SamplingParams(temperature)
+    sampling, before = SamplingParams(temperature), passing(registry)
     told = await pair.complete(prompts, max_new_tokens, sampling, SHAPES[name])
-    return figures(name, temperature, [done for _, rounds in told for done in rounds])
+    found = figures(name, temperature, [done for _, rounds in told for done in rounds])
+    return replace(found, draft_seconds=passing(registry) - before)
+
+
+def passing(registry: CollectorRegistry) -> float:
+    """Seconds that a drafter was in its model's passes."""
+    return registry.get_sample_value("tandem_draft_forward_seconds_sum") or 0.0
 
 
 def figures(name: str, temperature: float, rounds: Sequence[Round]) -> Figures:
@@ -121,9 +136,10 @@ async def measure_all(
     max_new_tokens: int,
 ) -> list[Figures]:
     """All rows."""
-    async with serving(target, draft, weights) as pair:
+    registry = CollectorRegistry()
+    async with serving(target, draft, weights, registry) as pair:
         return [
-            await measure(pair, prompts, max_new_tokens, name, temperature)
+            await measure(pair, prompts, max_new_tokens, name, temperature, registry)
             for temperature in TEMPERATURES
             for name in SHAPES
         ]
@@ -139,6 +155,7 @@ def table(rows: Sequence[Figures]) -> Table:
         "rounds",
         "mean acceptance\nlength",
         "accepted/\ndrafted",
+        "drafter ms\na round",
     )
     shown = Table(*headings, box=None)
     for row in rows:
@@ -152,6 +169,7 @@ def table(rows: Sequence[Figures]) -> Table:
             ),
             f"{row.mean_acceptance_length:.2f}",
             f"{row.acceptance_rate:.1%}",
+            f"{row.draft_milliseconds:.2f}",
         )
     return shown
 
@@ -161,13 +179,14 @@ def entry(row: Figures) -> dict[str, Any]:
     rates = {
         "mean_acceptance_length": row.mean_acceptance_length,
         "acceptance_rate": row.acceptance_rate,
+        "draft_milliseconds": row.draft_milliseconds,
     }
     return asdict(row) | rates
 
 
 def main(
-    target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
-    draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
+    target: Annotated[Path, typer.Option(help="directory or GGUF file")] = models.TARGET,
+    draft: Annotated[Path, typer.Option(help="directory or GGUF file")] = models.DRAFT,
     prompts: Annotated[
         int, typer.Option(help="how many story prompts", min=1, max=story_count())
     ] = 40,

@@ -27,6 +27,7 @@ from transformers.utils import logging
 
 import models
 from benchmarks import report
+from benchmarks.machine import described
 from benchmarks.steps import reading, weights_read
 from drafter_service.growing import Growing
 from drafter_service.growth import Growth
@@ -197,7 +198,7 @@ def main(
     except TandemError as problem:
         raise SystemExit(f"error: {problem}") from None
     heading = f"{model.name}, float32, behind {LENGTH} tokens; medians of {repetitions}"
-    heading = f"{heading}: {report.machine('one thread')}"
+    heading = f"{heading}: {described('one thread')}"
     report.publish(heading, table(found.values()), [asdict(row) for row in found.values()], file)
 
 

@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from tokenizers import Tokenizer
-
 from drafter_service.foreign import Chains, Engine
 from drafter_service.growing import Growing
 from drafter_service.growth import Growth
@@ -26,6 +24,7 @@ from engine.streams import Port
 from engine.task import Job
 from protos.fingerprint import fingerprint, tokens_by_id
 from protos.streams import Drafting, Guess
+from protos.tokenizer import tokenizer_of
 from protos.types import ModelDescription
 
 
@@ -93,10 +92,7 @@ class Foreign:
         self._host = host
         self._fingerprint = fingerprint(speaks)
         self._vocab_size = max(tokens_by_id(speaks)) + 1
-        own, theirs = (
-            Tokenizer.from_file(str(folder / "tokenizer.json"))
-            for folder in (host.config.model, speaks)
-        )
+        own, theirs = (tokenizer_of(model) for model in (host.config.model, speaks))
         self._mirrors = Mirrors(2 * host.config.max_sessions)
         tokens = host.forward.model.token_count
         translation = Translation(own, theirs)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
+
+from protos.tokenizer import texts_of
 
 REPLACEMENT = "\ufffd"  # a part of a character alone
 
@@ -14,9 +15,7 @@ def visible_tokens(model: Path, count: int) -> torch.Tensor:
     """Whether each of a model's first `count` tokens has a character that is neither white nor
     broken, [count] bool.
     """
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    texts = tokenizer.decode_batch([[token] for token in range(count)], skip_special_tokens=False)
-    return torch.tensor([_is_visible(text) for text in texts])
+    return torch.tensor([_is_visible(text) for text in texts_of(model, count)])
 
 
 def _is_visible(text: str) -> bool:

@@ -14,7 +14,7 @@ from protos.config import ServiceConfig
 class ModelServiceConfig(ServiceConfig):
     """One drafter or verifier process."""
 
-    model: Path = Field(description="Hugging Face model directory")
+    model: Path = Field(description="Hugging Face model directory, or GGUF file")
     speaks: Path | None = Field(
         default=None, description="directory of a target with another tokenizer, for drafters"
     )
@@ -25,8 +25,8 @@ class ModelServiceConfig(ServiceConfig):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(
         default=None,
-        description="float32, bfloat16, float16 or auto, as the model was saved;"
-        " by default float32 on a CPU and auto on other devices",
+        description="float32, bfloat16, float16 or auto, as the model was saved; by default float32"
+        " on a CPU and auto on other devices; of a GGUF file, how keys and values are cached",
     )
     weights: Literal["full", "int8"] = Field(
         default="full", description="int8: rounded to 8 bits, for drafters on a CPU"

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.forward import Backend, Forward
-from engine.model import INSTEAD, Model
+from engine.model import INSTEAD
 from engine.original import Original, length, typical
+from engine.port import ModelFacts, ModelRunner
 from engine.rooms import Room, blocks
 from engine.trial import MARGIN, Trial
 from protos.errors import Unusable
@@ -34,11 +34,11 @@ class Exactness:
 
 
 @torch.inference_mode()
-def self_test(forward: Forward, name: str) -> Exactness:
+def self_test(forward: ModelRunner, name: str) -> Exactness:
     """Try a model; raises Unusable if it does not compute what it did as it was loaded, but for
     rounding: by itself, in company, or in trees.
     """
-    kind, original = type(forward.model.network).__name__, forward.model.original
+    kind, original = forward.model.kind, forward.model.original
     assert original.main.logits, "a model is tried before its original is released"
     with _rooms(forward) as rooms:
         trial = Trial(forward, original, rooms)
@@ -53,8 +53,8 @@ def self_test(forward: Forward, name: str) -> Exactness:
             wrong = _wrong(kind, trial.groups, original)
     if wrong:
         raise Unusable(f"{name} cannot be served: {wrong}; {INSTEAD}")
-    if forward.backend is Backend.TILES:
-        return Exactness("PyTorch's kernels round by the number of rows")
+    if forward.uneven:
+        return Exactness(f"{forward.uneven} rounds by the number of rows")
     if not forward.exact:
         return Exactness("switched off")
     if differing := int(off.count_nonzero()):
@@ -70,17 +70,17 @@ def _wrong(kind: str, groups: dict[str, list[float]], original: Original) -> str
     return f"the logits of {kind} differ by {off:.2g} {how}; rounding explains {original.limit:.2g}"
 
 
-def positions_tried(model: Model) -> int:
+def positions_tried(model: ModelFacts) -> int:
     """How many cached tokens a self-test needs room for."""
     return ROOMS * blocks(_longest(model))
 
 
-def _longest(model: Model) -> int:
+def _longest(model: ModelFacts) -> int:
     return length(model.context_length) + MARGIN
 
 
 @contextmanager
-def _rooms(forward: Forward) -> Iterator[list[Room]]:
+def _rooms(forward: ModelRunner) -> Iterator[list[Room]]:
     """Rooms for three sessions."""
     taken = [forward.pool.take(_longest(forward.model)) for _ in range(ROOMS)]
     rooms = [room for room in taken if room]

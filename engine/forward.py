@@ -72,6 +72,11 @@ class Forward:
         """Why it is not as fast as it could be on its device; None if it is."""
         return self._runner.problem if isinstance(self._runner, Graphs) else self._problem
 
+    @property
+    def uneven(self) -> str | None:
+        """Whose kernels round a row differently by how many there are; None if none do."""
+        return "PyTorch" if self.backend is Backend.TILES else None
+
     def relax(self) -> bool:
         """Give up to be exact, and what it costs; whether it goes another way from now on."""
         before, self.exact, self.sizes = self.sizes, False, SIZES

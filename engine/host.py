@@ -22,14 +22,11 @@ from pydantic import ByteSize
 from engine import cublas
 from engine.batch import Limits
 from engine.config import ModelServiceConfig
-from engine.cpu.kernels import use_threads
 from engine.exactness import Exactness, positions_tried, self_test
-from engine.forward import Forward
-from engine.kv import position_bytes
-from engine.linears import kernels_of
+from engine.loading import load, runner
 from engine.memory import available, for_cache
 from engine.metrics import ModelMetrics, SessionCollector
-from engine.model import Model, load
+from engine.port import ModelFacts, ModelRunner
 from engine.rooms import BLOCK
 from engine.scheduler import ModelThread
 from engine.sessions import Sessions
@@ -47,7 +44,7 @@ log = structlog.get_logger()
 class Host:
     """What a service needs of the engine."""
 
-    forward: Forward
+    forward: ModelRunner
     sessions: Sessions
     thread: ModelThread
     config: ModelServiceConfig
@@ -68,7 +65,7 @@ class Host:
             sessions=len(self.sessions),
             exactness=str(self.exactness),
             cache_usage=self.sessions.usage,
-            kernels=kernels_of(model.network),
+            kernels=model.kernels,
         )
 
     async def close(self, session_id: bytes, close: Callable[[bytes], None]) -> None:
@@ -123,17 +120,16 @@ def _new_epoch() -> int:
     return secrets.randbelow((1 << 32) - 1) + 1
 
 
-def prepare(config: ModelServiceConfig, exact: bool) -> tuple[Forward, Exactness]:
+def prepare(config: ModelServiceConfig, exact: bool) -> tuple[ModelRunner, Exactness]:
     """Load a model, find room for its sessions, and try it; raises Unusable."""
     if exact and config.device.startswith("cuda"):
         cublas.keep_sums_whole()
-    model = load(config.model, config.dtype, config.device, config.weights)
-    use_threads(config.threads)
+    model = load(config)
     if config.context_length and config.context_length > model.context_length:
         limit = f"is above what the model can be trusted with, {model.context_length}"
         raise Unusable(f"context_length {config.context_length} {limit}")
     longest = (config.context_length or model.context_length) + SCRATCH
-    each = position_bytes(model.layers, model.dtype)
+    each = model.position_bytes
     least = max(longest + BLOCK, positions_tried(model))
     setting, kv_bytes = _kv_bytes(model, config)
     size = f"{setting} {ByteSize(kv_bytes).human_readable()}"
@@ -149,7 +145,7 @@ def prepare(config: ModelServiceConfig, exact: bool) -> tuple[Forward, Exactness
             "kv_bytes is more memory than there is left", kv_bytes=positions * each, left=left
         )
     try:
-        forward = Forward(model, positions, exact)
+        forward = runner(model, positions, exact)
         exactness = _tried(forward, str(config.model), exact)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise Unusable(f"{size} do not fit into memory; lower it") from error
@@ -157,7 +153,7 @@ def prepare(config: ModelServiceConfig, exact: bool) -> tuple[Forward, Exactness
     return forward, exactness
 
 
-def _say(forward: Forward, name: str, exactness: Exactness, exact: bool) -> None:
+def _say(forward: ModelRunner, name: str, exactness: Exactness, exact: bool) -> None:
     """Log how a model is served, and as warnings what is less than its user may expect."""
     log.info(
         "model ready",
@@ -166,7 +162,7 @@ def _say(forward: Forward, name: str, exactness: Exactness, exact: bool) -> None
         dtype=forward.model.numbers,
         exactness=str(exactness),
         attention=str(forward.backend),
-        kernels=kernels_of(forward.model.network),
+        kernels=forward.model.kernels,
         positions=forward.pool.positions,
     )
     if forward.problem:
@@ -175,7 +171,7 @@ def _say(forward: Forward, name: str, exactness: Exactness, exact: bool) -> None
         log.warning("not exact", model=name, problem=exactness.problem)
 
 
-def _kv_bytes(model: Model, config: ModelServiceConfig) -> tuple[str, int]:
+def _kv_bytes(model: ModelFacts, config: ModelServiceConfig) -> tuple[str, int]:
     """Bytes for keys and values, behind the setting that says how many."""
     if config.kv_bytes or model.device.type != "cuda":
         return "kv_bytes", config.kv_bytes or KV_BYTES
@@ -184,7 +180,7 @@ def _kv_bytes(model: Model, config: ModelServiceConfig) -> tuple[str, int]:
     return "kv_share", for_cache(free, config.kv_share, model.vocab_size)
 
 
-def _tried(forward: Forward, name: str, exact: bool) -> Exactness:
+def _tried(forward: ModelRunner, name: str, exact: bool) -> Exactness:
     """What a model promises; where it is not exact, it was tried as it is going to be served."""
     exactness = self_test(forward, name)
     if exact and exactness.problem and forward.relax():
@@ -194,6 +190,5 @@ def _tried(forward: Forward, name: str, exact: bool) -> Exactness:
     if captured := forward.settle():
         left, _ = torch.cuda.mem_get_info(forward.model.device)
         seconds = time.perf_counter() - began
-        sizes = list(forward.sizes)
-        log.info("passes captured", passes=captured, rows=sizes, seconds=seconds, bytes_left=left)
+        log.info("passes captured", passes=captured, seconds=seconds, bytes_left=left)
     return exactness

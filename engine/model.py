@@ -24,8 +24,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from engine.kv import LayerGeometry
-from engine.linears import FULL, INT8, lay_out, suited, watching
+from engine.kv import LayerGeometry, position_bytes
+from engine.linears import FULL, INT8, kernels_of, lay_out, suited, watching
 from engine.original import Original, original
 from engine.probe import adopt, refuse_class
 from engine.quantised import SETTING, dequantise, unify
@@ -61,6 +61,21 @@ class Model:
         """The dtype, as people are told of it."""
         name = str(self.dtype).removeprefix("torch.")
         return f"{name}, dequantised from {self.quantised}" if self.quantised else name
+
+    @property
+    def kind(self) -> str:
+        """The network's class."""
+        return type(self.network).__name__
+
+    @property
+    def position_bytes(self) -> int:
+        """Bytes that one cached token takes."""
+        return position_bytes(self.layers, self.dtype)
+
+    @property
+    def kernels(self) -> str:
+        """What multiplies its weights."""
+        return kernels_of(self.network)
 
 
 def load(folder: Path, dtype: str | None = None, device: str = "cpu", weights: str = FULL) -> Model:

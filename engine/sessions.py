@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 import torch
 
-from engine.kv import Pool
 from engine.offer import Offer
+from engine.port import KVCache
 from engine.rooms import BLOCK, Room, blocks
 from engine.session import Counts, Ended, Session, known
 from protos.errors import Busy, Internal, InvalidRequest, SessionMiss, StaleTurn
@@ -34,7 +34,7 @@ class Sessions:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: KVCache,
         context_length: int,
         most: int,
         new_epoch: Callable[[], int],

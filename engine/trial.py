@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.forward import Forward
 from engine.original import BRANCH, Original, Text
+from engine.port import ModelRunner
 from engine.rooms import Room
 from engine.rows import TAIL
 from engine.segment import Segment
@@ -33,7 +33,7 @@ class Trial:
     the side of the first position with a prefix that they are on.
     """
 
-    def __init__(self, forward: Forward, original: Original, rooms: Sequence[Room]) -> None:
+    def __init__(self, forward: ModelRunner, original: Original, rooms: Sequence[Room]) -> None:
         self.groups: dict[str, list[float]] = defaultdict(list)
         self._forward, self._original = forward, original
         self._alone, self._room, self._neighbour = rooms

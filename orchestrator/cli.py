@@ -34,8 +34,8 @@ Address = Annotated[str, typer.Option(help="of the client API", envvar="TANDEM_A
 
 @app.command()
 def up(
-    target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
-    draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
+    target: Annotated[Path, typer.Option(help="target: directory or GGUF file")] = models.TARGET,
+    draft: Annotated[Path, typer.Option(help="drafter: directory or GGUF file")] = models.DRAFT,
     port: Annotated[
         int, typer.Option(help="of the client API, 0 takes a free one", min=0, max=65535)
     ] = 50051,

@@ -16,7 +16,7 @@ class OrchestratorConfig(ServiceConfig):
 
     verifier: str = Field(description="HOST:PORT of the verifier")
     drafter: str = Field(description="HOST:PORT of the drafter")
-    tokenizer: Path = Field(description="model directory whose tokenizer is used")
+    tokenizer: Path = Field(description="model whose tokenizer is used")
     port: int = Field(
         default=50051, ge=0, le=65535, description="of the client API; 0 takes a free one"
     )

@@ -18,6 +18,7 @@ from pathlib import Path
 from protos import rpc
 from protos.errors import Unusable
 from protos.fingerprint import fingerprint
+from protos.gguf import is_gguf
 from protos.process import LEASH, announcement
 
 HOST = "127.0.0.1"
@@ -88,8 +89,8 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to start: two model directories and the port of the client API, 0 for a free one.
-    `threads` are the verifier's.
+    """What to start: two models and the port of the client API, 0 for a free one. `threads` are the
+    verifier's.
     """
 
     target: Path
@@ -107,9 +108,9 @@ class Plan:
 
     def services(self) -> list[Service]:
         """The three services on ports that are free now; raises Unusable."""
-        for folder in (self.target, self.draft):
-            if not (folder / "config.json").is_file():
-                raise Unusable(f"{folder} is not a model directory: it has no config.json")
+        for model in (self.target, self.draft):
+            if not is_gguf(model) and not (model / "config.json").is_file():
+                raise Unusable(f"{model} is not a model directory: it has no config.json")
         speaks = ["--speaks", str(self.target)] if self.translates else []
         more = (*speaks, *self.drafter)
         port = rpc.free_port(HOST, self.port)

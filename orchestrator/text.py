@@ -11,19 +11,16 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from protos.errors import Unusable
+from protos.tokenizer import tokenizer_of
 
 BEHIND = 8  # tokens of the prompt that tell how its continuation begins
 LONGEST = 4  # bytes of a character, each of which may be a token
 LOST = "\ufffd"  # what stands for bytes that are no character
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a model directory, which neither cuts nor pads; raises Unusable."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise Unusable(f"{folder} has no tokenizer.json: a fast Hugging Face tokenizer is needed")
-    tokenizer = Tokenizer.from_file(str(path))
+def load_tokenizer(model: Path) -> Tokenizer:
+    """The tokenizer of a model, which neither cuts nor pads; raises Unusable."""
+    tokenizer = tokenizer_of(model)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -1,6 +1,7 @@
 """The fingerprint of a tokenizer: two models fit together if their ids mean the same tokens.
 
-Reads `tokenizer.json`; loads no tokenizer library, so that every service can afford it.
+Reads `tokenizer.json` or the head of a GGUF file; loads no tokenizer library, so that every
+service can afford it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+from protos import gguf
 from protos.errors import Unusable
 
 
 def tokens_by_id(folder: Path) -> dict[int, str]:
-    """What every id of the model directory's tokenizer stands for; raises Unusable."""
+    """What every id of the tokenizer of a model, a directory or a GGUF file, stands for; raises
+    Unusable.
+    """
+    if gguf.is_gguf(folder):
+        return gguf.tokens(folder)
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise Unusable(f"{folder} has no tokenizer.json: a fast Hugging Face tokenizer is needed")

@@ -32,6 +32,7 @@ from orchestrator.config import OrchestratorConfig
 from protos import process, rpc
 from protos.tandem.v1 import orchestrator_pb2_grpc
 from tests.families import build
+from tests.ggufs import MakeGGUF, maker
 
 PROMPTS = Path(__file__).parents[1] / "benchmarks" / "story_prompts.jsonl"
 
@@ -117,6 +118,12 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int],
         return made[family, seed]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def make_gguf(tmp_path_factory: pytest.TempPathFactory) -> MakeGGUF:
+    """Makes a model directory a GGUF file of a type."""
+    return maker(tmp_path_factory.mktemp("gguf"))
 
 
 @asynccontextmanager

@@ -104,8 +104,7 @@ class Replica:
             assert held == meant, f"the cache holds {held} and stands for {meant}"
             assert tuple(session.tokens) == meant, "the rule has lost track"
             writer = self._writer(context.session_id)
-            writers = set(self._rows(self.pool.values[0], session, start))
-            assert writers <= {writer}, "the cache holds what another client said"
+            assert self._writers(session, start) <= {writer}, "it holds what another client said"
             tokens = context.tokens[start - context.base :] + guesses
             self._write(session, start, tokens, writer)
             reused = start - context.base
@@ -146,6 +145,10 @@ class Replica:
     def _writer(self, session_id: bytes) -> int:
         """A number for a session's client; who is not known has only itself."""
         return int.from_bytes((self.clients.get(session_id) or b"\0" + session_id)[:3], "little")
+
+    def _writers(self, session: Session, length: int) -> set[int]:
+        """Whose the first tokens of a session's room are."""
+        return set(self._rows(self.pool.values[0], session, length))
 
     def _rows(self, store: torch.Tensor, session: Session, length: int) -> Tokens:
         start = session.room.start

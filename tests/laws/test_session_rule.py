@@ -4,6 +4,7 @@ silently disagrees.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -68,6 +69,7 @@ class Faults(RuleBasedStateMachine):
     """
 
     kind: ClassVar[type[Sessions]] = Sessions
+    replica: ClassVar[Callable[..., Replica]] = Replica
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +84,8 @@ class Faults(RuleBasedStateMachine):
     def start(self, blocks: int, most: int, shared: int) -> None:
         """The prompts are the same for all, in part or not at all."""
         self.replicas = {
-            service: Replica(self.kind, blocks, most) for service in ("drafter", "verifier")
+            service: type(self).replica(self.kind, blocks, most)
+            for service in ("drafter", "verifier")
         }
         self.talks = {
             name: Talk(name, SHARED[:shared] + own, CLIENTS[name])

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from engine.forward import Forward
-from engine.model import load
+from engine.config import ModelServiceConfig
+from engine.loading import load, runner
 from engine.segment import Segment
 from engine.sessions import Sessions
 from engine.task import Job, Offer
@@ -29,7 +29,7 @@ class Engine:
     def __init__(self, folder: Path, exact: bool, positions: int = 4096) -> None:
         torch.set_num_threads(1)
         self.folder = folder
-        self.forward = Forward(load(folder), positions, exact)
+        self.forward = runner(load(ModelServiceConfig(model=folder)), positions, exact)
         self.fed: list[int] = []  # tokens of each pass
         self.now = 0.0
         self.sessions = Sessions(

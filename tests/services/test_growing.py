@@ -13,11 +13,13 @@ import torch
 
 from drafter_service.worth import LEAST, Conditions, Known, Worth
 from engine.cost import Rates
+from engine.gguf.runner import Runner
 from engine.segment import Segment
 from models import DRAFT
 from protos import tree
 from protos.errors import Busy, SessionMiss
 from protos.types import Context, DraftShape, SamplingParams
+from tests.ggufs import MakeGGUF, missing
 from tests.services.jobs import CONTEXT, Engine
 from tests.services.trees import GREEDY, Drafter, Tokens
 
@@ -34,13 +36,28 @@ def fresh(engine: Engine, text: Tokens) -> torch.Tensor:
     return logits[0]
 
 
-@pytest.mark.parametrize("exact", [False, True])
+@pytest.fixture(params=["fast", "exact", "gguf", "few"])
+def grown(request: pytest.FixtureRequest, make_gguf: MakeGGUF) -> Engine:
+    """The draft model, by our own backend and by llama.cpp, also where sequences are too few."""
+    if request.param in ("fast", "exact"):
+        return Engine(DRAFT, request.param == "exact", positions=2048)
+    if missing:
+        pytest.skip(f"{' and '.join(missing)} not installed: make gguf")
+    engine = Engine(make_gguf(DRAFT, "f32"), False, positions=2048)
+    if request.param == "few":
+        model: Any = engine.forward.model
+        few = Runner(model, model.context(2048, sequences=7), 2048, sequences=7)
+        engine.forward = few
+        engine.sessions._pool = few.pool
+    return engine
+
+
 @pytest.mark.parametrize("sampling", [GREEDY, PENALISED], ids=["greedy", "penalised"])
 def test_after_any_facts_the_logits_of_a_node_are_those_of_its_text(
-    exact: bool, sampling: SamplingParams, prompts: list[Tokens]
+    grown: Engine, sampling: SamplingParams, prompts: list[Tokens]
 ) -> None:
     """Three sessions that share their passes, as far as they have anything to feed."""
-    engine, noise = Engine(DRAFT, exact, positions=2048), random.Random(5)
+    engine, noise = grown, random.Random(5)
     drafters = [
         Drafter(engine, name, prompts[name], Conditions(), sampling=sampling) for name in range(3)
     ]

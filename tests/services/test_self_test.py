@@ -89,7 +89,7 @@ def test_the_self_test_notices_logits_that_are_no_numbers(
 
 def test_the_self_test_says_that_pytorchs_kernels_are_not_exact(make_model: MakeModel) -> None:
     said = str(self_test(by_tiles(make_model("llama", 0)), "llama"))
-    assert said == "exact unavailable: PyTorch's kernels round by the number of rows"
+    assert said == "exact unavailable: PyTorch rounds by the number of rows"
 
 
 def test_the_self_test_finds_a_model_that_depends_on_its_company(make_model: MakeModel) -> None:

@@ -14,7 +14,6 @@ from drafter_service.worth import Conditions, Known
 from engine.config import ModelServiceConfig
 from engine.cost import Rates
 from engine.segment import Segment
-from models import DRAFT
 from protos import tree
 from protos.streams import Drafting
 from protos.types import Context, DraftShape, SamplingParams
@@ -35,7 +34,7 @@ class Drafter:
         host: Any = SimpleNamespace(
             sessions=engine.sessions,
             forward=engine.forward,
-            config=ModelServiceConfig(model=DRAFT),
+            config=ModelServiceConfig(model=engine.folder),
             thread=SimpleNamespace(rates=asked.pop("rates", Rates())),
         )
         self.engine, self.name = engine, bytes([name] * 16)

@@ -1,0 +1,1 @@
+"""GGUF models, run by llama.cpp."""

@@ -1,0 +1,108 @@
+"""A GGUF file as the engine needs it: loaded, checked, refused when it cannot work.
+
+Raises Unusable with a line that names the file and says what to do instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.gguf.llama import SEQUENCES, Context, Size, Weights
+from engine.gguf.original import original
+from engine.original import Original
+from protos.errors import Unusable
+from protos.fingerprint import tokens_by_id
+
+CELLS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "auto": "F16"}  # of a cached token
+BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+FULL = "full"
+CPU = torch.device("cpu")
+REFUSED = {
+    "is_recurrent": "keeps a state that cannot be rolled back",
+    "is_hybrid": "keeps a state that cannot be rolled back",
+    "is_diffusion": "does not write a token at a time",
+    "has_encoder": "is an encoder-decoder",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A loaded file (`engine.port.ModelFacts`). `numbers`: what most weights are stored as."""
+
+    weights_file: Weights
+    kind: str
+    original: Original
+    vocab_size: int
+    token_count: int
+    context_length: int
+    end_token_ids: tuple[int, ...]
+    numbers: str
+    cell_kind: int  # as llama.cpp numbers types
+    position_bytes: int  # that a cached token takes
+    threads: int
+    device: torch.device = CPU
+    kernels: str = "llama.cpp"
+
+    def context(self, positions: int, sequences: int = SEQUENCES) -> Context:
+        """A cache of so many tokens, and what decodes into it; raises MemoryError."""
+        size = Size(positions, self.cell_kind, self.threads, sequences)
+        return Context(self.weights_file, size)
+
+
+def load(
+    file: Path, dtype: str | None = None, device: str = "cpu", weights: str = FULL, threads: int = 1
+) -> Model:
+    """Load a GGUF file; `dtype` is that of cached keys and values. Raises Unusable."""
+    if device != "cpu":
+        raise Unusable(f"device {device} does not apply to {file}: GGUF models run on the CPU")
+    if weights != FULL:
+        raise Unusable(f"weights {weights} does not apply to {file}: it has its own, as stored")
+    tokens = tokens_by_id(file)
+    loaded = Weights(file)
+    kind = loaded.said("general.architecture") or "model"
+    for question, problem in REFUSED.items():
+        if loaded.ask(question):
+            raise Unusable(f"{file} cannot be served: {kind} {problem}")
+    stored = _stored(loaded)
+    cell = CELLS[dtype or "float32"]
+    cells = int(getattr(loaded.lib, f"GGML_TYPE_{cell}"))
+    longest = _context_length(loaded)
+    return Model(
+        weights_file=loaded,
+        kind=kind,
+        original=original(loaded, cells, threads, stored, longest),
+        vocab_size=loaded.lib.llama_vocab_n_tokens(loaded.vocabulary),
+        token_count=max(tokens) + 1,
+        context_length=longest,
+        end_token_ids=loaded.end_token_ids(),
+        numbers=stored,
+        cell_kind=cells,
+        position_bytes=BYTES[cell] * _numbers(loaded, kind),
+        threads=threads,
+    )
+
+
+def _stored(loaded: Weights) -> str:
+    """What most weights are stored as, e.g. `q8_0`."""
+    prefix, kind = "LLAMA_FTYPE_", loaded.ask("ftype") & ~loaded.lib.LLAMA_FTYPE_GUESSED
+    named = (name for name in dir(loaded.lib) if name.startswith(prefix))
+    name = next((name for name in named if getattr(loaded.lib, name) == kind), f"{prefix}{kind}")
+    return name.removeprefix(prefix).removeprefix("ALL_").removeprefix("MOSTLY_").lower()
+
+
+def _context_length(loaded: Weights) -> int:
+    """How far it was trained, or as far as all see all: cells that a window has left behind may be
+    lost, and then there is no way back.
+    """
+    trained, window = loaded.ask("n_ctx_train"), loaded.ask("n_swa")
+    return int(min(trained, window - 1) if window > 0 else trained)
+
+
+def _numbers(loaded: Weights, kind: str) -> int:
+    """How many numbers a cached token is, in all layers."""
+    usual = loaded.ask("n_embd") // max(1, loaded.ask("n_head"))
+    sizes = (loaded.said(f"{kind}.attention.{what}_length") or usual for what in ("key", "value"))
+    return int(loaded.ask("n_layer") * loaded.ask("n_head_kv") * sum(map(int, sizes)))

@@ -1,0 +1,48 @@
+"""What llama.cpp says of texts by itself, each in a fresh cache: whole, and a token at a time.
+
+How far these two are apart is how far rounding carries a model; our way of feeding it, many
+sessions and trees in one cache, may be a few times as far from them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from engine.gguf.llama import Context, Row, Size, Weights
+from engine.original import BRANCH, OTHER, STREAM, Original, Text, length
+
+FACTOR = 4.0
+FLOORS = {"f32": 1e-4, "f16": 1e-2, "bf16": 5e-2}  # of a logit: no two ways are taken for closer
+ROUNDED = 0.25  # the same where rows are rounded to 8 bits before they are multiplied
+
+
+def original(weights: Weights, kind: int, threads: int, stored: str, longest: int) -> Original:
+    """The texts of a self-test and their logits."""
+    rng, longest = random.Random(0), length(longest)
+    vocabulary = range(weights.lib.llama_vocab_n_tokens(weights.vocabulary))
+    some = partial(rng.choices, vocabulary)
+    tokens, other = some(k=longest), some(k=min(OTHER, longest))
+    fork = max(longest - BRANCH, 0)
+    context = Context(weights, Size(longest, kind, threads, sequences=1))
+
+    def text(said: Sequence[int], places: Sequence[int], lead: int) -> Text:
+        """A text whose first `lead` tokens are fed whole, and the rest a token at a time."""
+        context.remove(0, 0)
+        rows = [Row(token, place, [0], place in places) for place, token in enumerate(said)]
+        pieces = [rows[:lead], *([row] for row in rows[lead:])]
+        logits = torch.cat([torch.from_numpy(context.decode(piece)) for piece in pieces if piece])
+        return Text(tuple(said), dict(zip(places, logits.unbind(), strict=True)))
+
+    every = range(longest)
+    main = text(tokens, every, longest)
+    side = text(tokens[:fork] + some(k=longest - fork), range(fork, longest), longest)
+    beside = text(other, range(len(other)), len(other))
+    again = text(tokens, every, max(longest - STREAM, 0))
+    apart = max(again.differences(0, torch.stack(list(main.logits.values()))).values())
+    unit = torch.stack(list(main.logits.values())).abs().median().item()
+    limit = max(FACTOR * apart, FLOORS.get(stored, ROUNDED) * unit)
+    return Original(main, side, beside, min(unit, limit), smooth=True)

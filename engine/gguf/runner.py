@@ -1,0 +1,104 @@
+"""Passes over many sessions by llama.cpp: segments in, logits out (`engine.port.ModelRunner`).
+
+All sessions share one cache, so the order of additions depends on who else is in it: never exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.gguf.cells import Cells
+from engine.gguf.feeding import Feeding
+from engine.gguf.llama import SEQUENCES, Row
+from engine.gguf.sequences import Memory, Sequences
+from engine.port import ModelFacts
+from engine.segment import Segment
+
+
+class Decoder(Memory, Protocol):
+    """A memory, and what writes to it (`engine.gguf.llama.Context`)."""
+
+    def decode(self, rows: Sequence[Row]) -> npt.NDArray[np.float32]:
+        """Feed rows; logits of the wanted ones, [wanted, vocab]."""
+
+
+class Runner:
+    """A model, and what decodes for it with so many `sequences` and room for `positions` cached
+    tokens.
+    """
+
+    problem: str | None = None
+    backend = uneven = "llama.cpp"
+
+    def __init__(
+        self,
+        model: ModelFacts,
+        decoder: Decoder,
+        positions: int,
+        exact: bool = False,
+        sequences: int = SEQUENCES,
+    ) -> None:
+        self.model = model
+        self.exact = exact
+        self._decoder = decoder
+        self._sequences = Sequences(decoder, sequences)
+        self.pool = Cells(self._sequences, positions)
+        self._steps = count(1)
+
+    def relax(self) -> bool:
+        """It was never exact."""
+        self.exact = False
+        return False
+
+    def settle(self) -> int:
+        """There is nothing to prepare."""
+        return 0
+
+    def __call__(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
+        """Feed all segments; float32 logits per segment, [wanted, vocab].
+
+        Where the model overflowed they are NaN. That is in all rows then, because masked keys are
+        multiplied by zero: the cache is cleared, and everybody else's segment is fed again, alone.
+        """
+        try:
+            logits, overflowed = self._feed(segments)
+        except RuntimeError:
+            self._sequences.forget()  # nobody knows how far it came
+            raise
+        if not overflowed:
+            return logits
+        self._sequences.forget()
+        if len(segments) > 1:
+            return [self([segment])[0] for segment in segments]
+        self.pool.held(segments[0].room).finite = False
+        return [torch.full_like(each, torch.nan) for each in logits]
+
+    def _feed(self, segments: Sequence[Segment]) -> tuple[list[torch.Tensor], bool]:
+        """The logits, and whether some are no numbers; in several decodes if there are not enough
+        sequences for all leaves at once.
+        """
+        step = next(self._steps)
+        feedings = [
+            Feeding(self._sequences, self.pool.held(segment.room), segment, step)
+            for segment in segments
+        ]
+        while left := [feeding for feeding in feedings if feeding.left]:
+            pinned: set[int] = set()
+            shares = [feeding.rows(pinned) for feeding in left]
+            logits = self._decoder.decode([row for share in shares for row in share])
+            if np.isnan(logits[:, 0]).any():
+                break
+            ends = np.cumsum([sum(row.wanted for row in share) for share in shares])
+            for feeding, own in zip(left, np.split(logits, ends[:-1]), strict=True):
+                feeding.take(own)
+        nothing = np.empty((0, self.model.vocab_size), np.float32)
+        if left:
+            return [torch.empty(s.wanted, self.model.vocab_size) for s in segments], True
+        answers = (feeding.answer() for feeding in feedings)
+        return [torch.from_numpy(nothing if each is None else each) for each in answers], False

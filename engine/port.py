@@ -1,0 +1,134 @@
+"""What sessions, scheduler, self-test and services need of whatever runs a model: passes over
+segments, a cache with rooms in it, and facts.
+
+`engine.forward` has it for Hugging Face models, `engine.gguf` for those of llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from engine.original import Original
+from engine.rooms import Room
+from engine.segment import Segment
+
+
+class ModelFacts(Protocol):
+    """What is known of a loaded model."""
+
+    @property
+    def kind(self) -> str:
+        """Its class or architecture."""
+
+    @property
+    def original(self) -> Original:
+        """What it computes by itself, until it is released."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Logits of a row."""
+
+    @property
+    def token_count(self) -> int:
+        """Ids that the tokenizer knows; the rest of the vocabulary is padding."""
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of the longest text that it can be trusted with."""
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a text."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its logits are."""
+
+    @property
+    def numbers(self) -> str:
+        """How its weights are stored, for people."""
+
+    @property
+    def position_bytes(self) -> int:
+        """Bytes that one cached token takes."""
+
+    @property
+    def kernels(self) -> str:
+        """What multiplies its weights."""
+
+
+class KVCache(Protocol):
+    """A bounded number of cached positions, in rooms."""
+
+    @property
+    def positions(self) -> int:
+        """All there are."""
+
+    @property
+    def taken(self) -> int:
+        """Those in rooms."""
+
+    @property
+    def free(self) -> int:
+        """Those that a room can still get."""
+
+    def take(self, length: int) -> Room | None:
+        """A room for `length` positions; None if there are not so many free."""
+
+    def grow(self, room: Room, length: int) -> bool:
+        """Make a room hold `length` positions, content kept; False if there are not so many."""
+
+    def give_back(self, room: Room) -> None:
+        """Free a room."""
+
+    def copy(self, source: Room, target: Room, count: int) -> None:
+        """Copy the first `count` positions of one room to another."""
+
+    def compact(self, room: Room, start: int, path: Sequence[int]) -> None:
+        """Move the positions `start + path[i]` to `start + i`; what lies behind those is dead."""
+
+    def finite(self, room: Room, length: int) -> bool:
+        """Whether the model did not overflow on a room's first positions."""
+
+    def wipe(self, room: Room, start: int = 0) -> None:
+        """Make a room's content harmless from `start` on."""
+
+
+class ModelRunner(Protocol):
+    """Passes of one model over many sessions."""
+
+    exact: bool
+
+    @property
+    def model(self) -> ModelFacts:
+        """What it runs."""
+
+    @property
+    def pool(self) -> KVCache:
+        """Where it keeps what it was fed."""
+
+    @property
+    def backend(self) -> str:
+        """How it runs a step."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why it is not as fast as it could be; None if it is."""
+
+    @property
+    def uneven(self) -> str | None:
+        """Whose kernels round a row differently by how many there are, so that it cannot be exact;
+        None if none do.
+        """
+
+    def relax(self) -> bool:
+        """Give up to be exact, and what it costs; whether it goes another way from now on."""
+
+    def settle(self) -> int:
+        """Prepare whatever would take time while serving; how many passes that are captured."""
+
+    def __call__(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
+        """Feed all; float32 logits per segment, [wanted, vocab], NaN where it overflowed."""

@@ -1,0 +1,70 @@
+"""The embedded pair as GGUF files, and what llama.cpp alone says: a sequence of its own, fed whole
+and then a token at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from engine.gguf.llama import Context, Row
+from engine.gguf.model import Model
+
+TYPES = ("f32", "q8_0", "q4_0")
+MakeGGUF = Callable[[Path, str], Path]
+missing = [name for name in ("llama_cpp", "gguf") if find_spec(name) is None]
+needs_llama = pytest.mark.skipif(
+    bool(missing), reason=f"{' and '.join(missing)} not installed: make gguf"
+)
+
+
+def maker(folder: Path) -> MakeGGUF:
+    """Makes a model directory a file, once."""
+
+    def make(model: Path, kind: str) -> Path:
+        from models.gguf import convert  # needs a package that may be missing
+
+        file = folder / f"{model.name}-{kind}.gguf"
+        if not file.exists():
+            convert(model, file, kind)
+        return file
+
+    return make
+
+
+class Alone:
+    """llama.cpp by itself, one text at a time."""
+
+    def __init__(self, model: Model, positions: int) -> None:
+        self._context: Context = model.context(positions, sequences=1)
+        self._length = 0
+
+    def feed(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """More of the text; its logits, [tokens, vocab]."""
+        rows = [Row(token, self._length + n, [0], True) for n, token in enumerate(tokens)]
+        self._length += len(tokens)
+        return self._context.decode(rows)
+
+    def whole(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """The logits of a new text, [tokens, vocab]."""
+        self._context.remove(0, 0)
+        self._length = 0
+        return self.feed(tokens)
+
+    def greedy(
+        self, prompt: Sequence[int], count: int, ends: Sequence[int]
+    ) -> tuple[list[int], list[float]]:
+        """The text behind a prompt up to an end, and how far each token was ahead of the second."""
+        text: list[int] = []
+        margins: list[float] = []
+        row = self.whole(prompt)[-1]
+        while len(text) < count and not (text and text[-1] in ends):
+            text.append(int(row.argmax()))
+            margins.append(float(np.diff(np.partition(row, -2)[-2:])[0]))
+            row = self.feed(text[-1:])[-1]
+        return text, margins

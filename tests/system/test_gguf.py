@@ -1,0 +1,133 @@
+"""GGUF models in a whole system: a quantised drafter changes no text, a quantised target says what
+llama.cpp says of it alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from transformers import PreTrainedModel
+
+import models
+from engine.gguf.model import load
+from orchestrator.text import load_tokenizer
+from protos.tandem.v1 import orchestrator_pb2 as api
+from tests import reference
+from tests.conftest import Pair, serve_all, serve_models
+from tests.ggufs import TYPES, Alone, MakeGGUF, needs_llama
+
+pytestmark = needs_llama
+TOKENS, SESSIONS = 64, 8
+NEAR_TIE = {"f32": 1e-4, "q8_0": 0.3, "q4_0": 0.3}  # rows are rounded to 8 bits there
+LOCKSTEP = {"rule": api.ACCEPTANCE_RULE_TOP1, "num_speculative_tokens": 6}
+SHAPES: tuple[dict[str, int], ...] = (
+    {},
+    {"num_speculative_tokens": 4, "branches": 1},
+    LOCKSTEP | {"branches": 1},
+    LOCKSTEP | {"branches": 3},
+)
+TANDEM = [sys.executable, "-m", "orchestrator.cli"]
+
+
+def ask(prompt: str, **shape: int) -> api.GenerateRequest:
+    """A greedy request."""
+    return api.GenerateRequest(
+        text=prompt,
+        stopping=api.Stopping(max_new_tokens=TOKENS),
+        sampling=api.Sampling(temperature=0),
+        speculation=api.Speculation(**shape),
+    )
+
+
+async def answers(stub: Any, prompts: list[str], **shape: int) -> list[Any]:
+    """All at once."""
+    return await asyncio.gather(*(stub.Generate(ask(prompt, **shape)) for prompt in prompts))
+
+
+def accepted(answer: Any) -> float:
+    """Tokens of a step."""
+    return float(answer.speculation.mean_acceptance_length)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+async def test_a_quantised_drafter_changes_no_text(
+    kind: str,
+    make_gguf: MakeGGUF,
+    embedded: Pair,
+    target: PreTrainedModel,
+    prompts: list[str],
+) -> None:
+    tokenizer, some = load_tokenizer(embedded.target), prompts[:SESSIONS]
+    async with (
+        serve_models(Pair(embedded.target, make_gguf(embedded.draft, kind))) as services,
+        serve_all(services, ray=False) as tandem,
+    ):
+        served = [await answers(tandem.stub, some, **shape) for shape in SHAPES]
+    for number, prompt in enumerate(some):
+        ids = tokenizer.encode(prompt).ids
+        alone = await asyncio.to_thread(reference.generate, target, ids, TOKENS)
+        for said in served:
+            assert list(said[number].token_ids) == alone
+    assert all(sum(map(accepted, said)) / SESSIONS > 1.7 for said in served[2:]), "it is of use"
+
+
+@pytest.mark.parametrize("kind", TYPES)
+async def test_a_gguf_target_says_what_llama_cpp_says_alone(
+    kind: str, make_gguf: MakeGGUF, embedded: Pair, prompts: list[str]
+) -> None:
+    """But where the two likeliest tokens are as close as rounding in another batch."""
+    file, some = make_gguf(embedded.target, kind), prompts[:SESSIONS]
+    async with (
+        serve_models(Pair(file, make_gguf(embedded.draft, kind))) as services,
+        serve_all(services, ray=False) as tandem,
+    ):
+        served = [await answers(tandem.stub, some, **shape) for shape in SHAPES]
+        (described,) = (await tandem.stub.GetStatus(api.GetStatusRequest())).models
+    assert described.verifiers[0].kernels == "llama.cpp"
+    assert described.verifiers[0].exactness.startswith("exact unavailable")
+    model, tokenizer = load(file), load_tokenizer(file)
+    alone = Alone(model, 512)
+    assert tokenizer.encode(some[0]).ids == load_tokenizer(embedded.target).encode(some[0]).ids
+    differing = []
+    for number, prompt in enumerate(some):
+        ids = tokenizer.encode(prompt).ids
+        text, margins = alone.greedy(ids, TOKENS, model.end_token_ids)
+        for said in served:
+            pairs = enumerate(zip(said[number].token_ids, text, strict=False))
+            place = next((n for n, (one, other) in pairs if one != other), None)
+            if place is not None:
+                differing.append(margins[place])
+    assert len(differing) <= SESSIONS * len(SHAPES) // 3
+    assert all(margin < NEAR_TIE[kind] for margin in differing), differing
+
+
+def test_up_serves_a_gguf_drafter(make_gguf: MakeGGUF, target: PreTrainedModel) -> None:
+    """`tandem up --draft FILE`, and what it says of itself."""
+    draft, prompt = make_gguf(models.DRAFT, "q8_0"), "Once upon a time, there was a"
+    command = [*TANDEM, "up", "--port", "0", "--no-ray", "--draft", str(draft)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        output = ""
+        while not (found := re.search(r"client API on (\S+)\.", output)):
+            line = process.stdout.readline()
+            assert line, output
+            output += line
+        address = ["--address", found[1], "--json"]
+        asked = ["generate", prompt, "--temperature", "0", "--max-new-tokens", str(TOKENS)]
+        answer = json.loads(subprocess.check_output([*TANDEM, *asked, *address]))
+        status = json.loads(subprocess.check_output([*TANDEM, "status", *address]))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    (served,) = status["models"]
+    (drafter,) = served["drafters"]
+    said = [drafter[name] for name in ("serving", "model", "dtype", "kernels")]
+    assert said == [True, draft.name, "q8_0", "llama.cpp"]
+    ids = load_tokenizer(models.TARGET).encode(prompt).ids
+    assert answer["tokenIds"] == reference.generate(target, ids, TOKENS)
