@@ -36,10 +36,10 @@ lint: setup ## style, types, imports, stubs, schemas
 stubs: setup ## make the gRPC stubs from the schemas
 	$(BIN)/python -m protos.generate
 
-bench: setup ## generate(), assisted generate() and Tandem side by side
+bench: setup ## generate(), assisted generate(), llama.cpp and Tandem side by side
 	$(BIN)/python -m benchmarks.throughput $(MODEL_ARGS)
 
-bench-engine: setup ## step times of the engine: exact, fast, beside transformers
+bench-engine: setup ## step times of the engine, beside llama.cpp and transformers
 	$(BIN)/python -m benchmarks.engine $(ENGINE_ARGS)
 
 bench-gpu: ## the same on a CUDA device; without .venv, with what the machine has

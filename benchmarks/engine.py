@@ -1,7 +1,8 @@
-"""Step times of the engine on one model, exact and fast, beside transformers.
+"""Step times of the engine on one model, beside llama.cpp, if it is installed, and transformers.
 
 All that is compared takes turns in one run. The floor is the time that the same threads need to
-read the weights once: no step that reads them is faster.
+read the weights once: no step that reads them is faster. Ratios say how many times as fast as
+another system Tandem is; transformers runs one session at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rich.table import Table
 from transformers.utils import logging
 
 import models
-from benchmarks import report
+from benchmarks import llamacpp, report
 from benchmarks.figures import (
     COMPARED,
     FIVE,
@@ -53,27 +54,24 @@ FEEDS = (
     Feed(8, tree.chain(5)),
     TOGETHER,
 )
-EXACT, FAST = "exact", "fast"
-MODES = (EXACT, FAST)
-SYSTEMS = {
-    EXACT: "exact, sessions together",
-    FAST: "fast, sessions together",
-    LIBRARY: "transformers, one session at a time",
-}
+MOST = max(feed.sessions for feed in FEEDS)
+TANDEM, LLAMA = "tandem", "llama.cpp"
+SYSTEMS = (TANDEM, LLAMA, LIBRARY)
 
 
 def measure(folder: Path, dtype: str, repetitions: int) -> Figures:
-    """Time all steps of a model, which is loaded twice; raises Unusable."""
+    """Time all steps of a model, which is loaded two or three times; raises Unusable."""
     model = load(folder, dtype)
     exactness = self_test(Forward(model, positions_tried(model)), str(folder))
     text = Text.fit(model, max(feed.tokens for feed in FEEDS))
     library = Library(folder, DTYPES[dtype], text)
     read = weights_read(library.network)
     actions = {(FLOOR, ONE): reading(read)}
-    for mode in MODES:
-        build = partial(Forward, model, exact=mode == EXACT)
-        engine = Engine(build, text, max(feed.sessions for feed in FEEDS))
-        actions |= {(mode, feed): engine.step(feed) for feed in FEEDS}
+    engine = Engine(partial(Forward, model), text, MOST)
+    actions |= {(TANDEM, feed): engine.step(feed) for feed in FEEDS}
+    if llama := peer(folder, dtype, text):
+        chains = [feed for feed in FEEDS if tree.is_chain(feed.parents)]
+        actions |= {(LLAMA, feed): llama.step(feed) for feed in chains}
     actions |= {(LIBRARY, feed): library.step(feed) for feed in COMPARED}
     seconds = timed(actions, track(range(1 + repetitions), "measuring", transient=True))
     return Figures(
@@ -88,30 +86,35 @@ def measure(folder: Path, dtype: str, repetitions: int) -> Figures:
     )
 
 
+def peer(folder: Path, dtype: str, text: Text) -> llamacpp.Steps | None:
+    """The same weights in llama.cpp; None if it is not installed."""
+    if not llamacpp.installed():
+        return None
+    with TemporaryDirectory() as temporary:
+        file = Path(temporary) / "model.gguf"
+        llamacpp.convert(folder, file, dtype)
+        return llamacpp.Steps(file, text, MOST)
+
+
 def step_table(figures: Figures) -> Table:
-    """The engine's steps, by what they feed."""
-    columns = [f"{mode}\n{column}" for mode in MODES for column in ("ms", "floors", "tokens/s")]
-    shown = Table("sessions\nx tokens", *columns, "exact\nto fast", box=None)
+    """All steps, by what they feed."""
+    systems = [system for system in SYSTEMS if (system, ONE) in figures.seconds]
+    columns = [f"{system}\n{column}" for system in systems for column in ("ms", "floors")]
+    shown = Table(
+        "sessions\nx tokens", *columns, *(f"to\n{each}" for each in systems[1:]), box=None
+    )
     for feed in FEEDS:
-        cells: list[str] = []
-        for mode in MODES:
-            step = figures.row(mode, feed)
-            cells += [f"{step['milliseconds']:.1f}", f"{step['floors']:.2f}"]
-            cells += [f"{step['tokens_per_second']:.0f}"]
-        ratio = figures.seconds[EXACT, feed] / figures.seconds[FAST, feed]
-        shown.add_row(str(feed), *cells, f"{ratio:.2f}")
-    return shown
-
-
-def system_table(figures: Figures) -> Table:
-    """The engine beside transformers: five tokens against one, and many sessions."""
-    headings = [heading for feed in COMPARED for heading in (f"{feed}\nms", "\nfloors")]
-    shown = Table("system", *headings, f"{FIVE}\nto {ONE}", "times\nas fast", box=None)
-    for system, name in SYSTEMS.items():
-        _, five, together = rows = [figures.row(system, feed) for feed in COMPARED]
-        cells = [f"{row[key]:.2f}" for row in rows for key in ("milliseconds", "floors")]
-        ratios = five["ratio_to_one_token"], together["times_as_fast_as_transformers"]
-        shown.add_row(name, *cells, *(f"{ratio:.2f}" for ratio in ratios))
+        cells, ratios = list[str](), list[str]()
+        for system in systems:
+            seconds = figures.seconds.get((system, feed))
+            if seconds is None:
+                cells += ["", ""]
+            else:
+                cells += [f"{1e3 * seconds:.1f}", f"{seconds / figures.floor:.2f}"]
+            if system != TANDEM:
+                own = figures.seconds[TANDEM, feed]
+                ratios.append(f"{seconds / own:.2f}" if seconds else "")
+        shown.add_row(str(feed), *cells, *ratios)
     return shown
 
 
@@ -141,7 +144,7 @@ def main(
         Path | None, typer.Option("--json", help="write the figures to this file too")
     ] = None,
 ) -> None:
-    """Step times of the engine on one model, exact and fast, beside transformers."""
+    """Step times of the engine on one model, beside llama.cpp and transformers."""
     logging.disable_progress_bar()
     torch.set_num_threads(threads)
     try:
@@ -157,11 +160,7 @@ def main(
 
 def publish(heading: str, measured: Sequence[Figures], file: Path | None) -> None:
     """Print all figures and, if a file is given, write them there."""
-    shown = [
-        part
-        for each in measured
-        for part in (each.heading(), step_table(each), "", system_table(each))
-    ]
+    shown = [part for each in measured for part in (each.heading(), step_table(each))]
     report.publish(heading, Group(*shown), [row for each in measured for row in each.rows()], file)
 
 

@@ -11,6 +11,7 @@ import asyncio
 import ctypes
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,21 @@ import numpy.typing as npt
 from benchmarks.steps import Action, Feed, Text
 from benchmarks.systems import Completion, Prompt
 
-INSTALLED = "llama-cpp-python and gguf: pip install 'tandem-serving[gguf]'"
 BATCH = 512
+KINDS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 Logits = npt.NDArray[np.float32]
+
+
+def installed() -> bool:
+    """Whether there is llama.cpp to compare with."""
+    return find_spec("llama_cpp") is not None and find_spec("gguf") is not None
+
+
+def convert(folder: Path, file: Path, dtype: str) -> None:
+    """A model directory as a GGUF file of the same numbers; raises SystemExit for one of another
+    architecture than Llama.
+    """
+    import_module("models.gguf").convert(folder, file, KINDS[dtype])
 
 
 class Llama:
@@ -75,10 +88,8 @@ class Llama:
 class Steps:
     """Steps over sequences that hold a text, up to different places."""
 
-    def __init__(self, file: Path, text: Text, sessions: int, fed: int) -> None:
-        self._llama = Llama(
-            file, 2 * len(text.ids) + sessions * (len(text.ids) + fed), sessions + 1
-        )
+    def __init__(self, file: Path, text: Text, sessions: int) -> None:
+        self._llama = Llama(file, (2 + sessions) * len(text.ids), sessions + 1)
         self._text = text
         for start in range(0, len(text.ids), BATCH):
             self._llama.feed(text.ids[start : start + BATCH], start)

@@ -17,9 +17,9 @@ from benchmarks.machine import described
 NARROWEST = 110  # columns; a log file is as wide as its longest line
 
 
-def title(target: Path, draft: Path, what: str) -> str:
+def title(target: Path, draft: Path, what: str, dtype: str = "float32") -> str:
     """The pair, what was asked of it, and where."""
-    return f"{target.name} + {draft.name}, {what}: {described('one thread per model')}, float32"
+    return f"{target.name} + {draft.name}, {what}: {described('one thread per model')}, {dtype}"
 
 
 def publish(

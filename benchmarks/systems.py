@@ -1,7 +1,8 @@
 """The systems that the throughput benchmark compares: transformers' `generate()` and Tandem's
 client API.
 
-Each turns a prompt into greedy tokens; timing and comparing them is not done here.
+Each turns a prompt into tokens, greedy ones at temperature 0; timing and comparing them is not done
+here.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Completion:
 
 
 class System(Protocol):
-    """Completes prompts greedily."""
+    """Completes prompts."""
 
     async def complete(self, prompt: Prompt, max_new_tokens: int) -> Completion:
         """The tokens after the prompt, up to the end of the story."""
@@ -47,6 +48,7 @@ class Plain:
 
     target: Any
     draft: Any = None
+    temperature: float = 0.0
 
     async def complete(self, prompt: Prompt, max_new_tokens: int) -> Completion:
         """Off the event loop, which has channels to keep alive."""
@@ -55,14 +57,16 @@ class Plain:
     @torch.inference_mode()
     def _generate(self, prompt: Prompt, max_new_tokens: int) -> Completion:
         ids = torch.tensor([prompt])
-        speculation = {} if self.draft is None else {"assistant_model": self.draft}
+        options: dict[str, Any] = {} if self.draft is None else {"assistant_model": self.draft}
+        if self.temperature:
+            options |= {"temperature": self.temperature, "top_k": 0, "top_p": 1.0}
         output = self.target.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             pad_token_id=self.target.config.pad_token_id or 0,
-            do_sample=False,
+            do_sample=self.temperature > 0,
             max_new_tokens=max_new_tokens,
-            **speculation,
+            **options,
         )
         return Completion(tuple(output[0, len(prompt) :].tolist()))
 
@@ -76,12 +80,13 @@ class Tandem:
     stub: Any
     levels: int | None = None
     branches: int | None = None
+    temperature: float = 0.0
 
     async def complete(self, prompt: Prompt, max_new_tokens: int) -> Completion:
         """One unary call; raises a TandemError."""
         request = api.GenerateRequest(
             token_ids=api.TokenIds(ids=prompt),
-            sampling=api.Sampling(temperature=0),
+            sampling=api.Sampling(temperature=self.temperature, seed=0),
             stopping=api.Stopping(max_new_tokens=max_new_tokens),
             speculation=api.Speculation(num_speculative_tokens=self.levels, branches=self.branches),
         )
@@ -92,10 +97,10 @@ class Tandem:
         return Completion(tuple(response.token_ids), response.speculation.num_spec_steps)
 
 
-def load(folder: Path) -> Any:
-    """A model as transformers loads it, float32."""
+def load(folder: Path, dtype: str = "float32") -> Any:
+    """A model as transformers loads it."""
     network = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True
+        folder, dtype=getattr(torch, dtype), local_files_only=True
     )
     return network.eval()
 

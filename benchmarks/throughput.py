@@ -1,142 +1,94 @@
 """Tokens per second, side by side in one run: plain `generate()`, transformers' assisted decoding,
-and Tandem.
+llama.cpp, if it is installed, plainly and with chains of several lengths, and Tandem.
 
-Greedy, one core per process, float32. The systems take turns prompt by prompt, so that a noisy
-machine hits all alike, and must emit the same tokens.
+One core per process. The systems take turns prompt by prompt, so that a noisy machine hits all
+alike; greedy ones should emit the same tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import torch
 import typer
-from rich.progress import track
 from rich.table import Table
 from transformers.utils import logging
 
 import models
-from benchmarks import report
+from benchmarks import llamacpp, report
+from benchmarks.contest import AT_ONCE, Contest, Runs
+from benchmarks.llamacpp import LlamaCpp
 from benchmarks.prompts import story_count, tokenised
-from benchmarks.systems import Completion, Plain, Prompt, System, Tandem, load, tandem_up
+from benchmarks.systems import Plain, Prompt, System, Tandem, load, tandem_up
 from protos.errors import TandemError
 
-AT_ONCE = 8
+DRAFTED = (0, 2, 3, 4, 6)  # tokens of a chain for llama.cpp
+CONTEXT = 1024  # tokens of its cache
 REFERENCE = "generate()"
 
 
-@dataclass(slots=True)
-class Runs:
-    """What one system did: per request its tokens and seconds; `wall` seconds in all, shared ones
-    counted once.
-    """
-
-    completions: list[Completion] = field(default_factory=list)
-    prompts: list[Prompt] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    wall: float = 0.0
-
-    @property
-    def tokens(self) -> int:
-        """Emitted tokens."""
-        return sum(len(completion.tokens) for completion in self.completions)
-
-    @property
-    def total_speed(self) -> float:
-        """Tokens per second of the wall clock."""
-        return self.tokens / self.wall
-
-    @property
-    def median_speed(self) -> float:
-        """Tokens per second of one request, median over requests."""
-        pairs = zip(self.completions, self.seconds, strict=True)
-        return median(len(completion.tokens) / seconds for completion, seconds in pairs)
-
-    @property
-    def tokens_per_step(self) -> float | None:
-        """Mean acceptance length, if the system tells its steps."""
-        steps = sum(completion.steps for completion in self.completions)
-        return self.tokens / steps if steps else None
-
-    def differing(self, reference: Runs) -> int:
-        """Requests whose tokens are not those of the reference."""
-        right = dict(zip(reference.prompts, reference.completions, strict=True))
-        answers = zip(self.prompts, self.completions, strict=True)
-        return sum(completion.tokens != right[prompt].tokens for prompt, completion in answers)
-
-
 @dataclass(frozen=True, slots=True)
-class Contest:
-    """What is compared: systems that serve one request at a time, and one that serves several at
-    once.
-    """
+class Entry:
+    """What takes part: a pair, and how all systems run it. `llama`: GGUF files of the pair."""
 
-    alone: Mapping[str, System]
-    together: tuple[str, System]
-    max_new_tokens: int
+    target: Path
+    draft: Path
+    dtype: str
+    temperature: float
+    ray: bool
+    llama: tuple[Path, Path] | None
 
-    async def warm_up(self, prompt: Prompt) -> None:
-        """Every system once, untimed."""
-        for system in self.alone.values():
-            await system.complete(prompt, self.max_new_tokens)
-
-    async def run(self, prompts: Sequence[Prompt]) -> dict[str, Runs]:
-        """All systems on all prompts; whoever goes first changes from prompt to prompt."""
-        runs = {name: Runs() for name in (*self.alone, self.together[0])}
-        names = list(self.alone)
-        await self.warm_up(prompts[0])
-        for index in track(range(len(prompts)), "measuring", transient=True):
-            first = index % len(names)
-            for name in names[first:] + names[:first]:
-                await timed(
-                    self.alone[name], prompts[index : index + 1], self.max_new_tokens, runs[name]
-                )
-            if index % AT_ONCE == 0:
-                name, system = self.together
-                batch = [prompts[(index + place) % len(prompts)] for place in range(AT_ONCE)]
-                await timed(system, batch, self.max_new_tokens, runs[name])
-        return runs
-
-
-async def timed(system: System, prompts: Sequence[Prompt], max_new_tokens: int, runs: Runs) -> None:
-    """Complete the prompts at the same time and note how long each and all took."""
-
-    async def one(prompt: Prompt) -> tuple[Completion, float]:
-        began = time.perf_counter()
-        completion = await system.complete(prompt, max_new_tokens)
-        return completion, time.perf_counter() - began
-
-    began = time.perf_counter()
-    answers = await asyncio.gather(*map(one, prompts))
-    runs.wall += time.perf_counter() - began
-    runs.prompts += prompts
-    runs.completions += [completion for completion, _ in answers]
-    runs.seconds += [seconds for _, seconds in answers]
-
-
-async def compete(
-    target: Path, draft: Path, prompts: Sequence[Prompt], max_new_tokens: int, ray: bool
-) -> dict[str, Runs]:
-    """Load and start everything, then run; raises Unusable."""
-    torch.set_num_threads(1)
-    network, small = load(target), load(draft)
-    async with tandem_up(target, draft, ray) as stub:
-        alone: dict[str, System] = {
-            REFERENCE: Plain(network),
-            "generate(assistant_model=...)": Plain(network, small),
-            "Tandem": Tandem(stub),
-            "Tandem, chain of 4": Tandem(stub, levels=4, branches=1),
-            "Tandem, plain decoding": Tandem(stub, levels=0),
+    def library(self) -> dict[str, System]:
+        """What runs in this process, on one thread."""
+        network, small = load(self.target, self.dtype), load(self.draft, self.dtype)
+        found: dict[str, System] = {
+            REFERENCE: Plain(network, temperature=self.temperature),
+            "generate(assistant_model=...)": Plain(network, small, self.temperature),
         }
-        return await Contest(
-            alone, (f"Tandem, {AT_ONCE} at once", Tandem(stub)), max_new_tokens
-        ).run(prompts)
+        if self.llama:
+            target, draft = self.llama
+            found |= {
+                f"llama.cpp, {drafted} drafted" if drafted else "llama.cpp": LlamaCpp(
+                    target, draft if drafted else None, drafted, CONTEXT, self.temperature
+                )
+                for drafted in DRAFTED
+            }
+        return found
+
+    async def compete(self, prompts: Sequence[Prompt], max_new_tokens: int) -> dict[str, Runs]:
+        """Load and start everything, then run; raises Unusable."""
+        torch.set_num_threads(1)
+        os.environ["TANDEM__VERIFIER__DTYPE"] = self.dtype  # of the process that is started now
+        heat = self.temperature
+        library = self.library()
+        async with tandem_up(self.target, self.draft, self.ray) as stub:
+            own: dict[str, System] = {
+                "Tandem": Tandem(stub, temperature=heat),
+                "Tandem, chain of 4": Tandem(stub, 4, 1, heat),
+                "Tandem, plain decoding": Tandem(stub, 0, temperature=heat),
+            }
+            crowd = (f"Tandem, {AT_ONCE} at once", Tandem(stub, temperature=heat))
+            return await Contest(library | own, crowd, max_new_tokens).run(prompts)
+
+
+@contextmanager
+def converted(target: Path, draft: Path, dtype: str) -> Iterator[tuple[Path, Path] | None]:
+    """The pair as GGUF files while the scope lasts; None without llama.cpp."""
+    if not llamacpp.installed():
+        yield None
+        return
+    with TemporaryDirectory() as temporary:
+        files = Path(temporary) / "target.gguf", Path(temporary) / "draft.gguf"
+        for folder, file in zip((target, draft), files, strict=True):
+            llamacpp.convert(folder, file, dtype)
+        yield files
 
 
 def entries(runs: Mapping[str, Runs]) -> list[dict[str, Any]]:
@@ -183,6 +135,8 @@ def main(
     max_new_tokens: Annotated[
         int, typer.Option(help="a completion also ends where its story ends", min=2)
     ] = 64,
+    temperature: Annotated[float, typer.Option(help="0: greedy", min=0)] = 0.0,
+    dtype: Annotated[str, typer.Option(help=f"one of {', '.join(llamacpp.KINDS)}")] = "float32",
     ray: Annotated[
         bool, typer.Option(help="Tandem's round workers as Ray actors, as `tandem up` has them")
     ] = True,
@@ -190,17 +144,20 @@ def main(
         Path | None, typer.Option("--json", help="write the figures to this file too")
     ] = None,
 ) -> None:
-    """Tokens per second of Tandem and of transformers, side by side."""
+    """Tokens per second of Tandem, transformers and llama.cpp, side by side."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
-        rows = entries(
-            asyncio.run(compete(target, draft, tokenised(target, prompts), max_new_tokens, ray))
-        )
+        with converted(target, draft, dtype) as files:
+            entry = Entry(target, draft, dtype, temperature, ray, files)
+            rows = entries(asyncio.run(entry.compete(tokenised(target, prompts), max_new_tokens)))
     except TandemError as problem:
         raise SystemExit(f"error: {problem}") from None
     heading = report.title(
-        target, draft, f"{prompts} prompts, up to {max_new_tokens} tokens each, greedy"
+        target,
+        draft,
+        f"{prompts} prompts, up to {max_new_tokens} tokens each, temperature {temperature}",
+        dtype,
     )
     report.publish(heading, table(rows), rows, json)
 
