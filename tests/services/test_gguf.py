@@ -44,7 +44,7 @@ def test_the_self_test_passes_and_never_calls_it_exact(kind: str, make_gguf: Mak
     runner, exactness = prepare(ModelServiceConfig(model=file), True)
     assert str(exactness) == "exact unavailable: llama.cpp rounds by the number of rows"
     model = runner.model
-    assert (model.kind, model.dtype, model.kernels) == ("llama", kind, "llama.cpp")
+    assert (model.kind, model.numbers, model.kernels) == ("llama", kind, "llama.cpp")
     assert (model.vocab_size, model.token_count, model.context_length) == (4096, 4096, 512)
     assert model.end_token_ids == (0,)
 
