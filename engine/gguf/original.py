@@ -18,6 +18,7 @@ from engine.original import BRANCH, OTHER, STREAM, Original, Text, length
 
 FACTOR = 4.0
 FLOORS = {"f32": 1e-4, "f16": 1e-2, "bf16": 5e-2}  # of a logit: no two ways are taken for closer
+CACHED = {0: 1e-4, 1: 1e-2, 30: 5e-2}  # the same by how keys and values are cached
 ROUNDED = 0.25  # the same where rows are rounded to 8 bits before they are multiplied
 
 
@@ -45,5 +46,6 @@ def original(weights: Weights, size: Size, stored: str, longest: int) -> Origina
     again = text(tokens, every, max(longest - STREAM, 0))
     apart = max(again.differences(0, torch.stack(list(main.logits.values()))).values())
     unit = torch.stack(list(main.logits.values())).abs().median().item()
-    limit = max(FACTOR * apart, FLOORS.get(stored, ROUNDED) * unit)
+    floor = max(FLOORS.get(stored, ROUNDED), CACHED[size.kind])
+    limit = max(FACTOR * apart, floor * unit)
     return Original(main, side, beside, min(unit, limit), smooth=True)
