@@ -84,10 +84,13 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of a context: cells of its cache, their type, and CPU threads."""
+    """Of a context: cells of its cache, their type, CPU threads, and whether it attends by flash
+    attention, which is faster and sums in half precision, whatever the type of the cells.
+    """
 
     cells: int
     kind: int
+    flash: bool = False
     threads: int = 1
     sequences: int = SEQUENCES
 
@@ -105,8 +108,8 @@ class Context:
         params.swa_full, params.no_perf, params.offload_kqv = True, True, False
         params.n_threads = params.n_threads_batch = size.threads
         params.type_k = params.type_v = size.kind
-        # flash attention sums in half precision, whatever the type of the cells
-        params.flash_attn_type = self._lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        switch = "ENABLED" if size.flash else "DISABLED"
+        params.flash_attn_type = getattr(self._lib, f"LLAMA_FLASH_ATTN_TYPE_{switch}")
         self._context = self._lib.llama_init_from_model(weights.model, params)
         if not self._context:
             raise MemoryError("llama.cpp made no context")

@@ -5,7 +5,7 @@ Raises Unusable with a line that names the file and says what to do instead.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,8 +16,8 @@ from engine.original import Original
 from protos.errors import Unusable
 from protos.fingerprint import tokens_by_id
 
-CELLS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "auto": "F16"}  # of a cached token
-BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+CELLS = {"float32": (0, 4), "float16": (1, 2), "bfloat16": (30, 2), "auto": (1, 2)}
+"""What a number of a cached token is: ggml's number of the type, and its bytes."""
 FULL = "full"
 CPU = torch.device("cpu")
 REFUSED = {
@@ -40,22 +40,23 @@ class Model:
     context_length: int
     end_token_ids: tuple[int, ...]
     numbers: str
-    cell_kind: int  # as llama.cpp numbers types
+    size: Size  # of a context, but for the cells
     position_bytes: int  # that a cached token takes
-    threads: int
     device: torch.device = CPU
     kernels: str = "llama.cpp"
 
     def context(self, positions: int, sequences: int = SEQUENCES) -> Context:
         """A cache of so many tokens, and what decodes into it; raises MemoryError."""
-        size = Size(positions, self.cell_kind, self.threads, sequences)
+        size = replace(self.size, cells=positions, sequences=sequences)
         return Context(self.weights_file, size)
 
 
 def load(
     file: Path, dtype: str | None = None, device: str = "cpu", weights: str = FULL, threads: int = 1
 ) -> Model:
-    """Load a GGUF file; `dtype` is that of cached keys and values. Raises Unusable."""
+    """Load a GGUF file; `dtype` is that of cached keys and values, `auto` is to attend as llama.cpp
+    does by itself: half precision, flash attention. Raises Unusable.
+    """
     if device != "cpu":
         raise Unusable(f"device {device} does not apply to {file}: GGUF models run on the CPU")
     if weights != FULL:
@@ -67,21 +68,20 @@ def load(
         if loaded.ask(question):
             raise Unusable(f"{file} cannot be served: {kind} {problem}")
     stored = _stored(loaded)
-    cell = CELLS[dtype or "float32"]
-    cells = int(getattr(loaded.lib, f"GGML_TYPE_{cell}"))
+    number, number_bytes = CELLS[dtype or "float32"]
+    size = Size(0, number, dtype == "auto", threads)
     longest = _context_length(loaded)
     return Model(
         weights_file=loaded,
         kind=kind,
-        original=original(loaded, cells, threads, stored, longest),
+        original=original(loaded, size, stored, longest),
         vocab_size=loaded.lib.llama_vocab_n_tokens(loaded.vocabulary),
         token_count=max(tokens) + 1,
         context_length=longest,
         end_token_ids=loaded.end_token_ids(),
         numbers=stored,
-        cell_kind=cells,
-        position_bytes=BYTES[cell] * _numbers(loaded, kind),
-        threads=threads,
+        size=size,
+        position_bytes=number_bytes * _numbers(loaded, kind),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -17,17 +18,18 @@ from engine.original import BRANCH, OTHER, STREAM, Original, Text, length
 
 FACTOR = 4.0
 FLOORS = {"f32": 1e-4, "f16": 1e-2, "bf16": 5e-2}  # of a logit: no two ways are taken for closer
+CACHED = {0: 1e-4, 1: 1e-2, 30: 5e-2}  # the same by how keys and values are cached
 ROUNDED = 0.25  # the same where rows are rounded to 8 bits before they are multiplied
 
 
-def original(weights: Weights, kind: int, threads: int, stored: str, longest: int) -> Original:
+def original(weights: Weights, size: Size, stored: str, longest: int) -> Original:
     """The texts of a self-test and their logits."""
     rng, longest = random.Random(0), length(longest)
     vocabulary = range(weights.lib.llama_vocab_n_tokens(weights.vocabulary))
     some = partial(rng.choices, vocabulary)
     tokens, other = some(k=longest), some(k=min(OTHER, longest))
     fork = max(longest - BRANCH, 0)
-    context = Context(weights, Size(longest, kind, threads, sequences=1))
+    context = Context(weights, replace(size, cells=longest, sequences=1))
 
     def text(said: Sequence[int], places: Sequence[int], lead: int) -> Text:
         """A text whose first `lead` tokens are fed whole, and the rest a token at a time."""
@@ -44,5 +46,6 @@ def original(weights: Weights, kind: int, threads: int, stored: str, longest: in
     again = text(tokens, every, max(longest - STREAM, 0))
     apart = max(again.differences(0, torch.stack(list(main.logits.values()))).values())
     unit = torch.stack(list(main.logits.values())).abs().median().item()
-    limit = max(FACTOR * apart, FLOORS.get(stored, ROUNDED) * unit)
+    floor = max(FLOORS.get(stored, ROUNDED), CACHED[size.kind])
+    limit = max(FACTOR * apart, floor * unit)
     return Original(main, side, beside, min(unit, limit), smooth=True)

@@ -38,10 +38,13 @@ def running(model: Model) -> Runner:
     return Runner(model, model.context(POSITIONS), POSITIONS)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "auto"])
 @pytest.mark.parametrize("kind", TYPES)
-def test_the_self_test_passes_and_never_calls_it_exact(kind: str, make_gguf: MakeGGUF) -> None:
+def test_the_self_test_passes_and_never_calls_it_exact(
+    kind: str, dtype: Any, make_gguf: MakeGGUF
+) -> None:
     file = make_gguf(models.TARGET, kind)
-    runner, exactness = prepare(ModelServiceConfig(model=file), True)
+    runner, exactness = prepare(ModelServiceConfig(model=file, dtype=dtype), True)
     assert str(exactness) == "exact unavailable: llama.cpp rounds by the number of rows"
     model = runner.model
     assert (model.kind, model.numbers, model.kernels) == ("llama", kind, "llama.cpp")
@@ -82,15 +85,17 @@ def shifted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Context, "decode", other)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "auto"])
 @pytest.mark.parametrize("kind", ["f32", "q8_0"])
 @pytest.mark.parametrize("fault", [stale, holed, shifted])
 def test_a_planted_fault_is_refused(
     fault: Callable[[pytest.MonkeyPatch], None],
     kind: str,
+    dtype: str,
     make_gguf: MakeGGUF,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    runner = running(load(make_gguf(models.DRAFT, kind)))
+    runner = running(load(make_gguf(models.DRAFT, kind), dtype))
     fault(monkeypatch)
     with pytest.raises(Unusable, match=r"be served: (the logits of llama differ|llama fail)"):
         self_test(runner, "planted")
