@@ -15,7 +15,8 @@ MAGIC = b"GGUF"
 NUMBERS = dict(enumerate("BbHhIif?", 0)) | {10: "Q", 11: "q", 12: "d"}  # by type, as struct says
 STRING, LIST = 8, 9
 COMPARABLE = ("gpt2", "llama")  # vocabularies whose tokens are written as in a tokenizer.json
-DAMAGED = (OSError, struct.error, KeyError, MemoryError, EOFError, OverflowError)
+DAMAGED = (OSError, struct.error, ValueError, LookupError, ArithmeticError, EOFError)
+TOO_MUCH = (MemoryError, RecursionError)  # nested, or long, as no file is that is whole
 UNUSED = 5  # a token that only fills the vocabulary up
 
 
@@ -36,7 +37,7 @@ def metadata(file: Path) -> dict[str, Any]:
             return dict(_entry(stream) for _ in range(count))
     except FileNotFoundError as error:
         raise Unusable(f"{file} is not there") from error
-    except DAMAGED as error:
+    except (*DAMAGED, *TOO_MUCH) as error:
         raise Unusable(f"{file} is a damaged GGUF file") from error
 
 
@@ -48,6 +49,8 @@ def tokens(file: Path) -> dict[int, str]:
         known = " or ".join(COMPARABLE)
         raise Unusable(f"{file} has the vocabulary {kind!r}, not {known}: it cannot be compared")
     kinds = said.get("tokenizer.ggml.token_type") or [0] * len(listed)
+    if len(kinds) != len(listed):
+        raise Unusable(f"{file} is a damaged GGUF file: {len(kinds)} kinds of {len(listed)} tokens")
     return {
         index: token
         for index, (token, use) in enumerate(zip(listed, kinds, strict=True))

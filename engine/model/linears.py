@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -143,12 +143,22 @@ def join(network: nn.Module, groups: Groups, kind: Layer) -> None:
 @torch.inference_mode()
 def replace(network: nn.Module, other: Callable[[nn.Module], nn.Module | None]) -> None:
     """Replace the layers of a network that there is another for, one at a time, so that only one is
-    held more than once.
+    held more than once. A layer with several names stays one.
     """
-    names = [name for name, _ in network.named_modules(remove_duplicate=False) if name]
-    for name in names:
-        with suppress(AttributeError):  # it went with the layer that it was part of
-            if better := other(network.get_submodule(name)):
+    first: dict[int, str] = {}  # names of layers, by which they were
+    names: dict[str, list[str]] = {}
+    for name, layer in network.named_modules(remove_duplicate=False):
+        if name:
+            names.setdefault(first.setdefault(id(layer), name), []).append(name)
+    for same in names.values():
+        try:
+            layer = network.get_submodule(same[0])
+        except AttributeError:  # it went with the layer that it was part of
+            continue
+        better = other(layer)
+        del layer  # or it would live until the next one is made
+        if better:
+            for name in same:
                 network.set_submodule(name, better)
 
 

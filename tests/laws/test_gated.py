@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, Phi3Config
+from transformers import ArceeConfig, LlamaConfig, Phi3Config
+from transformers.models.arcee.modeling_arcee import ArceeMLP
 from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.phi3.modeling_phi3 import Phi3MLP
 
@@ -95,3 +96,35 @@ def test_layers_that_compute_something_else_are_left_alone(act: str, build: Kern
     assert (gated(LlamaMLP(config), PanelLinear) is None) == (act != "silu")
     assert gated(Backwards(config), PanelLinear) is None
     assert gated(nn.Linear(4, 4), PanelLinear) is None
+
+
+class Clamped(LlamaMLP):
+    """A layer whose gate is bounded, which few rows ever see."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate = self.act_fn(self.gate_proj(x)).clamp(max=7)
+        out: torch.Tensor = self.down_proj(gate * self.up_proj(x).clamp(-7, 7))
+        return out
+
+
+def test_a_layer_that_clamps_is_left_alone(build: Kernels) -> None:
+    layer = Clamped(LlamaConfig(hidden_size=WIDTH, intermediate_size=64)).requires_grad_(False)
+    for part in (layer.gate_proj, layer.up_proj):
+        part.weight.normal_(0, 0.02)
+    assert gated(layer, PanelLinear) is None
+
+
+@pytest.mark.parametrize("act", ["silu", "gelu_pytorch_tanh"])
+def test_a_layer_without_a_gate_is_left_alone(act: str, build: Kernels) -> None:
+    config = ArceeConfig(hidden_size=WIDTH, intermediate_size=64, hidden_act=act)
+    assert gated(ArceeMLP(config), PanelLinear) is None
+
+
+def test_a_layer_may_be_given_no_rows(build: Kernels) -> None:
+    layer, own = made("silu", 64, torch.float32)
+    assert own(torch.empty(0, WIDTH)).shape == layer(torch.empty(0, WIDTH)).shape
+
+
+def test_rows_that_have_no_halves_are_refused(build: Kernels) -> None:
+    with pytest.raises(RuntimeError, match="rows of 7 have no halves"):
+        build.gate(torch.randn(2, 7), Activation.SILU)

@@ -79,3 +79,11 @@ def test_joined_layers_may_be_asked_in_any_order_and_for_other_rows() -> None:
     ]:
         expected = getattr(separate, name)(rows)
         assert torch.equal(getattr(block, name)(rows), expected)
+
+
+def test_a_layer_with_two_names_is_laid_out_once() -> None:
+    shared = nn.Linear(WIDTH, WIDTH)
+    network = nn.ModuleDict({"one": nn.Sequential(shared), "other": nn.Sequential(shared)})
+    replace(network, lambda layer: linear(layer, PanelLinear))
+    one, other = network.get_submodule("one.0"), network.get_submodule("other.0")
+    assert type(one) is PanelLinear and one is other

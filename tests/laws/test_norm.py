@@ -71,3 +71,55 @@ def test_rows_of_another_dtype_are_left_to_the_layer(build: Kernels) -> None:
     layer, own = made(LlamaRMSNorm, 96, torch.bfloat16)
     rows = torch.randn(3, 96)
     assert torch.equal(own(rows), layer(rows))
+
+
+class Outside(LlamaRMSNorm):
+    """A norm that adds its epsilon to the root."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        root = hidden_states.pow(2).mean(-1, keepdim=True).sqrt()
+        return self.weight * hidden_states / (root + self.variance_epsilon)
+
+
+class Clipping(LlamaRMSNorm):
+    """A norm of rows that it clips first."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = super().forward(hidden_states.clamp(-50, 50))
+        return out
+
+
+class Asking(LlamaRMSNorm):
+    """A norm that wants something beside the rows."""
+
+    def forward(self, hidden_states: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = super().forward(hidden_states) * gate
+        return out
+
+
+@pytest.mark.parametrize("kind", [Outside, Clipping, Asking])
+def test_norms_that_differ_for_some_rows_only_are_left_alone(
+    kind: type[nn.Module], build: Kernels
+) -> None:
+    assert norm(kind(96).requires_grad_(False)) is None
+
+
+def test_weights_near_0_tell_norms_apart(build: Kernels) -> None:
+    layer = nn.LayerNorm(96).requires_grad_(False)
+    layer.weight.fill_(1e-7)
+    assert norm(layer) is None
+
+
+def test_layers_with_hooks_are_left_alone(build: Kernels) -> None:
+    layer = LlamaRMSNorm(96).requires_grad_(False)
+    layer.register_forward_hook(lambda module, given, out: 2 * out)
+    assert norm(layer) is None
+
+
+def test_rows_of_another_width_are_refused(build: Kernels) -> None:
+    """They would be read beyond the weight's end."""
+    _, own = made(LlamaRMSNorm, 64, torch.float32)
+    with pytest.raises(RuntimeError, match="must match"):
+        own(torch.randn(1, 128))
+    with pytest.raises(RuntimeError, match="rows of 128 for a weight of 64"):
+        build.norm(torch.randn(1, 128), torch.randn(64), 1e-6)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from engine.forward.cpu.kernels import Activation, kernels
+from engine.forward.cpu.probing import same
 
 Layer = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]  # from weight and bias
 
@@ -20,8 +21,6 @@ ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 NUMBERS = torch.linspace(-8, 8, 64)  # to tell activations apart
 INNER, OUTER = ("gate_proj", "up_proj", "gate_up_proj"), "down_proj"
-ROWS = 4
-CLOSE = 1e-2  # of the largest output, in half precision
 SAME = 1e-5  # two kinds of GELU are 5e-4 apart
 
 
@@ -39,7 +38,7 @@ class Gated(nn.Module):
         """Called by the model."""
         wide = self.inner(rows)
         gated = self._gate(wide.view(-1, wide.shape[-1]), self._activation)
-        said: torch.Tensor = self.outer(gated.view(*rows.shape[:-1], -1))
+        said: torch.Tensor = self.outer(gated.view(*rows.shape[:-1], gated.shape[-1]))
         return said
 
 
@@ -48,18 +47,23 @@ def gated(layer: nn.Module, kind: Layer) -> Gated | None:
     """What computes the same as a layer of a network, by linear layers of a kind; None if the layer
     is of another form.
     """
-    inner = [part for name in INNER if isinstance(part := getattr(layer, name, None), nn.Linear)]
+    parts = (getattr(layer, name, None) for name in INNER)
+    inner = [part for part in parts if type(part) is nn.Linear]
     outer, middle = getattr(layer, OUTER, None), getattr(layer, "act_fn", None)
     activation = _activation(middle or getattr(layer, "activation_fn", None))
     biases: list[torch.Tensor] = [part.bias for part in inner if part.bias is not None]
-    alike = len(biases) in (0, len(inner))
-    if not (inner and alike and isinstance(outer, nn.Linear)) or activation is None:
+    alike = len(biases) in (0, len(inner)) and len({part.in_features for part in inner}) == 1
+    if type(outer) is not nn.Linear or activation is None or not alike:
         return None
-    source = torch.Generator().manual_seed(0)
-    rows = torch.randn(ROWS, inner[0].in_features, generator=source).to(outer.weight)
-    first, second = torch.cat([part(rows) for part in inner], -1).chunk(2, -1)
-    expected, said = outer(ACTIVATIONS[activation](first) * second), layer(rows)
-    if (expected - said).abs().max() > CLOSE * said.abs().max():
+    if sum(part.out_features for part in inner) != 2 * outer.in_features:
+        return None
+
+    def spelled_out(rows: torch.Tensor) -> torch.Tensor:
+        first, second = torch.cat([part(rows) for part in inner], -1).chunk(2, -1)
+        made: torch.Tensor = outer(ACTIVATIONS[activation](first) * second)
+        return made
+
+    if not same(layer, spelled_out, inner[0]):
         return None
     weights: list[torch.Tensor] = [part.weight for part in inner]
     joined = kind(torch.cat(weights), torch.cat(biases) if biases else None)
@@ -68,7 +72,7 @@ def gated(layer: nn.Module, kind: Layer) -> Gated | None:
 
 def _activation(layer: nn.Module | None) -> Activation | None:
     """Which of those that there are kernels for a layer is, if any."""
-    said = None if layer is None else layer(NUMBERS)
+    said = layer(NUMBERS) if isinstance(layer, nn.Module) and not list(layer.parameters()) else None
     for activation, function in ACTIVATIONS.items():
         if said is not None and torch.allclose(said, function(NUMBERS), SAME, SAME):
             return activation

@@ -131,8 +131,10 @@ class Kernels:
 
     def norm(self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         """Rows [..., size] / their root mean square * weight [size], float32; contiguous, on the
-        CPU.
+        CPU. Raises RuntimeError for what does not fit.
         """
+        if rows.shape[-1:] != weight.shape:
+            raise RuntimeError(f"rows of {rows.shape[-1]} for a weight of {len(weight)}")
         result = torch.empty_like(rows)
         size = rows.shape[-1]
         self._norm(
@@ -143,8 +145,10 @@ class Kernels:
 
     def gate(self, rows: torch.Tensor, activation: Activation) -> torch.Tensor:
         """The activation of the first half of each row times the second, [rows, size] of
-        [rows, 2 * size]; contiguous, on the CPU.
+        [rows, 2 * size]; contiguous, on the CPU. Raises RuntimeError for what does not fit.
         """
+        if rows.shape[1] % 2:
+            raise RuntimeError(f"rows of {rows.shape[1]} have no halves")
         count, size = rows.shape[0], rows.shape[1] // 2
         result = rows.new_empty(count, size)
         self._gate(

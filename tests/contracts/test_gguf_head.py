@@ -1,0 +1,56 @@
+"""The head of a GGUF file, read without llama.cpp: whatever is wrong with it is one line."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from protos import gguf
+from protos.errors import Unusable
+
+
+def text(value: str) -> bytes:
+    """A string as the format has it."""
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def listed(kind: int, items: list[bytes]) -> bytes:
+    """A list of values of a type."""
+    return struct.pack("<IQ", kind, len(items)) + b"".join(items)
+
+
+def head(*entries: tuple[str, int, bytes]) -> bytes:
+    """A file without weights."""
+    keys = b"".join(text(key) + struct.pack("<I", kind) + value for key, kind, value in entries)
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, len(entries)) + keys
+
+
+MODEL = ("tokenizer.ggml.model", gguf.STRING, text("gpt2"))
+TOKENS = ("tokenizer.ggml.tokens", gguf.LIST, listed(gguf.STRING, [text("a"), text("b")]))
+KINDS = ("tokenizer.ggml.token_type", gguf.LIST, listed(5, [struct.pack("<i", 1)]))
+
+
+def test_tokens_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(head(MODEL, TOKENS))
+    assert gguf.tokens(file) == {0: "a", 1: "b"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        head(MODEL, TOKENS, KINDS),
+        head(MODEL, TOKENS)[:-1],
+        head(("deep", gguf.LIST, struct.pack("<IQ", gguf.LIST, 1) * 5000)),
+        head(("long", gguf.STRING, struct.pack("<Q", 1 << 62))),
+        head(("what", 99, b"")),
+    ],
+    ids=["fewer kinds than tokens", "cut off", "nested", "too long", "no type"],
+)
+def test_a_damaged_head_is_one_line(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(content)
+    with pytest.raises(Unusable, match=f"{file} is a damaged GGUF file"):
+        gguf.tokens(file)
