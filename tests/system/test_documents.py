@@ -1,5 +1,5 @@
-"""What README and docs/ tell a reader to type works: every fenced command and program is run, in a
-checkout of their own, against one `tandem up`; flags, settings and metrics are those of the services.
+"""What README and docs/ show works: every fenced command and program is run, in a checkout of their
+own, against one `tandem up`; flags, settings and metrics are those of the services.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ HERE = [block for block in RUN if block.commands[0] not in ELSEWHERE]
 
 @dataclass(frozen=True)
 class Checkout:
-    """A folder as a reader has it behind `make setup`, and the Tandem that runs meanwhile."""
+    """A folder as a reader has it after `make setup`, and the Tandem that runs meanwhile."""
 
     folder: Path
     address: str
@@ -56,7 +56,7 @@ class Checkout:
 
 
 def checkout(folder: Path) -> Path:
-    """Everything but what is hidden, and a `.venv` that is this interpreter and up to date."""
+    """Everything but hidden files, and a `.venv` that is this interpreter and up to date."""
     for path in ROOT.iterdir():
         if not path.name.startswith("."):
             (folder / path.name).symlink_to(path)
