@@ -8,7 +8,7 @@ ENGINE_ARGS ?=
 
 setup: .venv/ready ## make .venv with everything for development
 
-.venv/ready: pyproject.toml setup.py constraints.txt $(wildcard engine/cpu/*.cpp engine/cpu/*.h)
+.venv/ready: pyproject.toml setup.py constraints.txt $(wildcard engine/forward/cpu/*.cpp engine/forward/cpu/*.h)
 	python3 -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[all,dev]"

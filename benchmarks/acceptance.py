@@ -21,14 +21,14 @@ from transformers.utils import logging
 import drafter_service.service
 import models
 import verifier_service.service
-from benchmarks import report
-from benchmarks.prompts import story_count, tokenised
-from benchmarks.runner import Round, Runner
+from benchmarks.figures import report
+from benchmarks.peers.prompts import story_count, tokenised
+from benchmarks.peers.runner import Round, Runner
 from engine.config import ModelServiceConfig
-from orchestrator.clients import DrafterClient, VerifierClient
-from protos import rpc
+from orchestrator.fleet.clients import DrafterClient, VerifierClient
 from protos.errors import TandemError
-from protos.process import configure_logging
+from protos.service.process import configure_logging
+from protos.transport import rpc
 from protos.types import DraftShape, SamplingParams
 
 Weights = Literal["full", "int8"]

@@ -29,19 +29,19 @@ from transformers.utils import logging
 
 import models
 import verifier_service.service
-from benchmarks import report
-from benchmarks.machine import described
-from benchmarks.prompts import story_count, tokenised
-from benchmarks.runner import Round, Runner, Tokens
+from benchmarks.figures import report
+from benchmarks.figures.machine import described
+from benchmarks.peers.prompts import story_count, tokenised
+from benchmarks.peers.runner import Round, Runner, Tokens
 from engine.config import ModelServiceConfig
 from models.training.editor import task
-from orchestrator.clients import VerifierClient
-from orchestrator.text import load_tokenizer
-from protos import rpc
-from protos.drafting import draft_of
+from orchestrator.fleet.clients import VerifierClient
+from orchestrator.frontend.text import load_tokenizer
 from protos.errors import TandemError
-from protos.process import configure_logging
+from protos.service.process import configure_logging
+from protos.transport import rpc
 from protos.types import Context, DraftShape, Proposal, SamplingParams
+from protos.wire.drafting import draft_of
 from verifier_service.lookup import Lookup
 
 TEMPERATURES = (0.0, 0.7)

@@ -22,8 +22,10 @@ from rich.table import Table
 from transformers.utils import logging
 
 import models
-from benchmarks import llamacpp, report
-from benchmarks.figures import (
+from benchmarks.figures import report
+from benchmarks.figures.machine import described
+from benchmarks.figures.steps import Engine, Feed, Library, Text, reading, timed, weights_read
+from benchmarks.figures.steptimes import (
     COMPARED,
     FIVE,
     FLOOR,
@@ -34,12 +36,11 @@ from benchmarks.figures import (
     Figures,
     chosen,
 )
-from benchmarks.machine import described
-from benchmarks.steps import Engine, Feed, Library, Text, reading, timed, weights_read
-from engine.exactness import positions_tried, self_test
-from engine.forward import Forward
-from engine.kv import position_bytes
-from engine.model import DTYPES, load
+from benchmarks.peers import llamacpp
+from engine.cache.kv import position_bytes
+from engine.exact.exactness import positions_tried, self_test
+from engine.model.load import DTYPES, load
+from engine.runner import Forward
 from models.grow import Shape, grow
 from protos import tree
 from protos.errors import TandemError

@@ -22,11 +22,11 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 import models
-from benchmarks import report
-from benchmarks.prompts import story_count, tokenised
-from benchmarks.systems import ALWAYS, Prompt, Tandem, tandem_up
-from engine import reference
-from engine.linears import FULL, replace, suited
+from benchmarks.figures import report
+from benchmarks.peers import reference
+from benchmarks.peers.prompts import story_count, tokenised
+from benchmarks.peers.systems import ALWAYS, Prompt, Tandem, tandem_up
+from engine.model.linears import FULL, replace, suited
 from protos.errors import TandemError
 
 NEAR = 1e-3  # between the two largest logits

@@ -23,16 +23,16 @@ from prometheus_client import CollectorRegistry
 from rich.table import Table
 from transformers.utils import logging
 
-from benchmarks import report
 from benchmarks.engine import subject
-from benchmarks.machine import described
+from benchmarks.figures import report
+from benchmarks.figures.machine import described
 from engine.config import ModelServiceConfig
 from engine.host import Host, hosting
-from engine.task import Job
-from protos.drafting import guess_of
+from engine.schedule.task import Job
 from protos.errors import TandemError, Unusable
 from protos.streams import Decoding, Fact, Guess
 from protos.types import Context, Draft, SamplingParams
+from protos.wire.drafting import guess_of
 from verifier_service.decoding import Decode
 from verifier_service.guesses import Trust
 

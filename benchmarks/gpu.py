@@ -24,14 +24,23 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 import models
-from benchmarks import checks, emulation
-from benchmarks.figures import FLOOR, LIBRARY, ONE, TYPICAL, Figures, chosen
-from benchmarks.machine import described, facts
-from benchmarks.steps import Action, Engine, Feed, Library, Text, reading, timed, weights_read
-from engine import cublas
-from engine.forward import BY_ROWS, Backend, Forward
-from engine.kv import position_bytes
-from engine.model import DTYPES, Model, load
+from benchmarks.figures import checks, emulation
+from benchmarks.figures.machine import described, facts
+from benchmarks.figures.steps import (
+    Action,
+    Engine,
+    Feed,
+    Library,
+    Text,
+    reading,
+    timed,
+    weights_read,
+)
+from benchmarks.figures.steptimes import FLOOR, LIBRARY, ONE, TYPICAL, Figures, chosen
+from engine.cache.kv import position_bytes
+from engine.forward.cuda import cublas
+from engine.model.load import DTYPES, Model, load
+from engine.runner import BY_ROWS, Backend, Forward
 from protos import tree
 from protos.errors import TandemError
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -26,20 +27,20 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 import models
-from benchmarks import report
-from benchmarks.machine import described
-from benchmarks.steps import reading, weights_read
-from drafter_service.growing import Growing
-from drafter_service.growth import Growth
-from drafter_service.guesses import guesser
-from drafter_service.text import Report, Text
-from drafter_service.unread import behind
-from drafter_service.worth import Conditions, Known, Worth
-from engine.cost import Rates
-from engine.forward import Forward
-from engine.model import load
-from engine.sessions import Sessions
-from engine.streams import Call, Port
+from benchmarks.figures import report
+from benchmarks.figures.machine import described
+from benchmarks.figures.steps import reading, weights_read
+from drafter_service.tree.growing import Growing
+from drafter_service.tree.growth import Growth
+from drafter_service.tree.guesses import guesser
+from drafter_service.tree.text import Report, Text
+from drafter_service.tree.unread import behind
+from drafter_service.tree.worth import Conditions, Known, Worth
+from engine.cache.sessions import Sessions
+from engine.model.load import load
+from engine.runner import Forward
+from engine.schedule.cost import Rates
+from engine.schedule.port import Port
 from protos.errors import TandemError, Unusable
 from protos.streams import Drafting, Guess
 from protos.types import Context, DraftShape, SamplingParams
@@ -101,7 +102,7 @@ class Drafter:
         opening = Drafting(self._context, params, SHAPE)
         text = Text(self._sessions, self._session, opening, growth, tokens)
         guess = guesser(SHAPE, params, LENGTH, torch.ones(tokens))
-        port = Port[Report, Guess](Call(), 1, 1)
+        port = Port[Report, Guess](deque(), 1, 1)
         return text, Growing(text, guess, port, worth, time.perf_counter, self._first)
 
     def level(self, nodes: int) -> tuple[float, float]:

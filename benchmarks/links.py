@@ -25,11 +25,11 @@ import typer
 from transformers.utils import logging
 
 import models
-from benchmarks import report
-from benchmarks.checkout import HERE, Checkout, ignorant, serving
-from benchmarks.delay import State
-from benchmarks.prompts import story_prompts
-from benchmarks.turns import Job, Turn, Turns, figures, ratio, take, texts
+from benchmarks.figures import report
+from benchmarks.peers.checkout import HERE, Checkout, ignorant, serving
+from benchmarks.peers.delay import State
+from benchmarks.peers.prompts import story_prompts
+from benchmarks.peers.turns import Job, Turn, Turns, figures, ratio, take, texts
 from protos.errors import TandemError
 
 KINDS = re.compile(r"trained|random|hung|killed|slow(\d+)")

@@ -20,9 +20,9 @@ from rich.table import Table
 from transformers.utils import logging
 
 import models
-from benchmarks import report
-from benchmarks.prompts import story_count, tokenised
-from benchmarks.systems import ALWAYS, Prompt, load, tandem_up
+from benchmarks.figures import report
+from benchmarks.peers.prompts import story_count, tokenised
+from benchmarks.peers.systems import ALWAYS, Prompt, load, tandem_up
 from protos.errors import TandemError
 from protos.tandem.v1 import orchestrator_pb2 as api
 

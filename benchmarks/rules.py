@@ -25,27 +25,27 @@ from transformers.utils import logging
 
 import models
 import verifier_service.service
-from benchmarks import report
-from benchmarks.prompts import story_count, tokenised
-from benchmarks.runner import Runner, Tokens
-from drafter_service.growth import Growth
-from drafter_service.guesses import Guesser, branching, guesser
-from drafter_service.node import Child, Expansion
-from drafter_service.text import Report, Text
-from drafter_service.unread import behind
+from benchmarks.figures import report
+from benchmarks.peers.prompts import story_count, tokenised
+from benchmarks.peers.runner import Runner, Tokens
+from drafter_service.tree.growth import Growth
+from drafter_service.tree.guesses import Guesser, branching, guesser
+from drafter_service.tree.node import Child, Expansion
+from drafter_service.tree.text import Report, Text
+from drafter_service.tree.unread import behind
+from drafter_service.tree.whole import drafts
 from drafter_service.visible import visible_tokens
-from drafter_service.whole import drafts
 from engine.config import ModelServiceConfig
 from engine.host import Host, hosting
-from engine.sampling import warp
-from engine.task import Job
-from orchestrator.clients import VerifierClient
-from protos import rpc
-from protos.drafting import draft_of
+from engine.sampling.drawing import warp
+from engine.schedule.task import Job
+from orchestrator.fleet.clients import VerifierClient
 from protos.errors import TandemError
-from protos.process import configure_logging
+from protos.service.process import configure_logging
 from protos.streams import Drafting, Guess
+from protos.transport import rpc
 from protos.types import MAX_NODES, Context, DraftShape, Proposal, Rule, SamplingParams
+from protos.wire.drafting import draft_of
 
 TEMPERATURES = (1.0, 0.7)
 DESCRIBE_SECONDS = 10.0

@@ -20,9 +20,9 @@ import typer
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks import report
-from benchmarks.machine import described
-from engine.sampling import Adjustment, draw, draws, leading, logprobs, warp
+from benchmarks.figures import report
+from benchmarks.figures.machine import described
+from engine.sampling.drawing import Adjustment, draw, draws, leading, logprobs, warp
 from protos.types import MAX_LOGPROBS, SamplingParams
 
 LENGTH = 1000  # tokens of a text, half of them completion

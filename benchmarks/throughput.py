@@ -22,11 +22,12 @@ from rich.table import Table
 from transformers.utils import logging
 
 import models
-from benchmarks import llamacpp, report
-from benchmarks.contest import AT_ONCE, Contest, Runs
-from benchmarks.llamacpp import LlamaCpp
-from benchmarks.prompts import story_count, tokenised
-from benchmarks.systems import Plain, Prompt, System, Tandem, load, tandem_up
+from benchmarks.figures import report
+from benchmarks.peers import llamacpp
+from benchmarks.peers.contest import AT_ONCE, Contest, Runs
+from benchmarks.peers.llamacpp import LlamaCpp
+from benchmarks.peers.prompts import story_count, tokenised
+from benchmarks.peers.systems import Plain, Prompt, System, Tandem, load, tandem_up
 from protos.errors import TandemError
 
 DRAFTED = (0, 2, 3, 4, 6)  # tokens of a chain for llama.cpp

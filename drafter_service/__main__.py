@@ -2,7 +2,7 @@
 
 from drafter_service.service import serving
 from engine.config import ModelServiceConfig
-from protos.command import command
+from protos.service.command import command
 
 if __name__ == "__main__":
     command("drafter", ModelServiceConfig, serving)

@@ -8,20 +8,20 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from drafter_service.foreign import Chains, Engine
-from drafter_service.growing import Growing
-from drafter_service.growth import Growth
-from drafter_service.guesses import branching, guesser, is_whole
-from drafter_service.mirror import Mirrors
-from drafter_service.reading import Reading
-from drafter_service.text import Report, Text
-from drafter_service.translation import Translation
+from drafter_service.foreign.chains import Chains, Engine
+from drafter_service.foreign.mirror import Mirrors
+from drafter_service.foreign.translation import Translation
+from drafter_service.tree.growing import Growing
+from drafter_service.tree.growth import Growth
+from drafter_service.tree.guesses import branching, guesser, is_whole
+from drafter_service.tree.reading import Reading
+from drafter_service.tree.text import Report, Text
+from drafter_service.tree.whole import drafts
+from drafter_service.tree.worth import Conditions, Known, Worth
 from drafter_service.visible import visible_tokens
-from drafter_service.whole import drafts
-from drafter_service.worth import Conditions, Known, Worth
 from engine.host import Host
-from engine.streams import Port
-from engine.task import Job
+from engine.schedule.port import Port
+from engine.schedule.task import Job
 from protos.fingerprint import fingerprint, tokens_by_id
 from protos.streams import Drafting, Guess
 from protos.tokenizer import tokenizer_of

@@ -11,16 +11,17 @@ from grpc import aio
 from prometheus_client import CollectorRegistry
 
 from drafter_service.drafting import drafter
-from drafter_service.text import Report
-from drafter_service.worth import Conditions
+from drafter_service.tree.text import Report
+from drafter_service.tree.worth import Conditions
 from engine.config import ModelServiceConfig
 from engine.host import Host, check_tokens, hosting
 from engine.streams import Call, Streams
-from protos import codec, rpc
-from protos.drafting import encode_guess
 from protos.errors import TandemError
 from protos.streams import Guess
 from protos.tandem.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
+from protos.transport import rpc
+from protos.wire import codec
+from protos.wire.drafting import encode_guess
 
 NAME = drafter_pb2.DESCRIPTOR.services_by_name["DrafterService"].full_name
 MOST = 200  # guesses of a message: 3 MB if each has 64 nodes and what they were drawn from

@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import ByteSize, Field, model_validator
 
-from protos import cores
-from protos.config import ServiceConfig
+from protos.service import cores
+from protos.service.config import ServiceConfig
 
 
 class ModelServiceConfig(ServiceConfig):

@@ -19,17 +19,17 @@ import torch
 from prometheus_client import CollectorRegistry
 from pydantic import ByteSize
 
-from engine import cublas
-from engine.batch import Limits
+from engine.cache.rooms import BLOCK
+from engine.cache.sessions import Sessions
 from engine.config import ModelServiceConfig
-from engine.exactness import Exactness, positions_tried, self_test
+from engine.exact.exactness import Exactness, positions_tried, self_test
+from engine.forward.cuda import cublas
 from engine.loading import load, runner
 from engine.memory import available, for_cache
 from engine.metrics import ModelMetrics, SessionCollector
 from engine.port import ModelFacts, ModelRunner
-from engine.rooms import BLOCK
-from engine.scheduler import ModelThread
-from engine.sessions import Sessions
+from engine.schedule.batch import Limits
+from engine.schedule.scheduler import ModelThread
 from protos.errors import InvalidRequest, Unusable
 from protos.fingerprint import fingerprint
 from protos.types import ModelDescription

@@ -6,13 +6,13 @@ The one place that knows both.
 
 from __future__ import annotations
 
-from engine import model
 from engine.config import ModelServiceConfig
-from engine.cpu.kernels import use_threads
-from engine.forward import Forward
+from engine.forward.cpu.kernels import use_threads
 from engine.gguf import model as gguf
 from engine.gguf.runner import Runner
+from engine.model import load as model
 from engine.port import ModelRunner
+from engine.runner import Forward
 from protos.gguf import is_gguf
 
 

@@ -16,16 +16,16 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
-from engine.scheduler import ModelThread
-from engine.task import Job, Task
-from protos import status
+from engine.schedule.port import Port
+from engine.schedule.scheduler import ModelThread
+from engine.schedule.task import Job
 from protos.errors import Internal, SessionMiss, StaleTurn, TandemError
 from protos.tandem.v1 import common_pb2
+from protos.transport import status
 from protos.types import Context
 
 HEARTBEAT_SECONDS = 0.5  # a silent side says something
 SILENCE_SECONDS = 5.0  # a caller that says nothing for so long is gone
-BACKLOG = 4096  # items that a caller has not taken, above which its sessions pause
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -35,38 +35,23 @@ log = structlog.get_logger()
 
 
 @dataclass(slots=True, eq=False)
-class Port(Generic[In, Out]):
-    """One opening as its job sees it: what arrived for it, and where to say something."""
-
-    call: Call[In, Out]
-    stream: int
-    turn: int
-    inbox: deque[In] = field(default_factory=deque)
-    halted: bool = False  # the reader asked for a pause
-    strict: bool = False  # the caller wants to be told of what cannot be taken
-    task: Task | None = None
-
-    def emit(self, item: Out) -> None:
-        """Say something; it leaves when the step is over."""
-        self.call.outgoing.append((self.stream, item))
-
-    @property
-    def paused(self) -> bool:
-        """Whether whoever reads is too far behind."""
-        return self.halted or len(self.call.outgoing) > BACKLOG
-
-
-@dataclass(slots=True, eq=False)
 class Call(Generic[In, Out]):
     """One caller's stream."""
 
-    ports: dict[int, Port[In, Out]] = field(default_factory=dict)
+    ports: dict[int, Opening[In, Out]] = field(default_factory=dict)
     outgoing: deque[tuple[int, Out]] = field(default_factory=deque)
     failures: deque[common_pb2.Failure] = field(default_factory=deque)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     heard: float = field(default_factory=monotonic)
     sent: float = 0.0  # the caller's clock in its newest message
     greeted: bool = False  # whether its first message was answered
+
+
+@dataclass(slots=True, eq=False)
+class Opening(Port[In, Out]):
+    """A port, and the stream that it came by."""
+
+    call: Call[In, Out] = field(kw_only=True)
 
 
 class Streams(Generic[In, Out]):
@@ -76,7 +61,7 @@ class Streams(Generic[In, Out]):
         self._thread = thread
         self._loop = asyncio.get_running_loop()
         self._calls: set[Call[In, Out]] = set()
-        self._live: dict[bytes, Port[In, Out]] = {}  # by session
+        self._live: dict[bytes, Opening[In, Out]] = {}  # by session
         thread.settled = self._settled
 
     async def serve(
@@ -118,7 +103,7 @@ class Streams(Generic[In, Out]):
         start: Callable[[Port[In, Out]], Job],
     ) -> Port[In, Out] | None:
         """Start a job for an opening; it ends the older one of its session."""
-        port: Port[In, Out] = Port(call, stream, context.turn)
+        port: Opening[In, Out] = Opening(call.outgoing, stream, context.turn, call=call)
         older = self._live.get(context.session_id)
         try:
             if older and older.turn >= context.turn:
@@ -166,7 +151,7 @@ class Streams(Generic[In, Out]):
         finally:
             call.changed.set()
 
-    def _end(self, port: Port[In, Out], reason: TandemError | None = None) -> None:
+    def _end(self, port: Opening[In, Out], reason: TandemError | None = None) -> None:
         """End a job; whoever opened it and did not ask for that is told."""
         if reason:
             self.fail(port.call, port.stream, reason)
@@ -175,11 +160,15 @@ class Streams(Generic[In, Out]):
             self._thread.desert(port.task)
 
     def _done(
-        self, port: Port[In, Out], session_id: bytes, request_id: str, error: BaseException | None
+        self,
+        port: Opening[In, Out],
+        owner: bytes,
+        request_id: str,
+        error: BaseException | None,
     ) -> None:
         """A job is done; whoever still waits for it is told if it failed."""
-        if self._live.get(session_id) is port:
-            del self._live[session_id]
+        if self._live.get(owner) is port:
+            del self._live[owner]
         if port.call.ports.get(port.stream) is not port:  # it was ended, or is another by now
             return
         del port.call.ports[port.stream]

@@ -30,10 +30,10 @@ from examples.talk import (
     running,
     talking,
 )
-from orchestrator.text import load_tokenizer
-from protos import rpc, status
+from orchestrator.frontend.text import load_tokenizer
 from protos.tandem.v1 import orchestrator_pb2 as api
 from protos.tandem.v1 import orchestrator_pb2_grpc
+from protos.transport import rpc, status
 from protos.types import MAX_LEVELS, DraftShape, Schedule
 
 

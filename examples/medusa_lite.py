@@ -25,18 +25,10 @@ from examples.talk import (
     running,
     talking,
 )
-from orchestrator.text import load_tokenizer
+from orchestrator.frontend.text import load_tokenizer
 from protos import tree
 from protos.errors import InvalidRequest
-from protos.types import (
-    MAX_LEVELS,
-    MAX_NODES,
-    Draft,
-    DraftShape,
-    Method,
-    SamplingParams,
-    Verdict,
-)
+from protos.types import MAX_LEVELS, MAX_NODES, Draft, DraftShape, Method, SamplingParams, Verdict
 
 
 @dataclass(frozen=True, slots=True)

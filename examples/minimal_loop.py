@@ -23,7 +23,7 @@ from examples.talk import (
     running,
     talking,
 )
-from orchestrator.text import load_tokenizer
+from orchestrator.frontend.text import load_tokenizer
 from protos.types import MAX_LEVELS, Draft, DraftShape, Rule, SamplingParams
 
 

@@ -16,12 +16,13 @@ from typing import Annotated, Any
 import typer
 
 import models
-from orchestrator import launch
-from orchestrator.clients import DrafterClient, VerifierClient
-from protos import codec, rpc
+from orchestrator.cli import launch
+from orchestrator.fleet.clients import DrafterClient, VerifierClient
 from protos.errors import TandemError
-from protos.process import configure_logging
+from protos.service.process import configure_logging
+from protos.transport import rpc
 from protos.types import NO_DRAFT, Context, Draft, DraftShape, SamplingParams, Verdict
+from protos.wire import codec
 
 GREEDY = SamplingParams()
 DESCRIBE_SECONDS = 30.0

@@ -4,10 +4,10 @@
 
 from contextlib import AbstractContextManager, nullcontext
 
-from orchestrator import cluster
 from orchestrator.config import OrchestratorConfig
 from orchestrator.server import serving
-from protos.command import command
+from orchestrator.workers import cluster
+from protos.service.command import command
 
 
 def _ray(config: OrchestratorConfig) -> AbstractContextManager[None]:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from protos.config import ServiceConfig
+from protos.service.config import ServiceConfig
 from protos.types import MAX_LEVELS, MAX_NODES
 
 

@@ -7,16 +7,16 @@ from contextlib import asynccontextmanager
 
 from prometheus_client import CollectorRegistry
 
-from orchestrator import cluster, local
 from orchestrator.config import OrchestratorConfig
-from orchestrator.frontend import NAME, Admission, OrchestratorService
+from orchestrator.fleet.replicas import Replicas
+from orchestrator.frontend.request import Limits
+from orchestrator.frontend.servicer import NAME, Admission, OrchestratorService
+from orchestrator.frontend.text import load_tokenizer, longest_token, special_tokens
 from orchestrator.metrics import FrontMetrics
-from orchestrator.pool import WorkerPool
-from orchestrator.replicas import Replicas
-from orchestrator.request import Limits
-from orchestrator.text import load_tokenizer, longest_token, special_tokens
-from protos import rpc
+from orchestrator.workers import cluster, local
+from orchestrator.workers.pool import WorkerPool
 from protos.tandem.v1 import orchestrator_pb2_grpc
+from protos.transport import rpc
 from protos.types import DraftShape, Schedule
 
 

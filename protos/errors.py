@@ -126,3 +126,8 @@ BY_REASON: dict[str, type[TandemError]] = {
         Internal,
     )
 }
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same call may succeed a little later."""
+    return isinstance(error, Unavailable | Busy | DeadlineExceeded)

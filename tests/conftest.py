@@ -26,15 +26,17 @@ import drafter_service.service
 import models
 import verifier_service.service
 from engine.config import ModelServiceConfig
-from orchestrator import cluster, server
-from orchestrator.clients import DrafterClient, VerifierClient
+from orchestrator import server
 from orchestrator.config import OrchestratorConfig
-from protos import process, rpc
+from orchestrator.fleet.clients import DrafterClient, VerifierClient
+from orchestrator.workers import cluster
+from protos.service import process
 from protos.tandem.v1 import orchestrator_pb2_grpc
+from protos.transport import rpc
 from tests.families import build
 from tests.ggufs import MakeGGUF, maker
 
-PROMPTS = Path(__file__).parents[1] / "benchmarks" / "story_prompts.jsonl"
+PROMPTS = Path(__file__).parents[1] / "benchmarks" / "peers" / "story_prompts.jsonl"
 
 hypothesis.settings.register_profile(
     "tandem", deadline=None

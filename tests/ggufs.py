@@ -27,7 +27,7 @@ def maker(folder: Path) -> MakeGGUF:
     """Makes a model directory a file, once."""
 
     def make(model: Path, kind: str) -> Path:
-        from models.gguf import convert  # needs a package that may be missing
+        from models.gguf import convert
 
         file = folder / f"{model.name}-{kind}.gguf"
         if not file.exists():

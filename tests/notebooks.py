@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.noise import gumbel
+from engine.sampling.noise import gumbel
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-from engine import sampling
+from engine.sampling import drawing as sampling
 from protos.types import SamplingParams
 
 

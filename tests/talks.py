@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine import attention
-from engine.forward import Forward
-from engine.model import Model
-from engine.rooms import Room
-from engine.segment import Segment
+from engine.cache.rooms import Room
+from engine.forward import attention
+from engine.forward.segment import Segment
+from engine.model.load import Model
+from engine.runner import Forward
 from protos import tree
 from tests.families import VOCABULARY
 

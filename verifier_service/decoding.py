@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.sampling import Adjustment
-from engine.segment import Segment
-from engine.session import Session
-from engine.sessions import Sessions
-from engine.streams import Port
-from engine.task import Job
+from engine.cache.session import Session
+from engine.cache.sessions import Sessions
+from engine.forward.segment import Segment
+from engine.sampling.drawing import Adjustment
+from engine.schedule.port import Port
+from engine.schedule.task import Job
 from protos import tree
-from protos.drafting import draft_of
 from protos.errors import Busy, InvalidRequest
 from protos.streams import Decoding, Fact, Guess
 from protos.types import NO_DRAFT, Draft, TokenLogprobs
+from protos.wire.drafting import draft_of
 from verifier_service.acceptance import walk
 from verifier_service.guesses import Guesses, Trust
 from verifier_service.judge import Judge
@@ -37,7 +37,7 @@ def judge_together(fed: Sequence[tuple[object, torch.Tensor]]) -> None:
 
 @dataclass(slots=True, eq=False)
 class Decode:
-    """One opening of a session, as an offer (`engine.offer.Offer`) and the job that makes it."""
+    """One opening of a session, as an offer and the job that makes it."""
 
     sessions: Sessions
     opening: Decoding

@@ -8,9 +8,9 @@ from functools import partial
 
 import torch
 
-from engine import sampling
-from engine.noise import Stream, gumbel, uniform
-from engine.sampling import Adjustment
+from engine.sampling import drawing as sampling
+from engine.sampling.drawing import Adjustment
+from engine.sampling.noise import Stream, gumbel, uniform
 from protos import tree
 from protos.types import Draft, Rule, SamplingParams, TokenLogprobs
 from verifier_service.acceptance import Standing, match, reject, top1

@@ -12,13 +12,14 @@ from prometheus_client import CollectorRegistry
 
 from engine.config import ModelServiceConfig
 from engine.host import Host, check_tokens, hosting
+from engine.schedule.task import Job
 from engine.streams import Call, Streams
-from engine.task import Job
-from protos import codec, rpc
-from protos.drafting import decode_guess
 from protos.errors import InvalidRequest, TandemError, Unusable
 from protos.streams import Fact, Guess
 from protos.tandem.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
+from protos.transport import rpc
+from protos.wire import codec
+from protos.wire.drafting import decode_guess
 from verifier_service.decoding import Decode, judge_together
 from verifier_service.guesses import Trust
 

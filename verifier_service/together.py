@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine import sampling
+from engine.sampling import drawing as sampling
 from protos.types import Rule, SamplingParams, TokenLogprobs
 from verifier_service.judge import Answer, Judge
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.cache.rooms import BLOCK, Room, blocks
 from engine.gguf.sequences import Held, Sequences
-from engine.rooms import BLOCK, Room, blocks
 
 
 class Cells:

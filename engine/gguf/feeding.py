@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from engine.forward.segment import Segment
 from engine.gguf.llama import Row
 from engine.gguf.path import Path
 from engine.gguf.sequences import Held, Sequences
-from engine.segment import Segment
 from protos import tree
 
 

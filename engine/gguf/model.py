@@ -12,7 +12,7 @@ import torch
 
 from engine.gguf.llama import SEQUENCES, Context, Size, Weights
 from engine.gguf.original import original
-from engine.original import Original
+from engine.model.original import Original
 from protos.errors import Unusable
 from protos.fingerprint import tokens_by_id
 

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from engine.gguf.llama import Context, Row, Size, Weights
-from engine.original import BRANCH, OTHER, STREAM, Original, Text, length
+from engine.model.original import BRANCH, OTHER, STREAM, Original, Text, length
 
 FACTOR = 4.0
 FLOORS = {"f32": 1e-4, "f16": 1e-2, "bf16": 5e-2}  # of a logit: no two ways are taken for closer

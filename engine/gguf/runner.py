@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.forward.segment import Segment
 from engine.gguf.cells import Cells
 from engine.gguf.feeding import Feeding
 from engine.gguf.llama import SEQUENCES, Row
 from engine.gguf.sequences import Memory, Sequences
 from engine.port import ModelFacts
-from engine.segment import Segment
 
 
 class Decoder(Memory, Protocol):

@@ -13,9 +13,11 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.generation import Finish
-from protos import codec, streams, tree, types
-from protos.drafting import (
+from orchestrator.rounds.generation import Finish
+from protos import streams, tree, types
+from protos.tandem.v1 import common_pb2, orchestrator_pb2
+from protos.wire import codec
+from protos.wire.drafting import (
     SCORE_STEPS,
     decode_guess,
     decode_shape,
@@ -24,8 +26,7 @@ from protos.drafting import (
     encode_shape,
     guess_of,
 )
-from protos.sampling import decode_sampling, encode_sampling
-from protos.tandem.v1 import common_pb2, orchestrator_pb2
+from protos.wire.sampling import decode_sampling, encode_sampling
 
 STREAM = 7
 token = st.integers(0, (1 << 32) - 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from protos import cores
+from protos.service import cores
 
 
 @pytest.fixture

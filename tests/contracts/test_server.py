@@ -12,8 +12,9 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from benchmarks.delay import State, linked
-from protos import errors, rpc
+from benchmarks.peers.delay import State, linked
+from protos import errors
+from protos.transport import rpc
 from tests.contracts.test_status import ROUNDS, VERIFIER, refusing
 
 

@@ -14,7 +14,7 @@ from grpc import aio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos import errors, rpc, status
+from protos import errors
 from protos.errors import (
     Busy,
     DeadlineExceeded,
@@ -23,6 +23,7 @@ from protos.errors import (
     TandemError,
     TransportLost,
     Violation,
+    is_transient,
 )
 from protos.tandem.v1 import (
     common_pb2,
@@ -31,6 +32,7 @@ from protos.tandem.v1 import (
     verifier_pb2,
     verifier_pb2_grpc,
 )
+from protos.transport import rpc, status
 
 VERIFIER = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name
 ROUNDS = rounds_pb2.DESCRIPTOR.services_by_name["RoundWorkerService"].full_name
@@ -224,9 +226,7 @@ async def test_time_that_ran_out_is_a_deadline() -> None:
 
 def test_only_what_may_pass_by_itself_is_transient() -> None:
     names = {
-        type(error).__name__
-        for error in (*SENT, TransportLost("gone"))
-        if status.is_transient(error)
+        type(error).__name__ for error in (*SENT, TransportLost("gone")) if is_transient(error)
     }
     assert names == {"Busy", "Unavailable", "TransportLost", "DeadlineExceeded"}
 

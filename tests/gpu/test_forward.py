@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import flash
-from engine.exactness import self_test
-from engine.forward import Backend, Forward
-from engine.graphs import Graphs
-from engine.kv import LayerGeometry
-from engine.ladder import BASE
-from engine.model import load
+from engine.cache.kv import LayerGeometry
+from engine.exact.exactness import self_test
+from engine.forward.cuda import flash
+from engine.forward.cuda.graphs import Graphs
+from engine.forward.cuda.ladder import BASE
+from engine.model.load import load
+from engine.runner import Backend, Forward
 from tests.families import SERVED
 from tests.talks import differing_rows, largest_difference, some_tokens, some_tree, talks
 

@@ -19,8 +19,8 @@ prometheus, config, rpc, clients, drafter_service, verifier_service = (
     for module in (
         "prometheus_client",
         "engine.config",
-        "protos.rpc",
-        "orchestrator.clients",
+        "protos.transport.rpc",
+        "orchestrator.fleet.clients",
         "drafter_service.service",
         "verifier_service.service",
     )

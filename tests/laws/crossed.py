@@ -15,9 +15,9 @@ from logging import CRITICAL
 
 import structlog
 
-from orchestrator.crossing import Crossing, Services
-from orchestrator.generation import Generation
-from orchestrator.pool import TURNS
+from orchestrator.rounds.crossing import Crossing, Services
+from orchestrator.rounds.generation import Generation
+from orchestrator.workers.pool import TURNS
 from protos.types import DraftShape, Rule, SamplingParams
 from tests.laws.peers import FENCES, Drafter, Verifier, follows
 from tests.laws.wires import Clock, Link

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 
 import torch
 
-from engine.batch import Limits
-from engine.rooms import Room
-from engine.scheduler import ModelThread, StepReport
-from engine.segment import Segment
-from engine.task import Job
+from engine.cache.rooms import Room
+from engine.forward.segment import Segment
+from engine.schedule.batch import Limits
+from engine.schedule.scheduler import ModelThread, StepReport
+from engine.schedule.task import Job
 from protos import tree
 
 VOCABULARY, MOST, SECONDS = 5, 8, 5.0

@@ -6,15 +6,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.request import Limits, order
+from orchestrator.frontend.request import Limits, order
 from protos.errors import InvalidRequest
 from protos.tandem.v1 import orchestrator_pb2 as api
 from protos.tandem.v1 import rounds_pb2
-from protos.types import (
-    DraftShape,
-    ModelDescription,
-    Schedule,
-)
+from protos.types import DraftShape, ModelDescription, Schedule
 
 MODEL = ModelDescription("tiny", "f" * 16, 100, 50, (0, 7), "cpu", "float32")
 SHAPE = DraftShape(6, 4, 16, schedule=Schedule.GOODPUT)

@@ -6,17 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from protos import codec, status
-from protos.drafting import decode_guess
-from protos.errors import (
-    Busy,
-    InvalidRequest,
-    SessionMiss,
-    StaleTurn,
-    TandemError,
-    Unavailable,
-)
+from protos.errors import Busy, InvalidRequest, SessionMiss, StaleTurn, TandemError, Unavailable
 from protos.tandem.v1 import common_pb2
+from protos.transport import status
+from protos.wire import codec
+from protos.wire.drafting import decode_guess
 from tests.laws import wires
 from tests.laws.wires import Call
 

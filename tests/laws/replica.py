@@ -11,10 +11,10 @@ from itertools import combinations, count
 
 import torch
 
-from engine.kv import LayerGeometry, Pool
-from engine.rooms import BLOCK
-from engine.session import Session
-from engine.sessions import Sessions
+from engine.cache.kv import LayerGeometry, Pool
+from engine.cache.rooms import BLOCK
+from engine.cache.session import Session
+from engine.cache.sessions import Sessions
 from protos.types import Context
 
 BLOCKS, MOST, LENGTH, TTL = 4, 2, 2 * BLOCK, 10.0

@@ -7,11 +7,9 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from orchestrator.crossing import Crossing, Services
-from orchestrator.generation import Generation
-from protos.errors import (
-    TandemError,
-)
+from orchestrator.rounds.crossing import Crossing, Services
+from orchestrator.rounds.generation import Generation
+from protos.errors import TandemError
 from protos.types import DraftShape, Rule, SamplingParams
 from tests.laws.crossed import LENGTH, PROMPT, SESSION
 from tests.laws.peers import Drafter, Service, Verifier

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from engine.batch import PIECE, SHORT, Limits, compose
-from engine.cost import CostModel
-from engine.rooms import Room
-from engine.segment import Segment
+from engine.cache.rooms import Room
+from engine.forward.segment import Segment
+from engine.schedule.batch import PIECE, SHORT, Limits, compose
+from engine.schedule.cost import CostModel
 from protos import tree
 
 ROOM = Room(0, 1 << 16)

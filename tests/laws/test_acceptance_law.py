@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.sampling import Adjustment, probabilities
+from engine.sampling.drawing import Adjustment, probabilities
 from protos import tree
 from protos.types import Draft, Rule, SamplingParams
 from tests.laws.world import (

@@ -7,7 +7,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import (
+from engine.forward.segment import Segment
+from engine.schedule.batch import (
     PIECE,
     RESTING_SECONDS,
     SHORT,
@@ -17,8 +18,7 @@ from engine.batch import (
     is_long,
     load,
 )
-from engine.cost import CostModel, Load
-from engine.segment import Segment
+from engine.schedule.cost import CostModel, Load
 from protos import tree
 from protos.types import MAX_NODES
 from tests.laws.segments import ROOM, SLOWLY, Known, composed, costs, limits_, longs, paces, shorts

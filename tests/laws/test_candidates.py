@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.sampling import flat, peaked
-from engine.candidates import drawn
-from engine.noise import above, gumbel, uniform
-from engine.sampling import LARGE, draw, draws, probabilities, warp
+from engine.sampling.candidates import drawn
+from engine.sampling.drawing import LARGE, draw, draws, probabilities, warp
+from engine.sampling.noise import above, gumbel, uniform
 from protos.types import SamplingParams
 from tests.laws.rows import Kind, adjusted, options, rounded
 

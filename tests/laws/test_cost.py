@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cost import WARM, CostModel, Load, Rates
+from engine.schedule.cost import WARM, CostModel, Load, Rates
 
 
 @dataclass(frozen=True)

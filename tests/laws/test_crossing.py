@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.crossing import BUSY_SECONDS, PATIENCE_SECONDS
-from orchestrator.generation import Finish
+from orchestrator.rounds.crossing import BUSY_SECONDS, PATIENCE_SECONDS
+from orchestrator.rounds.generation import Finish
 from protos.errors import (
     Busy,
     Internal,
@@ -180,8 +180,8 @@ def test_a_verifier_that_asks_to_wait_for_ever_is_given_up_at_last() -> None:
 
 
 def test_a_verifier_pauses_for_a_reader_that_is_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.crossing.PAUSE_AT", 8)
-    monkeypatch.setattr("orchestrator.crossing.RESUME_AT", 4)
+    monkeypatch.setattr("orchestrator.rounds.crossing.PAUSE_AT", 8)
+    monkeypatch.setattr("orchestrator.rounds.crossing.RESUME_AT", 4)
     scene = Scene(NO_DRAFT_SHAPE)
     assert not scene.wait(lambda: scene.crossing.ended)
     assert 8 < len(scene.crossing.steps) < 12

@@ -11,9 +11,9 @@ from itertools import count
 import pytest
 import torch
 
-from engine.sampling import probabilities
-from engine.segment import Segment
-from engine.sessions import Sessions
+from engine.cache.sessions import Sessions
+from engine.forward.segment import Segment
+from engine.sampling.drawing import probabilities
 from protos import tree
 from protos.streams import Decoding, Guess
 from protos.types import Context, Draft, Rule, SamplingParams

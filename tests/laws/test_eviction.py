@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.rooms import BLOCK
-from engine.sessions import LONGEST_RETRY_SECONDS, SETTLED_SECONDS
+from engine.cache.rooms import BLOCK
+from engine.cache.sessions import LONGEST_RETRY_SECONDS, SETTLED_SECONDS
 from protos.errors import Busy, SessionMiss
 from protos.types import NO_DRAFT, Context, SamplingParams
 from tests.laws.replica import BLOCKS, LENGTH, TTL, Message, Replica, Tokens

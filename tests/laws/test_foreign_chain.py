@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from drafter_service.foreign import DOUBT, Chain
+from drafter_service.foreign.chains import DOUBT, Chain
 from protos.types import DraftShape
 
 LOGITS = torch.tensor([0.0, math.log(8.0), 0.0])  # the likeliest token has .8

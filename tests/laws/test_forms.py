@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.rooms import Room
-from engine.segment import Segment
-from engine.table import SIZES, blanks, lay_out
+from engine.cache.rooms import Room
+from engine.forward.cuda.table import SIZES, blanks, lay_out
+from engine.forward.segment import Segment
 from protos import tree
 
 SPARE = 100_000

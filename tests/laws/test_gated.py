@@ -9,9 +9,9 @@ from transformers import LlamaConfig, Phi3Config
 from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.phi3.modeling_phi3 import Phi3MLP
 
-from engine.cpu.gated import Gated, gated
-from engine.cpu.kernels import Activation, Kernels, kernels
-from engine.cpu.panels import PanelLinear
+from engine.forward.cpu.gated import Gated, gated
+from engine.forward.cpu.kernels import Activation, Kernels, kernels
+from engine.forward.cpu.panels import PanelLinear
 
 WIDTH = 96
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

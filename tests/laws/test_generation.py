@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.generation import Finish, Generation
+from orchestrator.rounds.generation import Finish, Generation
 from protos.types import SamplingParams
 
 PROMPT = (10, 11, 12)

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafter_service.growth import Growth
-from drafter_service.node import Node
-from drafter_service.text import news
+from drafter_service.tree.growth import Growth
+from drafter_service.tree.node import Node
+from drafter_service.tree.text import news
 from protos import tree
 from protos.errors import SessionMiss
 from protos.types import MAX_LEVELS, DraftShape, Schedule

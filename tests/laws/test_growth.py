@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafter_service.growth import FED_PER_NODE, Growth
-from drafter_service.node import Child, Expansion, Node
-from drafter_service.worth import Conditions, Known, Worth
-from engine.cost import Rates
+from drafter_service.tree.growth import FED_PER_NODE, Growth
+from drafter_service.tree.node import Child, Expansion, Node
+from drafter_service.tree.worth import Conditions, Known, Worth
+from engine.schedule.cost import Rates
 from protos import tree
-from protos.drafting import draft_of
 from protos.types import Draft, DraftShape
+from protos.wire.drafting import draft_of
 
 PLENTY = 10_000
 Path = tuple[int, ...]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from drafter_service.guesses import (
+from drafter_service.tree.guesses import (
     FIRST_TOP_P,
     SENT,
     branching,
@@ -16,8 +16,8 @@ from drafter_service.guesses import (
     medusa_lite,
     sampled,
 )
-from engine.noise import gumbel
-from engine.sampling import LARGE
+from engine.sampling.drawing import LARGE
+from engine.sampling.noise import gumbel
 from protos.types import DraftShape, Method, Rule, SamplingParams
 
 LOGITS = torch.tensor([[0.5, 2.0, -1.0, 1.5, 0.0, -3.0]])
@@ -152,7 +152,7 @@ def test_children_in_a_large_vocabulary_are_those_of_the_whole_row(
         medusa_lite(params, 4, ROOT, visible),
     ]
     found = [guess(row, [ROOT])[0].children for guess in guesses]
-    monkeypatch.setattr("engine.sampling.LARGE", LARGE + 1)
+    monkeypatch.setattr("engine.sampling.drawing.LARGE", LARGE + 1)
     for children, guess in zip(found, guesses, strict=True):
         (whole,) = guess(row, [ROOT])
         assert [child.token for child in children] == [child.token for child in whole.children]

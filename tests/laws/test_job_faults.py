@@ -8,9 +8,9 @@ from collections.abc import Callable, Generator, Sequence
 import pytest
 import torch
 
-from engine.scheduler import ModelThread
-from engine.segment import Segment
-from engine.task import Job
+from engine.forward.segment import Segment
+from engine.schedule.scheduler import ModelThread
+from engine.schedule.task import Job
 from protos.errors import Internal, InvalidRequest, Unavailable
 from tests.laws.machine import (
     LIMITS,

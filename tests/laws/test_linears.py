@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from engine.cpu.kernels import kernels
-from engine.cpu.panels import PanelLinear
-from engine.linears import JoinedLinear, join, linear, replace, watching
+from engine.forward.cpu.kernels import kernels
+from engine.forward.cpu.panels import PanelLinear
+from engine.model.linears import JoinedLinear, join, linear, replace, watching
 
 WIDTH, WIDER = 96, 1100
 ROWS = range(1, 65)

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine.batch import PIECE, Limits
-from engine.rooms import Room
-from engine.segment import Segment
-from engine.session import Ended
-from engine.task import Job
+from engine.cache.rooms import Room
+from engine.cache.session import Ended
+from engine.forward.segment import Segment
+from engine.schedule.batch import PIECE, Limits
+from engine.schedule.task import Job
 from protos import tree
 from protos.errors import Internal
 from tests.laws.machine import (
@@ -52,7 +52,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A machine on which a step takes as long as two tokens, and nothing else takes time."""
     machine = Machine()
     machine.costs = (2e-5, 1e-5)
-    monkeypatch.setattr("engine.scheduler.time", SimpleNamespace(perf_counter=machine.clock))
+    monkeypatch.setattr(
+        "engine.schedule.scheduler.time", SimpleNamespace(perf_counter=machine.clock)
+    )
     return machine
 
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos import tree
-from protos.drafting import draft_of
 from protos.types import Draft, DraftShape
+from protos.wire.drafting import draft_of
 from verifier_service.lookup import CHANCES, LOOKED_AT, REACH, Lookup
 
 Tokens = tuple[int, ...]

@@ -8,8 +8,8 @@ from torch import nn
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from engine.cpu.kernels import Kernels, kernels
-from engine.cpu.norm import Norm, norm
+from engine.forward.cpu.kernels import Kernels, kernels
+from engine.forward.cpu.norm import Norm, norm
 
 SIZES = (1, 7, 96, 100, 768)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.cpu import panels
-from engine.cpu.kernels import Kernels, kernels, runnable
-from engine.cpu.panels import LEVELS, PanelLinear, RoundedLinear
+from engine.forward.cpu import panels
+from engine.forward.cpu.kernels import Kernels, kernels, runnable
+from engine.forward.cpu.panels import LEVELS, PanelLinear, RoundedLinear
 
 SHAPES = [(1, 1), (31, 7), (96, 96), (768, 768), (200, 1100), (1030, 300)]  # outputs, inputs
 MOST = 1000  # rows, more than are kept at once
@@ -99,7 +99,7 @@ def test_rows_of_another_dtype_are_refused(build: Kernels) -> None:
 
 
 def test_a_build_of_other_sources_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.cpu.kernels.SOURCES", 1)
+    monkeypatch.setattr("engine.forward.cpu.kernels.SOURCES", 1)
     assert kernels.__wrapped__() is None
 
 
@@ -108,10 +108,10 @@ def test_a_build_that_cannot_be_loaded_is_passed_over(
 ) -> None:
     spoilt, best = tmp_path / "_avx512.so", next(runnable())
     spoilt.write_bytes(b"no library")
-    monkeypatch.setattr("engine.cpu.kernels.runnable", lambda: [spoilt, best])
+    monkeypatch.setattr("engine.forward.cpu.kernels.runnable", lambda: [spoilt, best])
     found = kernels.__wrapped__()
     assert found and best.name.startswith(f"_{found.name}.")
-    monkeypatch.setattr("engine.cpu.kernels.runnable", lambda: [spoilt])
+    monkeypatch.setattr("engine.forward.cpu.kernels.runnable", lambda: [spoilt])
     assert kernels.__wrapped__() is None
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from engine.cpu.kernels import Kernels
-from engine.cpu.paths import Paths, lay_out
-from engine.mixing import Rule
-from engine.rooms import Room
-from engine.segment import Segment
+from engine.cache.rooms import Room
+from engine.forward.cpu.kernels import Kernels
+from engine.forward.cpu.paths import Paths, lay_out
+from engine.forward.mixing import Rule
+from engine.forward.segment import Segment
 from protos import tree
 
 PLACES = 700

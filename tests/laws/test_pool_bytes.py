@@ -6,8 +6,8 @@ import psutil
 import pytest
 import torch
 
-from engine.kv import LayerGeometry, Pool, position_bytes
-from engine.rooms import BLOCK
+from engine.cache.kv import LayerGeometry, Pool, position_bytes
+from engine.cache.rooms import BLOCK
 
 LAYERS = (LayerGeometry(1, 2, 1), LayerGeometry(2, 1, 3))
 CPU = torch.device("cpu")

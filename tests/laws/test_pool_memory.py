@@ -18,8 +18,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.kv import LayerGeometry, Pool
-from engine.rooms import BLOCK, SPARSE, Room
+from engine.cache.kv import LayerGeometry, Pool
+from engine.cache.rooms import BLOCK, SPARSE, Room
 
 LAYERS = (LayerGeometry(1, 2, 1), LayerGeometry(2, 1, 3))
 BLOCKS = 8

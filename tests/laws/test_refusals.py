@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.request import MAX_STOP_STRINGS, check_resumable, order
+from orchestrator.frontend.request import MAX_STOP_STRINGS, check_resumable, order
 from protos.errors import InvalidRequest
 from protos.tandem.v1 import orchestrator_pb2 as api
 from protos.types import EXACT, MAX_LEVELS, MAX_NODES

@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.request import Limits, order
-from protos.drafting import decode_shape
-from protos.sampling import decode_sampling
+from orchestrator.frontend.request import Limits, order
 from protos.tandem.v1 import orchestrator_pb2 as api
 from protos.types import (
     MAX_NODES,
@@ -19,16 +17,9 @@ from protos.types import (
     SamplingParams,
     Schedule,
 )
-from tests.laws.orders import (
-    MODEL,
-    SHAPE,
-    ask,
-    ordered,
-    sampling,
-    speculation,
-    stopping,
-    tokenise,
-)
+from protos.wire.drafting import decode_shape
+from protos.wire.sampling import decode_sampling
+from tests.laws.orders import MODEL, SHAPE, ask, ordered, sampling, speculation, stopping, tokenise
 
 
 def test_a_request_of_a_prompt_alone_gets_every_default() -> None:

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.rooms import BLOCK
-from engine.session import Ended
-from engine.sessions import SETTLED_SECONDS, Sessions
+from engine.cache.rooms import BLOCK
+from engine.cache.session import Ended
+from engine.cache.sessions import SETTLED_SECONDS, Sessions
 from protos.errors import SessionMiss
 from protos.types import Context, Draft, SamplingParams
 from tests.laws.replica import LENGTH, TTL, Message, Replica, Tokens, tiny_pool

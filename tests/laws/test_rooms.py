@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.rooms import BLOCK, Room, Rooms
+from engine.cache.rooms import BLOCK, Room, Rooms
 
 
 class Numbers(Rooms):

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafter_service.guesses import likely
-from engine.noise import gumbel
-from engine.sampling import Adjustment, draw, logprobs, warp
+from drafter_service.tree.guesses import likely
+from engine.sampling.drawing import Adjustment, draw, logprobs, warp
+from engine.sampling.noise import gumbel
 from protos.types import SamplingParams
 
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.rooms import Room
-from engine.task import Job, Task, startable
+from engine.cache.rooms import Room
+from engine.schedule.task import Job, Task, startable
 from protos.errors import Busy, TandemError
 from tests.laws.machine import (
     MOST,
@@ -76,7 +76,9 @@ async def test_jobs_that_are_done_are_not_waited_for(
 ) -> None:
     machine = Machine()
     machine.costs = (100.0, 0.0)
-    monkeypatch.setattr("engine.scheduler.time", SimpleNamespace(perf_counter=machine.clock))
+    monkeypatch.setattr(
+        "engine.schedule.scheduler.time", SimpleNamespace(perf_counter=machine.clock)
+    )
     async with machine.running() as thread:
         tasks = [
             queue(thread, name, partial(steps, 1 + place))

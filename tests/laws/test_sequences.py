@@ -19,9 +19,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from engine.cache.rooms import BLOCK, Room
+from engine.forward.segment import Segment
 from engine.gguf.path import Path
-from engine.rooms import BLOCK, Room
-from engine.segment import Segment
 from protos import tree
 from tests.laws.cells import BAD, WIDTH, running
 

@@ -19,8 +19,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.rooms import BLOCK
-from engine.sessions import SETTLED_SECONDS, Sessions
+from engine.cache.rooms import BLOCK
+from engine.cache.sessions import SETTLED_SECONDS, Sessions
 from protos import tree
 from protos.errors import Busy, SessionMiss, StaleTurn, TransportLost
 from protos.types import Context

@@ -10,10 +10,10 @@ from itertools import count
 import pytest
 import torch
 
-from engine.rooms import BLOCK
-from engine.segment import Segment
-from engine.session import Ended
-from engine.sessions import Sessions
+from engine.cache.rooms import BLOCK
+from engine.cache.session import Ended
+from engine.cache.sessions import Sessions
+from engine.forward.segment import Segment
 from protos import tree
 from protos.errors import Busy, Internal, InvalidRequest, SessionMiss, StaleTurn
 from protos.types import Context

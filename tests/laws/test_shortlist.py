@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.sampling import flat, peaked
-from engine.sampling import LARGE, leading, logprobs, warp
-from engine.shortlist import COLUMNS, Shortlist, likeliest
+from engine.sampling.drawing import LARGE, leading, logprobs, warp
+from engine.sampling.shortlist import COLUMNS, Shortlist, likeliest
 from protos.types import SamplingParams
 from tests.laws.rows import Kind, adjusted, options, rounded, steps
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import verifier_service.judge as judge_module
-from drafter_service.guesses import sampled
-from engine.noise import Stream
-from engine.sampling import Adjustment, probabilities
+from drafter_service.tree.guesses import sampled
+from engine.sampling.drawing import Adjustment, probabilities
+from engine.sampling.noise import Stream
 from protos.types import Draft, Rule, SamplingParams
 from verifier_service.acceptance import walk
 from verifier_service.judge import Judge

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from engine.sampling import Adjustment
-from engine.tally import Tally
+from engine.sampling.drawing import Adjustment
+from engine.sampling.tally import Tally
 from protos.types import SamplingParams
 
 VOCABULARY = 30

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
 import models
-from orchestrator.text import TextStream, load_tokenizer
+from orchestrator.frontend.text import TextStream, load_tokenizer
 from protos.errors import Unusable
 
 LOST = "\ufffd"

@@ -6,10 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kv import Index
-from engine.rooms import BLOCK, Room
-from engine.segment import Segment
-from engine.tiles import COARSE, Tile, TilePlan, lay_out
+from engine.cache.kv import Index
+from engine.cache.rooms import BLOCK, Room
+from engine.forward.segment import Segment
+from engine.forward.tiles import COARSE, Tile, TilePlan, lay_out
 from protos import tree
 
 CPU = torch.device("cpu")

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
 from benchmarks.sampling import flat
-from engine.sampling import LARGE, Adjustment
-from engine.sessions import Sessions
-from protos.drafting import guess_of
+from engine.cache.sessions import Sessions
+from engine.sampling.drawing import LARGE, Adjustment
 from protos.errors import Internal
 from protos.streams import Decoding
 from protos.types import Context, Draft, Rule, SamplingParams
+from protos.wire.drafting import guess_of
 from tests.laws.replica import tiny_pool
 from tests.laws.verifying import Mailbox, decoding
 from verifier_service.acceptance import walk

@@ -17,9 +17,9 @@ from tokenizers import (
     trainers,
 )
 
-from benchmarks.prompts import story_prompts
-from drafter_service.mirror import TAIL, Mirror
-from drafter_service.translation import LOST, Translation
+from benchmarks.peers.prompts import story_prompts
+from drafter_service.foreign.mirror import TAIL, Mirror
+from drafter_service.foreign.translation import LOST, Translation
 from models import EMBEDDED, TARGET
 
 PAIRS = [

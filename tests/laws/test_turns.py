@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import PIECE, SHORT, Limits
-from engine.cost import CostModel
-from engine.segment import Segment
+from engine.forward.segment import Segment
+from engine.schedule.batch import PIECE, SHORT, Limits
+from engine.schedule.cost import CostModel
 from protos import tree
 from tests.laws.segments import (
     ROOM,

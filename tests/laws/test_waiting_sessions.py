@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from itertools import count
 
-from engine.rooms import BLOCK
-from engine.scheduler import ModelThread
-from engine.sessions import SETTLED_SECONDS, Sessions
+from engine.cache.rooms import BLOCK
+from engine.cache.sessions import SETTLED_SECONDS, Sessions
+from engine.schedule.scheduler import ModelThread
 from protos.errors import Busy
 from protos.streams import Fact
 from protos.types import NO_DRAFT, Context, SamplingParams

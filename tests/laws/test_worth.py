@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from drafter_service.worth import (
+from drafter_service.tree.worth import (
     BOUNDARY,
     CURIOUS,
     QUEUE,
@@ -17,7 +17,7 @@ from drafter_service.worth import (
     Skill,
     Worth,
 )
-from engine.cost import Rates
+from engine.schedule.cost import Rates
 
 TOKEN = 0.02
 COST = 0.25

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from engine.offer import Offer
-from engine.sessions import Sessions
-from protos.drafting import guess_of
+from engine.cache.sessions import Sessions
+from engine.forward.offer import Offer
 from protos.streams import Decoding, Fact, Guess
 from protos.types import Context, Draft, SamplingParams
+from protos.wire.drafting import guess_of
 from verifier_service.decoding import Decode
 from verifier_service.guesses import Trust
 

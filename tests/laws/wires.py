@@ -9,8 +9,8 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
-from protos import status
 from protos.tandem.v1 import common_pb2
+from protos.transport import status
 
 PATIENT_SECONDS = 300.0
 

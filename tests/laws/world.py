@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from drafter_service.guesses import sampled
-from engine.sampling import Adjustment, probabilities
+from drafter_service.tree.guesses import sampled
+from engine.sampling.drawing import Adjustment, probabilities
 from protos import tree
 from protos.types import Distribution, Draft, SamplingParams
 from verifier_service.acceptance import Standing, reject

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, count, pairwise
 from typing import Any
 
-from protos import codec, rpc, status
-from protos.drafting import encode_guess
 from protos.errors import TandemError
 from protos.streams import Decoding, Fact, Guess
 from protos.tandem.v1 import verifier_pb2, verifier_pb2_grpc
+from protos.transport import rpc, status
 from protos.types import Context, SamplingParams
+from protos.wire import codec
+from protos.wire.drafting import encode_guess
 
 BEAT_SECONDS = 0.3
 PATIENCE_SECONDS = 20.0  # in which whatever will come has come

@@ -10,11 +10,11 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from orchestrator.pool import WorkerPool
-from orchestrator.worker import CellGuard
-from protos import rpc
+from orchestrator.workers.pool import WorkerPool
+from orchestrator.workers.worker import CellGuard
 from protos.tandem.v1 import orchestrator_pb2 as api
 from protos.tandem.v1 import rounds_pb2, rounds_pb2_grpc
+from protos.transport import rpc
 
 KEY, COUNT = "key of the cell", 12
 Context = aio.ServicerContext[Any, Any]

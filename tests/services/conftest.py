@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.prompts import tokenised
+from benchmarks.peers.prompts import tokenised
 from models import DRAFT, TARGET
 from tests.services.jobs import Engine
 from tests.services.trees import Tokens, sessions_of

@@ -11,18 +11,18 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from engine import attention, tiles
-from engine.cpu.gated import Gated
-from engine.cpu.panels import PanelLinear
-from engine.cpu.paths import PathPlan
-from engine.kv import Index
-from engine.linears import JoinedLinear
-from engine.packed import PackedLinear
-from engine.rooms import Room
-from engine.rows import Halves, Rows
-from engine.segment import Segment
-from engine.table import Table
-from engine.tiles import Tile, TilePlan
+from engine.cache.kv import Index
+from engine.cache.rooms import Room
+from engine.forward import attention, tiles
+from engine.forward.cpu.gated import Gated
+from engine.forward.cpu.packed import PackedLinear
+from engine.forward.cpu.panels import PanelLinear
+from engine.forward.cpu.paths import PathPlan
+from engine.forward.cuda.rows import Halves, Rows
+from engine.forward.cuda.table import Table
+from engine.forward.segment import Segment
+from engine.forward.tiles import Tile, TilePlan
+from engine.model.linears import JoinedLinear
 from tests.services.plant import Plant, spoil_paths, spoil_rows, turn
 
 CUT = 96

@@ -6,10 +6,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from drafter_service.foreign import Chains
-from drafter_service.foreign import Engine as Means
-from drafter_service.mirror import Mirrors
-from drafter_service.translation import Translation
+from drafter_service.foreign.chains import Chains
+from drafter_service.foreign.chains import Engine as Means
+from drafter_service.foreign.mirror import Mirrors
+from drafter_service.foreign.translation import Translation
 from models import EMBEDDED, TARGET
 from protos.streams import Drafting, Guess
 from protos.types import Context, DraftShape, SamplingParams

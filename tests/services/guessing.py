@@ -13,11 +13,12 @@ from prometheus_client import CollectorRegistry
 
 import drafter_service.service
 from engine.config import ModelServiceConfig
-from protos import codec, rpc
-from protos.drafting import decode_guess
 from protos.streams import Drafting, Fact, Guess
 from protos.tandem.v1 import drafter_pb2, drafter_pb2_grpc
+from protos.transport import rpc
 from protos.types import Context, DraftShape, SamplingParams
+from protos.wire import codec
+from protos.wire.drafting import decode_guess
 
 SHAPE = DraftShape(12, 4, 32)
 GREEDY = SamplingParams()

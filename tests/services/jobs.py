@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 
+from engine.cache.sessions import Sessions
 from engine.config import ModelServiceConfig
+from engine.forward.segment import Segment
 from engine.loading import load, runner
-from engine.segment import Segment
-from engine.sessions import Sessions
-from engine.task import Job, Offer
+from engine.schedule.task import Job, Offer
 from protos.streams import Guess
 
 CONTEXT, MOST = 512, 3

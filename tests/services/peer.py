@@ -9,9 +9,8 @@ from typing import Any
 
 from grpc import aio
 
-from orchestrator.link import Link
-from orchestrator.worker import verifying
-from protos import rpc
+from orchestrator.workers.link import Link
+from orchestrator.workers.worker import verifying
 from protos.errors import TandemError
 from protos.tandem.v1 import (
     common_pb2,
@@ -20,6 +19,7 @@ from protos.tandem.v1 import (
     verifier_pb2,
     verifier_pb2_grpc,
 )
+from protos.transport import rpc
 
 SECONDS = 5.0
 SESSION = b"0123456789abcdef"

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from engine import table
-from engine.cpu import paths
-from engine.cpu.paths import PathPlan
-from engine.forward import Forward
-from engine.rows import Rows
-from engine.segment import Segment
-from engine.table import Table
+from engine.forward.cpu import paths
+from engine.forward.cpu.paths import PathPlan
+from engine.forward.cuda import table
+from engine.forward.cuda.rows import Rows
+from engine.forward.cuda.table import Table
+from engine.forward.segment import Segment
+from engine.runner import Forward
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class Recorder(TorchDispatchMode):
 
 
 def capture(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-    """`engine.graphs.Capture` for a CPU: a pass that runs, then one that is captured."""
+    """A `Capture` of `engine.forward.cuda.graphs` for a CPU: a pass runs, then one is captured."""
     run()
     with Recorder() as recorder:
         logits = run()
@@ -49,4 +49,4 @@ def capture(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.
 
 def emulate(patch: pytest.MonkeyPatch) -> None:
     """Make layers of operations that can be seen; within `emulated`, passes by rows are as well."""
-    patch.setattr("engine.cpu.panels.kernels", lambda: None)
+    patch.setattr("engine.forward.cpu.panels.kernels", lambda: None)

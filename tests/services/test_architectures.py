@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.cpu.kernels import kernels
-from engine.forward import Backend, Forward
-from engine.model import load
-from engine.rooms import Room
-from engine.segment import Segment
+from engine.cache.rooms import Room
+from engine.forward.cpu.kernels import kernels
+from engine.forward.segment import Segment
+from engine.model.load import load
+from engine.runner import Backend, Forward
 from protos import tree
 from tests.families import ARCHITECTURES, CAPPED, CONTEXT, VOCABULARY
 
@@ -170,7 +170,7 @@ def test_a_walk_notices_a_mask_that_shows_cousins(
     make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything = lambda parents: torch.ones(len(parents), len(parents)).bool().tril()  # noqa: E731
-    monkeypatch.setattr("engine.tiles._ancestry", everything)
+    monkeypatch.setattr("engine.forward.tiles._ancestry", everything)
     assert Walk(make_model("llama", 0), Backend.TILES).run() > TOLERANCE
 
 
@@ -179,7 +179,7 @@ def test_a_walk_notices_a_path_along_cousins(
     make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything = lambda segment: [(node + 1, []) for node in range(len(segment.parents))]  # noqa: E731
-    monkeypatch.setattr("engine.cpu.paths._branches", everything)
+    monkeypatch.setattr("engine.forward.cpu.paths._branches", everything)
     assert Walk(make_model("llama", 0)).run() > TOLERANCE
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.model import load
+from engine.model.load import load
 from protos.errors import Unusable
 from tests.families import REFUSED
 

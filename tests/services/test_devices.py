@@ -14,13 +14,13 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from benchmarks.emulation import emulated
-from engine import flash
+from benchmarks.figures.emulation import emulated
+from engine.cache.kv import LayerGeometry
 from engine.config import ModelServiceConfig
-from engine.cpu import panels
+from engine.forward.cpu import panels
+from engine.forward.cuda import flash
 from engine.host import device_name, prepare
-from engine.kv import LayerGeometry
-from engine.model import default_dtype, load
+from engine.model.load import default_dtype, load
 from tests.conftest import Pair
 
 MakeModel = Callable[[str, int], Path]
@@ -51,7 +51,7 @@ print(json.dumps({
 LOADING = """
 import sys
 from pathlib import Path
-from engine.model import _read
+from engine.model.load import _read
 from transformers import AutoConfig
 import torch
 
@@ -118,7 +118,7 @@ def test_a_model_that_goes_the_slow_way_is_warned_of_once(
     embedded: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here for want of a compiler; on a device, of a window, say."""
-    monkeypatch.setattr("engine.cpu.panels.kernels", lambda: None)
+    monkeypatch.setattr("engine.forward.cpu.panels.kernels", lambda: None)
     with capture_logs() as lines:
         forward, _ = prepare(ModelServiceConfig(model=embedded.draft), exact=False)
     (line,) = [line for line in lines if line["log_level"] == "warning"]

@@ -11,16 +11,10 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from benchmarks.prompts import tokenised
+from benchmarks.peers.prompts import tokenised
 from models import DRAFT, EMBEDDED, TARGET
-from protos.drafting import draft_of
-from protos.types import (
-    Context,
-    DraftShape,
-    Method,
-    Rule,
-    SamplingParams,
-)
+from protos.types import Context, DraftShape, Method, Rule, SamplingParams
+from protos.wire.drafting import draft_of
 from tests import reference
 from tests.laws.receiver import Receiver
 from tests.services.guessing import GREEDY, SHAPE, Caller, Tokens, served

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.cpu.kernels import kernels
-from engine.exactness import self_test
-from engine.forward import Forward
-from engine.model import load
-from engine.rooms import Room
-from engine.segment import Segment
+from engine.cache.rooms import Room
+from engine.exact.exactness import self_test
+from engine.forward.cpu.kernels import kernels
+from engine.forward.segment import Segment
+from engine.model.load import load
+from engine.runner import Forward
 from protos import tree
 from tests.families import SERVED, VOCABULARY
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from transformers import PreTrainedModel
 
-from benchmarks.prompts import tokenised
-from drafter_service.foreign import SPARE
+from benchmarks.peers.prompts import tokenised
+from drafter_service.foreign.chains import SPARE
 from models import TARGET
 from protos.errors import SessionMiss, StaleTurn
 from protos.streams import Guess

@@ -15,14 +15,14 @@ from safetensors.torch import load_file, save_file
 import models
 from drafter_service.visible import visible_tokens
 from engine.config import ModelServiceConfig
-from engine.exactness import self_test
+from engine.exact.exactness import self_test
+from engine.forward.segment import Segment
 from engine.gguf import llama
 from engine.gguf.llama import Context
 from engine.gguf.model import Model, load
 from engine.gguf.runner import Runner
 from engine.host import prepare
-from engine.segment import Segment
-from orchestrator.text import load_tokenizer
+from orchestrator.frontend.text import load_tokenizer
 from protos import tree
 from protos.errors import Unusable
 from protos.fingerprint import fingerprint, tokens_by_id
@@ -213,7 +213,7 @@ def test_more_rows_than_a_batch_are_fed_in_several(make_gguf: MakeGGUF) -> None:
 
 def test_a_text_that_overflows_harms_nobody_else(tmp_path: Path) -> None:
     """In a cache that all share, where masked keys are multiplied by zero: NaN would spread."""
-    from models.gguf import convert  # needs a package that may be missing
+    from models.gguf import convert
 
     bad = 999
     shutil.copytree(models.DRAFT, tmp_path / "model")

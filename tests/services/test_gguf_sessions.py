@@ -12,11 +12,11 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from engine.cache.rooms import BLOCK
+from engine.cache.session import Session
+from engine.forward.segment import Segment
 from engine.gguf.model import Model, load
 from engine.gguf.runner import Runner
-from engine.rooms import BLOCK
-from engine.segment import Segment
-from engine.session import Session
 from models import DRAFT
 from protos import tree
 from tests.ggufs import Alone, MakeGGUF, needs_llama

@@ -13,10 +13,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks import checks, emulation, gpu
-from engine import flash
-from engine.forward import Backend, Forward
-from engine.model import Model, load
+from benchmarks import gpu
+from benchmarks.figures import checks, emulation
+from engine.forward.cuda import flash
+from engine.model.load import Model, load
+from engine.runner import Backend, Forward
 from protos.errors import Unusable
 
 MakeModel = Callable[[str, int], Path]

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from drafter_service.worth import LEAST, Conditions, Known, Worth
-from engine.cost import Rates
+from drafter_service.tree.worth import LEAST, Conditions, Known, Worth
+from engine.forward.segment import Segment
 from engine.gguf.runner import Runner
-from engine.segment import Segment
+from engine.schedule.cost import Rates
 from models import DRAFT
 from protos import tree
 from protos.errors import Busy, SessionMiss

@@ -12,9 +12,9 @@ import pytest
 from google.protobuf.message import Message
 from grpc import aio
 
-from protos import rpc, status
 from protos.errors import Busy, InvalidRequest, SessionMiss
 from protos.tandem.v1 import common_pb2, drafter_pb2
+from protos.transport import rpc, status
 from tests.conftest import Services, Tandem, serve_all
 from tests.system.test_same_text import ask
 

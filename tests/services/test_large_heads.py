@@ -12,11 +12,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import models
-from engine.cpu.kernels import kernels
-from engine.exactness import self_test
-from engine.forward import Forward
-from engine.model import load
-from engine.segment import Segment
+from engine.exact.exactness import self_test
+from engine.forward.cpu.kernels import kernels
+from engine.forward.segment import Segment
+from engine.model.load import load
+from engine.runner import Forward
 from tests.families import VOCABULARY
 from tests.services.test_exactness import some_tokens, with_guesses
 

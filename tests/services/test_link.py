@@ -6,14 +6,11 @@ import asyncio
 
 import pytest
 
-from orchestrator import link as module
-from orchestrator.worker import drafting, verifying
-from protos import rpc, status
+from orchestrator.workers import link as module
+from orchestrator.workers.worker import drafting, verifying
 from protos.errors import Busy, Internal
-from protos.tandem.v1 import (
-    common_pb2,
-    verifier_pb2,
-)
+from protos.tandem.v1 import common_pb2, verifier_pb2
+from protos.transport import rpc, status
 from tests.services.peer import SESSION, Peer, User, facts, linked, opening, served, until
 
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import psutil
 
-from engine.kv import position_bytes
-from engine.model import load
-from engine.rooms import BLOCK
-from engine.tiles import COARSE
-from orchestrator.clients import VerifierClient
-from orchestrator.worker import RoundWorkerService, drafting, verifying
-from protos import rpc
-from protos.process import announcement
+from engine.cache.kv import position_bytes
+from engine.cache.rooms import BLOCK
+from engine.forward.tiles import COARSE
+from engine.model.load import load
+from orchestrator.fleet.clients import VerifierClient
+from orchestrator.workers.worker import RoundWorkerService, drafting, verifying
+from protos.service.process import announcement
 from protos.tandem.v1 import rounds_pb2
+from protos.transport import rpc
 from protos.types import Context, Draft, SamplingParams
 from tests.conftest import Pair
 

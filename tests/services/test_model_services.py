@@ -14,14 +14,14 @@ from prometheus_client import CollectorRegistry
 
 import drafter_service.service
 import verifier_service.service
-from benchmarks.prompts import tokenised
+from benchmarks.peers.prompts import tokenised
 from engine.config import ModelServiceConfig
-from engine.forward import Forward
 from engine.metrics import ModelMetrics
-from orchestrator.clients import DrafterClient
-from orchestrator.generation import Generation
-from protos import rpc
+from engine.runner import Forward
+from orchestrator.fleet.clients import DrafterClient
+from orchestrator.rounds.generation import Generation
 from protos.errors import Busy, InvalidRequest, SessionMiss, StaleTurn, Unusable
+from protos.transport import rpc
 from protos.types import NO_DRAFT, Context, Draft, DraftShape, SamplingParams
 from tests.conftest import Pair, Services, serve_models
 

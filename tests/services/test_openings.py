@@ -15,17 +15,7 @@ from protos.streams import Guess
 from protos.tandem.v1.common_pb2 import Guess as Bent
 from tests import reference
 from tests.conftest import Pair, Services, serve_models
-from tests.services.caller import (
-    BEGIN,
-    DRAWN,
-    LONG,
-    PROMPT,
-    UNTIL,
-    again,
-    calling,
-    decoding,
-    told,
-)
+from tests.services.caller import BEGIN, DRAWN, LONG, PROMPT, UNTIL, again, calling, decoding, told
 
 
 @pytest.fixture(autouse=True)

@@ -13,12 +13,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import models
-from benchmarks.emulation import emulated
-from engine.cpu.kernels import kernels
-from engine.exactness import self_test
-from engine.forward import Backend, Forward
-from engine.graphs import Graphs
-from engine.model import load
+from benchmarks.figures.emulation import emulated
+from engine.exact.exactness import self_test
+from engine.forward.cpu.kernels import kernels
+from engine.forward.cuda.graphs import Graphs
+from engine.model.load import load
+from engine.runner import Backend, Forward
 from protos.errors import Unusable
 from tests.families import ARCHITECTURES, CONFIGS
 from tests.services import faults, replay

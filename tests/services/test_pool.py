@@ -8,11 +8,11 @@ import grpc
 import pytest
 from grpc import aio
 
-from orchestrator.pool import MOST_LOSSES, TURNS
-from orchestrator.worker import CELL_KEY
-from protos import rpc
+from orchestrator.workers.pool import MOST_LOSSES, TURNS
+from orchestrator.workers.worker import CELL_KEY
 from protos.errors import Internal, InvalidRequest, TandemError, Unavailable
 from protos.tandem.v1 import rounds_pb2, rounds_pb2_grpc
+from protos.transport import rpc
 from tests.services.cell import COUNT, Context, Death, Worker, abort, collect, pooled, stop
 
 

@@ -15,12 +15,13 @@ from structlog.testing import capture_logs
 
 import verifier_service.service
 from engine.config import ModelServiceConfig
-from engine.forward import Forward
-from engine.model import load
-from engine.segment import Segment
-from orchestrator.clients import VerifierClient
-from protos import rpc, tree
+from engine.forward.segment import Segment
+from engine.model.load import load
+from engine.runner import Forward
+from orchestrator.fleet.clients import VerifierClient
+from protos import tree
 from protos.errors import Unusable
+from protos.transport import rpc
 
 MakeModel = Callable[[str, int], Path]
 BLOCK = 32  # on either side, of a weight in 8 bits

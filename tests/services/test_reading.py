@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from drafter_service.worth import Conditions, Known
-from engine.batch import SHORT
-from engine.cost import Rates
+from drafter_service.tree.worth import Conditions, Known
+from engine.schedule.batch import SHORT
+from engine.schedule.cost import Rates
 from protos.errors import SessionMiss
 from tests.services.jobs import Engine
 from tests.services.trees import Tokens

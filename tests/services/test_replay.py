@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.emulation import emulated
-from engine.forward import Backend, Forward
-from engine.graphs import Graphs
-from engine.model import load
-from engine.table import blanks
+from benchmarks.figures.emulation import emulated
+from engine.forward.cuda.graphs import Graphs
+from engine.forward.cuda.table import blanks
+from engine.model.load import load
+from engine.runner import Backend, Forward
 from tests.services import replay
 from tests.talks import some_tokens, some_tree, talks
 

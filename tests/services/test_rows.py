@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine import flash
-from engine.exactness import self_test
-from engine.forward import Backend, Forward
-from engine.model import load
-from engine.rooms import Room
-from engine.rows import REACH, STEP, TAIL, WIDEST
-from engine.segment import Segment
-from engine.table import FEW, SIZES, Table, lay_out, prefix
+from engine.cache.rooms import Room
+from engine.exact.exactness import self_test
+from engine.forward.cuda import flash
+from engine.forward.cuda.rows import REACH, STEP, TAIL, WIDEST
+from engine.forward.cuda.table import FEW, SIZES, Table, lay_out, prefix
+from engine.forward.segment import Segment
+from engine.model.load import load
+from engine.runner import Backend, Forward
 from protos import tree
 from protos.errors import Unusable
 from protos.types import MAX_NODES
@@ -98,7 +98,7 @@ def test_tails_that_ignore_branches_are_noticed(
         return rooms[:, None] + np.minimum(cut[:, None] + np.arange(TAIL), positions[:, None])
 
     forward = by_rows(make_model("llama", 0))
-    monkeypatch.setattr("engine.table._tails", straight)
+    monkeypatch.setattr("engine.forward.cuda.table._tails", straight)
     with pytest.raises(Unusable, match="differ by"):
         self_test(forward, "llama")
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from engine.config import ModelServiceConfig
-from engine.cpu.kernels import kernels, use_threads
-from engine.exactness import Exactness, self_test
-from engine.forward import Backend, Forward
+from engine.exact.exactness import Exactness, self_test
+from engine.forward.cpu.kernels import kernels, use_threads
+from engine.forward.segment import Segment
 from engine.host import prepare
-from engine.model import load
-from engine.segment import Segment
+from engine.model.load import load
+from engine.runner import Backend, Forward
 from protos import tree
 from protos.errors import Unusable
 from tests.conftest import Pair
@@ -83,7 +83,7 @@ def test_the_self_test_notices_logits_that_are_no_numbers(
     make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing = lambda tile, query, *_: query[0, :, tile.rows].transpose(0, 1) * math.nan  # noqa: E731
-    monkeypatch.setattr("engine.attention.attend_tile", nothing)
+    monkeypatch.setattr("engine.forward.attention.attend_tile", nothing)
     refuses(by_tiles(make_model("llama", 0)), "differ by inf")
 
 
@@ -110,7 +110,7 @@ def test_the_self_test_notices_a_wrong_mask(
     against.
     """
     everything = lambda parents: torch.ones(len(parents), len(parents)).tril().bool()  # noqa: E731
-    monkeypatch.setattr("engine.tiles._ancestry", everything)
+    monkeypatch.setattr("engine.forward.tiles._ancestry", everything)
     refuses(by_tiles(make_model("llama", 0)), "differ by")
 
 
@@ -121,7 +121,7 @@ def test_the_self_test_notices_a_wrong_mask(
 def test_prompts_cut_anywhere_are_exact_by_any_number_of_threads(
     embedded: Pair, threads: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.cpu.kernels.WORTH_SHARING", 1)
+    monkeypatch.setattr("engine.forward.cpu.kernels.WORTH_SHARING", 1)
     try:
         forward = Forward(load(embedded.target, dtype), POSITIONS)
         use_threads(threads)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from drafter_service.worth import Conditions
-from protos.drafting import draft_of
+from drafter_service.tree.worth import Conditions
 from protos.errors import SessionMiss
 from protos.types import Context, DraftShape, Method, Rule, SamplingParams
+from protos.wire.drafting import draft_of
 from tests.services.jobs import CONTEXT, Engine
 from tests.services.trees import Drafter, Tokens
 

@@ -8,15 +8,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.worker import RoundWorkerService, drafting
-from protos import rpc, status
+from orchestrator.workers.worker import RoundWorkerService, drafting
 from protos.errors import StaleTurn
-from protos.tandem.v1 import (
-    common_pb2,
-    orchestrator_pb2,
-    rounds_pb2,
-    verifier_pb2,
-)
+from protos.tandem.v1 import common_pb2, orchestrator_pb2, rounds_pb2, verifier_pb2
+from protos.transport import rpc, status
 from tests.services.peer import SESSION, Peer, linked, until
 
 

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from drafter_service.drafting import Own
-from drafter_service.growing import Growing
-from drafter_service.worth import Conditions, Known
+from drafter_service.tree.growing import Growing
+from drafter_service.tree.worth import Conditions, Known
 from engine.config import ModelServiceConfig
-from engine.cost import Rates
-from engine.segment import Segment
+from engine.forward.segment import Segment
+from engine.schedule.cost import Rates
 from protos import tree
 from protos.streams import Drafting
 from protos.types import Context, DraftShape, SamplingParams

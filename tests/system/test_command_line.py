@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 import models
-from engine.cpu.kernels import kernels
+from engine.forward.cpu.kernels import kernels
 from examples import demo
 
 TANDEM = [sys.executable, "-m", "orchestrator.cli"]

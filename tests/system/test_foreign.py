@@ -13,14 +13,14 @@ from transformers import PreTrainedModel
 import drafter_service.service
 import models
 import verifier_service.service
-from benchmarks.prompts import tokenised
+from benchmarks.peers.prompts import tokenised
 from engine.config import ModelServiceConfig
-from orchestrator import launch
-from orchestrator.clients import DrafterClient
-from protos import rpc
+from orchestrator.cli import launch
+from orchestrator.fleet.clients import DrafterClient
 from protos.errors import IncompatibleModels, Unusable
 from protos.tandem.v1 import orchestrator_pb2 as api
 from protos.tandem.v1 import orchestrator_pb2_grpc
+from protos.transport import rpc
 from protos.types import Context, DraftShape, SamplingParams
 from tests import reference
 from tests.conftest import Pair, Services, Tandem, serve_all

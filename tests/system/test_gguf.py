@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 import models
 from engine.gguf.model import load
-from orchestrator.text import load_tokenizer
+from orchestrator.frontend.text import load_tokenizer
 from protos.tandem.v1 import orchestrator_pb2 as api
 from tests import reference
 from tests.conftest import Pair, serve_all, serve_models

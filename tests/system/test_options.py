@@ -10,8 +10,8 @@ import pytest
 from transformers import PreTrainedModel
 
 from benchmarks.options import LOOSE, compare
-from benchmarks.prompts import tokenised
-from orchestrator.text import load_tokenizer
+from benchmarks.peers.prompts import tokenised
+from orchestrator.frontend.text import load_tokenizer
 from protos.tandem.v1 import orchestrator_pb2 as api
 from tests import reference
 from tests.conftest import Services, Tandem, serve_all

@@ -16,8 +16,8 @@ import torch
 from transformers.generation import candidate_generator
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
-from benchmarks.prompts import story_prompts
-from drafter_service.growth import adapted
+from benchmarks.peers.prompts import story_prompts
+from drafter_service.tree.growth import adapted
 from examples.assisted_generation import Round, assisted_decoding
 from examples.candidate_generator import TandemCandidateGenerator
 from examples.medusa_lite import medusa_generate, normalize_text

@@ -1,0 +1,1 @@
+"""What is timed and checked, and how figures are shown."""

@@ -1,0 +1,144 @@
+"""What has to hold before steps are timed: bits that do not depend on company, replayed passes like
+launched ones, chains and trees like transformers' own logits.
+
+Raises Unusable for what does not; knows no clock.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from engine.cache.rooms import Room, blocks
+from engine.exact.exactness import positions_tried, self_test
+from engine.forward.segment import Segment
+from engine.model.load import Model
+from engine.model.original import typical
+from engine.runner import Forward
+from protos import tree
+from protos.errors import Unusable
+
+SESSIONS, LONGEST = 4, 320  # texts, and tokens of each at the most
+HEADS = (1, 5, 23, 64)  # tokens that become text
+NODES = (0, 0, 3, 16)  # guessed behind them
+STEPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """What a session is fed: the last `head` tokens of its text, and a tree of guesses behind."""
+
+    session: int
+    text: tuple[int, ...]
+    head: int
+    draft: tuple[int, ...]
+    parents: tuple[int, ...]  # of all that is fed
+
+    @property
+    def context(self) -> int:
+        """Tokens that the session has cached."""
+        return len(self.text) - self.head
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """All that is fed."""
+        return self.text[self.context :] + self.draft
+
+
+def exact(forward: Forward, name: str) -> None:
+    """The self-test: right logits, and the same bits in any company."""
+    if problem := self_test(forward, name).problem:
+        raise Unusable(f"a check failed: not exact, {problem}")
+
+
+def replays(launched: Forward, replayed: Forward) -> None:
+    """Replayed passes give the bits of the same passes launched operation by operation, and every
+    pass can be replayed.
+    """
+    with _rooms(launched) as ours, _rooms(replayed) as theirs:
+        for step in walk(launched.model):
+            expected, given = _feed(launched, ours, step), _feed(replayed, theirs, step)
+            if not all(map(torch.equal, expected, given)):
+                raise Unusable("a check failed: a replayed pass gives other bits than a launched")
+    if replayed.problem:
+        raise Unusable(f"a check failed: {replayed.problem}")
+
+
+def right(forward: Forward, network: PreTrainedModel) -> float:
+    """Chains and trees give what transformers computes for each path, but for rounding; how far
+    off the typical row is.
+    """
+    original, differences = forward.model.original, list[float]()
+    with _rooms(forward) as rooms:
+        for step in walk(forward.model):
+            for fed, logits in zip(step, _feed(forward, rooms, step), strict=True):
+                differences += _differences(network, fed, logits)
+    off = typical(differences, original.smooth)
+    if off > original.limit:
+        limit = f"rounding explains {original.limit:.2g}"
+        raise Unusable(f"a check failed: logits are {off:.2g} from transformers'; {limit}")
+    return off
+
+
+def walk(model: Model) -> Iterator[list[Fed]]:
+    """Steps of random sessions in random company, until their texts are long."""
+    rng, longest = random.Random(0), min(LONGEST, model.context_length)
+    texts: list[tuple[int, ...]] = [()] * SESSIONS
+
+    def some(count: int) -> tuple[int, ...]:
+        return tuple(rng.choices(range(model.token_count), k=count))
+
+    for _ in range(STEPS):
+        step = []
+        for session in rng.sample(range(SESSIONS), rng.randint(1, SESSIONS)):
+            head, nodes = rng.choice(HEADS), rng.choice(NODES)
+            if len(texts[session]) + head + nodes <= longest:
+                texts[session] += some(head)
+                parents = tree.hang(head, [rng.randrange(-1, node) for node in range(nodes)])
+                step.append(Fed(session, texts[session], head, some(nodes), parents))
+        if step:
+            yield step
+
+
+def room_for(model: Model) -> int:
+    """Cached tokens that a check needs room for."""
+    return max(SESSIONS * blocks(LONGEST), positions_tried(model))
+
+
+@contextmanager
+def _rooms(forward: Forward) -> Iterator[list[Room]]:
+    taken = [forward.pool.take(LONGEST) for _ in range(SESSIONS)]
+    rooms = [room for room in taken if room]
+    assert len(rooms) == SESSIONS, "the pool was made for them"
+    yield rooms
+    for room in rooms:
+        forward.pool.give_back(room)
+
+
+def _feed(forward: Forward, rooms: Sequence[Room], step: Sequence[Fed]) -> list[torch.Tensor]:
+    """The logits of a step, [tokens, vocab] for each session; they are ours to keep."""
+    return forward(
+        [
+            Segment(rooms[fed.session], fed.context, fed.tokens, fed.parents, len(fed.tokens))
+            for fed in step
+        ]
+    )
+
+
+@torch.inference_mode()
+def _differences(network: PreTrainedModel, fed: Fed, logits: torch.Tensor) -> list[float]:
+    """How far each row is off, by plain passes over all paths of a tree."""
+    off: dict[int, float] = {}
+    for leaf in set(range(len(fed.parents))) - set(fed.parents):
+        path = tree.path(fed.parents, leaf)
+        ids = [*fed.text[: fed.context], *(fed.tokens[node] for node in path)]
+        given = torch.tensor([ids], device=network.device)
+        own = network(input_ids=given, use_cache=False).logits[0, fed.context :].float()
+        worst = (own - logits[path]).abs().amax(-1).nan_to_num(torch.inf)
+        off |= zip(path, worst.tolist(), strict=True)
+    return list(off.values())

@@ -1,0 +1,58 @@
+"""On what something was measured: this machine, its processors and the installed packages.
+
+Needs PyTorch and transformers alone, like all that a device is measured with.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.forward.cuda.cublas import ROOMS
+
+CPU_FACTS = Path("/proc/cpuinfo")
+PACKAGES = ("torch", "transformers")
+
+
+def described(threads: str) -> str:
+    """CPU model, cores, threads as the caller names them, package versions."""
+    packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    return f"{processor()}, {os.cpu_count()} cores, {threads}, {packages}"
+
+
+def processor() -> str:
+    """The CPU model as the kernel names it."""
+    if CPU_FACTS.is_file():
+        for line in CPU_FACTS.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def facts(device: torch.device) -> dict[str, Any]:
+    """All that figures depend on, for programs."""
+    found: dict[str, Any] = {
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in PACKAGES},
+        "cuda": torch.version.cuda,
+        "device": str(device),
+    }
+    if device.type == "cuda":
+        about = torch.cuda.get_device_properties(device)
+        found |= {
+            "device_name": about.name,
+            "device_bytes": about.total_memory,
+            "multiprocessors": about.multi_processor_count,
+            "capability": f"{about.major}.{about.minor}",
+            **{name.lower(): os.environ.get(name) for name in ROOMS},
+        }
+    return found

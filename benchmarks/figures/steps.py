@@ -1,0 +1,171 @@
+"""The steps that the engine benchmark compares: the engine's in exact and in fast mode, those of
+transformers with its own cache, and reading as many bytes as the weights have.
+
+Builds and times them; knows nothing of what the times say.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+
+from engine.cache.rooms import BLOCK
+from engine.forward.segment import Segment
+from engine.model.load import Model
+from engine.runner import Forward
+from protos import tree
+from protos.errors import Unusable
+
+Action = Callable[[], object]
+Name = TypeVar("Name")
+ALONE = 256  # cached tokens of one session
+FEWEST, MOST = 64, 448  # of several
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What a step feeds: a tree of tokens to each session; the logits of all are wanted."""
+
+    sessions: int
+    parents: tuple[int, ...]
+
+    def __str__(self) -> str:
+        shape = "" if tree.is_chain(self.parents) else ", tree"
+        return f"{self.sessions} x {self.tokens}{shape}"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per session."""
+        return len(self.parents)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Random tokens that all sessions share: each has cached them up to its own place, at most the
+    limit, and is fed those behind it.
+    """
+
+    ids: tuple[int, ...]
+    limit: int
+
+    @classmethod
+    def fit(cls, model: Model, most_fed: int) -> Text:
+        """As long as the model's context allows; raises Unusable if that is nothing."""
+        limit = min(MOST, model.context_length - most_fed)
+        if limit < 1:
+            raise Unusable(f"a context of {model.context_length} tokens is too short to measure")
+        rng = random.Random(0)
+        return cls(tuple(rng.randrange(model.token_count) for _ in range(limit + most_fed)), limit)
+
+    def contexts(self, sessions: int) -> list[int]:
+        """How much each of several sessions has cached: evenly from few tokens to many."""
+        if sessions == 1:
+            return [min(ALONE, self.limit)]
+        first, last = min(FEWEST, self.limit), min(MOST, self.limit)
+        return [first + (last - first) * session // (sessions - 1) for session in range(sessions)]
+
+
+class Engine:
+    """The engine in one mode, with so many sessions whose rooms hold the text."""
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        build: Callable[[int], Forward],  # with so many positions
+        text: Text,
+        sessions: int,
+    ) -> None:
+        length = len(text.ids)
+        self._text = text
+        self.forward = build(sessions * (length + BLOCK))
+        taken = [self.forward.pool.take(length) for _ in range(sessions)]
+        self._rooms = [room for room in taken if room]
+        assert len(self._rooms) == sessions, "the pool was made for them"
+        self.forward([Segment(self._rooms[0], 0, text.ids, tree.chain(length), 1)])
+        for room in self._rooms[1:]:
+            self.forward.pool.copy(self._rooms[0], room, length)
+
+    def step(self, feed: Feed) -> Action:
+        """All sessions in one pass."""
+        segments = [
+            Segment(
+                room, context, self._text.ids[context:][: feed.tokens], feed.parents, feed.tokens
+            )
+            for room, context in zip(self._rooms, self._text.contexts(feed.sessions), strict=False)
+        ]
+        return partial(self.forward, segments)
+
+
+class Library:
+    """A model as transformers runs it, one session at a time, each with a DynamicCache."""
+
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, text: Text, device: torch.device = CPU
+    ) -> None:
+        network: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, attn_implementation="sdpa"
+        )
+        self.network: PreTrainedModel = network.to(device)
+        self._text = text
+        self._filled = DynamicCache()
+        self._pass(self._filled, torch.tensor([text.ids], device=device))
+
+    def step(self, feed: Feed) -> Action:
+        """All sessions, one after the other; what was fed is taken back."""
+        sessions = []
+        for context in self._text.contexts(feed.sessions):
+            cache = copy.deepcopy(self._filled)
+            cache.crop(context - len(self._text.ids))
+            ids = self._text.ids[context:][: feed.tokens]
+            sessions.append((cache, torch.tensor([ids], device=self.network.device)))
+
+        def run() -> None:
+            for cache, ids in sessions:
+                self._pass(cache, ids)
+                cache.crop(-feed.tokens)
+
+        return run
+
+    @torch.inference_mode()
+    def _pass(self, cache: DynamicCache, ids: torch.Tensor) -> None:
+        self.network(input_ids=ids, past_key_values=cache, use_cache=True)
+
+
+def weights_read(network: PreTrainedModel) -> int:
+    """Bytes of the weights that a step reads: all but embeddings that are only looked up."""
+    embeddings = {module.weight for module in network.modules() if isinstance(module, nn.Embedding)}
+    looked_up = embeddings - {network.get_output_embeddings().weight}
+    return sum(weight.nbytes for weight in network.parameters() if weight not in looked_up)
+
+
+def reading(count: int, device: torch.device = CPU) -> Action:
+    """Reads so many bytes, as fast as this machine can: their sum."""
+    return torch.ones(count // 4, device=device).sum
+
+
+def timed(actions: Mapping[Name, Action], turns: Iterable[int]) -> dict[Name, float]:
+    """Median seconds of each action, but for turn 0. They take turns, in another order each time,
+    so that a noisy machine hits all alike.
+    """
+    seconds: dict[Name, list[float]] = {name: [] for name in actions}
+    order, rng = list(actions), random.Random(0)
+    for turn in turns:
+        rng.shuffle(order)
+        for name in order:
+            began = time.perf_counter()
+            actions[name]()
+            if turn:  # the first warms up
+                seconds[name].append(time.perf_counter() - began)
+    return {name: median(each) for name, each in seconds.items()}

@@ -1,0 +1,88 @@
+"""What is known of the steps of one model after they were timed, for people and for programs.
+
+Knows neither how they were timed nor how they are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.figures.steps import Feed, Text
+from engine.model.load import DTYPES
+from protos import tree
+from protos.errors import Unusable
+
+TYPICAL = (-1, 0, 1, 2, 1, 4, 0, 6, 7, 6, 9, 0, -1, 12, 13, -1)  # a draft of the embedded pair
+ONE, FIVE, TOGETHER = COMPARED = (
+    Feed(1, tree.chain(1)),
+    Feed(1, tree.chain(5)),
+    Feed(16, tree.chain(5)),
+)
+LIBRARY, FLOOR = "transformers", "floor"
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What was measured with one dtype: median seconds by system and feed, and bytes."""
+
+    dtype: str
+    exactness: str
+    text: Text
+    seconds: Mapping[tuple[str, Feed], float]
+    floor: float  # seconds
+    weights: int
+    read: int  # of the weights, by a step
+    token: int  # of the cache
+
+    def row(self, system: str, feed: Feed) -> dict[str, Any]:
+        """One step of one system, for programs."""
+        seconds, alone = self.seconds[system, feed], self.seconds.get((LIBRARY, feed))
+        return {
+            "dtype": self.dtype,
+            "system": system,
+            "sessions": feed.sessions,
+            "tokens": feed.tokens,
+            "draft": "chain" if tree.is_chain(feed.parents) else "tree",
+            "milliseconds": 1e3 * seconds,
+            "floors": seconds / self.floor,
+            "tokens_per_second": feed.sessions * feed.tokens / seconds,
+            "ratio_to_one_token": seconds / self.seconds[system, ONE],
+            "times_as_fast_as_transformers": alone / seconds if alone else None,
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The floor and all steps, for programs."""
+        floor = {
+            "dtype": self.dtype,
+            "system": FLOOR,
+            "milliseconds": 1e3 * self.floor,
+            "bytes_per_second": self.read / self.floor,
+            "weight_bytes": self.weights,
+            "weight_bytes_read": self.read,
+            "cache_bytes_per_token": self.token,
+            "exactness": self.exactness,
+        }
+        return [floor, *(self.row(*step) for step in self.seconds)]
+
+    def heading(self) -> str:
+        """The bytes, and what the steps have in common, in lines that fit."""
+        one, several = self.text.contexts(ONE.sessions), self.text.contexts(TOGETHER.sessions)
+        speed = f"{self.read / self.floor / 1e9:.1f} GB/s"
+        return (
+            f"\n{self.dtype}, {self.exactness}\n"
+            f"{self.weights / 1e6:.1f} MB of weights, {self.read / 1e6:.1f} read by a step;"
+            f" the floor: reading them takes {1e3 * self.floor:.2f} ms ({speed})\n"
+            f"{self.token} bytes of cache per token; cached tokens: {one[0]} in one session,"
+            f" {several[0]} to {several[-1]} in several\n"
+        )
+
+
+def chosen(dtypes: str) -> list[str]:
+    """The names between commas; raises Unusable if one is unknown, before anything is measured."""
+    names = dtypes.split(",")
+    for name in names:
+        if name not in DTYPES:
+            raise Unusable(f"dtype {name!r} is not one of {', '.join(DTYPES)}")
+    return names

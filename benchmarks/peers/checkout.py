@@ -1,0 +1,169 @@
+"""The services of a checkout of the project, each a process that runs that checkout's code, with a
+link of `benchmarks.peers.delay` between orchestrator and drafter.
+
+Starts and stops them by their command lines; asks them nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from benchmarks.peers.delay import State
+from protos.errors import Unusable
+from protos.service.process import LEASH, announcement
+from protos.tandem.v1 import orchestrator_pb2_grpc
+from protos.transport import rpc
+
+HERE = Path(__file__).resolve().parents[2]
+GRACE_SECONDS = 20.0
+QUIET = ("--log-level", "error")
+
+
+Threads: TypeAlias = Mapping[str, float]
+"""Processor seconds of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Bytes, and processor seconds."""
+
+    carried: Mapping[str, int]
+    models: Sequence[Threads]
+    others: Sequence[Threads]
+
+    def since(self, before: Spent) -> dict[str, float]:
+        """Bytes to the drafter and back, and processor seconds but for the threads that run models:
+        of each process that has one, the thread that was busiest.
+        """
+        models = map(grown, self.models, before.models)
+        beside = [*map(sum, map(grown, self.others, before.others))]
+        beside += [sum(threads) - max(threads, default=0.0) for threads in models]
+        carried = {way: self.carried[way] - before.carried[way] for way in self.carried}
+        return {**carried, "processor": sum(beside)}
+
+
+def grown(now: Threads, before: Threads) -> list[float]:
+    """Seconds that threads have taken since."""
+    return [seconds - before.get(thread, 0.0) for thread, seconds in now.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkout:
+    """Its folder, the address of its verifier, and the link to its drafter."""
+
+    folder: Path
+    target: Path
+    verifier: str
+    drafter: str
+    delay: Process
+    models: Sequence[Process]  # the services that run one
+    others: list[Process] = field(default_factory=list)
+
+    async def link(self, state: State | None = None) -> Mapping[str, int]:
+        """Change the link, if a state is given; the bytes that it has carried."""
+        assert self.delay.stdin and self.delay.stdout
+        told = asdict(state) if state else {}
+        self.delay.stdin.write(json.dumps(told).encode() + b"\n")
+        carried: Mapping[str, int] = json.loads(await self.delay.stdout.readline())
+        return carried
+
+    async def spent(self) -> Spent:
+        """What its link has carried and its processes have taken so far."""
+        models, others = map(processor_seconds, self.models), map(processor_seconds, self.others)
+        return Spent(await self.link(), tuple(models), tuple(others))
+
+    @asynccontextmanager
+    async def orchestrated(self) -> AsyncIterator[Any]:
+        """A new orchestrator while the scope lasts; yields a stub of its client API."""
+        flags = f"--verifier {self.verifier} --drafter {self.drafter} --port 0 --no-ray".split()
+        tokenizer = ("--tokenizer", str(self.target))
+        async with (
+            child(self.folder, "orchestrator", *flags, *tokenizer, *QUIET) as process,
+            rpc.connect(await address(process)) as channel,
+        ):
+            self.others.append(process)
+            try:
+                yield orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+            finally:
+                self.others.remove(process)
+
+
+@asynccontextmanager
+async def serving(folder: Path, target: Path, draft: Path) -> AsyncIterator[Checkout]:
+    """A checkout's verifier and drafter while the scope lasts; raises Unusable."""
+    async with AsyncExitStack() as stack:
+        verifier, drafter = [
+            await stack.enter_async_context(
+                child(folder, module, "--model", str(model), "--threads", "1", *QUIET)
+            )
+            for module, model in (("verifier_service", target), ("drafter_service", draft))
+        ]
+        to_drafter = await address(drafter)
+        delay = await stack.enter_async_context(child(HERE, "benchmarks.peers.delay", to_drafter))
+        addresses = await address(verifier), await address(delay)
+        yield Checkout(folder, target, *addresses, delay, (verifier, drafter))
+
+
+def processor_seconds(process: Process) -> Threads:
+    """Of each thread of a process; none where the system does not tell."""
+    seconds = {}
+    for thread in Path(f"/proc/{process.pid}/task").glob("*/stat"):
+        with suppress(OSError):  # it has ended
+            words = thread.read_text().rpartition(")")[2].split()
+            seconds[str(thread)] = (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+    return seconds
+
+
+@asynccontextmanager
+async def child(folder: Path, module: str, *flags: str) -> AsyncIterator[Process]:
+    """A process that runs a checkout's module while the scope lasts."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", module, *flags),
+        stdin=PIPE,
+        stdout=PIPE,
+        cwd=folder,
+        env=os.environ | {LEASH: "1", "PYTHONPATH": str(folder)},
+        start_new_session=True,  # Ctrl-C reaches the benchmark alone
+    )
+    try:
+        yield process
+    finally:
+        assert process.stdin
+        process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), GRACE_SECONDS)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+async def address(process: Process) -> str:
+    """Where it serves, once it does; raises Unusable."""
+    assert process.stdout
+    async for line in process.stdout:
+        fact = announcement(line)
+        if fact and fact["event"] == "serving":
+            return fact["address"]
+    raise Unusable("a service did not start; its own line above says why")
+
+
+def ignorant(draft: Path, folder: Path) -> Path:
+    """The same model in a folder, as if it had never been trained."""
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(draft)).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(draft / name, folder)
+    return folder

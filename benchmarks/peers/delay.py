@@ -1,0 +1,196 @@
+"""A TCP proxy that makes a service distant: every byte comes half a round trip later, in order, at
+any bandwidth. It can add to the answers' delay, hang, or refuse all connections.
+
+    python -m benchmarks.delay HOST:PORT
+
+is told the state of the link on standard input, a JSON object per line, and answers each with the
+bytes carried so far. It knows nothing of what it carries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import selectors
+import sys
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any
+
+import typer
+
+from protos.service.process import announce
+
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How a link is: seconds, and whether it forwards and accepts anything."""
+
+    round_trip: float = 0.0
+    extra: float = 0.0  # of what comes back
+    hung: bool = False  # connections stay, their bytes wait
+    refusing: bool = False  # connections are closed, and new ones refused
+
+
+@dataclass(slots=True)
+class Way:
+    """One direction of a connection: bytes on their way, then None for its end."""
+
+    link: Link
+    back: bool
+    due: float = 0.0  # when what was sent last arrives: nothing may overtake it
+    carried: int = 0
+    end: asyncio.Transport | None = None
+    _sent: deque[bytes | None] = field(default_factory=deque)
+    _arrived: int = 0  # of what was sent, not yet delivered
+
+    def send(self, data: bytes | None) -> None:
+        """Bytes set out."""
+        loop, state = asyncio.get_running_loop(), self.link.state
+        self.carried += len(data or b"")
+        self._sent.append(data)
+        delay = state.round_trip / 2 + (state.extra if self.back else 0.0)
+        self.due = max(self.due, loop.time() + delay)
+        if self.due <= loop.time():
+            self._arrive()
+        else:
+            loop.call_at(self.due, self._arrive)
+
+    def _arrive(self) -> None:
+        self._arrived += 1  # whichever timer fires first, it is for the first that was sent
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Hand over what has arrived, if there is an end to take it and the link is not hung."""
+        while self._arrived and self.end and not self.link.state.hung:
+            self._arrived -= 1
+            data = self._sent.popleft()
+            if data is None:
+                self.end.close()
+            else:
+                self.end.write(data)
+
+
+class End(asyncio.Protocol):
+    """One end of a connection: where the one direction begins and the other ends."""
+
+    def __init__(self, away: Way, home: Way) -> None:
+        self._away, self._home = away, home
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by asyncio; what has arrived already is delivered."""
+        assert isinstance(transport, asyncio.Transport)
+        self._home.end = transport
+        self._home.deliver()
+
+    def data_received(self, data: bytes) -> None:
+        """Called by asyncio."""
+        self._away.send(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by asyncio; the other end learns of it behind all bytes."""
+        self._away.send(None)
+
+
+class Link:
+    """Listens on a port of its own, which it keeps, and forwards to a service."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.state = State()
+        self.port = 0
+        self._service = host, port
+        self._ways: list[tuple[Way, Way]] = []
+        self._dialling: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    @property
+    def carried(self) -> dict[str, int]:
+        """Bytes so far, up to the service and down from it."""
+        up, down = (sum(pair[side].carried for pair in self._ways) for side in (0, 1))
+        return {"up": up, "down": down}
+
+    async def become(self, state: State) -> None:
+        """Be so from now on; bytes that are on their way keep their time of arrival."""
+        self.state = state
+        if state.refusing:
+            await self._close()
+            return
+        if self._server is None:
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_server(self._accept, HOST, self.port)
+            self.port = self._server.sockets[0].getsockname()[1]
+        for way in (way for pair in self._ways for way in pair):
+            way.deliver()
+
+    async def _close(self) -> None:
+        for task in self._dialling:
+            task.cancel()
+        for way in (way for pair in self._ways for way in pair if way.end):
+            assert way.end is not None
+            way.end.abort()
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+            self._server = None
+
+    def _accept(self) -> End:
+        """A client connects. Its first bytes set out when it has been answered, a round trip later,
+        and the service sees the connection when they arrive.
+        """
+        loop = asyncio.get_running_loop()
+        up, down = Way(self, back=False), Way(self, back=True)
+        up.due = loop.time() + 1.5 * self.state.round_trip
+        self._ways.append((up, down))
+        task = loop.create_task(self._dial(up, down))
+        self._dialling.add(task)
+        task.add_done_callback(self._dialling.discard)
+        return End(up, down)
+
+    async def _dial(self, up: Way, down: Way) -> None:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(up.due - loop.time())
+        try:
+            await loop.create_connection(lambda: End(down, up), *self._service)
+        except OSError:
+            down.send(None)
+
+
+@asynccontextmanager
+async def linked(address: str) -> AsyncIterator[Link]:
+    """A link to a service while the scope lasts."""
+    host, _, port = address.rpartition(":")
+    link = Link(host, int(port))
+    await link.become(State())
+    try:
+        yield link
+    finally:
+        await link.become(State(refusing=True))
+
+
+async def serve(address: str) -> None:
+    """Be as standard input tells, until it closes."""
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
+    async with linked(address) as link:
+        announce("serving", role="delay", address=f"{HOST}:{link.port}")
+        async for line in reader:
+            told: dict[str, Any] = json.loads(line)
+            await link.become(State(**(asdict(link.state) | told)))
+            print(json.dumps(link.carried), flush=True)
+
+
+def main(address: Annotated[str, typer.Argument(help="HOST:PORT of the service")]) -> None:
+    """Forward connections to a service as if it were far away."""
+    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())  # epoll counts whole milliseconds
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(serve(address))
+
+
+if __name__ == "__main__":
+    typer.run(main)

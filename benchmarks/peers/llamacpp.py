@@ -1,0 +1,172 @@
+"""llama.cpp as a system to compare with: its steps, and texts that it writes plainly or by chains
+of drafted tokens, all of them in one process and on one thread.
+
+As its own programs have it: flash attention where it helps, keys and values in float16. It drafts
+what its draft model finds likeliest and keeps what the target draws too, as `speculative-simple`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.figures.steps import Action, Feed, Text
+from benchmarks.peers.systems import Completion, Prompt
+
+BATCH = 512
+KINDS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+Logits = npt.NDArray[np.float32]
+
+
+def installed() -> bool:
+    """Whether there is llama.cpp to compare with."""
+    return find_spec("llama_cpp") is not None and find_spec("gguf") is not None
+
+
+def convert(folder: Path, file: Path, dtype: str) -> None:
+    """A model directory as a GGUF file of the same numbers; raises SystemExit for one of another
+    architecture than Llama.
+    """
+    import_module("models.gguf").convert(folder, file, KINDS[dtype])
+
+
+class Llama:
+    """A GGUF file, loaded, with a cache of so many tokens that `sequences` share."""
+
+    def __init__(self, file: Path, tokens: int, sequences: int = 1) -> None:
+        self._lib: Any = import_module("llama_cpp")
+        self._quiet = self._lib.llama_log_callback(lambda level, text, data: None)
+        self._lib.llama_log_set(self._quiet, ctypes.c_void_p(0))
+        self._model = self._lib.llama_model_load_from_file(
+            str(file).encode(), self._lib.llama_model_default_params()
+        )
+        params = self._lib.llama_context_default_params()
+        params.n_ctx, params.n_seq_max, params.kv_unified = tokens, sequences, True
+        params.n_batch = params.n_ubatch = BATCH
+        params.n_threads = params.n_threads_batch = 1
+        self._context = self._lib.llama_init_from_model(self._model, params)
+        self._memory = self._lib.llama_get_memory(self._context)
+        vocabulary = self._lib.llama_model_get_vocab(self._model)
+        self._vocab_size = self._lib.llama_vocab_n_tokens(vocabulary)
+        self.end = self._lib.llama_vocab_eos(vocabulary)
+        self._batch = self._lib.llama_batch_init(BATCH, 0, 1)
+
+    def decode(self, rows: Sequence[tuple[int, int, int]]) -> Logits:
+        """Feed (token, position, sequence); logits of all, [rows, vocab], until the next call."""
+        batch = self._batch
+        batch.n_tokens = len(rows)
+        for row, (token, position, sequence) in enumerate(rows):
+            batch.token[row], batch.pos[row] = token, position
+            batch.n_seq_id[row], batch.seq_id[row][0], batch.logits[row] = 1, sequence, 1
+        if failed := self._lib.llama_decode(self._context, batch):
+            raise RuntimeError(f"llama_decode returned {failed}")
+        logits = self._lib.llama_get_logits(self._context)
+        found: Logits = np.ctypeslib.as_array(logits, shape=(len(rows), self._vocab_size))
+        return found
+
+    def feed(self, tokens: Sequence[int], start: int) -> Logits:
+        """Feed a text's next tokens, at most `BATCH`, to the first sequence."""
+        return self.decode([(token, start + place, 0) for place, token in enumerate(tokens)])
+
+    def cut(self, length: int, sequence: int = 0) -> None:
+        """A sequence ends after so many tokens."""
+        self._lib.llama_memory_seq_rm(self._memory, sequence, length, -1)
+
+    def share(self, sequence: int, length: int) -> None:
+        """Another sequence begins as the first one does."""
+        self._lib.llama_memory_seq_cp(self._memory, 0, sequence, 0, length)
+
+
+class Steps:
+    """Steps over sequences that hold a text, up to different places."""
+
+    def __init__(self, file: Path, text: Text, sessions: int) -> None:
+        self._llama = Llama(file, (2 + sessions) * len(text.ids), sessions + 1)
+        self._text = text
+        for start in range(0, len(text.ids), BATCH):
+            self._llama.feed(text.ids[start : start + BATCH], start)
+
+    def step(self, feed: Feed) -> Action:
+        """All sessions in one batch, all logits; what was fed is taken back."""
+        contexts = self._text.contexts(feed.sessions)
+        rows = [
+            (self._text.ids[context + place], context + place, number)
+            for number, context in enumerate(contexts, 1)
+            for place in range(feed.tokens)
+        ]
+
+        def run() -> None:
+            for number, context in enumerate(contexts, 1):
+                self._llama.share(number, context)
+            self._llama.decode(rows)
+            for number in range(1, len(contexts) + 1):
+                self._llama.cut(0, number)
+
+        return run
+
+
+class LlamaCpp:
+    """Completes prompts: plainly, or by chains of `drafted` tokens of another file's model."""
+
+    def __init__(
+        self, target: Path, draft: Path | None, drafted: int, tokens: int, temperature: float = 0.0
+    ) -> None:
+        self._target = Llama(target, tokens)
+        self._draft = Llama(draft, tokens) if draft else None
+        self._drafted, self._temperature = drafted, temperature
+        self._known: list[int] = []  # to the draft model
+        self._random = np.random.default_rng(0)
+
+    async def complete(self, prompt: Prompt, max_new_tokens: int) -> Completion:
+        """Off the event loop, which has channels to keep alive."""
+        return await asyncio.to_thread(self._complete, prompt, max_new_tokens)
+
+    def _complete(self, prompt: Prompt, max_new_tokens: int) -> Completion:
+        text, steps = list(prompt), 0
+        for llama in filter(None, (self._target, self._draft)):
+            llama.cut(0)
+        logits = self._target.feed(prompt, 0)
+        text.append(self._drawn(logits[-1]))
+        self._known.clear()
+        while len(text) < len(prompt) + max_new_tokens and text[-1] != self._target.end:
+            left = len(prompt) + max_new_tokens - len(text) - 1
+            guesses = self._guesses(text, min(self._drafted, left))
+            start = len(text) - 1
+            logits = self._target.feed([text[-1], *guesses], start)
+            steps += 1
+            for guess, row in zip([*guesses, -1], logits, strict=True):
+                text.append(self._drawn(row))
+                if text[-1] != guess or text[-1] == self._target.end:
+                    break
+            self._target.cut(len(text) - 1)
+        return Completion(tuple(text[len(prompt) :]), steps)
+
+    def _guesses(self, text: list[int], count: int) -> list[int]:
+        """What the draft model finds likeliest."""
+        if self._draft is None or count < 1:
+            return []
+        pairs = enumerate(zip(self._known, text[:-1], strict=False))
+        held = next((place for place, (one, other) in pairs if one != other), None)
+        held = min(len(self._known), len(text) - 1) if held is None else held
+        self._draft.cut(held)
+        row = self._draft.feed(text[held:], held)[-1]
+        guesses = [int(row.argmax())]
+        while len(guesses) < count:
+            place = len(text) + len(guesses) - 1
+            guesses.append(int(self._draft.feed(guesses[-1:], place)[-1].argmax()))
+        self._known = text + guesses[:-1]
+        return guesses
+
+    def _drawn(self, row: Logits) -> int:
+        if not self._temperature:
+            return int(row.argmax())
+        weights = np.exp((row - row.max()).astype(np.float64) / self._temperature)
+        return int(self._random.choice(len(row), p=weights / weights.sum()))

@@ -1,0 +1,58 @@
+"""transformers' own `generate()` with the arithmetic of exact mode, to compare texts with.
+
+One session, its own cache, one token at a time; only the attention function is ours, as in a step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, PreTrainedModel
+
+from engine.cache.rooms import Room
+from engine.forward.attention import attend_tile, refuse
+from engine.forward.cpu import panels
+from engine.forward.cpu.kernels import kernels
+from engine.forward.cpu.paths import Paths
+from engine.forward.mixing import Rule
+from engine.forward.segment import Segment
+from engine.forward.tiles import lay_out
+from protos import tree
+
+NAME = "tandem_reference"
+PLAIN = torch.device("cpu")
+
+
+def adopt(network: PreTrainedModel) -> None:
+    """Make a network's own forward and `generate()`, batch 1, round as exact mode does."""
+    network.set_attn_implementation(NAME)
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,  # [1, heads, rows, size]
+    key: torch.Tensor,  # [1, kv heads, cached + rows, size]
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention of the newest rows; [1, rows, heads, value size]."""
+    refuse(options)
+    count, length = query.shape[2], key.shape[2]
+    rule = Rule(scaling, sliding_window, softcap, s_aux)
+    if panels.problem(query.dtype, query.device) is None and (own := kernels()):
+        rows, keys, values = (each[0].transpose(0, 1).contiguous() for each in (query, key, value))
+        paths = Paths.straight(length - count, count)
+        return own.attend(rows, keys, values, paths, rule)[None], None
+    segment = Segment(Room(0, length), length - count, (0,) * count, tree.chain(count), count)
+    (tile,) = lay_out([segment], PLAIN).tiles
+    keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    return attend_tile(tile, query, keys, values, rule)[None], None
+
+
+AttentionInterface.register(NAME, attend)

@@ -1,0 +1,119 @@
+"""Many generations at once, in lockstep: each round asks a drafter for a draft, and a verifier what
+of it is accepted.
+
+Knows no clock, so what it counts depends on the models alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from orchestrator.rounds.generation import Generation
+from protos.errors import TandemError
+from protos.types import NO_DRAFT, Context, Draft, DraftShape, Proposal, SamplingParams, Verdict
+from protos.wire import codec
+
+Tokens = tuple[int, ...]
+AT_ONCE = 8
+
+
+class Drafter(Protocol):
+    """A drafter, near or far."""
+
+    async def propose(
+        self, context: Context, shape: DraftShape, sampling: SamplingParams
+    ) -> Proposal:
+        """A draft for the context."""
+
+    async def close(self, session_id: bytes) -> None:
+        """Free the session."""
+
+
+class Verifier(Protocol):
+    """A verifier."""
+
+    async def verify(self, context: Context, draft: Draft, sampling: SamplingParams) -> Verdict:
+        """Which nodes are accepted, and the next token."""
+
+    async def close(self, session_id: bytes) -> None:
+        """Free the session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The tokens that a round emitted: of `drafted` ones `accepted`, then the next token."""
+
+    tokens: Tokens
+    drafted: int
+    accepted: int
+
+
+Told = tuple[Tokens, list[Round]]
+"""A completion and its rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """A drafter and a verifier, and where generations end."""
+
+    drafter: Drafter
+    verifier: Verifier
+    end_token_ids: frozenset[int]
+
+    async def complete(
+        self,
+        prompts: Sequence[Tokens],
+        count: int,
+        sampling: SamplingParams,
+        shape: DraftShape,
+        at_once: int = AT_ONCE,
+    ) -> list[Told]:
+        """Every prompt, with its index as the seed, and all its rounds; `at_once` of them at a
+        time. Raises a TandemError.
+        """
+        places = asyncio.Semaphore(at_once)
+
+        async def one(seed: int, prompt: Tokens) -> Told:
+            session_id = secrets.token_bytes(codec.SESSION_ID_BYTES)
+            own = replace(sampling, seed=seed)
+            generation = Generation(session_id, prompt, own, count, self.end_token_ids)
+            async with places:
+                rounds = await self._run(generation, shape)
+            return tuple(generation.completion), rounds
+
+        return await asyncio.gather(*(one(*each) for each in enumerate(prompts)))
+
+    async def _run(self, generation: Generation, shape: DraftShape) -> list[Round]:
+        """All rounds of a generation; its sessions are closed."""
+        rounds: list[Round] = []
+        try:
+            while generation.finish is None:
+                rounds.append(await self._round(generation, shape))
+        finally:
+            for service in (self.drafter, self.verifier):
+                with suppress(TandemError):  # the service reclaims idle sessions by itself
+                    await service.close(generation.session_id)
+        return rounds
+
+    async def _round(self, generation: Generation, shape: DraftShape) -> Round:
+        draft, sampling = NO_DRAFT, generation.sampling
+        shape = within(shape, generation.until - generation.length - 1)
+        if shape.levels:
+            proposal = await self.drafter.propose(generation.context(), shape, sampling)
+            draft = proposal.draft
+        verdict = await self.verifier.verify(generation.context(), draft, sampling)
+        path = [draft.tokens[node] for node in verdict.accepted]
+        tokens = generation.extend(generation.length, [*path, verdict.next_token])
+        return Round(tokens, len(draft), min(len(path), len(tokens)))
+
+
+def within(shape: DraftShape, levels: int) -> DraftShape:
+    """A shape with no more levels than can still be accepted."""
+    levels = min(shape.levels, levels)
+    nodes = shape.nodes if shape.branches > 1 else min(shape.nodes, levels)
+    return replace(shape, levels=levels, nodes=nodes)

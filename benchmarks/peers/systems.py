@@ -1,0 +1,117 @@
+"""The systems that the throughput benchmark compares: transformers' `generate()` and Tandem's
+client API.
+
+Each turns a prompt into tokens, greedy ones at temperature 0; timing and comparing them is not done
+here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from grpc import aio
+from transformers import AutoModelForCausalLM
+
+from orchestrator.cli import launch
+from protos.tandem.v1 import orchestrator_pb2 as api
+from protos.tandem.v1 import orchestrator_pb2_grpc
+from protos.transport import rpc, status
+
+Prompt = tuple[int, ...]
+ALWAYS = ("--draft-cost", "0")  # for a drafter that guesses whatever it costs
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Emitted tokens and, where the system tells, in how many steps."""
+
+    tokens: tuple[int, ...]
+    steps: int = 0
+
+
+class System(Protocol):
+    """Completes prompts."""
+
+    async def complete(self, prompt: Prompt, max_new_tokens: int) -> Completion:
+        """The tokens after the prompt, up to the end of the story."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """transformers' `generate()`, with its own assisted decoding if a draft model is given."""
+
+    target: Any
+    draft: Any = None
+    temperature: float = 0.0
+
+    async def complete(self, prompt: Prompt, max_new_tokens: int) -> Completion:
+        """Off the event loop, which has channels to keep alive."""
+        return await asyncio.to_thread(self._generate, prompt, max_new_tokens)
+
+    @torch.inference_mode()
+    def _generate(self, prompt: Prompt, max_new_tokens: int) -> Completion:
+        ids = torch.tensor([prompt])
+        options: dict[str, Any] = {} if self.draft is None else {"assistant_model": self.draft}
+        if self.temperature:
+            options |= {"temperature": self.temperature, "top_k": 0, "top_p": 1.0}
+        output = self.target.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            pad_token_id=self.target.config.pad_token_id or 0,
+            do_sample=self.temperature > 0,
+            max_new_tokens=max_new_tokens,
+            **options,
+        )
+        return Completion(tuple(output[0, len(prompt) :].tolist()))
+
+
+@dataclass(frozen=True, slots=True)
+class Tandem:
+    """The client API; `levels` and `branches` as the server chooses unless given, levels 0 decodes
+    plainly.
+    """
+
+    stub: Any
+    levels: int | None = None
+    branches: int | None = None
+    temperature: float = 0.0
+
+    async def complete(self, prompt: Prompt, max_new_tokens: int) -> Completion:
+        """One unary call; raises a TandemError."""
+        request = api.GenerateRequest(
+            token_ids=api.TokenIds(ids=prompt),
+            sampling=api.Sampling(temperature=self.temperature, seed=0),
+            stopping=api.Stopping(max_new_tokens=max_new_tokens),
+            speculation=api.Speculation(num_speculative_tokens=self.levels, branches=self.branches),
+        )
+        try:
+            response = await self.stub.Generate(request)
+        except aio.AioRpcError as failure:
+            raise status.decode(failure) from None
+        return Completion(tuple(response.token_ids), response.speculation.num_spec_steps)
+
+
+def load(folder: Path, dtype: str = "float32") -> Any:
+    """A model as transformers loads it."""
+    network = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, dtype), local_files_only=True
+    )
+    return network.eval()
+
+
+@asynccontextmanager
+async def tandem_up(target: Path, draft: Path, ray: bool, *drafter: str) -> AsyncIterator[Any]:
+    """`tandem up` on a free port while the scope lasts, its drafter with more flags; yields a stub
+    of its client API. Raises Unusable.
+    """
+    async with (
+        launch.up(launch.Plan(target, draft, port=0, ray=ray, drafter=drafter)) as tandem,
+        rpc.connect(tandem.addresses["orchestrator"]) as channel,
+    ):
+        yield orchestrator_pb2_grpc.OrchestratorServiceStub(channel)

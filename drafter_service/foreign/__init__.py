@@ -1,0 +1,1 @@
+"""Chains for a target with another tokenizer."""

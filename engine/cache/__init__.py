@@ -1,0 +1,1 @@
+"""Keys and values of many sessions in one pool, and the rule for what stays cached."""

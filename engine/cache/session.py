@@ -1,0 +1,92 @@
+"""What one session is to a model service: a room, the tokens in it, and what is needed to trust a
+call about them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from engine.cache.rooms import BLOCK, Room
+from protos.types import Context
+
+
+class Ended(Exception):
+    """Thrown into a job that is to end early, when its session holds the first `fed` tokens of its
+    context.
+    """
+
+    def __init__(self, fed: int) -> None:
+        super().__init__()
+        self.fed = fed
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """What one room holds: `tokens`, as of `turn`.
+
+    `epoch` is drawn when the session is opened. A call that builds on cached tokens names the epoch
+    that it was answered with, so a late call that opens the session anew can never pass for the
+    session that was lost. A session that was closed may stay, `retired`, for its client's next one.
+    """
+
+    room: Room
+    epoch: int
+    client: bytes
+    turn: int = 0
+    used: float = 0.0
+    active: bool = False
+    retired: bool = False
+    tokens: array[int] = field(default_factory=lambda: array("I"))
+
+    @property
+    def length(self) -> int:
+        """Committed tokens in the room."""
+        return len(self.tokens)
+
+    def committed(self, context: Context) -> array[int]:
+        """All committed tokens of a call."""
+        return self.tokens[: context.base] + array("I", context.tokens)
+
+    def kept(self, context: Context) -> int:
+        """How many tokens a call builds on; one that opens the session again, because it heard no
+        answer, finds what it said before.
+        """
+        if context.epoch or self.client != context.client:
+            return context.base
+        return self.shares(context.tokens[:-1])
+
+    def shares(self, tokens: Sequence[int]) -> int:
+        """How many leading tokens are the same."""
+        return shared(self.tokens, array("I", tokens[: self.length]))
+
+
+def shared(one: array[int], other: array[int]) -> int:
+    """How many leading tokens are the same."""
+    counts = range(1, min(len(one), len(other)) + 1)
+    return bisect_left(counts, True, key=lambda count: one[:count] != other[:count])
+
+
+def known(sessions: Iterable[Session], context: Context) -> Session | None:
+    """The session of the same client that shares the longest prefix with an opening, if one is
+    worth it: of all but the newest token, which is always fed.
+    """
+    if not context.client or len(context.tokens) <= BLOCK:
+        return None
+    wanted = context.tokens[:-1]
+    start = array("I", wanted[:BLOCK])
+    donors = (s for s in sessions if s.client == context.client and s.tokens[:BLOCK] == start)
+    return max(donors, key=lambda donor: (donor.shares(wanted), donor.retired), default=None)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened to sessions since the start."""
+
+    misses: int = 0
+    stale: int = 0
+    expired: int = 0
+    evicted: int = 0
+    reused_tokens: int = 0

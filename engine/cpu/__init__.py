@@ -1,1 +1,0 @@
-"""Kernels of our own for CPUs, and what uses them."""

@@ -1,0 +1,1 @@
+"""One pass for many sessions: how its rows are laid out, and attention over the pool."""

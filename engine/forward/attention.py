@@ -1,0 +1,132 @@
+"""The attention hook: what a Hugging Face model calls instead of its own attention.
+
+Stores the step's keys and values in the pool and attends on views of it: tile by tile, or all rows
+at once where a device has a kernel for that. The step travels through a context variable because
+not every model passes keyword arguments on to its attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers import AttentionInterface
+
+from engine.cache.kv import Pool, store
+from engine.forward.cpu.kernels import kernels
+from engine.forward.cpu.paths import PathPlan
+from engine.forward.cuda import flash
+from engine.forward.cuda.rows import Halves, Rows
+from engine.forward.mixing import Rule, mix
+from engine.forward.tiles import Tile, TilePlan
+from protos.errors import Unusable
+
+NAME = "tandem"
+IGNORED = {
+    "dropout",
+    "is_causal",
+    "position_ids",
+    "use_cache",
+    "output_attentions",
+    "output_hidden_states",
+    "cache_position",
+    "output_router_logits",
+}
+
+
+@dataclass(slots=True)
+class Step:
+    """A forward pass through the pool."""
+
+    plan: TilePlan | PathPlan | Rows
+    pool: Pool
+    context: int  # tokens of a text at the most
+    halves: dict[int, Halves] = field(default_factory=dict)  # of Rows, by heads that share keys
+
+
+_current: ContextVar[Step] = ContextVar("step")
+
+
+@contextmanager
+def stepping(step: Step) -> Iterator[None]:
+    """Every attention call within the scope belongs to this step."""
+    token = _current.set(step)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,  # [1, heads, rows, size]
+    key: torch.Tensor,  # [1, kv heads, rows, size]
+    value: torch.Tensor,  # [1, kv heads, rows, value size]
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of the current step; [1, rows, heads, value size]. Refuses options that would
+    change the result.
+    """
+    refuse(options)
+    step = _current.get()
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    bites = sliding_window is not None and sliding_window < step.context
+    rule = Rule(scaling, sliding_window if bites else None, softcap, s_aux)
+    keys, values = step.pool.keys[layer], step.pool.values[layer]
+    new_keys, new_values = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    if isinstance(step.plan, Rows):
+        if not rule.plain:
+            raise Unusable("a layer has a sliding window, capped scores or sinks")
+        keys.index_copy_(0, step.plan.places, new_keys)
+        values.index_copy_(0, step.plan.places, new_values)
+        return flash.attend(step.plan, query, keys, values, scaling, step.halves)[None], None
+    count = step.plan.count
+    store(keys, step.plan.stored, new_keys[:count])
+    store(values, step.plan.stored, new_values[:count])
+    if isinstance(step.plan, PathPlan):
+        own = kernels()
+        assert own, "steps are laid out for them where there are some"
+        asking = query[0, :, :count].transpose(0, 1).contiguous()
+        output = own.attend(asking, keys, values, step.plan.paths, rule)
+    else:
+        output = torch.cat(
+            [attend_tile(tile, query, keys, values, rule) for tile in step.plan.tiles]
+        )
+    padding = query.shape[2] - count
+    return functional.pad(output, (0, 0, 0, 0, 0, padding))[None], None
+
+
+def refuse(options: dict[str, Any]) -> None:
+    """Raise Unusable if a model asks its attention for something that we would not do."""
+    for name, option in options.items():
+        if name not in IGNORED and option is not None:
+            raise Unusable(f"asks its attention for {name!r}, which ours cannot do")
+
+
+def attend_tile(
+    tile: Tile, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rule: Rule
+) -> torch.Tensor:
+    """A tile's rows of `query` on its keys and values, [positions, kv heads, size]:
+    [rows, heads, value size].
+
+    Query heads that share a key head are folded into rows, so that no key is copied.
+    """
+    heads, kv_heads = query.shape[1], keys.shape[1]
+    folded = query[:, :, tile.rows].reshape(1, kv_heads, -1, query.shape[3])
+    seen = slice(tile.start, tile.start + tile.keys)
+    shared = keys[seen].transpose(0, 1)[None], values[seen].transpose(0, 1)[None]
+    mixed = mix(folded, *shared, tile.bias(rule.window, heads // kv_heads, query), rule)
+    return mixed.reshape(heads, tile.count, -1).transpose(0, 1)
+
+
+AttentionInterface.register(NAME, attend)

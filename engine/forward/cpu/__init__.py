@@ -1,0 +1,1 @@
+"""Kernels for CPUs, and layers that are computed by them."""

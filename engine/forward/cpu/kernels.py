@@ -1,0 +1,192 @@
+"""The compiled kernels, as far as there are any for this processor.
+
+They are built with the package where there is a compiler, once for each set of instructions, and
+called through ctypes. Without them everything works as well, by what PyTorch brings.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sysconfig
+from collections.abc import Iterator
+from contextlib import suppress
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+from zlib import crc32
+
+import torch
+
+from engine.forward.cpu.paths import Paths
+from engine.forward.mixing import Rule
+
+FOLDER = Path(__file__).parent
+FILES = sorted([*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")])
+SOURCES = crc32(b"".join(map(Path.read_bytes, FILES)))  # as in setup.py
+WORTH_SHARING = 1 << 17  # numbers that are read for each thread, which is some 20 us of it
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+
+
+class Kind(IntEnum):
+    """How numbers are stored, as in vectors.h."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    FLOAT16 = 2
+    INT8 = 3
+    PAIRS = 4  # bfloat16, inputs two by two
+
+
+KINDS = {
+    torch.float32: Kind.FLOAT32,
+    torch.bfloat16: Kind.BFLOAT16,
+    torch.float16: Kind.FLOAT16,
+    torch.int8: Kind.INT8,
+}
+
+
+class Activation(IntEnum):
+    """Of a gated layer, as in gate.cpp."""
+
+    SILU = 0
+    GELU_TANH = 1
+
+
+class Kernels:
+    """One build of them. `width` is the outputs of a panel; `pairs` says whether rows of bfloat16
+    are multiplied two inputs at once; `threads` share the work, which no bit depends on.
+    """
+
+    def __init__(self, file: Path) -> None:
+        library = ctypes.CDLL(str(file))
+        library.tandem_sources.restype = ctypes.c_uint
+        if library.tandem_sources() != SOURCES:
+            raise OSError(f"{file} was built of other sources")
+        self.name = file.name.partition(".")[0].removeprefix("_")
+        self.width = int(library.tandem_width())
+        self.pairs = bool(library.tandem_pairs())
+        self.threads = 1
+        self._linear = library.tandem_linear
+        pointer, number, kind = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
+        rows = (pointer, number, number)
+        self._linear.argtypes = (*rows, pointer, number, *[pointer] * 3, *[kind] * 3)
+        self._linear.restype = None
+        self._attend = library.tandem_attend
+        real = ctypes.c_float
+        optional = (number, real, real, pointer, kind, kind)
+        self._attend.argtypes = (*[pointer] * 4, *[number] * 5, *[pointer] * 4, *optional)
+        self._attend.restype = None
+        self._norm = library.tandem_norm
+        self._norm.argtypes = (*rows, pointer, real, pointer, kind, kind)
+        self._norm.restype = None
+        self._gate = library.tandem_gate
+        self._gate.argtypes = (*rows, pointer, kind, kind, kind)
+        self._gate.restype = None
+
+    def linear(
+        self,
+        rows: torch.Tensor,  # [rows, in], floating
+        panels: torch.Tensor,  # [panels, in, width], or [panels, in / 2, width, 2]
+        outputs: int,
+        scales: torch.Tensor | None,  # [out], float32
+        bias: torch.Tensor | None,  # [out], float32
+    ) -> torch.Tensor:
+        """rows x weights' * scales + bias, [rows, out]; all contiguous, on the CPU."""
+        result = rows.new_empty(rows.shape[0], outputs)
+        optional = (None if each is None else each.data_ptr() for each in (scales, bias))
+        kind = KINDS[panels.dtype] if panels.dim() == 3 else Kind.PAIRS
+        self._linear(
+            *(rows.data_ptr(), *rows.shape, panels.data_ptr(), outputs, *optional),
+            *(result.data_ptr(), kind, KINDS[rows.dtype], self._sharing(panels)),
+        )
+        return result
+
+    def attend(
+        self,
+        query: torch.Tensor,  # [rows, heads, size], floating
+        keys: torch.Tensor,  # [places, kv heads, size], of the same dtype
+        values: torch.Tensor,  # [places, kv heads, value size]
+        paths: Paths,
+        rule: Rule,
+    ) -> torch.Tensor:
+        """What rows see along their paths, [rows, heads, value size]; all contiguous, on the CPU.
+        Bit for bit, a row depends on its path alone. Raises RuntimeError for what does not fit.
+        """
+        rows, heads, size = query.shape
+        if not (query.dtype == keys.dtype == values.dtype and keys.shape[2] == size):
+            kinds = f"{query.dtype}, {keys.dtype} and {values.dtype}"
+            raise RuntimeError(f"queries of {size} on keys of {keys.shape[2]}, of {kinds}")
+        result = query.new_empty(rows, heads, values.shape[2])
+        sinks = None if rule.sinks is None else rule.sinks.float().contiguous()
+        self._attend(
+            *(each.data_ptr() for each in (query, keys, values, result)),
+            *(rows, heads, *keys.shape[1:], values.shape[2]),
+            *(each.data_ptr() for each in (paths.starts, paths.prefixes)),
+            *(each.data_ptr() for each in (paths.tails, paths.places)),
+            *(rule.window or 0, size**-0.5 if rule.scaling is None else rule.scaling),
+            *(rule.softcap or 0.0, None if sinks is None else sinks.data_ptr()),
+            *(KINDS[query.dtype], self.threads),
+        )
+        return result
+
+    def norm(self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """Rows [..., size] / their root mean square * weight [size], float32; contiguous, on the
+        CPU.
+        """
+        result = torch.empty_like(rows)
+        size = rows.shape[-1]
+        self._norm(
+            *(rows.data_ptr(), rows.numel() // size, size, weight.data_ptr(), epsilon),
+            *(result.data_ptr(), KINDS[rows.dtype], self._sharing(rows)),
+        )
+        return result
+
+    def gate(self, rows: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """The activation of the first half of each row times the second, [rows, size] of
+        [rows, 2 * size]; contiguous, on the CPU.
+        """
+        count, size = rows.shape[0], rows.shape[1] // 2
+        result = rows.new_empty(count, size)
+        self._gate(
+            *(rows.data_ptr(), count, size, result.data_ptr(), activation),
+            *(KINDS[rows.dtype], self._sharing(rows)),
+        )
+        return result
+
+    def _sharing(self, numbers: torch.Tensor) -> int:
+        """How many threads are worth their start for these numbers."""
+        return max(1, min(self.threads, numbers.numel() // WORTH_SHARING))
+
+
+def runnable() -> Iterator[Path]:
+    """The builds that this processor runs, best first."""
+    names = {"AVX512": ["avx512", "avx2"], "AVX2": ["avx2"]}.get(
+        torch.backends.cpu.get_cpu_capability(), ["portable"]
+    )
+    if "avx512" in names and torch.cpu._is_avx512_bf16_supported():
+        names.insert(0, "avx512bf16")
+    for name in names:
+        if (file := FOLDER / f"_{name}{SUFFIX}").exists():
+            yield file
+
+
+@cache
+def kernels() -> Kernels | None:
+    """The best build that this processor runs; None if there is none that can be loaded."""
+    for file in runnable():
+        with suppress(OSError, AttributeError):  # no OpenMP to be found, or an old build
+            return Kernels(file)
+    return None
+
+
+def use_threads(count: int) -> None:
+    """Compute with so many threads from now on.
+
+    Where there are kernels only they do. PyTorch's own operations share their elements among
+    threads, and round the last ones of a share differently, so bits would depend on how many rows
+    there are; they are too small to gain much from threads.
+    """
+    own = kernels()
+    if own:
+        own.threads = count
+    torch.set_num_threads(1 if own else count)

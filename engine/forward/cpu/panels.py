@@ -1,0 +1,70 @@
+"""Linear layers whose weights lie in panels, for the kernels of our own.
+
+A row is the same, bit for bit, alone and with others: sums run over ascending inputs, in float32,
+whatever the weights are stored in.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from engine.forward.cpu.kernels import KINDS, kernels
+
+LEVELS = 127  # of an 8-bit weight, on either side of 0
+
+
+class PanelLinear(nn.Module):
+    """An `nn.Linear` for inference on a CPU, [..., in] -> [..., out], from a weight [out, in]."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        own = kernels()
+        assert own, "asked for where there are some"
+        self.out_features, self.in_features = weight.shape
+        self.weight = weight.new_empty(0)  # some models ask for its dtype
+        self.bias, self.kernels = bias, own.name
+        self._multiply = own.linear
+        self._bias = None if bias is None else bias.float().contiguous()
+        self._scales: torch.Tensor | None = None
+        paired = own.pairs and weight.dtype == torch.bfloat16 and self.in_features % 2 == 0
+        self._panels = in_panels(weight, own.width, 2 if paired else 1)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Called by the model; raises RuntimeError for rows of another dtype than the weight's."""
+        if rows.dtype != self.weight.dtype:
+            raise RuntimeError(f"rows of {rows.dtype} for a weight of {self.weight.dtype}")
+        flat = rows.reshape(-1, self.in_features).contiguous()
+        out = self._multiply(flat, self._panels, self.out_features, self._scales, self._bias)
+        return out.view(*rows.shape[:-1], self.out_features)
+
+
+class RoundedLinear(PanelLinear):
+    """One whose weights are rounded to 8 bits, by a scale for each output; its inputs are not."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        scales = (weight.abs().amax(1).float() / LEVELS).clamp_min(1e-12)
+        super().__init__((weight / scales[:, None]).round().to(torch.int8), bias)
+        self.weight = weight.new_empty(0)
+        self._scales = scales
+
+
+def in_panels(weight: torch.Tensor, width: int, together: int) -> torch.Tensor:
+    """A weight [out, in] as [panels, in, width], or with some inputs `together` as
+    [panels, in / together, width, together]; outputs that lack are zeros.
+    """
+    out_features, in_features = weight.shape
+    shape = (-(-out_features // width), in_features // together, width, together)
+    panels = weight.new_zeros(shape)
+    for panel, some in zip(panels, weight.split(width), strict=True):
+        panel[:, : some.shape[0]] = some.unflatten(1, (-1, together)).transpose(0, 1)
+    return panels if together > 1 else panels[..., 0]
+
+
+def problem(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why there are no such layers; None if there are."""
+    if device.type != "cpu":
+        return f"they are not for {device.type}"
+    if dtype not in KINDS:
+        return f"they do not take {str(dtype).removeprefix('torch.')}"
+    return None if kernels() else "they were not built, for want of a compiler, or cannot be loaded"

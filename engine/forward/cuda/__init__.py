@@ -1,0 +1,1 @@
+"""Passes of all rows at once, captured and replayed, on CUDA devices."""

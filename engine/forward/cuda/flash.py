@@ -1,0 +1,145 @@
+"""Attention of a pass by rows: a flash kernel over the prefixes, again over the tails, and the two
+results joined by the sums that they are shares of.
+
+The kernel comes with PyTorch. It takes keys where they lie, in runs of any start and length, and
+never splits a run: what a row gets depends on its own run alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from engine.cache.kv import LayerGeometry
+from engine.forward.cuda.rows import Halves, Rows, Spans
+
+OPERATOR = torch.ops.aten._flash_attention_forward
+# without it some versions split the keys of a run by how many runs there are; others never do
+WHOLE = (
+    {"num_splits": 1}
+    if any(each.name == "num_splits" for each in OPERATOR.default._schema.arguments)
+    else {}
+)
+TOLERANCE = 0.03  # of an attended value, in half precision
+KEYS = 256
+TRIAL = ((3, 7, 0), (33, 64, 190), (1, 130, 96), (5, 0, 65))  # rows, start and length of each run
+
+
+def attend(
+    rows: Rows,
+    query: torch.Tensor,  # [1, heads, rows, size]
+    keys: torch.Tensor,  # [positions, kv heads, size]
+    values: torch.Tensor,
+    scaling: float | None,
+    known: dict[int, Halves],
+) -> torch.Tensor:
+    """What the rows of a pass see, whose keys are stored already; [rows, heads, size].
+
+    Query heads that share a key head are folded into rows, so that its keys are read once. `known`
+    is what earlier layers of the same pass found rows to see, by heads that share a key head.
+    """
+    heads, count, size = query.shape[1:]
+    kv_heads = keys.shape[1]
+    repeat = heads // kv_heads
+    folded = query[0].transpose(0, 1).reshape(count, kv_heads, repeat, size).transpose(1, 2)
+    folded = folded.reshape(count * repeat, kv_heads, size)
+    if repeat not in known:
+        known[repeat] = rows.halves(repeat)
+    halves, scale = known[repeat], size**-0.5 if scaling is None else scaling
+    early, early_sums = kernel(folded, keys, values, halves.prefix, scale)
+    if rows.form.branched:
+        keys, values = (store.index_select(0, rows.tail_places) for store in (keys, values))
+    late, late_sums = kernel(folded, keys, values, halves.tail, scale)
+    early_sums = early_sums.masked_fill(halves.short, -torch.inf)
+    share = torch.sigmoid(early_sums - late_sums)[..., None]
+    mixed = torch.lerp(late.float(), early.float(), share).to(query.dtype)
+    return mixed.view(count, repeat, kv_heads, size).transpose(1, 2).reshape(count, heads, size)
+
+
+def kernel(
+    query: torch.Tensor,  # [rows, heads, size]
+    keys: torch.Tensor,  # [positions, heads, size]
+    values: torch.Tensor,
+    spans: Spans,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every row attends to the keys of its run: [rows, heads, size], zeros where there are none;
+    and the logarithms of the sums of exponentials, float32 [rows, heads].
+
+    The call below `torch.nn.attention.varlen`, whose own does not take lengths before torch 2.12.
+    A `widest` of one row would choose another kernel, but only if heads shared keys.
+    """
+    output, sums, *_ = OPERATOR(
+        query,
+        keys,
+        values,
+        spans.bounds,
+        spans.starts,
+        spans.widest,
+        keys.shape[0],
+        0.0,  # dropout
+        False,  # causal
+        False,  # debug mask
+        scale=scale,
+        seqused_k=spans.lengths,
+        **WHOLE,
+    )
+    return output, sums.t()
+
+
+def plain(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, spans: Spans, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same spelled out, run by run, in float64."""
+    output, sums = torch.zeros_like(query), query.new_full(query.shape[:2], torch.inf).float()
+    bounds, starts = spans.bounds.tolist(), spans.starts.tolist()
+    for run, length in enumerate(spans.lengths.tolist()):
+        rows, seen = slice(*bounds[run : run + 2]), slice(starts[run], starts[run] + length)
+        if rows.start == rows.stop or not length:
+            continue
+        shared = keys[seen].double().permute(1, 2, 0), values[seen].double().transpose(0, 1)
+        scores = query[rows].double().transpose(0, 1) @ shared[0] * scale  # [heads, rows, keys]
+        output[rows] = (scores.softmax(-1) @ shared[1]).transpose(0, 1).to(query.dtype)
+        sums[rows] = scores.logsumexp(-1).t().float()
+    return output, sums
+
+
+def problem(
+    layers: Iterable[LayerGeometry], dtype: torch.dtype, device: torch.device
+) -> str | None:
+    """Why the kernel cannot be used for some layer, found out by trying it; None if it can."""
+    for layer in set(layers):
+        if layer.key_size != layer.value_size:
+            return "keys and values differ in size"
+        try:
+            off = _difference(layer, dtype, device)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+        if not off <= TOLERANCE:
+            return f"the attention kernel is off by {off:.2g}"
+    return None
+
+
+def _difference(layer: LayerGeometry, dtype: torch.dtype, device: torch.device) -> float:
+    """The largest between the kernel and the same spelled out, on random numbers."""
+    generator = torch.Generator().manual_seed(0)
+    counts, starts, lengths = zip(*TRIAL, strict=True)
+    spans = Spans(
+        torch.tensor([0, *counts], device=device).cumsum(0).int(),
+        torch.tensor([*starts, 0], device=device).int(),
+        torch.tensor(lengths, device=device).int(),
+        widest=max(counts),
+    )
+    query, keys, values = (
+        torch.randn(count, layer.heads, layer.key_size, generator=generator).to(device, dtype)
+        for count in (sum(counts), KEYS, KEYS)
+    )
+    scale = layer.key_size**-0.5
+    ours, sums = kernel(query, keys, values, spans, scale)
+    theirs, others = plain(query, keys, values, spans, scale)
+    seeing = others.isfinite()
+    worst = torch.maximum((ours - theirs).abs().max(), (sums - others)[seeing].abs().max())
+    return float(worst)

@@ -1,0 +1,122 @@
+"""A step as tiles: the rows of a session with a mask of who sees whom, for PyTorch's own kernels.
+
+What suits any device and any model. Pure: no model, no cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from engine.cache.kv import Index, index
+from engine.cache.rooms import BLOCK
+from engine.forward.segment import Packed, Segment
+from protos import tree
+
+COARSE = 16  # many rows are padded to a multiple of this many: kernels are kept for each number
+
+
+@dataclass(slots=True)
+class Tile:
+    """All rows of one session, on `keys` positions from `start` on. `allowed`, bool [rows, keys],
+    says who sees whom; None is everybody.
+    """
+
+    rows: slice
+    start: int
+    keys: int
+    allowed: torch.Tensor | None
+    row_positions: torch.Tensor  # [rows]
+    key_positions: torch.Tensor  # [keys]
+    _biases: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """How many rows."""
+        return int(self.rows.stop - self.rows.start)
+
+    def bias(self, window: int | None, repeat: int, like: torch.Tensor) -> torch.Tensor | None:
+        """The additive mask of `like`'s dtype and device, [1, 1, repeat * rows, keys]; None if it
+        would be zero.
+        """
+        if self.allowed is None and window is None:
+            return None
+        key = (window, repeat)
+        if key not in self._biases:
+            near = torch.ones((), dtype=torch.bool)
+            if window is not None:
+                near = self.row_positions[:, None] - self.key_positions < window
+            allowed = near if self.allowed is None else self.allowed & near
+            bias = torch.zeros(allowed.shape, dtype=like.dtype)
+            bias.masked_fill_(~allowed, torch.finfo(like.dtype).min)
+            self._biases[key] = bias.repeat(repeat, 1)[None, None].to(like.device)
+        return self._biases[key]
+
+
+@dataclass(frozen=True, slots=True)
+class TilePlan:
+    """A step of several segments, packed; padding rows are never stored, nor do they see."""
+
+    token_ids: torch.Tensor  # [1, rows]
+    positions: torch.Tensor  # [1, rows]
+    logits_rows: torch.Tensor  # [wanted rows of all, padded]
+    stored: Index  # places of the new keys, those of padding left out
+    count: int  # rows, those of padding left out
+    tiles: list[Tile]
+
+
+def lay_out(segments: Sequence[Segment], device: torch.device) -> TilePlan:
+    """Lay out one step."""
+    packed = Packed.of(segments)
+    count, wanted = len(packed.token_ids), packed.wanted
+    padding = _padded(count) - count
+    tiles, start = [], 0
+    for segment in segments:
+        tiles.append(_tile(segment, start))
+        start += len(segment.tokens)
+
+    def tensor(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.long, device=device)
+
+    return TilePlan(
+        token_ids=tensor(packed.token_ids + packed.token_ids[:1] * padding)[None],
+        positions=tensor(packed.positions + packed.positions[:1] * padding)[None],
+        logits_rows=tensor(wanted + [0] * (_padded(len(wanted)) - len(wanted))),
+        stored=index(packed.places, device),
+        count=count,
+        tiles=tiles,
+    )
+
+
+def _padded(count: int) -> int:
+    return -(-count // COARSE) * COARSE if count > BLOCK else count
+
+
+def _tile(segment: Segment, start: int) -> Tile:
+    """The tile of a segment whose rows are those from `start` on: each sees the context, its
+    ancestors and itself.
+    """
+    context, cached, nodes = segment.context, segment.cached, len(segment.parents)
+    positions = torch.cat(
+        [torch.arange(context), context + torch.tensor(tree.depths(segment.parents))]
+    )
+    allowed = None
+    if nodes - cached > 1 or tree.trunk(segment.parents) < nodes:
+        allowed = torch.ones(nodes - cached, context + nodes, dtype=torch.bool)
+        allowed[:, context:] = _ancestry(segment.parents)[cached:]
+    rows = slice(start, start + nodes - cached)
+    own = positions[context + cached :]
+    return Tile(rows, segment.room.start, context + nodes, allowed, own, positions)
+
+
+def _ancestry(parents: tuple[int, ...]) -> torch.Tensor:
+    """Which nodes each node sees, its ancestors and itself: bool [nodes, nodes]."""
+    seen = np.tri(len(parents), dtype=bool)  # a row at a time is faster there
+    for node in range(tree.trunk(parents), len(parents)):
+        parent = parents[node]
+        seen[node] = seen[parent] if parent >= 0 else False
+        seen[node, node] = True
+    return torch.from_numpy(seen)

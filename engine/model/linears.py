@@ -1,0 +1,163 @@
+"""The layers of a model, replaced by those that the processor is best at, joined where they can be.
+
+Linear layers that are given the same rows, like those of queries, keys and values, are multiplied
+as one: a call costs as much as many rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from engine.forward.cpu import panels
+from engine.forward.cpu.gated import gated
+from engine.forward.cpu.norm import norm
+from engine.forward.cpu.packed import PackedLinear, can_pack
+from protos.errors import Unusable
+
+Layer: TypeAlias = type[panels.PanelLinear] | type[PackedLinear]
+Groups = list[list[str]]
+FULL, INT8 = "full", "int8"  # weights as they are, or rounded
+
+
+def suited(dtype: torch.dtype, device: torch.device, weights: str) -> Layer | None:
+    """The kind of layers to use instead of the network's own, if there is a better one; raises
+    Unusable if there is none with such weights.
+    """
+    if (problem := panels.problem(dtype, device)) is None:
+        return panels.PanelLinear if weights == FULL else panels.RoundedLinear
+    if weights == INT8:
+        raise Unusable(f"weights int8 need the kernels of our own: {problem}")
+    return PackedLinear if can_pack(dtype, device) else None
+
+
+def lay_out(network: nn.Module, groups: Groups, kind: Layer) -> None:
+    """Replace all that there is something better for than what a network came with; `groups` are
+    names of linear layers that are given the same rows.
+    """
+    if issubclass(kind, panels.PanelLinear):
+        replace(network, lambda layer: gated(layer, kind))
+        replace(network, norm)
+    join(network, groups, kind)
+    replace(network, lambda layer: linear(layer, kind))
+
+
+def kernels_of(network: nn.Module) -> str:
+    """What multiplies the weights of a network."""
+    names = {getattr(layer, "kernels", "") for layer in network.modules()} - {""}
+    return ", ".join(sorted(names)) or "torch"
+
+
+class Joined:
+    """Several linear layers that are given the same rows, one right after the other, as one. The
+    rows are known by the tensor: nobody may change it in between.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear], kind: Layer) -> None:
+        biases: list[torch.Tensor] = [layer.bias for layer in layers if layer.bias is not None]
+        weights: list[torch.Tensor] = [layer.weight for layer in layers]
+        self.whole = kind(torch.cat(weights), torch.cat(biases) if biases else None)
+        self._sizes = [layer.out_features for layer in layers]
+        self._rows: torch.Tensor | None = None
+        self._outputs: Sequence[torch.Tensor] = ()
+
+    def output(self, number: int, rows: torch.Tensor) -> torch.Tensor:
+        """What one of the layers makes of the rows; all are computed when the first is asked, and
+        forgotten when the last is.
+        """
+        if rows is not self._rows:
+            self._rows, self._outputs = rows, self.whole(rows).split(self._sizes, -1)
+        output = self._outputs[number]
+        if number == len(self._sizes) - 1:
+            self._rows, self._outputs = None, ()
+        return output
+
+
+class JoinedLinear(nn.Module):
+    """One of the layers that are joined."""
+
+    def __init__(self, joined: Joined, number: int, layer: nn.Linear) -> None:
+        super().__init__()
+        self.out_features, self.in_features = layer.out_features, layer.in_features
+        self.bias, self.kernels = layer.bias, joined.whole.kernels
+        self.weight = layer.weight.new_empty(0)  # some models ask for its dtype
+        self._joined, self._number = joined, number
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Called by the model."""
+        return self._joined.output(self._number, rows)
+
+
+@contextmanager
+def watching(network: nn.Module) -> Iterator[Groups]:
+    """Notes during a pass which linear layers are given the same tensor, one right after the other:
+    groups of names, one for every call that is given another tensor, or one that has changed.
+    """
+    groups: Groups = []
+    latest: list[Any] = [None, None]  # a tensor, held so that no other can pass for it; its copy
+
+    def note(name: str, given: tuple[Any, ...]) -> None:
+        if given and given[0] is latest[0] and torch.equal(*latest):
+            groups[-1].append(name)
+        else:
+            groups.append([name])
+            latest[:] = (given[0], given[0].clone()) if given else (None, None)
+
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, given, name=name: note(name, given))
+        for name, layer in network.named_modules()
+        if type(layer) is nn.Linear
+    ]
+    try:
+        yield groups
+    finally:
+        latest.clear()
+        for hook in hooks:
+            hook.remove()
+
+
+@torch.inference_mode()
+def join(network: nn.Module, groups: Groups, kind: Layer) -> None:
+    """Replace groups of linear layers by joined ones, where each was called once and all or none
+    have a bias; one group at a time, like `replace`.
+    """
+    calls = Counter(name for group in groups for name in group)
+    left = {name for name, layer in network.named_modules() if type(layer) is nn.Linear}
+    for group in groups:
+        if not left.issuperset(group):
+            continue
+        layers: Any = [network.get_submodule(name) for name in group]
+        alike = len({layer.bias is None for layer in layers}) == 1
+        if len(group) > 1 and alike and all(calls[name] == 1 for name in group):
+            joined = Joined(layers, kind)
+            for number, name in enumerate(group):
+                network.set_submodule(name, JoinedLinear(joined, number, layers[number]))
+
+
+@torch.inference_mode()
+def replace(network: nn.Module, other: Callable[[nn.Module], nn.Module | None]) -> None:
+    """Replace the layers of a network that there is another for, one at a time, so that only one is
+    held more than once.
+    """
+    names = [name for name, _ in network.named_modules(remove_duplicate=False) if name]
+    for name in names:
+        with suppress(AttributeError):  # it went with the layer that it was part of
+            if better := other(network.get_submodule(name)):
+                network.set_submodule(name, better)
+
+
+def linear(layer: nn.Module, kind: Layer) -> nn.Module | None:
+    """A linear layer of a kind instead of another, which may be tied to an embedding: then this is
+    a copy.
+    """
+    if type(layer) is nn.Linear:
+        return kind(layer.weight, layer.bias)
+    if type(layer) is Conv1D:
+        return kind(layer.weight.t(), layer.bias)
+    return None

@@ -1,0 +1,205 @@
+"""A Hugging Face causal language model as the engine needs it: loaded, checked, refused when it
+cannot work.
+
+Loads safetensors only and runs no code from the model directory. Raises Unusable with a line that
+names the model and says what to do instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from logging import CRITICAL
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils import logging
+
+from engine.cache.kv import LayerGeometry, position_bytes
+from engine.model.linears import FULL, INT8, kernels_of, lay_out, suited, watching
+from engine.model.original import Original, original
+from engine.model.probe import adopt, refuse_class
+from engine.model.quantised import SETTING, dequantise, unify
+from protos.errors import Unusable
+from protos.fingerprint import tokens_by_id
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+AUTO = "auto"  # the checkpoint's own
+INSTEAD = "choose one that is served, e.g. Llama, Qwen, Mistral, Gemma, Phi or GPT-2"
+LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A loaded model whose linear layers and attention are ours; `original`: what it computed when
+    they were not.
+    """
+
+    network: PreTrainedModel
+    original: Original
+    layers: tuple[LayerGeometry, ...]
+    vocab_size: int
+    token_count: int  # ids that the tokenizer knows; the rest of the vocabulary is padding
+    context_length: int
+    end_token_ids: tuple[int, ...]
+    device: torch.device
+    dtype: torch.dtype
+    weights: str = FULL
+    quantised: str | None = None  # how the weights were, in the files
+
+    @property
+    def numbers(self) -> str:
+        """The dtype, as people are told of it."""
+        name = str(self.dtype).removeprefix("torch.")
+        return f"{name}, dequantised from {self.quantised}" if self.quantised else name
+
+    @property
+    def kind(self) -> str:
+        """The network's class."""
+        return type(self.network).__name__
+
+    @property
+    def position_bytes(self) -> int:
+        """Bytes that one cached token takes."""
+        return position_bytes(self.layers, self.dtype)
+
+    @property
+    def kernels(self) -> str:
+        """What multiplies its weights."""
+        return kernels_of(self.network)
+
+
+def load(folder: Path, dtype: str | None = None, device: str = "cpu", weights: str = FULL) -> Model:
+    """Load a model directory; raises Unusable."""
+    if not (folder / "config.json").is_file():
+        raise Unusable(f"{folder} is not a model directory: it has no config.json")
+    tokens = tokens_by_id(folder)
+    with _loading(folder, device):
+        config = AutoConfig.from_pretrained(folder, **LOCAL)
+    with _judging(folder, config):
+        _refuse_config(config)
+        quantised = dequantise(config, folder)
+    wanted = _dtype(dtype or default_dtype(device), config)
+    with _loading(folder, device):
+        network, missing = _read(folder, config, wanted, torch.device(device))
+    if missing:
+        lacking = f"its files lack {len(missing)} weights of {type(network).__name__}"
+        raise Unusable(f"{folder} cannot be served: {lacking}, e.g. {missing[0]}; get all files")
+    with _judging(folder, config), watching(network) as groups:
+        found = adopt(network, _context_length(config))
+    with _judging(folder, config):
+        said = original(network, found, wanted, weights == INT8)
+    if kind := suited(wanted, network.device, weights):
+        lay_out(network, groups, kind)
+    return Model(
+        network=network,
+        original=said,
+        layers=found.layers,
+        vocab_size=found.vocab_size,
+        token_count=min(max(tokens) + 1, found.vocab_size),
+        context_length=found.context_length,
+        end_token_ids=_end_token_ids(network),
+        device=torch.device(device),
+        dtype=wanted,
+        weights=weights,
+        quantised=quantised,
+    )
+
+
+def _read(
+    folder: Path, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
+) -> tuple[PreTrainedModel, list[str]]:
+    """The network, and names of weights that the files do not have: they would be random. Weights
+    that are of this dtype in the files go from there to the device, through no memory of ours.
+    """
+    logging.disable_progress_bar()  # standard error is for lines
+    logging.set_verbosity(CRITICAL)  # and what is wrong is raised
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **LOCAL
+    )
+    network, report = loaded
+    if hasattr(config, SETTING):
+        unify(network, dtype)
+    return network.eval().requires_grad_(False).to(device), sorted(report["missing_keys"])
+
+
+@contextmanager
+def _loading(folder: Path, device: str) -> Iterator[None]:
+    """Whatever the loaders underneath raise becomes a line."""
+    try:
+        yield
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        if "trust_remote_code" in str(error):
+            reason = f"it needs code from its directory, which is never run; {INSTEAD}"
+        raise Unusable(f"{folder} cannot be loaded on {device}: {reason}") from error
+
+
+@contextmanager
+def _judging(folder: Path, config: PreTrainedConfig) -> Iterator[None]:
+    """Put the names of directory and class before what is wrong with them."""
+    try:
+        yield
+    except Unusable as error:
+        name = (config.architectures or [type(config).__name__])[0]
+        raise Unusable(f"{folder} cannot be served: {name} {error}; {INSTEAD}") from error
+
+
+def _refuse_config(config: PreTrainedConfig) -> None:
+    """Raise Unusable for what can be told before the weights are read."""
+    if config.is_encoder_decoder:
+        raise Unusable("is an encoder-decoder")
+    if getattr(config.get_text_config(), "attn_temperature_tuning", False):  # Llama 4
+        raise Unusable("scales attention by a token's place in the batch, not in its text")
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if not isinstance(kind, type):
+        raise Unusable("is not a causal language model")
+    refuse_class(kind)
+
+
+def default_dtype(device: str) -> str:
+    """What a model is loaded in if nobody says: what every CPU has, and elsewhere, where that is
+    slow, the checkpoint's own.
+    """
+    return "float32" if device.startswith("cpu") else AUTO
+
+
+def _dtype(name: str, config: PreTrainedConfig) -> torch.dtype:
+    if name == AUTO:
+        own = config.dtype or config.get_text_config().dtype or torch.float32
+        name = str(own).removeprefix("torch.")
+    if name not in DTYPES:
+        raise Unusable(f"dtype {name!r} is not one of {', '.join([AUTO, *DTYPES])}")
+    return DTYPES[name]
+
+
+def _context_length(config: PreTrainedConfig) -> int:
+    """How far the positions reach, and the same for every session: rotary positions that stretch
+    with the longest text of a call are the original ones up to the original length.
+    """
+    text = config.get_text_config()
+    length = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+    limits = [int(length or 2048)]
+    ropes = getattr(text, "rope_parameters", None) or {}
+    for rope in [ropes] if "rope_type" in ropes else ropes.values():  # one, or one per layer type
+        if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
+            limits.append(rope["original_max_position_embeddings"])
+    return min(limits)
+
+
+def _end_token_ids(network: PreTrainedModel) -> tuple[int, ...]:
+    given = network.generation_config.eos_token_id if network.generation_config else None
+    if given is None:
+        given = getattr(network.config.get_text_config(), "eos_token_id", None)
+    if given is None:
+        return ()
+    return tuple(given) if isinstance(given, list | tuple) else (int(given),)

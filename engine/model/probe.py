@@ -1,0 +1,178 @@
+"""What a network asks of its attention, found by one short pass that only looks.
+
+Knows what our attention can do, not where the network came from. Raises Unusable with words that
+follow the name of its class.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from engine.cache.kv import LayerGeometry
+from engine.forward import attention
+from protos.errors import Unusable
+
+NAME = "tandem_probe"
+ROWS = 4
+Mask = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """`context_length`: the longest text in which every token sees what the network's own masks let
+    it see.
+    """
+
+    layers: tuple[LayerGeometry, ...]
+    vocab_size: int
+    context_length: int
+
+
+@dataclass(slots=True)
+class Probe:
+    """What is seen during the pass: per layer what it would store, and the masks in use."""
+
+    layers: dict[int, LayerGeometry] = field(default_factory=dict)
+    masks: list[Mask] = field(default_factory=list)
+    used: set[tuple[int, int | None]] = field(default_factory=set)  # (mask, sliding window)
+
+
+_current: ContextVar[Probe] = ContextVar("probe")
+
+
+@contextmanager
+def probing(probe: Probe) -> Iterator[None]:
+    """Every attention call within the scope is seen by this probe."""
+    token = _current.set(probe)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def adopt(network: PreTrainedModel, longest: int) -> Findings:
+    """Put our attention into a network and say what it needs; raises Unusable if it would not
+    compute the same. The context is `longest` or as much of it as our masks cover.
+    """
+    network.set_attn_implementation(NAME)
+    config = network.config.get_text_config()
+    probe = Probe()
+    logits = _pass(network, probe)
+    if logits.shape[1] != 2:
+        raise Unusable("does not give the logits of chosen tokens only")
+    layers = [probe.layers.get(layer) for layer in range(config.num_hidden_layers)]
+    attending = tuple(layer for layer in layers if layer)
+    if len(attending) < len(layers) or len(probe.layers) > len(layers):
+        raise Unusable(f"has attention in {len(attending)} of its {len(layers)} layers only")
+    with network.device:  # the masks hold tensors of it
+        lengths = [_covered(probe.masks[mask], window, longest) for mask, window in probe.used]
+    covered = min(lengths, default=longest)
+    if not covered:
+        raise Unusable("is not causal: its tokens see later ones")
+    network.set_attn_implementation(attention.NAME)
+    return Findings(attending, logits.shape[2], covered)
+
+
+def refuse_class(kind: type[PreTrainedModel]) -> None:
+    """Raise Unusable for a class of networks that can be told apart before its weights are read."""
+    if kind._is_stateful:
+        raise Unusable(
+            "keeps a recurrent state, which cannot be rolled back when a draft is rejected"
+        )
+    if not kind._can_set_attn_implementation():
+        raise Unusable("does not attend through transformers' AttentionInterface")
+
+
+def _pass(network: PreTrainedModel, probe: Probe) -> torch.Tensor:
+    """Logits of two tokens of four; they mean nothing. [1, 2, vocab]"""
+    device = network.device
+    with torch.inference_mode(), probing(probe):
+        try:
+            logits: torch.Tensor = network(
+                input_ids=torch.zeros(1, ROWS, dtype=torch.long, device=device),
+                position_ids=torch.arange(ROWS, device=device)[None],
+                attention_mask=None,
+                use_cache=False,
+                logits_to_keep=torch.tensor([3, 1], device=device),
+            ).logits
+        except Unusable:
+            raise
+        except Exception as error:  # a network raises whatever it likes
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise Unusable(f"cannot be fed tokens of several sessions ({reason})") from error
+    return logits
+
+
+def look(
+    module: torch.nn.Module,
+    query: torch.Tensor,  # [1, heads, rows, size]
+    key: torch.Tensor,  # [1, kv heads, rows, size]
+    value: torch.Tensor,  # [1, kv heads, rows, value size]
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Stands in for attention: notes the call, answers zeros, [1, rows, heads, value size]."""
+    probe = _current.get()
+    attention.refuse(options)
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    if layer in probe.layers:
+        raise Unusable("attends more than once in a layer")
+    if query.shape[2] != ROWS or key.shape[2] != ROWS:
+        raise Unusable("attends with some of the tokens only")
+    probe.layers[layer] = LayerGeometry(
+        heads=key.shape[1],
+        key_size=key.shape[3],
+        value_size=value.shape[3],
+        repeat=query.shape[1] // key.shape[1],
+        fused=softcap is None and s_aux is None,
+    )
+    if attention_mask is not None:
+        probe.used.add((_number(attention_mask, len(probe.masks)), sliding_window))
+    return query.new_zeros(1, ROWS, query.shape[1], value.shape[3]), None
+
+
+def number_mask(
+    *, q_length: int, kv_length: int, mask_function: Mask, device: torch.device, **_: Any
+) -> torch.Tensor:
+    """Stands in for a mask: its number in every place, so that `look` knows it again."""
+    probe = _current.get()
+    probe.masks.append(mask_function)
+    return torch.full((1, 1, q_length, kv_length), float(len(probe.masks) - 1), device=device)
+
+
+def _number(mask: torch.Tensor, count: int) -> int:
+    number = int(mask.flatten()[0])
+    if not 0 <= number < count or not bool((mask == number).all()):
+        raise Unusable("changes its attention masks by itself")
+    return number
+
+
+def _covered(mask: Mask, window: int | None, longest: int) -> int:
+    """How many tokens of a text, from the first on, see the same by a mask and by ours."""
+
+    def differs(row: int) -> bool:
+        keys = torch.arange(row + 2)  # one too many: nobody sees the next token
+        start = torch.zeros((), dtype=torch.long)
+        theirs = mask(start, start, torch.tensor(row), keys).expand(keys.shape)
+        ours = keys <= row
+        if window is not None:
+            ours &= keys > row - window
+        return not torch.equal(theirs, ours)
+
+    return bisect_left(range(longest), True, key=differs)
+
+
+AttentionInterface.register(NAME, look)
+AttentionMaskInterface.register(NAME, number_mask)

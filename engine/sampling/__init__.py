@@ -1,0 +1,1 @@
+"""Every sampling option, and keyed noise."""

@@ -1,0 +1,1 @@
+"""The model thread: what goes into each pass, and what passes cost."""

@@ -1,0 +1,107 @@
+"""A job on its way through the model thread.
+
+A job is a generator: it yields an offer, what it wants fed or could have fed, receives the logits
+of what was fed, and returns its answer. A long segment may be fed over several steps; the job does
+not notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.cache.session import Ended
+from engine.forward.offer import Offer
+from engine.forward.segment import Segment
+
+Job = Generator[Offer, torch.Tensor, Any]
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """A job, whose turn on a session it is, which it may be `closing`, and who waits for it."""
+
+    owner: bytes
+    start: Callable[[], Job | None]
+    answer: Future[Any]
+    arrived: float
+    closing: bool = False
+    deserted: bool = False  # nobody waits any more
+    job: Job | None = None
+    offer: Offer | None = None  # what the job yielded last; None = it is done
+    rest: Segment | None = None  # of a long segment that was fed in part
+    fed: int = 0  # the step that last fed some of it, or that it came after
+
+    def begin(self) -> None:
+        """Start the job; one that needs no forward pass is done at once."""
+        try:
+            self.job = self.start()
+            if self.job is None:
+                self.answer.set_result(None)
+            else:
+                self.offer = next(self.job)
+        except StopIteration as done:
+            self.answer.set_result(done.value)
+        except Exception as error:
+            self.fail(error)
+
+    def ready(self) -> Segment | None:
+        """What is to be fed next, if anything."""
+        if self.rest is not None or self.offer is None:
+            return self.rest
+        try:
+            return self.offer.ready()
+        except Exception as error:
+            self.fail(error)
+            return None
+
+    def advance(self, fed: Segment, logits: torch.Tensor, whole: bool) -> None:
+        """Give the job its logits, unless what was fed is not the `whole` of what it asked for; it
+        wants another step or is done.
+        """
+        assert self.job is not None and self.offer is not None
+        if not whole:
+            segment = self.rest or self.offer.ready()
+            assert segment is not None
+            self.rest = segment.rest(len(fed.tokens))
+            return
+        self.rest = None
+        try:
+            self.offer = self.job.send(logits)
+        except StopIteration as done:
+            self.offer = None
+            self.answer.set_result(done.value)
+        except Exception as error:
+            self.fail(error)
+
+    def end(self, error: Exception) -> None:
+        """End the job early; what was fed of its context stays in its session."""
+        fed, self.offer = self.rest.context if self.rest else 0, None
+        if self.job is not None:
+            with suppress(Exception):
+                self.job.throw(Ended(fed))
+        self.answer.set_exception(error)
+
+    def fail(self, error: Exception) -> None:
+        """End the job with an error; what goes wrong while it ends is the same error's doing."""
+        self.offer = self.rest = None
+        if self.job is not None:
+            with suppress(Exception):
+                self.job.close()
+        self.answer.set_exception(error)
+
+
+def startable(waiting: Sequence[Task], running: Sequence[Task]) -> list[Task]:
+    """Which waiting tasks start now: in order, one at a time per session. Pure."""
+    owners = {task.owner for task in running}
+    chosen: list[Task] = []
+    for task in waiting:
+        if task.owner not in owners:
+            owners.add(task.owner)
+            chosen.append(task)
+    return chosen

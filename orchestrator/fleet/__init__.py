@@ -1,0 +1,1 @@
+"""Drafters and verifiers out there."""

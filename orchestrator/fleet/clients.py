@@ -1,0 +1,155 @@
+"""One question to a drafter or a verifier: a stream of one opening. For tests, examples and
+benchmarks; generations cross streams over a `link`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+from structlog.contextvars import get_contextvars
+
+from protos import tree
+from protos.errors import Internal
+from protos.streams import Decoding, Drafting, Fact
+from protos.tandem.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
+from protos.transport import rpc, status
+from protos.types import (
+    Context,
+    Draft,
+    DraftShape,
+    ModelDescription,
+    Proposal,
+    SamplingParams,
+    Verdict,
+)
+from protos.wire import codec
+from protos.wire.drafting import decode_guess, draft_of, encode_guess, guess_of
+
+PROPOSE_SECONDS = 5.0
+VERIFY_SECONDS = 60.0
+CLOSE_SECONDS = 2.0
+STREAM = 1
+
+Response = TypeVar("Response")
+
+
+async def _answer(call: Awaitable[Response]) -> Response:
+    """Await a call; a failed one raises the TandemError that it stands for."""
+    try:
+        response = await call
+    except grpc.aio.AioRpcError as failure:
+        raise status.decode(failure) from None
+    if response is None:
+        raise Internal("the answer cannot be decoded")
+    return response
+
+
+async def _ask(start: Callable[..., Any], request: Any, seconds: float, field: str) -> Any:
+    """Send one message; the first item that comes back. Raises what the failure of it stands
+    for.
+    """
+
+    async def first() -> Any:
+        await call.write(request)
+        item = None
+        async for response in call:
+            for failure in response.failures:
+                raise status.unpack(failure.status)
+            if found := getattr(response, field):
+                item = found[0]
+                await call.done_writing()
+        return item
+
+    request_id = str(get_contextvars().get("request_id", ""))
+    call = start(timeout=seconds, metadata=tuple(rpc.metadata_of(request_id)))
+    try:
+        return await _answer(first())
+    finally:
+        call.cancel()
+
+
+async def _close(start: Callable[..., Any], request: Any) -> None:
+    """Send one message and wait until the service has taken it."""
+
+    async def whole() -> bool:
+        await call.write(request)
+        await call.done_writing()
+        async for _ in call:
+            pass
+        return True
+
+    call = start(timeout=CLOSE_SECONDS)
+    await _answer(whole())
+
+
+class DrafterClient:
+    """A drafter at an address."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = drafter_pb2_grpc.DrafterServiceStub(channel)
+
+    async def propose(
+        self, context: Context, shape: DraftShape, sampling: SamplingParams
+    ) -> Proposal:
+        """A draft for the context."""
+        opening = Drafting(context, sampling, shape, lockstep=True, once=True)
+        request = drafter_pb2.GuessRequest(open=[codec.encode_drafting(STREAM, opening)])
+        message = await _ask(self._stub.Guess, request, PROPOSE_SECONDS, "guesses")
+        guess = decode_guess(message)
+        return Proposal(draft_of(guess), guess.cached_len, guess.epoch)
+
+    async def close(self, session_id: bytes) -> None:
+        """Free the session."""
+        await _close(self._stub.Guess, drafter_pb2.GuessRequest(close=[session_id]))
+
+    async def describe(self, seconds: float) -> ModelDescription:
+        """The draft model; waits up to `seconds` for the service to come up."""
+        request = drafter_pb2.DescribeDrafterRequest()
+        call = self._stub.DescribeDrafter(request, timeout=seconds, wait_for_ready=True)
+        return codec.decode_model((await _answer(call)).model)
+
+
+class VerifierClient:
+    """A verifier at an address."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = verifier_pb2_grpc.VerifierServiceStub(channel)
+
+    async def verify(self, context: Context, draft: Draft, sampling: SamplingParams) -> Verdict:
+        """Which nodes are accepted, and the next token."""
+        levels = max(tree.depths(draft.parents), default=-1) + 1
+        until = context.length + levels + 1
+        opening = Decoding(context, sampling, until, lockstep=True, once=True)
+        request = verifier_pb2.DecodeRequest(
+            open=[codec.encode_decoding(STREAM, opening)],
+            guesses=[encode_guess(STREAM, guess_of(draft, context.length))],
+        )
+        message = await _ask(self._stub.Decode, request, VERIFY_SECONDS, "facts")
+        return verdict_of(draft, codec.decode_fact(message))
+
+    async def close(self, session_id: bytes) -> None:
+        """Free the session."""
+        await _close(self._stub.Decode, verifier_pb2.DecodeRequest(close=[session_id]))
+
+    async def describe(self, seconds: float) -> ModelDescription:
+        """The target model; waits up to `seconds` for the service to come up."""
+        request = verifier_pb2.DescribeVerifierRequest()
+        call = self._stub.DescribeVerifier(request, timeout=seconds, wait_for_ready=True)
+        return codec.decode_model((await _answer(call)).model)
+
+
+def verdict_of(draft: Draft, fact: Fact) -> Verdict:
+    """Which nodes of a draft a fact accepted; raises Internal if it is none about the draft."""
+    *path, next_token = fact.tokens
+    accepted: list[int] = []
+    children = tree.children(draft.parents)
+    for token in path:
+        siblings = children[accepted[-1] + 1 if accepted else 0]
+        node = next((each for each in siblings if draft.tokens[each] == token), None)
+        if node is None:
+            raise Internal("the verifier accepted what was not drafted")
+        accepted.append(node)
+    held = fact.start + len(path)
+    return Verdict(tuple(accepted), next_token, held, fact.epoch, fact.reused, fact.logprobs)

@@ -1,0 +1,1 @@
+"""The client API: requests checked, answers streamed."""

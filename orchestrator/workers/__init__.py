@@ -1,0 +1,1 @@
+"""Who runs requests: worker, pool, on Ray or in this process."""

@@ -1,0 +1,124 @@
+"""Round workers as Ray actors: Ray places and restarts them, and never carries a token.
+
+The only file that names Ray. Each worker opens a gRPC port of its own on its node and tells it
+through an actor call, which Ray queues until the actor lives again: supervision without polling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from typing import Any
+
+from orchestrator.config import OrchestratorConfig
+from orchestrator.workers import worker
+from protos.transport import rpc
+
+STORE_BYTES = 80 << 20  # the smallest that Ray takes; nothing is stored
+LOCAL = "local"
+
+
+class RoundWorker:
+    """The actor: a round worker's server on Ray's own event loop."""
+
+    def __init__(self, verifier: str, drafter: str, key: str) -> None:
+        self._arguments = verifier, drafter, key
+        self._scope = AsyncExitStack()
+        self._address: str | None = None
+
+    async def endpoint(self) -> str:
+        """Where it serves; starts the server at the first call after every restart of the actor."""
+        if self._address is None:
+            import ray
+
+            host = ray.util.get_node_ip_address()
+            self._address = await self._scope.enter_async_context(
+                worker.serving(host, *self._arguments)
+            )
+        return self._address
+
+    async def drain(self) -> None:
+        """Let what is running finish, then stop."""
+        await self._scope.aclose()
+
+
+class RaySupervisor:
+    """Actors that Ray restarts without limit."""
+
+    def __init__(self, actors: list[Any], key: str) -> None:
+        self.key, self.count = key, len(actors)
+        self._actors = actors
+
+    async def endpoint(self, index: int) -> str:
+        """Where worker `index` serves; Ray answers once it lives."""
+        return str(await self._actors[index].endpoint.remote())
+
+    async def drain(self) -> None:
+        """Stop all workers in order, as far as they can be reached."""
+        draining = (actor.drain.remote() for actor in self._actors)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(2 * rpc.DRAIN_SECONDS):
+                await asyncio.gather(*draining, return_exceptions=True)
+
+
+@contextmanager
+def running(address: str, workers: int) -> Iterator[None]:
+    """Ray while the scope lasts: a cluster joined, or a small private one on loopback that leaves
+    nothing behind.
+
+    Enter it in the main thread, before gRPC is used: Ray starts processes and sets signal handlers.
+    """
+    private = address == LOCAL
+    if private:
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = (
+            "0"  # read at import: every socket on loopback
+        )
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(
+            32
+        )  # else Ray writes one into the home directory
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
+    import ray
+
+    with tempfile.TemporaryDirectory(prefix="tandem-", ignore_cleanup_errors=True) as folder:
+        small: dict[str, Any] = {
+            "num_cpus": workers,
+            "object_store_memory": STORE_BYTES,
+            "include_dashboard": False,
+            "_temp_dir": folder,
+        }
+        ray.init(
+            address,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            **(small if private else {}),
+        )
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+@asynccontextmanager
+async def supervising(config: OrchestratorConfig) -> AsyncIterator[RaySupervisor]:
+    """Round workers on the running Ray while the scope lasts."""
+    import ray
+
+    key = secrets.token_hex(16)
+    actor: Any = ray.remote(RoundWorker).options(
+        num_cpus=0.1, max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD"
+    )
+    actors = [actor.remote(config.verifier, config.drafter, key) for _ in range(config.workers)]
+    supervisor = RaySupervisor(actors, key)
+    try:
+        yield supervisor
+    finally:
+        await supervisor.drain()
+        for handle in actors:
+            ray.kill(handle)

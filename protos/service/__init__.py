@@ -1,0 +1,1 @@
+"""What running a service process takes: settings, command line, stopping, processor cores."""

@@ -1,0 +1,1 @@
+"""Channels, servers, statuses and health."""

@@ -1,0 +1,1 @@
+"""Values of the contract to and from its messages."""

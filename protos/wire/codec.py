@@ -1,0 +1,193 @@
+"""Values to messages and back; those of guesses and options are in `drafting` and `sampling`.
+
+Decoding refuses what cannot be a value of its type, naming the field; limits of a model are the
+service's to check.
+"""
+
+from __future__ import annotations
+
+from protos import streams, types
+from protos.errors import InvalidRequest, Violation
+from protos.tandem.v1 import common_pb2, drafter_pb2, orchestrator_pb2, verifier_pb2
+from protos.wire.drafting import decode_shape, encode_shape
+from protos.wire.sampling import decode_sampling, encode_sampling
+
+SESSION_ID_BYTES = 16
+CLIENT_BYTES = 32
+
+
+def encode_context(context: types.Context) -> common_pb2.Context:
+    """Context to message."""
+    return common_pb2.Context(
+        session_id=context.session_id,
+        turn=context.turn,
+        base=context.base,
+        tokens=context.tokens,
+        epoch=context.epoch,
+        client=context.client,
+    )
+
+
+def decode_session_id(field: str, session_id: bytes) -> bytes:
+    """The id; raises InvalidRequest if it has not its length."""
+    if violations := _wrong_length(field, session_id):
+        raise InvalidRequest(*violations)
+    return session_id
+
+
+def _wrong_length(field: str, session_id: bytes) -> list[Violation]:
+    if len(session_id) == SESSION_ID_BYTES:
+        return []
+    return [Violation(field, f"has {len(session_id)} bytes, not {SESSION_ID_BYTES}")]
+
+
+def decode_context(message: common_pb2.Context) -> types.Context:
+    """Message to context; raises InvalidRequest."""
+    violations = _wrong_length("context.session_id", message.session_id)
+    if not message.tokens:
+        violations.append(Violation("context.tokens", "is empty"))
+    if len(message.client) > CLIENT_BYTES:
+        problem = f"has {len(message.client)} bytes, above {CLIENT_BYTES}"
+        violations.append(Violation("context.client", problem))
+    if violations:
+        raise InvalidRequest(*violations)
+    return types.Context(
+        message.session_id,
+        message.turn,
+        message.base,
+        tuple(message.tokens),
+        message.epoch,
+        message.client,
+    )
+
+
+def encode_decoding(stream: int, opening: streams.Decoding) -> verifier_pb2.Decoding:
+    """Opening to message."""
+    return verifier_pb2.Decoding(
+        stream=stream,
+        context=encode_context(opening.context),
+        sampling=encode_sampling(opening.sampling),
+        until=opening.until,
+        stop_token_ids=opening.stop_token_ids,
+        lockstep=opening.lockstep,
+        once=opening.once,
+        lookup=encode_shape(opening.lookup) if opening.lookup.levels else None,
+    )
+
+
+def decode_decoding(message: verifier_pb2.Decoding) -> streams.Decoding:
+    """Message to opening; raises InvalidRequest."""
+    return streams.Decoding(
+        context=decode_context(message.context),
+        sampling=decode_sampling(message.sampling),
+        until=message.until,
+        stop_token_ids=frozenset(message.stop_token_ids),
+        lockstep=message.lockstep,
+        once=message.once,
+        lookup=decode_shape(message.lookup),
+    )
+
+
+def encode_drafting(stream: int, opening: streams.Drafting) -> drafter_pb2.Drafting:
+    """Opening to message."""
+    return drafter_pb2.Drafting(
+        stream=stream,
+        context=encode_context(opening.context),
+        sampling=encode_sampling(opening.sampling),
+        shape=encode_shape(opening.shape),
+        lockstep=opening.lockstep,
+        once=opening.once,
+    )
+
+
+def decode_drafting(message: drafter_pb2.Drafting) -> streams.Drafting:
+    """Message to opening; raises InvalidRequest."""
+    return streams.Drafting(
+        context=decode_context(message.context),
+        sampling=decode_sampling(message.sampling),
+        shape=decode_shape(message.shape),
+        lockstep=message.lockstep,
+        once=message.once,
+    )
+
+
+def encode_fact(stream: int, fact: streams.Fact) -> common_pb2.Fact:
+    """Fact to message."""
+    return common_pb2.Fact(
+        stream=stream,
+        start=fact.start,
+        tokens=fact.tokens,
+        drafted=fact.drafted,
+        accepted=fact.accepted,
+        epoch=fact.epoch,
+        reused=fact.reused,
+        logprobs=[encode_logprobs(each) for each in fact.logprobs],
+        expected=fact.expected,
+        late=fact.late,
+        unused=fact.unused,
+    )
+
+
+def decode_fact(message: common_pb2.Fact) -> streams.Fact:
+    """Message to fact."""
+    return streams.Fact(
+        message.start,
+        tuple(message.tokens),
+        message.drafted,
+        message.accepted,
+        message.epoch,
+        message.reused,
+        tuple(decode_logprobs(each) for each in message.logprobs),
+        message.expected,
+        message.late,
+        message.unused,
+    )
+
+
+def encode_logprobs(logprobs: types.TokenLogprobs) -> orchestrator_pb2.TokenLogprobs:
+    """Log-probabilities to message."""
+    ids, values = zip(*logprobs.top, strict=True) if logprobs.top else ((), ())
+    return orchestrator_pb2.TokenLogprobs(
+        logprob=logprobs.logprob, top_ids=ids, top_logprobs=values
+    )
+
+
+def decode_logprobs(message: orchestrator_pb2.TokenLogprobs) -> types.TokenLogprobs:
+    """Message to log-probabilities."""
+    return types.TokenLogprobs(
+        message.logprob, tuple(zip(message.top_ids, message.top_logprobs, strict=False))
+    )
+
+
+def encode_model(model: types.ModelDescription) -> common_pb2.ModelDescription:
+    """Description to message."""
+    return common_pb2.ModelDescription(
+        name=model.name,
+        tokenizer_fingerprint=model.tokenizer_fingerprint,
+        vocab_size=model.vocab_size,
+        context_length=model.context_length,
+        end_token_ids=model.end_token_ids,
+        device=model.device,
+        dtype=model.dtype,
+        sessions=model.sessions,
+        exactness=model.exactness,
+        cache_usage=model.cache_usage,
+        kernels=model.kernels,
+    )
+
+
+def decode_model(message: common_pb2.ModelDescription) -> types.ModelDescription:
+    """Message to description."""
+    return types.ModelDescription(
+        message.name,
+        message.tokenizer_fingerprint,
+        message.vocab_size,
+        message.context_length,
+        tuple(message.end_token_ids),
+        message.device,
+        message.dtype,
+        message.sessions,
+        message.exactness,
+        message.cache_usage,
+        message.kernels,
+    )

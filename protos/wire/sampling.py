@@ -1,0 +1,96 @@
+"""Sampling options to messages and back, and what values they may have: the same for a client's
+request and for a call between services.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from protos.errors import InvalidRequest, Violation
+from protos.tandem.v1 import common_pb2, orchestrator_pb2
+from protos.types import MAX_BIASES, MAX_LOGPROBS, Rule, SamplingParams
+from protos.wire.drafting import decode_choice
+
+REPETITION = 0.01, 100.0
+MOST_PENALTY = 2.0  # presence and frequency, either sign
+MOST_BIAS = 100.0  # of one token, either sign
+
+
+def problems(sampling: SamplingParams) -> Iterator[Violation]:
+    """Every option that cannot be used as it is, by the client's name for it."""
+    yield from _number("temperature", sampling.temperature, 0, math.inf)
+    if not 0 < sampling.top_p <= 1:
+        limit = f"is {sampling.top_p:g}, not above 0 and at most 1"
+        yield Violation("sampling.top_p", limit)
+    yield from _number("min_p", sampling.min_p, 0, 1)
+    yield from _number("repetition_penalty", sampling.repetition_penalty, *REPETITION)
+    for name in ("presence_penalty", "frequency_penalty"):
+        yield from _number(name, getattr(sampling, name), -MOST_PENALTY, MOST_PENALTY)
+    if len(sampling.logit_bias) > MAX_BIASES:
+        limit = f"has {len(sampling.logit_bias)} entries, above {MAX_BIASES}"
+        yield Violation("sampling.logit_bias", limit)
+    if (sampling.logprobs or 0) > MAX_LOGPROBS:
+        yield Violation("logprobs", f"is {sampling.logprobs}, above {MAX_LOGPROBS}")
+    for token, bias in sampling.logit_bias:
+        if found := list(_number(f"logit_bias[{token}]", bias, -MOST_BIAS, MOST_BIAS)):
+            yield from found
+            break  # there may be a thousand
+
+
+def _number(name: str, value: float, least: float, most: float) -> Iterator[Violation]:
+    if least <= value <= most and math.isfinite(value):
+        return
+    limit = f"not in {least:g}..{most:g}" if math.isfinite(most) else "below 0 or not finite"
+    yield Violation(f"sampling.{name}", f"is {value:g}, {limit}")
+
+
+def encode_sampling(sampling: SamplingParams) -> common_pb2.SamplingParams:
+    """Sampling to message; what is off, or cannot matter, is not sent."""
+    message = common_pb2.SamplingParams(
+        repetition_penalty=_unless(1, sampling.repetition_penalty),
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=dict(sampling.logit_bias),
+    )
+    if sampling.historic:
+        message.prompt_length = sampling.prompt_length
+    if sampling.min_new_tokens:
+        message.min_new_tokens = sampling.min_new_tokens
+        message.end_tokens.extend(sampling.end_tokens)
+    if sampling.rule is not Rule.MATCH:
+        message.rule = orchestrator_pb2.AcceptanceRule.ValueType(sampling.rule.value)
+    if sampling.logprobs is not None:
+        message.logprobs = sampling.logprobs
+    if not sampling.greedy:
+        message.temperature, message.seed = sampling.temperature, sampling.seed
+        message.top_k, message.top_p = sampling.top_k, _unless(1, sampling.top_p)
+        message.min_p = sampling.min_p
+    return message
+
+
+def decode_sampling(message: common_pb2.SamplingParams) -> SamplingParams:
+    """Message to sampling; raises InvalidRequest."""
+    sampling = SamplingParams(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p or 1.0,
+        seed=message.seed,
+        min_p=message.min_p,
+        repetition_penalty=message.repetition_penalty or 1.0,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        prompt_length=message.prompt_length,
+        min_new_tokens=message.min_new_tokens,
+        end_tokens=tuple(message.end_tokens),
+        rule=decode_choice("sampling.rule", Rule, message.rule),
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+    )
+    if found := list(problems(sampling)):
+        raise InvalidRequest(*found)
+    return sampling
+
+
+def _unless(off: float, value: float) -> float:
+    return 0.0 if value == off else value
