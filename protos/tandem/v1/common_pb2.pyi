@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Context(_message.Message):
-    """What a call says about the committed tokens: keep `base` cached tokens, drop the rest, append `tokens`."""
+    """What a call reports about the committed tokens: keep `base` cached tokens, drop the rest, append `tokens`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -39,7 +39,7 @@ class Context(_message.Message):
     epoch: _builtins.int
     """that the session was answered with last; 0 = opening"""
     client: _builtins.bytes
-    """whose cached beginnings may be used, said when opening; empty = nobody's"""
+    """whose cached prefixes may be used, set when opening; empty = nobody's"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """never empty"""
@@ -112,16 +112,16 @@ class SamplingParams(_message.Message):
     presence_penalty: _builtins.float
     frequency_penalty: _builtins.float
     prompt_length: _builtins.int
-    """tokens before the completion; said if penalties or `min_new_tokens` need it"""
+    """tokens before the completion; set if penalties or `min_new_tokens` need it"""
     min_new_tokens: _builtins.int
     rule: _orchestrator_pb2.AcceptanceRule.ValueType
     logprobs: _builtins.int
-    """how many of the likeliest tokens beside each emitted one; absent = none at all"""
+    """how many of the most likely tokens beside each emitted one; absent = none at all"""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]: ...
     @_builtins.property
     def end_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """barred until there are `min_new_tokens`"""
+        """suppressed until there are `min_new_tokens`"""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class DraftShape(_message.Message):
     nodes: _builtins.int
     method: _orchestrator_pb2.DraftMethod.ValueType
     confidence: _builtins.float
-    """nothing is drafted behind a token that the draft model gives less than this; 0 = off"""
+    """nothing is drafted after a token that the draft model gives less than this; 0 = off"""
     schedule: _orchestrator_pb2.DraftSchedule.ValueType
     def __init__(
         self,
@@ -213,13 +213,13 @@ class Fact(_message.Message):
     accepted: _builtins.int
     """of them emitted"""
     epoch: _builtins.int
-    """of the session; said with the first fact of an opening"""
+    """of the session; set in the first fact of an opening"""
     reused: _builtins.int
     """context tokens of an opening that were cached already"""
     expected: _builtins.float
     """nodes that the verifier expected to accept"""
     late: _builtins.int
-    """guessed nodes that arrived behind the text since the fact before"""
+    """guessed nodes that arrived too late since the fact before"""
     unused: _builtins.int
     """guessed nodes that arrived in time and were never verified"""
     @_builtins.property
@@ -255,7 +255,7 @@ Global___Fact: _TypeAlias = Fact  # noqa: Y015
 
 @_typing.final
 class Guess(_message.Message):
-    """From the drafter: "behind `behind` tokens I guess this". A tree's nodes may come in several guesses; they are numbered
+    """From the drafter: "after `behind` tokens I guess this". A tree's nodes may come in several guesses; they are numbered
     from 1 on since the opening. Never answered, and never trusted.
     """
 
@@ -289,11 +289,11 @@ class Guess(_message.Message):
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """a node's number less its parent's; 0 = behind the committed tokens"""
+        """a node's number less its parent's; 0 = after the committed tokens"""
 
     @_builtins.property
     def distributions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Distribution]:
-        """for REJECT: [0] = behind the committed tokens, [i + 1] = behind node i"""
+        """for REJECT: [0] = after the committed tokens, [i + 1] = after node i"""
 
     def __init__(
         self,
@@ -393,7 +393,7 @@ class ModelDescription(_message.Message):
     dtype: _builtins.str
     sessions: _builtins.int
     exactness: _builtins.str
-    """"exact", or what stands against it"""
+    """"exact", or the reason why not"""
     cache_usage: _builtins.float
     """0..1"""
     kernels: _builtins.str

@@ -105,7 +105,7 @@ class Drafting(_message.Message):
     stream: _builtins.int
     """a number of the caller's, not used for another session of the same call"""
     lockstep: _builtins.bool
-    """one guess behind every fact, in one message, when it is done"""
+    """one guess after every fact, in one message, when it is done"""
     once: _builtins.bool
     """one guess"""
     request_id: _builtins.str

@@ -30,7 +30,7 @@ class _DraftMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DraftMeth
     DRAFT_METHOD_UNSPECIFIED: _DraftMethod.ValueType  # 0
     """TREE"""
     DRAFT_METHOD_TREE: _DraftMethod.ValueType  # 1
-    """the nodes most likely to stand; a chain with one branch"""
+    """the nodes most likely to be accepted; a chain with one branch"""
     DRAFT_METHOD_MEDUSA_LITE: _DraftMethod.ValueType  # 2
     """`branches` sampled first tokens that are visible, each continued greedily"""
     DRAFT_METHOD_NGRAM: _DraftMethod.ValueType  # 3
@@ -42,7 +42,7 @@ class DraftMethod(_DraftMethod, metaclass=_DraftMethodEnumTypeWrapper):
 DRAFT_METHOD_UNSPECIFIED: DraftMethod.ValueType  # 0
 """TREE"""
 DRAFT_METHOD_TREE: DraftMethod.ValueType  # 1
-"""the nodes most likely to stand; a chain with one branch"""
+"""the nodes most likely to be accepted; a chain with one branch"""
 DRAFT_METHOD_MEDUSA_LITE: DraftMethod.ValueType  # 2
 """`branches` sampled first tokens that are visible, each continued greedily"""
 DRAFT_METHOD_NGRAM: DraftMethod.ValueType  # 3
@@ -370,7 +370,7 @@ class Speculation(_message.Message):
     schedule: Global___DraftSchedule.ValueType
     """absent = GOODPUT, or CONSTANT if num_speculative_tokens is given"""
     confidence_threshold: _builtins.float
-    """drafting stops behind a token less likely than this; default 0 = off"""
+    """drafting stops after a token less likely than this; default 0 = off"""
     def __init__(
         self,
         *,
@@ -800,7 +800,7 @@ class ReplicaStatus(_message.Message):
     pool: _builtins.str
     """drafters"""
     exactness: _builtins.str
-    """exact = the same logits, bit for bit, in any company; or what stands against it"""
+    """exact = batch-invariant: the same logits, bit for bit; or the reason why not"""
     kernels: _builtins.str
     """what multiplies weights: a set of instructions, onednn, fbgemm, or torch"""
     def __init__(

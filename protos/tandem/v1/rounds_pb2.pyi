@@ -37,11 +37,11 @@ class RunRequest(_message.Message):
     request_id: _builtins.str
     max_new_tokens: _builtins.int
     session_id: _builtins.bytes
-    """the front end's, so that whoever ends the request closes the same sessions"""
+    """the front end's, so that the one who ends the request closes the same sessions"""
     first_turn: _builtins.int
     """above every turn of the workers that were lost, who are fenced off by it"""
     client: _builtins.bytes
-    """whose cached beginnings may be used; empty = nobody's"""
+    """whose cached prefixes may be used; empty = nobody's"""
     @_builtins.property
     def prompt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -104,7 +104,7 @@ class RunResponse(_message.Message):
     expected: _builtins.float
     """nodes that the verifier expected to accept"""
     late: _builtins.int
-    """guessed nodes that arrived behind the text"""
+    """guessed nodes that arrived too late"""
     unused: _builtins.int
     """guessed nodes that were never verified"""
     seconds: _builtins.float

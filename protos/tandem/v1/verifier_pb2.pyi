@@ -77,7 +77,7 @@ class Decoding(_message.Message):
     until: _builtins.int
     """tokens in all, the context's included"""
     lockstep: _builtins.bool
-    """each step waits for the guess made behind exactly its length, and verifies all of it"""
+    """each step waits for the guess made after exactly its length, and verifies all of it"""
     once: _builtins.bool
     """one step"""
     request_id: _builtins.str

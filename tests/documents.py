@@ -1,0 +1,79 @@
+"""The project's documents as the tests read them: pages, fenced blocks, code in a line, tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+GUIDE = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *GUIDE,
+    *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "benchmarks/RESULTS.md")),
+    *(ROOT / folder / "README.md" for folder in ("engine", "models", "examples")),
+]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page; `kind` is the word behind its fence."""
+
+    page: str
+    line: int
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    @property
+    def commands(self) -> list[str]:
+        """Commands as a shell sees them: of a console's lines, those behind a prompt."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        if self.kind == "console":
+            lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+        return [line for line in lines if line.strip()]
+
+    @property
+    def output(self) -> str:
+        """What a console shows below its last command."""
+        return self.text.rpartition("$ ")[2].partition("\n")[2]
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """The fenced blocks of a page."""
+    text = page.read_text(encoding="utf-8")
+    for found in FENCE.finditer(text):
+        line = text.count("\n", 0, found.start()) + 1
+        yield Block(str(page.relative_to(ROOT)), line, found[1], found[2])
+
+
+def prose(page: Path) -> str:
+    """A page without its fenced blocks."""
+    return FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def spans(text: str) -> list[str]:
+    """Code within lines."""
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)]
+
+
+def code(page: Path) -> Iterator[str]:
+    """All code of a page: commands of its blocks, and code within lines."""
+    for block in blocks(page):
+        yield from block.commands
+    yield from spans(prose(page))
+
+
+def section(page: Path, heading: str) -> str:
+    """What a page has below a heading of the second level, up to the next."""
+    return prose(page).partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+def rows(text: str) -> list[list[str]]:
+    """Cells of all table rows, heads included."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]

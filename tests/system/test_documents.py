@@ -1,0 +1,217 @@
+"""What README and docs/ show works: every fenced command and program is run, in a checkout of their
+own, against one `tandem up`; flags, settings and metrics are those of the services.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from tests.documents import GUIDE, ROOT, Block, blocks, code, rows, section, spans
+from tests.ggufs import needs_llama
+
+CLIENT_API = "127.0.0.1:50051"
+SERVER = re.compile(r"^(?:\w+=\S+ +)*(?:\.venv/bin/)?tandem +(up|verifier|drafter|orchestrator)\b")
+SERVES = re.compile(r'client API on (\S+)\.|"serving".*"address": "([^"]+)"')
+PLACES = {
+    "path/to/target": "models/embedded/target",
+    "path/to/draft": "models/embedded/draft",
+    "verifier-host": "127.0.0.1",
+    "drafter-host": "127.0.0.1",
+}
+ALSO = {"up": ["--port", "0", "--no-ray"], "orchestrator": ["--no-ray"]}
+COMMAND = re.compile(r"\btandem (up|generate|status|verifier|drafter|orchestrator)\b|-m ([\w.]+)")
+TANDEM = ("up", "generate", "status", "verifier", "drafter", "orchestrator")
+ELSEWHERE: dict[str, str] = {}  # a block's first command: the test that runs it, `file::name`
+
+RUN = [block for page in GUIDE for block in blocks(page) if block.kind not in ("text", "mermaid")]
+HERE = [block for block in RUN if block.commands[0] not in ELSEWHERE]
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A folder as a reader has it after `make setup`, and the Tandem that runs meanwhile."""
+
+    folder: Path
+    address: str
+    printed: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        path = f"{self.folder / '.venv' / 'bin'}:{os.environ['PATH']}"
+        return os.environ | {"PATH": path, "TANDEM_ADDRESS": self.address, "COLUMNS": "200"}
+
+
+def checkout(folder: Path) -> Path:
+    """Everything but hidden files, and a `.venv` that is this interpreter and up to date."""
+    for path in ROOT.iterdir():
+        if not path.name.startswith("."):
+            (folder / path.name).symlink_to(path)
+    programs = folder / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "activate").write_text('PATH="$PWD/.venv/bin:$PATH"\n')
+    for name, words in (("python", ""), ("tandem", " -m orchestrator.cli")):
+        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{words} "$@"\n')
+        (programs / name).chmod(0o755)
+    for name in ("ready", "gguf"):
+        (folder / ".venv" / name).touch()
+    return folder
+
+
+@contextmanager
+def serving(words: list[str], folder: Path, environment: dict[str, str]) -> Iterator[str]:
+    """A command that serves, until the scope ends; yields what it printed until it served."""
+    with subprocess.Popen(
+        words, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        printed = ""
+        try:
+            while not SERVES.search(printed):
+                line = process.stdout.readline()
+                assert line, f"{words} did not serve: {printed}"
+                printed += line
+            yield printed
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
+    """A checkout, and `tandem up` in it."""
+    folder = checkout(tmp_path_factory.mktemp("checkout"))
+    command = [str(folder / ".venv" / "bin" / "tandem"), "up", "--port", "0"]
+    with serving(command, folder, dict(os.environ)) as printed:
+        served = SERVES.search(printed)
+        assert served
+        yield Checkout(folder, served[1], printed)
+
+
+def free_ports(text: str) -> str:
+    """The same command on ports that are free; a port that is named twice stays one port."""
+    with ExitStack() as scope:
+        ports: dict[str, str] = {}
+
+        def free(found: re.Match[str]) -> str:
+            if found[2] not in ports:
+                probe = scope.enter_context(socket.socket())
+                probe.bind(("127.0.0.1", 0))
+                ports[found[2]] = str(probe.getsockname()[1])
+            return found[1] + ports[found[2]]
+
+        return re.sub(r"(port |PORT=|127\.0\.0\.1:)(\d+)", free, text)
+
+
+def run(words: list[str], there: Checkout) -> str:
+    """A command that ends, and well; what it printed."""
+    done = subprocess.run(
+        words, cwd=there.folder, env=there.environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def run_commands(block: Block, there: Checkout) -> str:
+    """The commands of a block, those that serve until the last has ended; what that one printed."""
+    text = "\n".join(block.commands)
+    for place, stands_for in PLACES.items():
+        text = text.replace(place, stands_for)
+    printed = ""
+    with ExitStack() as scope:
+        for command in free_ports(text).splitlines():
+            if not (server := SERVER.match(command)):
+                printed = run(["bash", "-euo", "pipefail", "-c", command], there)
+                continue
+            words = shlex.split(command) + ALSO.get(server[1], [])
+            settings = [word for word in words if re.match(r"\w+=", word)]
+            environment = there.environment | dict(word.split("=", 1) for word in settings)
+            scope.enter_context(serving(words[len(settings) :], there.folder, environment))
+    return printed
+
+
+def shape(printed: str) -> list[str]:
+    """Words, whatever the figures and wherever the lines break."""
+    return re.sub(r"\d+(\.\d+)?", "0", printed).split()
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param(block, marks=needs_llama if "gguf" in block.text else (), id=str(block))
+        for block in HERE
+    ],
+)
+def test_what_a_reader_is_shown_works(block: Block, there: Checkout) -> None:
+    if block.kind == "python":
+        run([sys.executable, "-c", block.text.replace(CLIENT_API, there.address)], there)
+        return
+    printed = run_commands(block, there)
+    if block.kind == "console":
+        assert shape(printed) == shape(block.output)
+
+
+def test_blocks_that_are_not_run_here_are_run_by_a_test_that_exists() -> None:
+    assert set(ELSEWHERE) <= {block.commands[0] for block in RUN}
+    for test in ELSEWHERE.values():
+        path, _, name = test.partition("::")
+        assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), test
+
+
+@cache
+def help_of(*words: str) -> frozenset[str]:
+    """The flags that a command knows."""
+    done = subprocess.run(
+        [sys.executable, "-m", *words, "--help"],
+        cwd=ROOT,
+        env=os.environ | {"COLUMNS": "200", "TERMINAL_WIDTH": "200"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return frozenset(re.findall(r"(?<![\w-])--[a-z][\w-]*", done.stdout))
+
+
+def known_flags(command: str) -> frozenset[str]:
+    """The flags of the command that is named, or of all of Tandem's."""
+    found = COMMAND.search(command)
+    if found and found[2]:
+        return help_of(found[2])
+    roles = [found[1]] if found else TANDEM
+    return frozenset().union(*(help_of("orchestrator.cli", role) for role in roles))
+
+
+@pytest.mark.parametrize("page", GUIDE, ids=lambda page: page.name)
+def test_flags_and_settings_are_known(page: Path) -> None:
+    for command in code(page):
+        flags = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", command))
+        assert flags <= (known_flags(command) if flags else set()), command
+        for role, setting in re.findall(r"TANDEM__([A-Z]+)__([A-Z_]+)", command):
+            flag = f"--{setting.lower().replace('_', '-')}"
+            assert flag in help_of("orchestrator.cli", role.lower()), command
+
+
+def test_metrics_are_those_that_the_services_export(there: Checkout) -> None:
+    exported = set()
+    for address in re.findall(r"metrics (\S+/metrics)", there.printed):
+        with urlopen(f"http://{address}", timeout=10) as page:
+            exported |= set(re.findall(r"^# TYPE tandem_(\w+)", page.read().decode(), re.MULTILINE))
+    documented = set()
+    for cells in rows(section(ROOT / "docs" / "operating.md", "Metrics")):
+        for cell in cells[:2]:
+            documented |= {name.partition("{")[0] for name in spans(cell)}
+    assert documented == {name for name in exported if not name.endswith("_created")}
