@@ -56,8 +56,8 @@ FEEDS = (
     TOGETHER,
 )
 MOST = max(feed.sessions for feed in FEEDS)
-TANDEM, LLAMA = "tandem", "llama.cpp"
-SYSTEMS = (TANDEM, LLAMA, LIBRARY)
+TANDEM, LLAMA, FLASH = "tandem", "llama.cpp", "and flash"
+SYSTEMS = (TANDEM, LLAMA, FLASH, LIBRARY)
 
 
 def measure(folder: Path, dtype: str, repetitions: int) -> Figures:
@@ -70,9 +70,9 @@ def measure(folder: Path, dtype: str, repetitions: int) -> Figures:
     actions = {(FLOOR, ONE): reading(read)}
     engine = Engine(partial(Forward, model), text, MOST)
     actions |= {(TANDEM, feed): engine.step(feed) for feed in FEEDS}
-    if llama := peer(folder, dtype, text):
-        chains = [feed for feed in FEEDS if tree.is_chain(feed.parents)]
-        actions |= {(LLAMA, feed): llama.step(feed) for feed in chains}
+    chains = [feed for feed in FEEDS if tree.is_chain(feed.parents)]
+    for name, llama in peers(folder, dtype, text).items():
+        actions |= {(name, feed): llama.step(feed) for feed in chains}
     actions |= {(LIBRARY, feed): library.step(feed) for feed in COMPARED}
     seconds = timed(actions, track(range(1 + repetitions), "measuring", transient=True))
     return Figures(
@@ -87,35 +87,31 @@ def measure(folder: Path, dtype: str, repetitions: int) -> Figures:
     )
 
 
-def peer(folder: Path, dtype: str, text: Text) -> llamacpp.Steps | None:
-    """The same weights in llama.cpp; None if it is not installed."""
+def peers(folder: Path, dtype: str, text: Text) -> dict[str, llamacpp.Steps]:
+    """The same weights in llama.cpp, with and without flash attention, if it is installed."""
     if not llamacpp.installed():
-        return None
+        return {}
     with TemporaryDirectory() as temporary:
         file = Path(temporary) / "model.gguf"
         llamacpp.convert(folder, file, dtype)
-        return llamacpp.Steps(file, text, MOST)
+        ways = {LLAMA: False, FLASH: True}
+        return {name: llamacpp.Steps(file, text, MOST, flash) for name, flash in ways.items()}
 
 
 def step_table(figures: Figures) -> Table:
     """All steps, by what they feed."""
     systems = [system for system in SYSTEMS if (system, ONE) in figures.seconds]
-    columns = [f"{system}\n{column}" for system in systems for column in ("ms", "floors")]
-    shown = Table(
-        "sessions\nx tokens", *columns, *(f"to\n{each}" for each in systems[1:]), box=None
-    )
+    columns = [f"{TANDEM}\nms", "\nfloors", *(f"{system}\nms" for system in systems[1:])]
+    columns += [f"to\n{system}" for system in systems[1:]]
+    shown = Table("sessions\nx tokens", *columns, box=None)
     for feed in FEEDS:
-        cells, ratios = list[str](), list[str]()
-        for system in systems:
-            seconds = figures.seconds.get((system, feed))
-            if seconds is None:
-                cells += ["", ""]
-            else:
-                cells += [f"{1e3 * seconds:.1f}", f"{seconds / figures.floor:.2f}"]
-            if system != TANDEM:
-                own = figures.seconds[TANDEM, feed]
-                ratios.append(f"{seconds / own:.2f}" if seconds else "")
-        shown.add_row(str(feed), *cells, *ratios)
+        own = figures.seconds[TANDEM, feed]
+        others = [figures.seconds.get((system, feed)) for system in systems[1:]]
+        shown.add_row(
+            *(str(feed), f"{1e3 * own:.1f}", f"{own / figures.floor:.2f}"),
+            *(f"{1e3 * seconds:.1f}" if seconds else "" for seconds in others),
+            *(f"{seconds / own:.2f}" if seconds else "" for seconds in others),
+        )
     return shown
 
 

@@ -1,7 +1,7 @@
 """llama.cpp as a system to compare with: its steps, and texts that it writes plainly or by chains
 of drafted tokens, all of them in one process and on one thread.
 
-As its own programs have it: flash attention where it helps, keys and values in float16. It drafts
+As its own programs have it, keys and values in float16, flash attention on or off. It drafts
 what its draft model finds likeliest and keeps what the target draws too, as `speculative-simple`.
 """
 
@@ -39,9 +39,11 @@ def convert(folder: Path, file: Path, dtype: str) -> None:
 
 
 class Llama:
-    """A GGUF file, loaded, with a cache of so many tokens that `sequences` share."""
+    """A GGUF file, loaded, with a cache of so many tokens that `sequences` share. With `flash`
+    attention, its default, one row is faster and many are slower.
+    """
 
-    def __init__(self, file: Path, tokens: int, sequences: int = 1) -> None:
+    def __init__(self, file: Path, tokens: int, sequences: int = 1, flash: bool = True) -> None:
         self._lib: Any = import_module("llama_cpp")
         self._quiet = self._lib.llama_log_callback(lambda level, text, data: None)
         self._lib.llama_log_set(self._quiet, ctypes.c_void_p(0))
@@ -52,6 +54,8 @@ class Llama:
         params.n_ctx, params.n_seq_max, params.kv_unified = tokens, sequences, True
         params.n_batch = params.n_ubatch = BATCH
         params.n_threads = params.n_threads_batch = 1
+        if not flash:
+            params.flash_attn_type = self._lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self._context = self._lib.llama_init_from_model(self._model, params)
         self._memory = self._lib.llama_get_memory(self._context)
         vocabulary = self._lib.llama_model_get_vocab(self._model)
@@ -88,8 +92,8 @@ class Llama:
 class Steps:
     """Steps over sequences that hold a text, up to different places."""
 
-    def __init__(self, file: Path, text: Text, sessions: int) -> None:
-        self._llama = Llama(file, (2 + sessions) * len(text.ids), sessions + 1)
+    def __init__(self, file: Path, text: Text, sessions: int, flash: bool) -> None:
+        self._llama = Llama(file, (2 + sessions) * len(text.ids), sessions + 1, flash)
         self._text = text
         for start in range(0, len(text.ids), BATCH):
             self._llama.feed(text.ids[start : start + BATCH], start)
@@ -119,7 +123,7 @@ class LlamaCpp:
     def __init__(
         self, target: Path, draft: Path | None, drafted: int, tokens: int, temperature: float = 0.0
     ) -> None:
-        self._target = Llama(target, tokens)
+        self._target = Llama(target, tokens, flash=draft is None)  # whichever is faster
         self._draft = Llama(draft, tokens) if draft else None
         self._drafted, self._temperature = drafted, temperature
         self._known: list[int] = []  # to the draft model
