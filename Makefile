@@ -30,23 +30,23 @@ lint: setup ## style, types, imports, stubs, schemas
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m protos.generate --check
+	$(BIN)/python -m tandem.protos.generate --check
 	npx --yes @bufbuild/buf@1.75.0 lint
 
 stubs: setup ## make the gRPC stubs from the schemas
-	$(BIN)/python -m protos.generate
+	$(BIN)/python -m tandem.protos.generate
 
 bench: setup ## generate(), assisted generate(), llama.cpp and Tandem side by side
-	$(BIN)/python -m benchmarks.throughput $(MODEL_ARGS)
+	$(BIN)/python -m tandem.benchmarks.throughput $(MODEL_ARGS)
 
 bench-engine: setup ## step times of the engine, beside llama.cpp and transformers
-	$(BIN)/python -m benchmarks.engine $(ENGINE_ARGS)
+	$(BIN)/python -m tandem.benchmarks.engine $(ENGINE_ARGS)
 
 bench-gpu: ## the same on a CUDA device; without .venv, with what the machine has
-	$(or $(wildcard $(BIN)/python),python3) -m benchmarks.gpu $(ENGINE_ARGS)
+	PYTHONPATH=src $(or $(wildcard $(BIN)/python),python3) -m tandem.benchmarks.gpu $(ENGINE_ARGS)
 
 acceptance: setup ## tokens per round of the pair, chains and trees
-	$(BIN)/python -m benchmarks.acceptance $(MODEL_ARGS)
+	$(BIN)/python -m tandem.benchmarks.acceptance $(MODEL_ARGS)
 
 train: setup ## train the embedded pair: make train CORPORA=folder
-	nice $(BIN)/python -m models.training.train $(CORPORA) --out models/embedded
+	nice $(BIN)/python -m tandem.models.training.train $(CORPORA) --out models/embedded

@@ -10,7 +10,7 @@ from zlib import crc32
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-FOLDER = Path("engine/forward/cpu")
+FOLDER = Path("src/tandem/engine/forward/cpu")
 SOURCES = sorted([*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")])
 X86 = {
     "avx512bf16": ["-march=x86-64-v4", "-mavx512bf16"],
@@ -42,7 +42,7 @@ setup(
     cmdclass={"build_ext": Apart},
     ext_modules=[
         Extension(
-            f"engine.forward.cpu._{name}",
+            f"tandem.engine.forward.cpu._{name}",
             [str(file) for file in SOURCES if file.suffix == ".cpp"],
             depends=[str(file) for file in SOURCES],
             define_macros=[("SOURCES", f"{crc32(b''.join(map(Path.read_bytes, SOURCES)))}u")],

@@ -18,18 +18,18 @@ from prometheus_client import CollectorRegistry
 from rich.table import Table
 from transformers.utils import logging
 
-import drafter_service.service
-import models
-import verifier_service.service
-from benchmarks.figures import report
-from benchmarks.peers.prompts import story_count, tokenised
-from benchmarks.peers.runner import Round, Runner
-from engine.config import ModelServiceConfig
-from orchestrator.fleet.clients import DrafterClient, VerifierClient
-from protos.errors import TandemError
-from protos.service.process import configure_logging
-from protos.transport import rpc
-from protos.types import DraftShape, SamplingParams
+from tandem import models
+from tandem.benchmarks.figures import report
+from tandem.benchmarks.peers.prompts import story_count, tokenised
+from tandem.benchmarks.peers.runner import Round, Runner
+from tandem.drafter_service import service as drafter_service
+from tandem.engine.config import ModelServiceConfig
+from tandem.orchestrator.fleet.clients import DrafterClient, VerifierClient
+from tandem.protos.errors import TandemError
+from tandem.protos.service.process import configure_logging
+from tandem.protos.transport import rpc
+from tandem.protos.types import DraftShape, SamplingParams
+from tandem.verifier_service import service as verifier_service
 
 Weights = Literal["full", "int8"]
 TEMPERATURES = (0.0, 0.7, 1.0)
@@ -80,10 +80,10 @@ async def serving(
 ) -> AsyncIterator[Runner]:
     """Both services while the scope lasts, the drafter's metrics in a registry; raises Unusable."""
     async with (
-        verifier_service.service.serving(
+        verifier_service.serving(
             ModelServiceConfig(model=target), CollectorRegistry()
         ) as verifier_address,
-        drafter_service.service.serving(
+        drafter_service.serving(
             ModelServiceConfig(model=draft, weights=weights), registry
         ) as drafter_address,
         rpc.connect(verifier_address) as to_verifier,
@@ -105,8 +105,8 @@ async def measure(
 ) -> Figures:
     """One row."""
     sampling, before = SamplingParams(temperature), passing(registry)
-    told = await pair.complete(prompts, max_new_tokens, sampling, SHAPES[name])
-    found = figures(name, temperature, [done for _, rounds in told for done in rounds])
+    completed = await pair.complete(prompts, max_new_tokens, sampling, SHAPES[name])
+    found = figures(name, temperature, [done for _, rounds in completed for done in rounds])
     return replace(found, draft_seconds=passing(registry) - before)
 
 

@@ -27,22 +27,22 @@ from prometheus_client import CollectorRegistry
 from rich.table import Table
 from transformers.utils import logging
 
-import models
-import verifier_service.service
-from benchmarks.figures import report
-from benchmarks.figures.machine import described
-from benchmarks.peers.prompts import story_count, tokenised
-from benchmarks.peers.runner import Round, Runner, Tokens
-from engine.config import ModelServiceConfig
-from models.training.editor import task
-from orchestrator.fleet.clients import VerifierClient
-from orchestrator.frontend.text import load_tokenizer
-from protos.errors import TandemError
-from protos.service.process import configure_logging
-from protos.transport import rpc
-from protos.types import Context, DraftShape, Proposal, SamplingParams
-from protos.wire.drafting import draft_of
-from verifier_service.lookup import Lookup
+from tandem import models
+from tandem.benchmarks.figures import report
+from tandem.benchmarks.figures.machine import described
+from tandem.benchmarks.peers.prompts import story_count, tokenised
+from tandem.benchmarks.peers.runner import Round, Runner, Tokens
+from tandem.engine.config import ModelServiceConfig
+from tandem.models.training.editor import task
+from tandem.orchestrator.fleet.clients import VerifierClient
+from tandem.orchestrator.frontend.text import load_tokenizer
+from tandem.protos.errors import TandemError
+from tandem.protos.service.process import configure_logging
+from tandem.protos.transport import rpc
+from tandem.protos.types import Context, DraftShape, Proposal, SamplingParams
+from tandem.protos.wire.drafting import draft_of
+from tandem.verifier_service import service as verifier_service
+from tandem.verifier_service.lookup import NgramLookup
 
 TEMPERATURES = (0.0, 0.7)
 SHAPES = {
@@ -72,7 +72,7 @@ class Figures:
     @property
     def accepted_per_round(self) -> float:
         """Accepted draft tokens; a round emits one token more."""
-        return self.accepted / self.rounds
+        return self.accepted / self.rounds if self.rounds else 0.0
 
     @property
     def acceptance_rate(self) -> float:
@@ -87,7 +87,7 @@ class Copying:
         self, context: Context, shape: DraftShape, sampling: SamplingParams
     ) -> Proposal:
         """A draft for the context, empty where nothing recurs."""
-        text = Lookup(shape)
+        text = NgramLookup(shape)
         text.extend(context.tokens)
         return Proposal(draft_of(text.guess()), context.length, 0)
 
@@ -100,7 +100,7 @@ async def serving(folder: Path) -> AsyncIterator[Runner]:
     """The verifier while the scope lasts; raises Unusable."""
     config = ModelServiceConfig(model=folder)
     async with (
-        verifier_service.service.serving(config, CollectorRegistry()) as address,
+        verifier_service.serving(config, CollectorRegistry()) as address,
         rpc.connect(address) as channel,
     ):
         verifier = VerifierClient(channel)

@@ -21,11 +21,19 @@ from rich.progress import track
 from rich.table import Table
 from transformers.utils import logging
 
-import models
-from benchmarks.figures import report
-from benchmarks.figures.machine import described
-from benchmarks.figures.steps import Engine, Feed, Library, Text, reading, timed, weights_read
-from benchmarks.figures.steptimes import (
+from tandem import models
+from tandem.benchmarks.figures import report
+from tandem.benchmarks.figures.machine import described
+from tandem.benchmarks.figures.steps import (
+    Engine,
+    Feed,
+    Library,
+    Text,
+    reading,
+    timed,
+    weights_read,
+)
+from tandem.benchmarks.figures.steptimes import (
     COMPARED,
     FIVE,
     FLOOR,
@@ -36,14 +44,14 @@ from benchmarks.figures.steptimes import (
     Figures,
     chosen,
 )
-from benchmarks.peers import llamacpp
-from engine.cache.kv import position_bytes
-from engine.exact.exactness import positions_tried, self_test
-from engine.model.load import DTYPES, load
-from engine.runner import Forward
-from models.grow import Shape, grow
-from protos import tree
-from protos.errors import TandemError
+from tandem.benchmarks.peers import llamacpp
+from tandem.engine.cache.pool import position_bytes
+from tandem.engine.exact.exactness import positions_tried, self_test
+from tandem.engine.model.load import DTYPES, load
+from tandem.engine.runner import HFRunner
+from tandem.models.grow import Shape, grow
+from tandem.protos import tree
+from tandem.protos.errors import TandemError
 
 FEEDS = (
     ONE,
@@ -63,12 +71,12 @@ SYSTEMS = (TANDEM, LLAMA, FLASH, LIBRARY)
 def measure(folder: Path, dtype: str, repetitions: int) -> Figures:
     """Time all steps of a model, which is loaded two or three times; raises Unusable."""
     model = load(folder, dtype)
-    exactness = self_test(Forward(model, positions_tried(model)), str(folder))
+    exactness = self_test(HFRunner(model, positions_tried(model)), str(folder))
     text = Text.fit(model, max(feed.tokens for feed in FEEDS))
     library = Library(folder, DTYPES[dtype], text)
     read = weights_read(library.network)
     actions = {(FLOOR, ONE): reading(read)}
-    engine = Engine(partial(Forward, model), text, MOST)
+    engine = Engine(partial(HFRunner, model), text, MOST)
     actions |= {(TANDEM, feed): engine.step(feed) for feed in FEEDS}
     chains = [feed for feed in FEEDS if tree.is_chain(feed.parents)]
     for name, llama in peers(folder, dtype, text).items():

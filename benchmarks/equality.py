@@ -1,8 +1,9 @@
 """Is it the same text? Many prompts through the running system and through `generate()`.
 
-`generate()` runs the untouched target with the engine's attention and linear layers, so that both
-round alike, and every token must be equal. Near-ties, where another rounding could choose another
-token, are counted: they are what a looser comparison would excuse.
+`generate()` runs the target with the engine's layers and attention, but with a cache of its own and
+one prompt at a time, so that both round alike and every token must be equal. Near-ties, where
+another rounding could choose another token, are counted: they are what a looser comparison would
+excuse.
 """
 
 from __future__ import annotations
@@ -18,16 +19,15 @@ import torch
 import typer
 from rich.progress import track
 from rich.table import Table
-from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-import models
-from benchmarks.figures import report
-from benchmarks.peers import reference
-from benchmarks.peers.prompts import story_count, tokenised
-from benchmarks.peers.systems import ALWAYS, Prompt, Tandem, tandem_up
-from engine.model.linears import FULL, replace, suited
-from protos.errors import TandemError
+from tandem import models
+from tandem.benchmarks.figures import report
+from tandem.benchmarks.peers import reference
+from tandem.benchmarks.peers.prompts import story_count, tokenised
+from tandem.benchmarks.peers.systems import ALWAYS, Prompt, Tandem, tandem_up
+from tandem.engine.model.load import load
+from tandem.protos.errors import TandemError
 
 NEAR = 1e-3  # between the two largest logits
 
@@ -52,12 +52,10 @@ def variations(prompts: Sequence[Prompt], count: int, vocabulary: int) -> list[P
 
 
 class Reference:
-    """`generate()` with the engine's arithmetic."""
+    """`generate()` of a model whose layers the engine has replaced."""
 
-    def __init__(self, target: Path, dtype: torch.dtype = torch.float32) -> None:
-        self.network: Any = AutoModelForCausalLM.from_pretrained(target, dtype=dtype).eval()
-        if kind := suited(dtype, self.network.device, FULL):
-            replace(self.network, kind)
+    def __init__(self, target: Path) -> None:
+        self.network: Any = load(target).network
         reference.adopt(self.network)
 
     @torch.inference_mode()

@@ -23,18 +23,18 @@ from prometheus_client import CollectorRegistry
 from rich.table import Table
 from transformers.utils import logging
 
-from benchmarks.engine import subject
-from benchmarks.figures import report
-from benchmarks.figures.machine import described
-from engine.config import ModelServiceConfig
-from engine.host import Host, hosting
-from engine.schedule.task import Job
-from protos.errors import TandemError, Unusable
-from protos.streams import Decoding, Fact, Guess
-from protos.types import Context, Draft, SamplingParams
-from protos.wire.drafting import guess_of
-from verifier_service.decoding import Decode
-from verifier_service.guesses import Trust
+from tandem.benchmarks.engine import subject
+from tandem.benchmarks.figures import report
+from tandem.benchmarks.figures.machine import described
+from tandem.engine.config import ModelServiceConfig
+from tandem.engine.host import Host, hosting
+from tandem.engine.schedule.task import Job
+from tandem.protos.errors import TandemError, Unusable
+from tandem.protos.streams import Decoding, Fact, Guess
+from tandem.protos.types import Context, Draft, SamplingParams
+from tandem.protos.wire.drafting import guess_of
+from tandem.verifier_service.decoding import DecodeJob
+from tandem.verifier_service.guesses import Trust
 
 GREEDY = SamplingParams()
 CONTEXT = 4096
@@ -81,10 +81,10 @@ class Decoder:
         self._draft()
         context = Context(self.name, self.turn, 0, tuple(self.tokens))
         opening = Decoding(context, GREEDY, until, lockstep=True)
-        port: Any = self
+        stream: Any = self
 
         def start() -> Job:
-            return Decode(self.host.sessions, opening, port, Trust(), time.monotonic).run()
+            return DecodeJob(self.host.sessions, opening, stream, Trust(), time.monotonic).run()
 
         await self.host.thread.run(self.name, start)
 
@@ -100,7 +100,7 @@ class Decoder:
 
 def some_tokens(rng: random.Random, host: Host, count: int) -> tuple[int, ...]:
     """Random token ids of the model."""
-    return tuple(rng.randrange(host.forward.model.vocab_size) for _ in range(count))
+    return tuple(rng.randrange(host.runner.model.vocab_size) for _ in range(count))
 
 
 @dataclass(frozen=True, slots=True)

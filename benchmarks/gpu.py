@@ -23,10 +23,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-import models
-from benchmarks.figures import checks, emulation
-from benchmarks.figures.machine import described, facts
-from benchmarks.figures.steps import (
+from tandem import models
+from tandem.benchmarks.figures import checks, emulation
+from tandem.benchmarks.figures.machine import described, facts
+from tandem.benchmarks.figures.steps import (
     Action,
     Engine,
     Feed,
@@ -36,13 +36,13 @@ from benchmarks.figures.steps import (
     timed,
     weights_read,
 )
-from benchmarks.figures.steptimes import FLOOR, LIBRARY, ONE, TYPICAL, Figures, chosen
-from engine.cache.kv import position_bytes
-from engine.forward.cuda import cublas
-from engine.model.load import DTYPES, Model, load
-from engine.runner import BY_ROWS, Backend, Forward
-from protos import tree
-from protos.errors import TandemError
+from tandem.benchmarks.figures.steptimes import FLOOR, LIBRARY, ONE, TYPICAL, Figures, chosen
+from tandem.engine.cache.pool import position_bytes
+from tandem.engine.forward.cuda import cublas
+from tandem.engine.model.load import DTYPES, HFModel, load
+from tandem.engine.runner import BY_ROWS, AttentionBackend, HFRunner
+from tandem.protos import tree
+from tandem.protos.errors import TandemError
 
 FEEDS = (
     ONE,
@@ -54,11 +54,11 @@ FEEDS = (
     Feed(16, tree.hang(1, TYPICAL)),
 )
 FAST = "graphs, fast"
-SYSTEMS: dict[str, tuple[Backend, bool]] = {
-    "tiles": (Backend.TILES, False),
-    "rows": (Backend.ROWS, True),
-    "graphs": (Backend.GRAPHS, True),
-    FAST: (Backend.GRAPHS, False),
+SYSTEMS: dict[str, tuple[AttentionBackend, bool]] = {
+    "tiles": (AttentionBackend.TILES, False),
+    "rows": (AttentionBackend.ROWS, True),
+    "graphs": (AttentionBackend.GRAPHS, True),
+    FAST: (AttentionBackend.GRAPHS, False),
 }
 LLAMA = LlamaConfig(
     hidden_size=2048,
@@ -72,17 +72,17 @@ LLAMA = LlamaConfig(
 )
 
 
-def build(model: Model, system: str, positions: int) -> Forward:
-    """A system with room for so many cached tokens; raises Unusable."""
+def build(model: HFModel, system: str, positions: int) -> HFRunner:
+    """A system with space for so many cached tokens; raises Unusable."""
     backend, exact = SYSTEMS[system]
-    if backend is Backend.GRAPHS and model.device.type == "cpu":
-        return emulation.replaying(Forward(model, positions, exact, Backend.ROWS))
-    forward = Forward(model, positions, exact, backend)
-    forward.settle()
+    if backend is AttentionBackend.GRAPHS and model.device.type == "cpu":
+        return emulation.replaying(HFRunner(model, positions, exact, AttentionBackend.ROWS))
+    forward = HFRunner(model, positions, exact, backend)
+    forward.capture_passes()
     return forward
 
 
-def check(model: Model, library: Library, name: str) -> dict[str, Any]:
+def check(model: HFModel, library: Library, name: str) -> dict[str, Any]:
     """What was found of a model before it is timed; raises Unusable for what must not be."""
     forwards = {system: build(model, system, checks.room_for(model)) for system in SYSTEMS}
     for system, (backend, exact) in SYSTEMS.items():
@@ -208,7 +208,9 @@ def run(given: argparse.Namespace, device: torch.device) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """What `python3 -m benchmarks.gpu` does."""
-    parser = argparse.ArgumentParser("benchmarks.gpu", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        "tandem.benchmarks.gpu", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("model", type=Path, nargs="?", help="directory; none: a random Llama")
     parser.add_argument("--dtype", help="one or several, with commas (bfloat16)")
     parser.add_argument("--repetitions", type=int, default=30, help="of every step (30)")
@@ -220,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise SystemExit("error: there is no CUDA device; --device cpu emulates one")
-        cublas.keep_sums_whole()
+        cublas.disable_split_k()
     else:
         torch.set_num_threads(1)
     try:

@@ -2,8 +2,8 @@
 that one thread needs to read the weights once.
 
 A tree grows behind a text of random tokens, where it is wide. What is timed is one turn of it, from
-an offer to the next one: nodes are laid out and fed, their children guessed, and what is new of the
-window sent. No transport and no model thread. Processor time of one thread.
+one step input to the next: nodes are laid out and fed, their children guessed, and what is new of
+the window sent. No transport and no model thread. Processor time of one thread.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-import models
-from benchmarks.figures import report
-from benchmarks.figures.machine import described
-from benchmarks.figures.steps import reading, weights_read
-from drafter_service.tree.growing import Growing
-from drafter_service.tree.growth import Growth
-from drafter_service.tree.guesses import guesser
-from drafter_service.tree.text import Report, Text
-from drafter_service.tree.unread import behind
-from drafter_service.tree.worth import Conditions, Known, Worth
-from engine.cache.sessions import Sessions
-from engine.model.load import load
-from engine.runner import Forward
-from engine.schedule.cost import Rates
-from engine.schedule.port import Port
-from protos.errors import TandemError, Unusable
-from protos.streams import Drafting, Guess
-from protos.types import Context, DraftShape, SamplingParams
+from tandem import models
+from tandem.benchmarks.figures import report
+from tandem.benchmarks.figures.machine import described
+from tandem.benchmarks.figures.steps import reading, weights_read
+from tandem.drafter_service.tree.expansion import expander
+from tandem.drafter_service.tree.growing import GrowingTree
+from tandem.drafter_service.tree.pending import chain_segment
+from tandem.drafter_service.tree.session_text import FactTokens, SessionText
+from tandem.drafter_service.tree.token_tree import TokenTree
+from tandem.drafter_service.tree.worth import Conditions, DrafterHistory, Worth
+from tandem.engine.cache.sessions import Sessions
+from tandem.engine.model.load import load
+from tandem.engine.runner import HFRunner
+from tandem.engine.schedule.cost import Rates
+from tandem.engine.schedule.job_stream import JobStream
+from tandem.protos.errors import TandemError, Unusable
+from tandem.protos.streams import Drafting, Guess
+from tandem.protos.types import Context, DraftShape, SamplingParams
 
 LENGTH = 256  # tokens of the text
 SIZES = (1, 4, 16)  # nodes of a level
@@ -72,18 +72,18 @@ class Drafter:
     another seed each time, since noise is remembered.
     """
 
-    def __init__(self, forward: Forward, text: tuple[int, ...], temperature: float) -> None:
+    def __init__(self, forward: HFRunner, text: tuple[int, ...], temperature: float) -> None:
         self._forward, self._temperature = forward, temperature
         self._seeds = count()
         self._context = Context(NAME, 1, 0, text)
         self._sessions = Sessions(
             forward.pool, forward.model.context_length, 1, lambda: 1, 60.0, time.monotonic
         )
-        with self._sessions.extended(self._context, 0) as self._session:
-            (self._first,) = forward([behind(self._session, text)])
+        with self._sessions.acquire(self._context, 0) as self._session:
+            (self._first,) = forward([chain_segment(self._session, text)])
             self._sessions.keep(self._session, self._context, ())
 
-    def grown(self, nodes: int) -> tuple[Text, Growing]:
+    def grown(self, nodes: int) -> tuple[SessionText, GrowingTree]:
         """A tree that has so many nodes to look behind; raises Unusable if none grows so wide."""
         for _ in range(TRIES):
             text, growing = self._begun()
@@ -93,25 +93,25 @@ class Drafter:
                 return text, growing
         raise Unusable(f"the model is so sure that no level has {nodes} nodes")
 
-    def _begun(self) -> tuple[Text, Growing]:
+    def _begun(self) -> tuple[SessionText, GrowingTree]:
         """A tree whose root was fed."""
         params = SamplingParams(self._temperature, seed=next(self._seeds))
-        worth = Worth(Conditions(), Rates(), Known(), 0.0)
-        growth = Growth(SHAPE, LENGTH, self._sessions.context_length, 1, worth)
+        worth = Worth(Conditions(), Rates(), DrafterHistory(), 0.0)
+        growth = TokenTree(SHAPE, LENGTH, self._sessions.context_length, 1, worth)
         tokens = self._forward.model.token_count
         opening = Drafting(self._context, params, SHAPE)
-        text = Text(self._sessions, self._session, opening, growth, tokens)
-        guess = guesser(SHAPE, params, LENGTH, torch.ones(tokens))
-        port = Port[Report, Guess](deque(), 1, 1)
-        return text, Growing(text, guess, port, worth, time.perf_counter, self._first)
+        text = SessionText(self._sessions, self._session, opening, growth, tokens)
+        guess = expander(SHAPE, params, LENGTH, torch.ones(tokens))
+        stream = JobStream[FactTokens, Guess](deque(), 1, 1)
+        return text, GrowingTree(text, guess, stream, worth, time.perf_counter, self._first)
 
     def level(self, nodes: int) -> tuple[float, float]:
         """Seconds of one level, and of its pass."""
         text, growing = self.grown(nodes)
         job = text.feed(growing)
-        offer = next(job)
+        step_input = next(job)
         began = time.thread_time()
-        segment = offer.segment(nodes - 1)
+        segment = step_input.segment(nodes - 1)
         passing = time.thread_time()
         (logits,) = self._forward([segment])
         passed = time.thread_time()
@@ -119,9 +119,9 @@ class Drafter:
             job.send(logits)
         except StopIteration as fed:
             growing.take(fed.value)
-        offer.ready()
+        step_input.ready()
         seconds = time.thread_time() - began
-        assert len(segment.tokens) == nodes and text.growth.fed >= nodes
+        assert len(segment.tokens) == nodes and text.tree.fed >= nodes
         return seconds, passed - passing
 
 
@@ -140,7 +140,7 @@ def measure(folder: Path, repetitions: int) -> dict[tuple[str, int], Row]:
         ("generate()", 0): lambda: (generated(network, text), 0.0),
     }
     for temperature in TEMPERATURES:
-        forward = Forward(model, 2 * model.context_length, exact=False)
+        forward = HFRunner(model, 2 * model.context_length, exact=False)
         drafter = Drafter(forward, text, temperature)
         what = f"level, T {temperature:g}"
         actions |= {(what, nodes): partial(drafter.level, nodes) for nodes in SIZES}

@@ -24,13 +24,13 @@ from typing import Annotated, Any
 import typer
 from transformers.utils import logging
 
-import models
-from benchmarks.figures import report
-from benchmarks.peers.checkout import HERE, Checkout, ignorant, serving
-from benchmarks.peers.delay import State
-from benchmarks.peers.prompts import story_prompts
-from benchmarks.peers.turns import Job, Turn, Turns, figures, ratio, take, texts
-from protos.errors import TandemError
+from tandem import models
+from tandem.benchmarks.figures import report
+from tandem.benchmarks.peers.checkout import HERE, Checkout, ignorant, serving
+from tandem.benchmarks.peers.delay import State
+from tandem.benchmarks.peers.prompts import story_prompts
+from tandem.benchmarks.peers.turns import Job, Turn, Turns, figures, ratio, take, texts
+from tandem.protos.errors import TandemError
 
 KINDS = re.compile(r"trained|random|hung|killed|slow(\d+)")
 SETTLE_SECONDS = 0.2

@@ -19,12 +19,12 @@ from rich.progress import track
 from rich.table import Table
 from transformers.utils import logging
 
-import models
-from benchmarks.figures import report
-from benchmarks.peers.prompts import story_count, tokenised
-from benchmarks.peers.systems import ALWAYS, Prompt, load, tandem_up
-from protos.errors import TandemError
-from protos.tandem.v1 import orchestrator_pb2 as api
+from tandem import models
+from tandem.benchmarks.figures import report
+from tandem.benchmarks.peers.prompts import story_count, tokenised
+from tandem.benchmarks.peers.systems import ALWAYS, Prompt, load, tandem_up
+from tandem.protos.errors import TandemError
+from tandem.v1 import orchestrator_pb2 as api
 
 STOPS = ("the", ".", " and", "\n", "ing", ", s", "d h")
 METHODS = (

@@ -23,36 +23,36 @@ from prometheus_client import CollectorRegistry
 from rich.table import Table
 from transformers.utils import logging
 
-import models
-import verifier_service.service
-from benchmarks.figures import report
-from benchmarks.peers.prompts import story_count, tokenised
-from benchmarks.peers.runner import Runner, Tokens
-from drafter_service.tree.growth import Growth
-from drafter_service.tree.guesses import Guesser, branching, guesser
-from drafter_service.tree.node import Child, Expansion
-from drafter_service.tree.text import Report, Text
-from drafter_service.tree.unread import behind
-from drafter_service.tree.whole import drafts
-from drafter_service.visible import visible_tokens
-from engine.config import ModelServiceConfig
-from engine.host import Host, hosting
-from engine.sampling.drawing import warp
-from engine.schedule.task import Job
-from orchestrator.fleet.clients import VerifierClient
-from protos.errors import TandemError
-from protos.service.process import configure_logging
-from protos.streams import Drafting, Guess
-from protos.transport import rpc
-from protos.types import MAX_NODES, Context, DraftShape, Proposal, Rule, SamplingParams
-from protos.wire.drafting import draft_of
+from tandem import models
+from tandem.benchmarks.figures import report
+from tandem.benchmarks.peers.prompts import story_count, tokenised
+from tandem.benchmarks.peers.runner import Runner, Tokens
+from tandem.drafter_service.tree.expansion import Expander, branching, expander
+from tandem.drafter_service.tree.node import Child, Expansion
+from tandem.drafter_service.tree.pending import chain_segment
+from tandem.drafter_service.tree.session_text import FactTokens, SessionText
+from tandem.drafter_service.tree.token_tree import TokenTree
+from tandem.drafter_service.tree.whole import whole_drafts
+from tandem.drafter_service.visible import visible_tokens
+from tandem.engine.config import ModelServiceConfig
+from tandem.engine.host import Host, hosting
+from tandem.engine.sampling.sampler import warp
+from tandem.engine.schedule.task import Job
+from tandem.orchestrator.fleet.clients import VerifierClient
+from tandem.protos.errors import TandemError
+from tandem.protos.service.process import configure_logging
+from tandem.protos.streams import Drafting, Guess
+from tandem.protos.transport import rpc
+from tandem.protos.types import MAX_NODES, Context, DraftShape, Proposal, Rule, SamplingParams
+from tandem.protos.wire.drafting import draft_of
+from tandem.verifier_service import service as verifier_service
 
 TEMPERATURES = (1.0, 0.7)
 DESCRIBE_SECONDS = 10.0
-HowTo = Callable[[DraftShape, SamplingParams, int], Guesser]
+HowTo = Callable[[DraftShape, SamplingParams, int], Expander]
 
 
-def independent(shape: DraftShape, params: SamplingParams, root: int) -> Guesser:
+def independent(shape: DraftShape, params: SamplingParams, root: int) -> Expander:
     """The likeliest tokens of the draft model, best first by their probabilities."""
 
     def guess(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
@@ -68,7 +68,7 @@ class Ear:
     """A port of a drafting job that hears its guesses."""
 
     heard: list[Guess] = field(default_factory=list)
-    inbox: deque[Report] = field(default_factory=deque)
+    inbox: deque[FactTokens] = field(default_factory=deque)
     paused: bool = False
 
     def emit(self, guess: Guess) -> None:
@@ -100,21 +100,21 @@ class InProcess:
         """Free the session."""
         await self.host.close(session_id, self.host.sessions.close)
 
-    def _draft(self, opening: Drafting, port: Any) -> Job:
+    def _draft(self, opening: Drafting, stream: Any) -> Job:
         sessions, context = self.host.sessions, opening.context
         guess = partial(self.how, opening.shape, opening.sampling)
-        with sessions.extended(context, 0) as session:
+        with sessions.acquire(context, 0) as session:
             fresh = context.tokens[session.length - context.base :]
-            first = yield from sessions.feed(context, behind(session, fresh))
+            first = yield from sessions.feed(context, chain_segment(session, fresh))
             sessions.keep(session, context, ())
-            growth = Growth(opening.shape, context.length, sessions.context_length)
-            text = Text(sessions, session, opening, growth, self.tokens)
-            yield from drafts(text, guess, port, first, once=True)
+            growth = TokenTree(opening.shape, context.length, sessions.context_length)
+            text = SessionText(sessions, session, opening, growth, self.tokens)
+            yield from whole_drafts(text, guess, stream, first, once=True)
 
 
 def contenders(visible: torch.Tensor) -> dict[str, tuple[HowTo, Rule]]:
     """How each of them drafts, and the rule by which the target decides."""
-    usual: HowTo = partial(guesser, visible=visible)
+    usual: HowTo = partial(expander, visible=visible)
     return {
         "match": (usual, Rule.MATCH),
         "reject": (usual, Rule.REJECT),
@@ -128,15 +128,13 @@ async def measure(
     """Accepted tokens per round of each contender, by shape and temperature."""
     found = {}
     async with (
-        verifier_service.service.serving(
-            ModelServiceConfig(model=target), CollectorRegistry()
-        ) as address,
+        verifier_service.serving(ModelServiceConfig(model=target), CollectorRegistry()) as address,
         hosting(ModelServiceConfig(model=draft), "draft", False, CollectorRegistry()) as host,
         rpc.connect(address) as channel,
     ):
         verifier = VerifierClient(channel)
         ends = frozenset((await verifier.describe(DESCRIBE_SECONDS)).end_token_ids)
-        visible = visible_tokens(draft, host.forward.model.token_count)
+        visible = visible_tokens(draft, host.runner.model.token_count)
         for name, (how, rule) in contenders(visible).items():
             runner = Runner(InProcess(host, how, len(visible)), verifier, ends)
             for shape, temperature in product(shapes, TEMPERATURES):

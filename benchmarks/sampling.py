@@ -20,10 +20,10 @@ import typer
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.figures import report
-from benchmarks.figures.machine import described
-from engine.sampling.drawing import Adjustment, draw, draws, leading, logprobs, warp
-from protos.types import MAX_LOGPROBS, SamplingParams
+from tandem.benchmarks.figures import report
+from tandem.benchmarks.figures.machine import described
+from tandem.engine.sampling.sampler import LogitsProcessor, draw, draws, leading, logprobs, warp
+from tandem.protos.types import MAX_LOGPROBS, SamplingParams
 
 LENGTH = 1000  # tokens of a text, half of them completion
 CHILDREN = 256  # likeliest tokens that the drafter looks at
@@ -84,7 +84,7 @@ class Node:
 
     def __init__(self, rows: torch.Tensor, params: SamplingParams) -> None:
         self._rows, self._params = rows, params
-        self._adjustment = Adjustment(params, text(rows.shape[-1]))
+        self._adjustment = LogitsProcessor(params, text(rows.shape[-1]))
 
     def defined(self, node: int) -> object:
         """By the definition, which looks at every token."""

@@ -21,14 +21,14 @@ import typer
 from rich.table import Table
 from transformers.utils import logging
 
-import models
-from benchmarks.figures import report
-from benchmarks.peers import llamacpp
-from benchmarks.peers.contest import AT_ONCE, Contest, Runs
-from benchmarks.peers.llamacpp import LlamaCpp
-from benchmarks.peers.prompts import story_count, tokenised
-from benchmarks.peers.systems import Plain, Prompt, System, Tandem, load, tandem_up
-from protos.errors import TandemError
+from tandem import models
+from tandem.benchmarks.figures import report
+from tandem.benchmarks.peers import llamacpp
+from tandem.benchmarks.peers.contest import AT_ONCE, Contest, Runs
+from tandem.benchmarks.peers.llamacpp import LlamaCpp
+from tandem.benchmarks.peers.prompts import story_count, tokenised
+from tandem.benchmarks.peers.systems import Plain, Prompt, System, Tandem, load, tandem_up
+from tandem.protos.errors import TandemError
 
 DRAFTED = (0, 2, 3, 4, 6)  # tokens of a chain for llama.cpp
 CONTEXT = 1024  # tokens of its cache

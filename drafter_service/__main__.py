@@ -1,8 +1,7 @@
-"""Start a drafter: `python -m drafter_service --model DIR`."""
+"""Start a drafter: `python -m tandem.drafter_service --model DIR`."""
 
-from drafter_service.service import serving
-from engine.config import ModelServiceConfig
-from protos.service.command import command
+from tandem.engine.config import ModelServiceConfig
+from tandem.protos.service.command import command
 
 if __name__ == "__main__":
-    command("drafter", ModelServiceConfig, serving)
+    command("drafter", ModelServiceConfig, "tandem.drafter_service.service")

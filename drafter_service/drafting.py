@@ -8,107 +8,113 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from drafter_service.foreign.chains import Chains, Engine
-from drafter_service.foreign.mirror import Mirrors
-from drafter_service.foreign.translation import Translation
-from drafter_service.tree.growing import Growing
-from drafter_service.tree.growth import Growth
-from drafter_service.tree.guesses import branching, guesser, is_whole
-from drafter_service.tree.reading import Reading
-from drafter_service.tree.text import Report, Text
-from drafter_service.tree.whole import drafts
-from drafter_service.tree.worth import Conditions, Known, Worth
-from drafter_service.visible import visible_tokens
-from engine.host import Host
-from engine.schedule.port import Port
-from engine.schedule.task import Job
-from protos.fingerprint import fingerprint, tokens_by_id
-from protos.streams import Drafting, Guess
-from protos.tokenizer import tokenizer_of
-from protos.types import ModelDescription
+from tandem.drafter_service.foreign.chains import ChainJob, ChainSetup
+from tandem.drafter_service.foreign.target_text import TargetTexts
+from tandem.drafter_service.foreign.translation import Translation
+from tandem.drafter_service.tree.deferred_prefill import DeferredPrefill
+from tandem.drafter_service.tree.expansion import branching, expander, is_whole
+from tandem.drafter_service.tree.growing import GrowingTree
+from tandem.drafter_service.tree.session_text import FactTokens, SessionText
+from tandem.drafter_service.tree.token_tree import TokenTree
+from tandem.drafter_service.tree.whole import whole_drafts
+from tandem.drafter_service.tree.worth import Conditions, DrafterHistory, Worth
+from tandem.drafter_service.visible import visible_tokens
+from tandem.engine.host import Host
+from tandem.engine.schedule.job_stream import JobStream
+from tandem.engine.schedule.task import Job
+from tandem.protos.fingerprint import fingerprint, tokens_by_id
+from tandem.protos.streams import Drafting, Guess
+from tandem.protos.tokenizer import tokenizer_of
+from tandem.protos.types import ModelDescription
 
 
 class Drafter(Protocol):
     """The guesses of one model."""
 
-    def draft(self, opening: Drafting, port: Port[Report, Guess], conditions: Conditions) -> Job:
-        """A job that guesses behind an opening; raises SessionMiss, StaleTurn, Busy, Internal, or
+    def draft(
+        self, opening: Drafting, stream: JobStream[FactTokens, Guess], conditions: Conditions
+    ) -> Job:
+        """A job that guesses after an opening; raises SessionMiss, StaleTurn, Busy, Internal, or
         InvalidRequest.
         """
 
-    def close(self, session_id: bytes) -> None:
-        """Forget a session; called by the model thread."""
+    def close(self, session_id: bytes, turn: int) -> None:
+        """Forget a session that has not been opened since `turn`; called by the model thread."""
 
     def describe(self) -> ModelDescription:
         """What callers need to know."""
 
 
-class Own:
+class TreeDrafter:
     """Draft model and target share their tokens."""
 
     def __init__(self, host: Host) -> None:
         self._host, self._sessions = host, host.sessions
-        self._known = Known()
-        model = host.forward.model
+        self._history = DrafterHistory()
+        model = host.runner.model
         self._visible = visible_tokens(host.config.model, model.token_count).to(model.device)
 
-    def draft(self, opening: Drafting, port: Port[Report, Guess], conditions: Conditions) -> Job:
-        """A tree that grows, or whole drafts; no node lies behind the draft model's context."""
+    def draft(
+        self, opening: Drafting, stream: JobStream[FactTokens, Guess], conditions: Conditions
+    ) -> Job:
+        """A tree that grows, or whole drafts; no node lies after the draft model's context."""
         params = opening.sampling
         special = is_whole(opening.shape, params)
         whole = special or opening.lockstep or opening.once
         shape = branching(opening.shape) if special else opening.shape
-        guess = partial(guesser, shape, params, visible=self._visible)
+        guess = partial(expander, shape, params, visible=self._visible)
         rates, cost = self._host.thread.rates, self._host.config.draft_cost
-        worth = None if whole else Worth(conditions, rates, self._known, cost)
-        with Reading(self._sessions, opening.context, port.inbox, worth) as reading:
-            first = yield from self._sessions.feed(opening.context, reading.offer)
-            session, context = reading.session, reading.context
+        worth = None if whole else Worth(conditions, rates, self._history, cost)
+        with DeferredPrefill(self._sessions, opening.context, stream.inbox, worth) as prefill:
+            first = yield from self._sessions.feed(opening.context, prefill.step_input)
+            session, context = prefill.session, prefill.context
             self._sessions.keep(session, context, ())
             limit, visible = self._sessions.context_length, len(self._visible)
-            growth = Growth(shape, context.length, limit, context.turn, worth)
-            text = Text(self._sessions, session, opening, growth, visible)
+            tree = TokenTree(shape, context.length, limit, context.turn, worth)
+            text = SessionText(self._sessions, session, opening, tree, visible)
             if worth is None:
-                yield from drafts(text, guess, port, first, opening.once)
+                yield from whole_drafts(text, guess, stream, first, opening.once)
                 return
             guesses = guess(context.length)
-            growing = Growing(text, guesses, port, worth, time.perf_counter, first)
+            growing = GrowingTree(text, guesses, stream, worth, time.perf_counter, first)
             while True:
                 growing.take((yield from text.feed(growing)))
 
-    def close(self, session_id: bytes) -> None:
+    def close(self, session_id: bytes, turn: int) -> None:
         """Forget a session."""
-        self._sessions.close(session_id)
+        self._sessions.close(session_id, turn)
 
     def describe(self) -> ModelDescription:
         """The draft model."""
         return self._host.describe()
 
 
-class Foreign:
+class ChainDrafter:
     """The target has another tokenizer, that of the model directory `speaks`."""
 
     def __init__(self, host: Host, speaks: Path) -> None:
         self._host = host
         self._fingerprint = fingerprint(speaks)
         self._vocab_size = max(tokens_by_id(speaks)) + 1
-        own, theirs = (tokenizer_of(model) for model in (host.config.model, speaks))
-        self._mirrors = Mirrors(2 * host.config.max_sessions)
-        tokens = host.forward.model.token_count
-        translation = Translation(own, theirs)
-        self._engine = Engine(host.sessions, translation, self._mirrors, tokens)
+        draft, target = (tokenizer_of(model) for model in (host.config.model, speaks))
+        self._texts = TargetTexts(2 * host.config.max_sessions)
+        tokens = host.runner.model.token_count
+        translation = Translation(draft, target)
+        self._engine = ChainSetup(host.sessions, translation, self._texts, tokens)
 
-    def draft(self, opening: Drafting, port: Port[Report, Guess], conditions: Conditions) -> Job:
+    def draft(
+        self, opening: Drafting, stream: JobStream[FactTokens, Guess], conditions: Conditions
+    ) -> Job:
         """Chains."""
-        return Chains(self._engine, opening, port).run()
+        return ChainJob(self._engine, opening, stream).run()
 
-    def close(self, session_id: bytes) -> None:
-        """Forget a session and its mirror."""
-        self._mirrors.close(session_id)
-        self._host.sessions.close(session_id)
+    def close(self, session_id: bytes, turn: int) -> None:
+        """Forget a session and its text."""
+        self._texts.close(session_id)
+        self._host.sessions.close(session_id, turn)
 
     def describe(self) -> ModelDescription:
-        """The draft model with the target's tokens, as far as their tokenizer knows them."""
+        """The draft model with the target's tokens, as far as its tokenizer knows them."""
         return replace(
             self._host.describe(),
             tokenizer_fingerprint=self._fingerprint,
@@ -117,6 +123,6 @@ class Foreign:
         )
 
 
-def drafter(host: Host) -> Drafter:
+def drafter_of(host: Host) -> Drafter:
     """As configured; raises Unusable."""
-    return Foreign(host, host.config.speaks) if host.config.speaks else Own(host)
+    return ChainDrafter(host, host.config.speaks) if host.config.speaks else TreeDrafter(host)

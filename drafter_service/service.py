@@ -10,44 +10,44 @@ from typing import Any, TypeAlias
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
-from drafter_service.drafting import drafter
-from drafter_service.tree.text import Report
-from drafter_service.tree.worth import Conditions
-from engine.config import ModelServiceConfig
-from engine.host import Host, check_tokens, hosting
-from engine.streams import Call, Streams
-from protos.errors import TandemError
-from protos.streams import Guess
-from protos.tandem.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
-from protos.transport import rpc
-from protos.wire import codec
-from protos.wire.drafting import encode_guess
+from tandem.drafter_service.drafting import drafter_of
+from tandem.drafter_service.tree.session_text import FactTokens
+from tandem.drafter_service.tree.worth import Conditions
+from tandem.engine.config import ModelServiceConfig
+from tandem.engine.host import Host, check_tokens, hosting
+from tandem.engine.streams import Call, StreamServer
+from tandem.protos.errors import TandemError
+from tandem.protos.service.drain import Drain
+from tandem.protos.streams import Guess
+from tandem.protos.transport import rpc
+from tandem.protos.wire import codec
+from tandem.protos.wire.drafting import encode_guess
+from tandem.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 
-NAME = drafter_pb2.DESCRIPTOR.services_by_name["DrafterService"].full_name
 MOST = 200  # guesses of a message: 3 MB if each has 64 nodes and what they were drawn from
-LARGEST = 1e6  # of any number that callers say
+LARGEST = 1e6  # of any number in a message
 INBOX = 1024  # facts of a session that wait for its next step
 
-Context: TypeAlias = "aio.ServicerContext[Any, Any]"
-Caller: TypeAlias = Call[Report, Guess]
+RpcContext: TypeAlias = "aio.ServicerContext[Any, Any]"
+Caller: TypeAlias = Call[FactTokens, Guess]
 
 
 class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
     """Holds the draft model."""
 
-    def __init__(self, host: Host) -> None:
-        self._drafter = drafter(host)
+    def __init__(self, host: Host, drain: Drain | None = None) -> None:
+        self._drafter = drafter_of(host)
         self._vocab_size = self._drafter.describe().vocab_size
-        self._streams: Streams[Report, Guess] = Streams(host.thread)
+        self.streams: StreamServer[FactTokens, Guess] = StreamServer(host.thread, drain)
 
     def Guess(
-        self, requests: AsyncIterator[drafter_pb2.GuessRequest], context: Context
+        self, requests: AsyncIterator[drafter_pb2.GuessRequest], context: RpcContext
     ) -> AsyncIterator[drafter_pb2.GuessResponse]:
         """All sessions of one caller."""
-        return self._streams.serve(requests, partial(self._receive, Conditions()), self._respond)
+        return self.streams.serve(requests, partial(self._receive, Conditions()), self._respond)
 
     async def DescribeDrafter(
-        self, request: drafter_pb2.DescribeDrafterRequest, context: Context
+        self, request: drafter_pb2.DescribeDrafterRequest, context: RpcContext
     ) -> drafter_pb2.DescribeDrafterResponse:
         """The model and how full it is."""
         return drafter_pb2.DescribeDrafterResponse(
@@ -59,39 +59,41 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
     ) -> None:
         caller.sent = request.sent
         if request.HasField("conditions"):
-            said = request.conditions
-            conditions.price, conditions.delay = bounded(said.price), bounded(said.delay)
-            conditions.token_seconds = bounded(said.token_seconds)
+            message = request.conditions
+            conditions.price, conditions.delay = bounded(message.price), bounded(message.delay)
+            conditions.token_seconds = bounded(message.token_seconds)
         for opening in request.open:
             try:
                 self._open(conditions, opening, caller)
             except TandemError as error:
-                self._streams.fail(caller, opening.stream, error)
+                self.streams.fail(caller, opening.stream, error)
         for fact in request.facts:
-            self._hear(fact, caller)
-        for session_id in request.close:
-            self._streams.close(session_id, self._drafter.close)
+            self._receive_fact(fact, caller)
+        self.streams.close(request.closings, self._drafter.close)
 
     def _open(self, conditions: Conditions, message: drafter_pb2.Drafting, caller: Caller) -> None:
         opening = codec.decode_drafting(message)
         check_tokens("context.tokens", opening.context.tokens, self._vocab_size)
-        self._streams.open(
+        self.streams.open(
             caller,
             message.stream,
             opening.context,
             message.request_id,
-            lambda port: self._drafter.draft(opening, port, conditions),
+            lambda stream: self._drafter.draft(opening, stream, conditions),
         )
 
-    def _hear(self, fact: common_pb2.Fact, caller: Caller) -> None:
+    def _receive_fact(self, fact: common_pb2.Fact, caller: Caller) -> None:
         """One that cannot be used is dropped; then the next does not fit, which ends the job."""
-        port = caller.ports.get(fact.stream)
+        stream = caller.streams.get(fact.stream)
         tokens = tuple(fact.tokens)
-        if port and len(port.inbox) < INBOX and max(tokens, default=0) < self._vocab_size:
-            port.inbox.append((fact.start, tokens))
+        if stream and len(stream.inbox) < INBOX and max(tokens, default=0) < self._vocab_size:
+            stream.inbox.append((fact.start, tokens))
 
     def _respond(self, caller: Caller) -> drafter_pb2.GuessResponse:
         response = drafter_pb2.GuessResponse(sent=caller.sent)
+        if not caller.described:
+            caller.described = True
+            response.model.CopyFrom(codec.encode_model(self._drafter.describe()))
         while caller.outgoing and len(response.guesses) < MOST:
             response.guesses.append(encode_guess(*caller.outgoing.popleft()))
         while caller.failures:
@@ -101,19 +103,21 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         return response
 
 
-def bounded(said: float) -> float:
-    """A number that a caller may have made up."""
-    return min(max(0.0, said), LARGEST)
+def bounded(number: float) -> float:
+    """Limit a number that a caller may have made up."""
+    return min(max(0.0, number), LARGEST)
 
 
 @asynccontextmanager
-async def serving(config: ModelServiceConfig, registry: CollectorRegistry) -> AsyncIterator[str]:
+async def serving(
+    config: ModelServiceConfig, registry: CollectorRegistry, drain: Drain | None = None
+) -> AsyncIterator[str]:
     """A drafter while the scope lasts; yields its address."""
     exact = False if config.exact is None else config.exact
     async with hosting(config, "draft", exact, registry) as host:
-        service = DrafterService(host)
-        services = {
-            NAME: lambda s: drafter_pb2_grpc.add_DrafterServiceServicer_to_server(service, s)
-        }
-        async with rpc.serving(config.host, config.port, services) as address:
+        service, health = DrafterService(host, drain), host.health
+        drained = service.streams.drained
+        async with rpc.serving(
+            config.host, config.port, service, health=health, drained=drained
+        ) as address:
             yield address

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from protos.tokenizer import texts_of
+from tandem.protos.tokenizer import texts_of
 
 REPLACEMENT = "\ufffd"  # a part of a character alone
 

@@ -7,15 +7,18 @@ from typing import Literal
 
 from pydantic import ByteSize, Field, model_validator
 
-from protos.service import cores
-from protos.service.config import ServiceConfig
+from tandem.protos import hub
+from tandem.protos.service import cores
+from tandem.protos.service.config import ServiceConfig
 
 
 class ModelServiceConfig(ServiceConfig):
     """One drafter or verifier process."""
 
-    model: Path = Field(description="Hugging Face model directory, or GGUF file")
-    speaks: Path | None = Field(
+    model: hub.ModelPath = Field(
+        description="Hugging Face model directory, GGUF file, or name on the hub"
+    )
+    speaks: hub.TokenizerPath | None = Field(
         default=None, description="directory of a target with another tokenizer, for drafters"
     )
     draft_cost: float = Field(
@@ -37,7 +40,9 @@ class ModelServiceConfig(ServiceConfig):
     )
     device: str = Field(default="cpu", description="cpu, cuda, cuda:1, ...")
     threads: int = Field(
-        default_factory=cores.usable, ge=1, description="CPU threads of the model, all cores' worth"
+        default_factory=cores.usable,
+        ge=1,
+        description="CPU threads of the model; by default one per core",
     )
     max_sessions: int = Field(default=64, ge=1, description="open sessions")
     kv_bytes: ByteSize | None = Field(
@@ -66,7 +71,7 @@ class ModelServiceConfig(ServiceConfig):
         default=120.0, gt=0, description="seconds until an idle session is reclaimed"
     )
     evict_after: float = Field(
-        default=1.0, ge=0, description="seconds until an idle session may make room for another"
+        default=1.0, ge=0, description="seconds until an idle session may make space for another"
     )
 
     @property

@@ -19,23 +19,29 @@ import torch
 from prometheus_client import CollectorRegistry
 from pydantic import ByteSize
 
-from engine.cache.rooms import BLOCK
-from engine.cache.sessions import Sessions
-from engine.config import ModelServiceConfig
-from engine.exact.exactness import Exactness, positions_tried, self_test
-from engine.forward.cuda import cublas
-from engine.loading import load, runner
-from engine.memory import available, for_cache
-from engine.metrics import ModelMetrics, SessionCollector
-from engine.port import ModelFacts, ModelRunner
-from engine.schedule.batch import Limits
-from engine.schedule.scheduler import ModelThread
-from protos.errors import InvalidRequest, Unusable
-from protos.fingerprint import fingerprint
-from protos.types import ModelDescription
+from tandem.engine.cache.ranges import BLOCK
+from tandem.engine.cache.sessions import Sessions
+from tandem.engine.config import ModelServiceConfig
+from tandem.engine.exact.exactness import Exactness, positions_tried, self_test
+from tandem.engine.exact.fingerprint import model_fingerprint
+from tandem.engine.forward.cuda import cublas
+from tandem.engine.loading import load_model, runner_of
+from tandem.engine.memory import available, cache_bytes
+from tandem.engine.metrics import ModelMetrics, SessionCollector
+from tandem.engine.model_runner import LoadedModel, ModelRunner
+from tandem.engine.schedule.batch import StepLimits
+from tandem.engine.schedule.scheduler import ModelThread
+from tandem.protos.errors import InvalidRequest, Unusable
+from tandem.protos.fingerprint import fingerprint
+from tandem.protos.hub import name_of
+from tandem.protos.service.process import announce
+from tandem.protos.service.tasks import background
+from tandem.protos.transport.health import Health
+from tandem.protos.types import ModelDescription
 
 KV_BYTES = 2 << 30  # on a CPU
-SCRATCH = 256  # positions behind the longest context for drafted nodes
+HEALTH_SECONDS = 0.25  # between two looks at the model thread
+SCRATCH = 256  # positions after the longest context for drafted nodes
 
 log = structlog.get_logger()
 
@@ -44,18 +50,20 @@ log = structlog.get_logger()
 class Host:
     """What a service needs of the engine."""
 
-    forward: ModelRunner
+    runner: ModelRunner
     sessions: Sessions
     thread: ModelThread
     config: ModelServiceConfig
     exactness: Exactness
     tokenizer_fingerprint: str
+    fingerprint: str
+    health: Health
 
     def describe(self) -> ModelDescription:
         """The model and how full it is."""
-        model = self.forward.model
+        model = self.runner.model
         return ModelDescription(
-            name=self.config.model.resolve().name,
+            name=name_of(self.config.model),
             tokenizer_fingerprint=self.tokenizer_fingerprint,
             vocab_size=model.vocab_size,
             context_length=self.sessions.context_length,
@@ -66,6 +74,7 @@ class Host:
             exactness=str(self.exactness),
             cache_usage=self.sessions.usage,
             kernels=model.kernels,
+            fingerprint=self.fingerprint,
         )
 
     async def close(self, session_id: bytes, close: Callable[[bytes], None]) -> None:
@@ -74,7 +83,7 @@ class Host:
 
 
 def device_name(device: torch.device) -> str:
-    """A device as people are told of it."""
+    """A device as status and log report it."""
     return f"{device}, experimental" if device.type == "cuda" else str(device)
 
 
@@ -91,10 +100,12 @@ async def hosting(
 ) -> AsyncIterator[Host]:
     """Load the model and run its thread while the scope lasts; raises Unusable."""
     torch.set_num_threads(config.threads)
-    forward, exactness = await asyncio.to_thread(prepare, config, exact)
-    context_length = config.context_length or forward.model.context_length
+    runner, exactness = await asyncio.to_thread(load_and_test, config, exact)
+    tokenizer = fingerprint(config.model)
+    model = await asyncio.to_thread(model_fingerprint, runner, tokenizer)
+    context_length = config.context_length or runner.model.context_length
     sessions = Sessions(
-        forward.pool,
+        runner.pool,
         context_length,
         config.max_sessions,
         _new_epoch,
@@ -104,7 +115,7 @@ async def hosting(
     )
     metrics = ModelMetrics(verb, exactness.problem is None, registry)
     registry.register(SessionCollector(sessions))
-    limits = Limits(
+    limits = StepLimits(
         config.max_batch_sessions,
         config.max_batch_tokens,
         config.prompt_slack,
@@ -112,19 +123,28 @@ async def hosting(
     )
     gc.collect()
     gc.freeze()  # what stays is not to be looked through while a step waits
-    with ModelThread(forward, limits, metrics.observe, sessions.expire) as thread:
-        yield Host(forward, sessions, thread, config, exactness, fingerprint(config.model))
+    with ModelThread(runner, limits, metrics.observe, sessions.expire) as thread:
+        health = Health()
+        async with background(_report(thread, health)):
+            yield Host(runner, sessions, thread, config, exactness, tokenizer, model, health)
+
+
+async def _report(thread: ModelThread, health: Health) -> None:
+    """Report again and again whether the model thread serves."""
+    while True:
+        health.report("model thread", thread.problem(time.perf_counter()))
+        await asyncio.sleep(HEALTH_SECONDS)
 
 
 def _new_epoch() -> int:
     return secrets.randbelow((1 << 32) - 1) + 1
 
 
-def prepare(config: ModelServiceConfig, exact: bool) -> tuple[ModelRunner, Exactness]:
-    """Load a model, find room for its sessions, and try it; raises Unusable."""
+def load_and_test(config: ModelServiceConfig, exact: bool) -> tuple[ModelRunner, Exactness]:
+    """Load a model, find space for its sessions, and try it; raises Unusable."""
     if exact and config.device.startswith("cuda"):
-        cublas.keep_sums_whole()
-    model = load(config)
+        cublas.disable_split_k()
+    model = load_model(config)
     if config.context_length and config.context_length > model.context_length:
         limit = f"is above what the model can be trusted with, {model.context_length}"
         raise Unusable(f"context_length {config.context_length} {limit}")
@@ -144,51 +164,52 @@ def prepare(config: ModelServiceConfig, exact: bool) -> tuple[ModelRunner, Exact
         log.warning(
             "kv_bytes is more memory than there is left", kv_bytes=positions * each, left=left
         )
+    announce("testing", model=str(config.model))
     try:
-        forward = runner(model, positions, exact)
-        exactness = _tried(forward, str(config.model), exact)
+        runner = runner_of(model, positions, exact)
+        exactness = _self_tested(runner, str(config.model), exact)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise Unusable(f"{size} do not fit into memory; lower it") from error
-    _say(forward, str(config.model), exactness, exact)
-    return forward, exactness
+    _log_model(runner, str(config.model), exactness, exact)
+    return runner, exactness
 
 
-def _say(forward: ModelRunner, name: str, exactness: Exactness, exact: bool) -> None:
+def _log_model(runner: ModelRunner, name: str, exactness: Exactness, exact: bool) -> None:
     """Log how a model is served, and as warnings what is less than its user may expect."""
     log.info(
         "model ready",
         model=name,
-        device=device_name(forward.model.device),
-        dtype=forward.model.numbers,
+        device=device_name(runner.model.device),
+        dtype=runner.model.numbers,
         exactness=str(exactness),
-        attention=str(forward.backend),
-        kernels=forward.model.kernels,
-        positions=forward.pool.positions,
+        attention=str(runner.backend),
+        kernels=runner.model.kernels,
+        positions=runner.pool.positions,
     )
-    if forward.problem:
-        log.warning("slow for its device", model=name, problem=forward.problem)
+    if runner.problem:
+        log.warning("slow for its device", model=name, problem=runner.problem)
     if exact and exactness.problem:
         log.warning("not exact", model=name, problem=exactness.problem)
 
 
-def _kv_bytes(model: ModelFacts, config: ModelServiceConfig) -> tuple[str, int]:
-    """Bytes for keys and values, behind the setting that says how many."""
+def _kv_bytes(model: LoadedModel, config: ModelServiceConfig) -> tuple[str, int]:
+    """Bytes for keys and values, after the setting that decides how many."""
     if config.kv_bytes or model.device.type != "cuda":
         return "kv_bytes", config.kv_bytes or KV_BYTES
     torch.cuda.empty_cache()  # what loading left
     free, _ = torch.cuda.mem_get_info(model.device)
-    return "kv_share", for_cache(free, config.kv_share, model.vocab_size)
+    return "kv_share", cache_bytes(free, config.kv_share, model.vocab_size)
 
 
-def _tried(forward: ModelRunner, name: str, exact: bool) -> Exactness:
+def _self_tested(runner: ModelRunner, name: str, exact: bool) -> Exactness:
     """What a model promises; where it is not exact, it was tried as it is going to be served."""
-    exactness = self_test(forward, name)
-    if exact and exactness.problem and forward.relax():
-        self_test(forward, name)
-    forward.model.original.release()
+    exactness = self_test(runner, name)
+    if exact and exactness.problem and runner.give_up_exactness():
+        self_test(runner, name)
+    runner.model.reference.release()
     began = time.perf_counter()
-    if captured := forward.settle():
-        left, _ = torch.cuda.mem_get_info(forward.model.device)
+    if captured := runner.capture_passes():
+        left, _ = torch.cuda.mem_get_info(runner.model.device)
         seconds = time.perf_counter() - began
         log.info("passes captured", passes=captured, seconds=seconds, bytes_left=left)
     return exactness

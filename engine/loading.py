@@ -6,17 +6,17 @@ The one place that knows both.
 
 from __future__ import annotations
 
-from engine.config import ModelServiceConfig
-from engine.forward.cpu.kernels import use_threads
-from engine.gguf import model as gguf
-from engine.gguf.runner import Runner
-from engine.model import load as model
-from engine.port import ModelRunner
-from engine.runner import Forward
-from protos.gguf import is_gguf
+from tandem.engine.config import ModelServiceConfig
+from tandem.engine.forward.cpu.kernels import use_threads
+from tandem.engine.gguf import model as gguf
+from tandem.engine.gguf.runner import GGUFRunner
+from tandem.engine.model import load as model
+from tandem.engine.model_runner import ModelRunner
+from tandem.engine.runner import HFRunner
+from tandem.protos.gguf import is_gguf
 
 
-def load(config: ModelServiceConfig) -> model.Model | gguf.Model:
+def load_model(config: ModelServiceConfig) -> model.HFModel | gguf.GGUFModel:
     """The model; raises Unusable."""
     if is_gguf(config.model):
         return gguf.load(config.model, config.dtype, config.device, config.weights, config.threads)
@@ -25,8 +25,8 @@ def load(config: ModelServiceConfig) -> model.Model | gguf.Model:
     return loaded
 
 
-def runner(loaded: model.Model | gguf.Model, positions: int, exact: bool) -> ModelRunner:
-    """What runs it, with room for so many cached tokens; raises MemoryError, OutOfMemoryError."""
-    if isinstance(loaded, model.Model):
-        return Forward(loaded, positions, exact)
-    return Runner(loaded, loaded.context(positions), positions, exact)
+def runner_of(loaded: model.HFModel | gguf.GGUFModel, positions: int, exact: bool) -> ModelRunner:
+    """What runs it, with space for so many cached tokens; raises MemoryError, OutOfMemoryError."""
+    if isinstance(loaded, model.HFModel):
+        return HFRunner(loaded, positions, exact)
+    return GGUFRunner(loaded, loaded.context(positions), positions, exact)

@@ -1,5 +1,5 @@
-"""How much memory this process can still get, as far as the system says, and what keys and values
-may have of a device's.
+"""How much memory this process can still get, as far as the system reports, and what keys and
+values may have of a device's.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ ROOT = Path("/")
 LIMIT, USED, KINDS = "memory.max", "memory.current", "memory.stat"  # of the group of processes
 LOGITS = 4096  # rows of float32: of every captured pass, and what sampling makes of them
 LIBRARIES = 512 << 20  # bytes that passes take beside that
-CACHED = ("active_file ", "inactive_file ")  # used, and given back when somebody needs it
+CACHED = ("active_file ", "inactive_file ")  # used, and given back when it is needed
 
 
 def available(root: Path = ROOT) -> int | None:
-    """Bytes that the machine has left, or the group if it is limited; None if nobody says."""
+    """Bytes that the machine has left, or the group if it is limited; None if the system reports
+    neither.
+    """
     left = [found for found in (_machine(root), _group(root)) if found is not None]
     return min(left, default=None)
 
 
-def for_cache(free: int, share: float, vocabulary: int) -> int:
+def cache_bytes(free: int, share: float, vocabulary: int) -> int:
     """Bytes of keys and values on a device that has `free` bytes when the weights lie there: a
     share of what passes leave. Another process may want the rest.
     """

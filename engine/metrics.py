@@ -1,4 +1,4 @@
-"""What a model service tells Prometheus: steps, batches, queues and sessions.
+"""What a model service reports to Prometheus: steps, batches, queues and sessions.
 
 Names follow the field's: histograms and counters where a rate makes sense, gauges read when
 scraped.
@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.cache.sessions import Sessions
-from engine.schedule.scheduler import StepReport
+from tandem.engine.cache.sessions import Sessions
+from tandem.engine.schedule.progress import StepReport
 
 SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -37,7 +37,7 @@ class ModelMetrics:
 
         Gauge(
             f"tandem_{verb}_exact",
-            "1: the same logits, bit for bit, in any company",
+            "1: logits are batch-invariant, bit for bit",
             registry=registry,
         ).set(exact)
 
@@ -63,7 +63,7 @@ class SessionCollector(Collector):
         """Called by the exporter."""
         counts = self._sessions.counts
         misses = CounterMetricFamily(
-            "tandem_session_misses", "Calls told to resend everything", labels=["reason"]
+            "tandem_session_misses", "Calls that had to send all tokens again", labels=["reason"]
         )
         misses.add_metric(["not_cached"], counts.misses)
         evictions = CounterMetricFamily(

@@ -11,131 +11,137 @@ from functools import partial
 
 import torch
 
-from engine.cache.kv import Pool
-from engine.forward import attention, tiles
-from engine.forward.cpu import panels, paths
-from engine.forward.cuda import flash
-from engine.forward.cuda.graphs import Graphs, Run
-from engine.forward.cuda.ladder import agreeing
-from engine.forward.cuda.rows import Rows
-from engine.forward.cuda.table import SIZES, blanks, lay_out
-from engine.forward.segment import Segment
-from engine.model.load import Model
-from protos.errors import Unusable
+from tandem.engine.cache.pool import KVPool
+from tandem.engine.forward import attention, tiles
+from tandem.engine.forward.cpu import panels, paths
+from tandem.engine.forward.cuda import flash
+from tandem.engine.forward.cuda.graphs import CudaGraphs, Run
+from tandem.engine.forward.cuda.rows import RowPlan
+from tandem.engine.forward.cuda.sizes import invariant_sizes
+from tandem.engine.forward.cuda.table import SIZES, padding_passes, row_plans
+from tandem.engine.forward.segment import Segment
+from tandem.engine.model.load import HFModel
+from tandem.protos.errors import Unusable
 
 
-class Backend(StrEnum):
+class AttentionBackend(StrEnum):
     """How a step is run."""
 
-    PATHS = "paths"  # every row along its path, by kernels of our own, on a CPU
+    PATHS = "paths"  # every row along its path, by compiled kernels, on a CPU
     TILES = "tiles"  # a tile of rows at a time, on any device
     ROWS = "rows"  # all rows at once, on CUDA
     GRAPHS = "graphs"  # the same, captured and replayed
 
 
-BY_ROWS = (Backend.ROWS, Backend.GRAPHS)
+BY_ROWS = (AttentionBackend.ROWS, AttentionBackend.GRAPHS)
 
 
-class Forward:
-    """A model and room for `positions` cached tokens. `exact`: bit for bit the same in any company,
+class HFRunner:
+    """A model and memory for `positions` cached tokens. `exact`: batch-invariant, bit for bit,
     where the model allows it; tiles do not. Without a `backend` it takes the fastest that can be
     used; raises Unusable if the one asked for cannot, MemoryError or OutOfMemoryError.
     """
 
     def __init__(
-        self, model: Model, positions: int, exact: bool = True, backend: Backend | None = None
+        self,
+        model: HFModel,
+        positions: int,
+        exact: bool = True,
+        backend: AttentionBackend | None = None,
     ) -> None:
         self.model = model
         self.exact = exact
         rows = backend in BY_ROWS or (backend is None and model.device.type == "cuda")
         try:
-            self.pool = Pool(model.layers, positions, model.dtype, model.device, spare=int(rows))
-        except RuntimeError as error:  # how torch says that there is no memory
+            self.pool = KVPool(
+                model.layers, positions, model.dtype, model.device, padding=int(rows)
+            )
+        except RuntimeError as error:  # how torch reports that there is no memory
             raise MemoryError(str(error)) from error
-        self.backend = Backend.TILES
+        self.backend = AttentionBackend.TILES
         self._problem: str | None = None
         # neither holds on to this object, so that the memory goes with it
         self._run = run = partial(_run, model, self.pool)
-        self._runner: Run = lambda rows: run(rows.on(model.device))
+        self._runner: Run = lambda rows: run(rows.to(model.device))
         self.sizes: Sequence[int] = SIZES  # rows of a pass
         if rows:
             self._choose(backend)
-        elif backend is not Backend.TILES:
-            problem = panels.problem(model.dtype, model.device)
+        elif backend is not AttentionBackend.TILES:
+            problem = panels.why_unsupported(model.dtype, model.device)
             if problem and backend:
                 raise Unusable(f"the model cannot attend along paths: {problem}")
-            self.backend = Backend.TILES if problem else Backend.PATHS
-            self._problem = f"kernels of our own: {problem}" if problem else None
-        self.exact = exact and self.backend is not Backend.TILES
+            self.backend = AttentionBackend.TILES if problem else AttentionBackend.PATHS
+            self._problem = f"compiled kernels: {problem}" if problem else None
+        self.exact = exact and self.backend is not AttentionBackend.TILES
 
     @property
     def problem(self) -> str | None:
         """Why it is not as fast as it could be on its device; None if it is."""
-        return self._runner.problem if isinstance(self._runner, Graphs) else self._problem
+        return self._runner.problem if isinstance(self._runner, CudaGraphs) else self._problem
 
     @property
-    def uneven(self) -> str | None:
+    def batch_variant(self) -> str | None:
         """Whose kernels round a row differently by how many there are; None if none do."""
-        return "PyTorch" if self.backend is Backend.TILES else None
+        return "PyTorch" if self.backend is AttentionBackend.TILES else None
 
-    def relax(self) -> bool:
+    def give_up_exactness(self) -> bool:
         """Give up to be exact, and what it costs; whether it goes another way from now on."""
         before, self.exact, self.sizes = self.sizes, False, SIZES
         return before is not SIZES
 
     @torch.inference_mode()
-    def settle(self) -> int:
+    def capture_passes(self) -> int:
         """Capture a pass of every form that there is, so that none has to be while serving; how
         many. Raises OutOfMemoryError.
         """
-        if not isinstance(self._runner, Graphs):
+        if not isinstance(self._runner, CudaGraphs):
             return 0
-        return self._runner.keep(blanks(self.pool.positions, self.exact, self.sizes))
+        return self._runner.capture_all(padding_passes(self.pool.positions, self.exact, self.sizes))
 
     @torch.inference_mode()
     def __call__(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """Feed all segments in one pass; float32 logits per segment, [wanted, vocab].
 
-        Where a model overflows, its logits are NaN, and so is what it left in the room: whoever has
-        the room wipes it.
+        Where a model overflows, its logits are NaN, and so is what it left in the KV range: the
+        caller wipes it.
         """
         by_rows = self.backend in BY_ROWS
         logits = self._by_rows(segments) if by_rows else self._at_once(segments)
         return list(logits.split([segment.wanted for segment in segments]))
 
     def _at_once(self, segments: Sequence[Segment]) -> torch.Tensor:
-        by_paths, device = self.backend is Backend.PATHS, self.model.device
-        step = paths.lay_out(segments) if by_paths else tiles.lay_out(segments, device)
+        by_paths, device = self.backend is AttentionBackend.PATHS, self.model.device
+        step = paths.path_plan(segments) if by_paths else tiles.tile_plan(segments, device)
         return self._run(step)[: sum(segment.wanted for segment in segments)].float()
 
     def _by_rows(self, segments: Sequence[Segment]) -> torch.Tensor:
-        passes = lay_out(segments, self.pool.positions, self.exact, self.sizes)
+        passes = row_plans(segments, self.pool.positions, self.exact, self.sizes)
         logits = [self._runner(rows)[: rows.wanted].to(torch.float32, copy=True) for rows in passes]
         return torch.cat(logits)
 
     @torch.inference_mode()
-    def _choose(self, backend: Backend | None) -> None:
+    def _choose(self, backend: AttentionBackend | None) -> None:
         """Go by rows if that can be done."""
         self._problem = self._row_problem(backend)
         if self._problem and backend:
             raise Unusable(f"the model cannot attend by rows: {self._problem}")
         if self._problem:
             return
-        self.backend = backend or Backend.GRAPHS
-        if self.backend is Backend.GRAPHS:
-            self._runner = Graphs(self._run, self.model.device)
+        self.backend = backend or AttentionBackend.GRAPHS
+        if self.backend is AttentionBackend.GRAPHS:
+            self._runner = CudaGraphs(self._run, self.model.device)
         if self.exact:
             longest, vocabulary = self.model.context_length, self.model.vocab_size
-            self.sizes = agreeing(self._runner, self.pool, longest, vocabulary)
+            self.sizes = invariant_sizes(self._runner, self.pool, longest, vocabulary)
 
-    def _row_problem(self, backend: Backend | None) -> str | None:
+    def _row_problem(self, backend: AttentionBackend | None) -> str | None:
         """Why passes by rows cannot be used, found out by trying one; None if they can."""
         model = self.model
-        if backend is not Backend.ROWS and model.device.type != "cuda":
+        if backend is not AttentionBackend.ROWS and model.device.type != "cuda":
             return f"there are no graphs on {model.device}"
-        if problem := flash.problem(model.layers, model.dtype, model.device):
+        if problem := flash.why_unsupported(model.layers, model.dtype, model.device):
             return problem
-        (padding,) = lay_out((), self.pool.positions, exact=False)
+        (padding,) = row_plans((), self.pool.positions, exact=False)
         try:
             self._runner(padding)
         except torch.OutOfMemoryError:
@@ -145,9 +151,11 @@ class Forward:
         return None
 
 
-def _run(model: Model, pool: Pool, step: tiles.TilePlan | paths.PathPlan | Rows) -> torch.Tensor:
+def _run(
+    model: HFModel, pool: KVPool, step: tiles.TilePlan | paths.PathPlan | RowPlan
+) -> torch.Tensor:
     """The model's pass over a step; logits of the rows that were asked for, [rows, vocab]."""
-    with attention.stepping(attention.Step(step, pool, model.context_length)):
+    with attention.in_step(attention.AttentionStep(step, pool, model.context_length)):
         logits: torch.Tensor = model.network(
             input_ids=step.token_ids,
             position_ids=step.positions,

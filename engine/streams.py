@@ -1,5 +1,5 @@
 """The serving end of a model service's streams: openings become jobs, what arrives for them goes to
-their inboxes, and what they say goes out, all of a step in one message.
+their inboxes, and what they send goes out, all of a step in one message.
 
 One gRPC call carries all sessions of one caller. Knows neither facts nor guesses.
 """
@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
 import structlog
 
-from engine.schedule.port import Port
-from engine.schedule.scheduler import ModelThread
-from engine.schedule.task import Job
-from protos.errors import Internal, SessionMiss, StaleTurn, TandemError
-from protos.tandem.v1 import common_pb2
-from protos.transport import status
-from protos.types import Context
+from tandem.engine.schedule.job_stream import JobStream
+from tandem.engine.schedule.scheduler import ModelThread
+from tandem.engine.schedule.task import Job
+from tandem.protos.errors import Internal, SessionMiss, StaleTurn, TandemError
+from tandem.protos.service.drain import Drain
+from tandem.protos.transport import status
+from tandem.protos.types import Context
+from tandem.v1 import common_pb2
 
-HEARTBEAT_SECONDS = 0.5  # a silent side says something
-SILENCE_SECONDS = 5.0  # a caller that says nothing for so long is gone
+HEARTBEAT_SECONDS = 0.5  # a side with nothing to send sends an empty message
+SILENCE_SECONDS = 5.0  # a caller that sends nothing for so long is lost
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -36,33 +38,35 @@ log = structlog.get_logger()
 
 @dataclass(slots=True, eq=False)
 class Call(Generic[In, Out]):
-    """One caller's stream."""
+    """One gRPC call, with the streams of all sessions of its caller."""
 
-    ports: dict[int, Opening[In, Out]] = field(default_factory=dict)
+    streams: dict[int, CallStream[In, Out]] = field(default_factory=dict)
     outgoing: deque[tuple[int, Out]] = field(default_factory=deque)
     failures: deque[common_pb2.Failure] = field(default_factory=deque)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    heard: float = field(default_factory=monotonic)
+    received_at: float = field(default_factory=monotonic)
     sent: float = 0.0  # the caller's clock in its newest message
-    greeted: bool = False  # whether its first message was answered
+    answered: bool = False  # whether its first message was answered
+    described: bool = False  # whether a response has had the model
 
 
 @dataclass(slots=True, eq=False)
-class Opening(Port[In, Out]):
-    """A port, and the stream that it came by."""
+class CallStream(JobStream[In, Out]):
+    """A job's stream, and the call that it belongs to."""
 
     call: Call[In, Out] = field(kw_only=True)
 
 
-class Streams(Generic[In, Out]):
+class StreamServer(Generic[In, Out]):
     """All callers of one service; to be made on its event loop."""
 
-    def __init__(self, thread: ModelThread) -> None:
-        self._thread = thread
+    def __init__(self, thread: ModelThread, drain: Drain | None = None) -> None:
+        self._thread, self._drain = thread, drain or Drain()
+        self._finished = False
         self._loop = asyncio.get_running_loop()
         self._calls: set[Call[In, Out]] = set()
-        self._live: dict[bytes, Opening[In, Out]] = {}  # by session
-        thread.settled = self._settled
+        self._live: dict[bytes, CallStream[In, Out]] = {}  # by session
+        thread.after_step = self._after_step
 
     async def serve(
         self,
@@ -71,14 +75,14 @@ class Streams(Generic[In, Out]):
         respond: Callable[[Call[In, Out]], Response],
     ) -> AsyncIterator[Response]:
         """One call until its caller ends it, or is silent for too long. `receive` takes a message,
-        `respond` makes one of what there is to say; a call that has nothing to say sends one every
-        half second.
+        `respond` makes one of what there is to send; a call that has nothing to send sends one
+        every half second.
         """
         call: Call[In, Out] = Call()
         self._calls.add(call)
         reading = asyncio.create_task(self._read(requests, call, receive))
         try:
-            while not reading.done() and monotonic() - call.heard < SILENCE_SECONDS:
+            while not reading.done() and monotonic() - call.received_at < SILENCE_SECONDS:
                 try:
                     async with asyncio.timeout(HEARTBEAT_SECONDS):
                         await call.changed.wait()
@@ -86,53 +90,76 @@ class Streams(Generic[In, Out]):
                     pass
                 call.changed.clear()
                 yield respond(call)
+                if self._finished and not (call.outgoing or call.failures):
+                    return
             if reading.done():
                 reading.result()
         finally:
             reading.cancel()
             self._calls.discard(call)
-            for port in list(call.ports.values()):
-                self._end(port)
+            for stream in list(call.streams.values()):
+                self._end(stream)
 
     def open(
         self,
         call: Call[In, Out],
-        stream: int,
+        stream_id: int,
         context: Context,
         request_id: str,
-        start: Callable[[Port[In, Out]], Job],
-    ) -> Port[In, Out] | None:
+        start: Callable[[JobStream[In, Out]], Job],
+    ) -> JobStream[In, Out] | None:
         """Start a job for an opening; it ends the older one of its session."""
-        port: Opening[In, Out] = Opening(call.outgoing, stream, context.turn, call=call)
+        stream: CallStream[In, Out] = CallStream(call.outgoing, stream_id, context.turn, call=call)
         older = self._live.get(context.session_id)
         try:
             if older and older.turn >= context.turn:
                 raise StaleTurn(f"turn {context.turn} of a session that is at turn {older.turn}")
-            port.task = self._thread.submit(context.session_id, lambda: start(port))
+            if not older:
+                self._drain.check()
+            stream.task = self._thread.submit(context.session_id, lambda: start(stream))
+            self._drain.begin_one()
         except TandemError as error:
-            self.fail(call, stream, error)
+            self.fail(call, stream_id, error)
             return None
         if older:
-            self._end(older, StaleTurn(f"turn {context.turn} opened the session anew"))
-        call.ports[stream] = self._live[context.session_id] = port
+            self._end(older, StaleTurn(f"turn {context.turn} opened the session again"))
+        call.streams[stream_id] = self._live[context.session_id] = stream
 
         def done(answer: Future[Any]) -> None:
             error = None if answer.cancelled() else answer.exception()
-            self._loop.call_soon_threadsafe(self._done, port, context.session_id, request_id, error)
+            self._loop.call_soon_threadsafe(
+                self._done, stream, context.session_id, request_id, error
+            )
 
-        port.task.answer.add_done_callback(done)
-        return port
+        stream.task.answer.add_done_callback(done)
+        return stream
 
-    def fail(self, call: Call[In, Out], stream: int, error: TandemError) -> None:
-        """Say that an opening failed."""
-        call.failures.append(common_pb2.Failure(stream=stream, status=status.pack(error)))
+    def fail(self, call: Call[In, Out], stream_id: int, error: TandemError) -> None:
+        """Report that an opening failed."""
+        call.failures.append(common_pb2.Failure(stream=stream_id, status=status.pack(error)))
         call.changed.set()
 
-    def close(self, session_id: bytes, forget: Callable[[bytes], None]) -> None:
-        """End a session's job and forget the session, in turn with the other work on it."""
-        if port := self._live.get(session_id):
-            self._end(port, SessionMiss("the session was closed"))
-        self._thread.submit(session_id, lambda: forget(session_id), closing=True)
+    def close(
+        self, closings: Iterable[common_pb2.Closing], forget: Callable[[bytes, int], None]
+    ) -> None:
+        """End sessions' jobs and forget the sessions, in turn with the other work on them; ignores
+        what is older than a session's newest opening.
+        """
+        for closing in closings:
+            session_id, turn = closing.session_id, closing.turn
+            stream = self._live.get(session_id)
+            if stream and stream.turn > turn:
+                continue
+            if stream:
+                self._end(stream, SessionMiss("the session was closed"))
+            self._thread.submit(session_id, partial(forget, session_id, turn), closing=True)
+
+    async def drained(self) -> None:
+        """Take no new sessions, let what runs finish, and end all calls."""
+        await self._drain.finish()
+        self._finished = True
+        for call in self._calls:
+            call.changed.set()
 
     async def _read(
         self,
@@ -142,45 +169,48 @@ class Streams(Generic[In, Out]):
     ) -> None:
         try:
             async for request in requests:
-                call.heard = monotonic()
+                call.received_at = monotonic()
                 receive(request, call)
                 self._thread.wake()
-                if not call.greeted:
-                    call.greeted = True
+                if not call.answered:
+                    call.answered = True
                     call.changed.set()
         finally:
             call.changed.set()
 
-    def _end(self, port: Opening[In, Out], reason: TandemError | None = None) -> None:
-        """End a job; whoever opened it and did not ask for that is told."""
+    def _end(self, stream: CallStream[In, Out], reason: TandemError | None = None) -> None:
+        """End a job; with a `reason`, its caller gets it as an error."""
         if reason:
-            self.fail(port.call, port.stream, reason)
-        port.call.ports.pop(port.stream, None)
-        if port.task:
-            self._thread.desert(port.task)
+            self.fail(stream.call, stream.stream_id, reason)
+        stream.call.streams.pop(stream.stream_id, None)
+        if stream.task:
+            self._thread.cancel(stream.task)
 
     def _done(
         self,
-        port: Opening[In, Out],
+        stream: CallStream[In, Out],
         owner: bytes,
         request_id: str,
         error: BaseException | None,
     ) -> None:
-        """A job is done; whoever still waits for it is told if it failed."""
-        if self._live.get(owner) is port:
+        """A job is done; if it failed and its stream is still open, the caller gets the error."""
+        self._drain.end_one()
+        if self._live.get(owner) is stream:
             del self._live[owner]
-        if port.call.ports.get(port.stream) is not port:  # it was ended, or is another by now
+        if (
+            stream.call.streams.get(stream.stream_id) is not stream
+        ):  # it was ended, or is another by now
             return
-        del port.call.ports[port.stream]
+        del stream.call.streams[stream.stream_id]
         if error is None:
             return
         if not isinstance(error, TandemError):
             log.error("a session failed", exc_info=error, request_id=request_id)
             error = Internal("internal error; see the server's log")
-        self.fail(port.call, port.stream, error)
+        self.fail(stream.call, stream.stream_id, error)
 
-    def _settled(self) -> None:
-        """Called by the model thread after a step: what was said may leave."""
+    def _after_step(self) -> None:
+        """Called by the model thread after a step: what was sent may leave."""
         if any(call.outgoing for call in list(self._calls)):
             self._loop.call_soon_threadsafe(self._announce)
 

@@ -13,7 +13,6 @@ import torch
 import typer
 from grpc import aio
 
-import models
 from examples.candidate_generator import (
     CONFIDENCE_THRESHOLD,
     NUM_ASSISTANT_TOKENS,
@@ -30,11 +29,12 @@ from examples.talk import (
     running,
     talking,
 )
-from orchestrator.frontend.text import load_tokenizer
-from protos.tandem.v1 import orchestrator_pb2 as api
-from protos.tandem.v1 import orchestrator_pb2_grpc
-from protos.transport import rpc, status
-from protos.types import MAX_LEVELS, DraftShape, Schedule
+from tandem import models
+from tandem.orchestrator.frontend.text import load_tokenizer
+from tandem.protos.transport import rpc, status
+from tandem.protos.types import MAX_LEVELS, DraftShape, Schedule
+from tandem.v1 import orchestrator_pb2 as api
+from tandem.v1 import orchestrator_pb2_grpc
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import torch
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from examples.talk import Talk
-from protos.types import (
+from tandem.protos.types import (
     MAX_LEVELS,
     NO_DRAFT,
     Draft,

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-TANDEM = [sys.executable, "-m", "orchestrator.cli"]
+TANDEM = [sys.executable, "-m", "tandem"]
 STARTING_SECONDS = 120
 PROMPTS = (
     ("Once upon a time, there was a little girl named Lily. She", "0"),

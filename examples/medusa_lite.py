@@ -14,7 +14,6 @@ from typing import Annotated
 import typer
 from tokenizers import Tokenizer
 
-import models
 from examples.talk import (
     DrafterOption,
     Talk,
@@ -25,10 +24,19 @@ from examples.talk import (
     running,
     talking,
 )
-from orchestrator.frontend.text import load_tokenizer
-from protos import tree
-from protos.errors import InvalidRequest
-from protos.types import MAX_LEVELS, MAX_NODES, Draft, DraftShape, Method, SamplingParams, Verdict
+from tandem import models
+from tandem.orchestrator.frontend.text import load_tokenizer
+from tandem.protos import tree
+from tandem.protos.errors import InvalidRequest
+from tandem.protos.types import (
+    MAX_LEVELS,
+    MAX_NODES,
+    Draft,
+    DraftShape,
+    Method,
+    SamplingParams,
+    Verdict,
+)
 
 
 @dataclass(frozen=True, slots=True)

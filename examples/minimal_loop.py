@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-import models
 from examples.talk import (
     GREEDY,
     DrafterOption,
@@ -23,8 +22,9 @@ from examples.talk import (
     running,
     talking,
 )
-from orchestrator.frontend.text import load_tokenizer
-from protos.types import MAX_LEVELS, Draft, DraftShape, Rule, SamplingParams
+from tandem import models
+from tandem.orchestrator.frontend.text import load_tokenizer
+from tandem.protos.types import MAX_LEVELS, Draft, DraftShape, Rule, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

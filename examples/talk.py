@@ -15,14 +15,15 @@ from typing import Annotated, Any
 
 import typer
 
-import models
-from orchestrator.cli import launch
-from orchestrator.fleet.clients import DrafterClient, VerifierClient
-from protos.errors import TandemError
-from protos.service.process import configure_logging
-from protos.transport import rpc
-from protos.types import NO_DRAFT, Context, Draft, DraftShape, SamplingParams, Verdict
-from protos.wire import codec
+from tandem import models
+from tandem.orchestrator.cli import launch
+from tandem.orchestrator.cli.plan import Plan
+from tandem.orchestrator.fleet.clients import DrafterClient, VerifierClient
+from tandem.protos.errors import TandemError
+from tandem.protos.service.process import configure_logging
+from tandem.protos.transport import rpc
+from tandem.protos.types import NO_DRAFT, Context, Draft, DraftShape, SamplingParams, Verdict
+from tandem.protos.wire import codec
 
 GREEDY = SamplingParams()
 DESCRIBE_SECONDS = 30.0
@@ -98,7 +99,7 @@ async def running(drafter: str, verifier: str, orchestrator: str = "") -> AsyncI
         return
     if drafter or verifier or orchestrator:
         raise SystemExit("error: give the addresses of both a drafter and a verifier, or none")
-    async with launch.up(launch.Plan(models.TARGET, models.DRAFT, port=0, ray=False)) as tandem:
+    async with launch.up(Plan(models.TARGET, models.DRAFT, port=0, ray=False)) as tandem:
         yield Addresses(**tandem.addresses)
 
 

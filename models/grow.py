@@ -3,7 +3,7 @@
 Such a model writes the small one's texts, so drafts are accepted as before, at the cost of a large
 one. Reads and writes model directories; nothing here is imported by a service.
 
-    python -m models.grow SOURCE OUT --hidden 768 --heads 24 --kv-heads 12 --mlp 2560 --layers 14
+    python -m tandem.models.grow SOURCE OUT --hidden 768 --heads 24 --kv-heads 12 --mlp 2560
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import typer
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-from protos.errors import TandemError, Unusable
+from tandem.protos.errors import TandemError, Unusable
 
 WRITERS = ("embed_tokens", "o_proj", "down_proj")  # what adds to the residual stream
 PROBE_TOKENS = 60

@@ -1,1 +1,1 @@
-"""Crosses the streams of facts and guesses for many requests."""
+"""The client API, and the relay of facts and guesses for many requests."""

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from protos.service.config import ServiceConfig
-from protos.types import MAX_LEVELS, MAX_NODES
+from tandem.protos import hub
+from tandem.protos.service.config import ServiceConfig
+from tandem.protos.types import MAX_LEVELS, MAX_NODES
+
+
+def _listed(given: object) -> object:
+    """A list, as in a YAML file, or text with commas."""
+    given = given.split(",") if isinstance(given, str) else given
+    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+        return given
+    names = [each.strip() for each in given]
+    if not all(names) or len(set(names)) < len(names):
+        raise ValueError("has an address that is empty or there twice")
+    return ",".join(names)
+
+
+Addresses = Annotated[str, BeforeValidator(_listed)]
 
 
 class OrchestratorConfig(ServiceConfig):
     """One front end and its round workers."""
 
-    verifier: str = Field(description="HOST:PORT of the verifier")
-    drafter: str = Field(description="HOST:PORT of the drafter")
-    tokenizer: Path = Field(description="model whose tokenizer is used")
+    verifier: Addresses = Field(description="HOST:PORT of the verifier, or several with commas")
+    drafter: Addresses = Field(description="HOST:PORT of the drafter, or several with commas")
+    tokenizer: hub.TokenizerPath = Field(description="model whose tokenizer is used")
     port: int = Field(
         default=50051, ge=0, le=65535, description="of the client API; 0 takes a free one"
     )
@@ -52,6 +67,16 @@ class OrchestratorConfig(ServiceConfig):
     def folder(self) -> Path:
         """The directory that is loaded."""
         return self.tokenizer
+
+    @property
+    def verifiers(self) -> tuple[str, ...]:
+        """Addresses of all verifiers, which serve the same model."""
+        return tuple(self.verifier.split(","))
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Addresses of all drafters."""
+        return tuple(self.drafter.split(","))
 
     @model_validator(mode="after")
     def _one_local_worker(self) -> OrchestratorConfig:

@@ -1,7 +1,7 @@
-"""What the front end counts: for one request, and for Prometheus, in the same place.
+"""What the front end counts: for one request, and for Prometheus.
 
-Counters live in the front end because round workers come and go; a summary and the counters grow by
-the same messages, so they always agree.
+Counters are in the front end because round workers come and go. A request's figures and the
+counters grow by the same steps, so they always agree.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from protos.tandem.v1 import orchestrator_pb2 as api
-from protos.tandem.v1 import rounds_pb2
+from tandem.protos.rounds import Step
 
 GAP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 REQUEST_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
@@ -26,12 +25,12 @@ Histograms: TypeAlias = Callable[..., Histogram]
 
 
 @dataclass(slots=True)
-class Tally:
-    """The speculation figures of one request."""
+class SpeculationStats:
+    """The speculation figures of one request; `requested` is whether guesses were."""
 
-    wanted: bool = True  # guesses
+    requested: bool = True
     steps: int = 0
-    guided: int = 0  # steps with guesses
+    steps_with_guesses: int = 0
     drafted: int = 0
     accepted: int = 0
     emitted: int = 0
@@ -39,12 +38,27 @@ class Tally:
     unused: int = 0
     drafter_switches: int = 0
     verifier_switches: int = 0
-    histogram: list[int] = field(default_factory=list)
+    acceptance_histogram: list[int] = field(default_factory=list)
 
-    def add(self, step: rounds_pb2.RunResponse) -> None:
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Emitted tokens per step."""
+        return self.emitted / self.steps if self.steps else 0.0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted of the verified guessed tokens."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def fallback_steps(self) -> int:
+        """Steps without guesses although some were requested."""
+        return self.steps - self.steps_with_guesses if self.requested else 0
+
+    def add(self, step: Step) -> None:
         """Count one step."""
         self.steps += 1
-        self.guided += step.drafted > 0
+        self.steps_with_guesses += step.drafted > 0
         self.drafted += step.drafted
         self.accepted += step.accepted
         self.emitted += len(step.tokens)
@@ -52,30 +66,13 @@ class Tally:
         self.unused += step.unused
         self.drafter_switches = max(self.drafter_switches, step.drafter_switches)
         self.verifier_switches = max(self.verifier_switches, step.verifier_switches)
-        self.histogram += [0] * (step.accepted + 1 - len(self.histogram))
-        self.histogram[step.accepted] += 1
-
-    def summary(self, rule: api.AcceptanceRule.ValueType) -> api.SpeculationSummary:
-        """As the client sees it."""
-        return api.SpeculationSummary(
-            num_spec_steps=self.steps,
-            num_steps_with_guesses=self.guided,
-            num_draft_tokens=self.drafted,
-            num_accepted_draft_tokens=self.accepted,
-            mean_acceptance_length=self.emitted / self.steps if self.steps else 0.0,
-            draft_acceptance_rate=self.accepted / self.drafted if self.drafted else 0.0,
-            acceptance_histogram=self.histogram,
-            num_late_draft_tokens=self.late,
-            num_unused_draft_tokens=self.unused,
-            fallback_rounds=self.steps - self.guided if self.wanted else 0,
-            drafter_switches=self.drafter_switches,
-            verifier_switches=self.verifier_switches,
-            rule=rule or api.ACCEPTANCE_RULE_MATCH,
-        )
+        missing = step.accepted + 1 - len(self.acceptance_histogram)
+        self.acceptance_histogram += [0] * missing
+        self.acceptance_histogram[step.accepted] += 1
 
 
 def makers(registry: CollectorRegistry) -> tuple[Counters, Gauges, Histograms]:
-    """What makes metrics with our prefix: counters, gauges, histograms."""
+    """Functions that make counters, gauges and histograms with our prefix."""
 
     def counter(name: str, text: str, *labels: str) -> Counter:
         return Counter(f"tandem_{name}", text, labels, registry=registry)
@@ -95,29 +92,28 @@ class FrontMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         counter, gauge, _ = makers(registry)
         self.steps = counter("steps", "Steps of the verifier, each of one session")
-        self.guided = counter("spec_decode_num_drafts", "Steps with guesses")
+        self.steps_with_guesses = counter("spec_decode_num_drafts", "Steps with guesses")
         self.fallback = counter(
-            "speculation_fallback", "Steps without guesses though some were wanted"
+            "speculation_fallback", "Steps without guesses although some were requested"
         )
         self.drafted = counter("spec_decode_num_draft_tokens", "Guessed tokens verified")
         self.accepted = counter("spec_decode_num_accepted_tokens", "Guessed tokens accepted")
         self.expected = counter(
             "spec_decode_num_expected_tokens", "Guessed tokens that the verifier expected to accept"
         )
-        self.late = counter(
-            "spec_decode_num_late_tokens", "Guessed tokens that arrived behind the text"
-        )
+        self.late = counter("spec_decode_num_late_tokens", "Guessed tokens that arrived too late")
         self.unused = counter(
-            "spec_decode_num_unused_tokens", "Guessed tokens that were never worth a row"
+            "spec_decode_num_unused_tokens", "Guessed tokens that were never verified"
         )
-        tokens = counter("step_tokens", "Tokens emitted, but by first steps", "guesses")
-        seconds = counter("step_seconds", "Time of all but first steps", "guesses")
+        tokens = counter("step_tokens", "Tokens of all steps but the first", "guesses")
+        seconds = counter("step_seconds", "Seconds of all steps but the first", "guesses")
         self.speed = [(tokens.labels(each), seconds.labels(each)) for each in ("no", "yes")]
-        trip = gauge("service_round_trip_seconds", "A service's distance, smoothed", "service")
-        self.verifier_trip, self.drafter_trip = trip.labels("verifier"), trip.labels("drafter")
+        trip = gauge("service_round_trip_seconds", "Round trip to a service, smoothed", "service")
+        self.verifier_round_trip = trip.labels("verifier")
+        self.drafter_round_trip = trip.labels("drafter")
         self.accepted_at = counter(
             "spec_decode_num_accepted_tokens_per_pos",
-            "Steps that accepted beyond a position",
+            "Steps that accepted the guessed token at a position",
             "position",
         )
         self._requests(registry)
@@ -127,9 +123,11 @@ class FrontMetrics:
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of accepted requests")
         self.generation_tokens = counter("generation_tokens", "Tokens emitted")
         self.finished = counter("request_success", "Finished requests", "finished_reason")
-        self.resumes = counter("request_resumes", "Requests moved to another round worker")
-        self.running = gauge("num_requests_running", "Requests that are decoded")
-        self.waiting = gauge("num_requests_waiting", "Requests waiting for a place")
+        self.resumes = counter(
+            "request_resumes", "Requests that were resumed after a lost round worker"
+        )
+        self.running = gauge("num_requests_running", "Requests that are running")
+        self.waiting = gauge("num_requests_waiting", "Requests that are waiting")
         self.draft_length = histogram("draft_length", "Guessed tokens per step", LENGTHS)
         self.accepted_length = histogram(
             "accepted_length", "Accepted guessed tokens per step", LENGTHS
@@ -141,19 +139,19 @@ class FrontMetrics:
             "inter_token_latency_seconds", "Gap between streamed outputs", GAP_SECONDS
         )
         self.per_token = histogram(
-            "time_per_output_token_seconds", "Amortised, after the first", GAP_SECONDS
+            "time_per_output_token_seconds", "Mean of a request, after the first", GAP_SECONDS
         )
         self.total = histogram(
             "e2e_request_latency_seconds", "Arrival to last token", REQUEST_SECONDS
         )
-        self.queue = histogram("request_queue_time_seconds", "Waiting for a place", REQUEST_SECONDS)
+        self.queue = histogram("request_queue_time_seconds", "Time in the queue", REQUEST_SECONDS)
 
-    def add(self, step: rounds_pb2.RunResponse, wanted: bool, first: bool) -> None:
-        """Count one step. A first one is no measure of speed: it waits for the prompt."""
+    def add(self, step: Step, requested: bool, first: bool) -> None:
+        """Count one step. The first is no measure of speed: it waits for the prompt."""
         self.steps.inc()
         if step.drafted:
-            self.guided.inc()
-        elif wanted:
+            self.steps_with_guesses.inc()
+        elif requested:
             self.fallback.inc()
         for total, count in (
             (self.drafted, step.drafted),
@@ -172,5 +170,5 @@ class FrontMetrics:
             tokens, seconds = self.speed[step.drafted > 0]
             tokens.inc(len(step.tokens))
             seconds.inc(step.seconds)
-        self.verifier_trip.set(step.verifier_round_trip)
-        self.drafter_trip.set(step.drafter_round_trip)
+        self.verifier_round_trip.set(step.verifier_round_trip)
+        self.drafter_round_trip.set(step.drafter_round_trip)

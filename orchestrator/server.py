@@ -7,57 +7,59 @@ from contextlib import asynccontextmanager
 
 from prometheus_client import CollectorRegistry
 
-from orchestrator.config import OrchestratorConfig
-from orchestrator.fleet.replicas import Replicas
-from orchestrator.frontend.request import Limits
-from orchestrator.frontend.servicer import NAME, Admission, OrchestratorService
-from orchestrator.frontend.text import load_tokenizer, longest_token, special_tokens
-from orchestrator.metrics import FrontMetrics
-from orchestrator.workers import cluster, local
-from orchestrator.workers.pool import WorkerPool
-from protos.tandem.v1 import orchestrator_pb2_grpc
-from protos.transport import rpc
-from protos.types import DraftShape, Schedule
+from tandem.orchestrator.config import OrchestratorConfig
+from tandem.orchestrator.fleet.replicas import Replicas
+from tandem.orchestrator.frontend import readiness
+from tandem.orchestrator.frontend.admission import Admission
+from tandem.orchestrator.frontend.answers import Answers
+from tandem.orchestrator.frontend.checks import ServedModel
+from tandem.orchestrator.frontend.servicer import OrchestratorService
+from tandem.orchestrator.frontend.text import load_tokenizer, longest_token, special_tokens
+from tandem.orchestrator.metrics import FrontMetrics
+from tandem.orchestrator.workers import cluster, local
+from tandem.orchestrator.workers.pool import WorkerPool
+from tandem.protos.service.drain import Drain
+from tandem.protos.service.tasks import background
+from tandem.protos.transport import rpc
+from tandem.protos.transport.health import Health
+from tandem.protos.types import DraftShape, Schedule
 
 
 @asynccontextmanager
-async def serving(config: OrchestratorConfig, registry: CollectorRegistry) -> AsyncIterator[str]:
+async def serving(
+    config: OrchestratorConfig, registry: CollectorRegistry, drain: Drain | None = None
+) -> AsyncIterator[str]:
     """The client API while the scope lasts; yields its address. Raises Unusable or
     IncompatibleModels.
     """
     tokenizer = load_tokenizer(config.tokenizer)
     supervising = cluster.supervising if config.ray else local.supervising
-    async with rpc.connect(config.verifier) as verifier, rpc.connect(config.drafter) as drafter:
-        replicas = Replicas(config, verifier, drafter)
-        target = await replicas.introduce()
+    async with Replicas(config) as replicas:
+        target = await replicas.check_models()
+        shape = DraftShape(
+            config.draft_levels,
+            config.draft_branches,
+            config.draft_nodes,
+            schedule=Schedule[config.draft_schedule.upper()],
+        )
+        max_prompt_bytes = target.context_length * longest_token(tokenizer)
+        served = ServedModel(target, shape, max_prompt_bytes, special_tokens(tokenizer))
         metrics = FrontMetrics(registry)
+        admission = Admission(config.max_running, config.max_waiting, metrics)
         async with (
-            supervising(config) as supervisor,
+            supervising(config, target) as supervisor,
             WorkerPool(supervisor, metrics.resumes.inc) as pool,
         ):
-            shape = DraftShape(
-                config.draft_levels,
-                config.draft_branches,
-                config.draft_nodes,
-                schedule=Schedule[config.draft_schedule.upper()],
-            )
-            service = OrchestratorService(
-                pool,
-                replicas,
-                tokenizer,
-                Limits(
-                    target,
-                    shape,
-                    target.context_length * longest_token(tokenizer),
-                    special_tokens(tokenizer),
-                ),
-                metrics,
-                Admission(config.max_running, config.max_waiting, metrics),
-            )
-            services = {
-                NAME: lambda s: orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(
-                    service, s
-                )
-            }
-            async with rpc.serving(config.host, config.port, services) as address:
+            answers = Answers(pool, tokenizer, served, metrics, admission)
+            service, health = OrchestratorService(answers, replicas, drain or Drain()), Health()
+            async with (
+                background(*readiness.reporting(health, pool, replicas.verifier_channels)),
+                rpc.serving(
+                    config.host,
+                    config.port,
+                    service,
+                    health=health,
+                    drained=drain.finish if drain else None,
+                ) as address,
+            ):
                 yield address

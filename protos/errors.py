@@ -9,7 +9,7 @@
     |- Unavailable         UNAVAILABLE          a peer cannot be used now
     |  `- TransportLost    (sent as its parent) the peer did not answer: try another replica
     |- DeadlineExceeded    DEADLINE_EXCEEDED    the caller's time ran out
-    |- Internal            INTERNAL             a bug; the message says nothing of the request
+    |- Internal            INTERNAL             a bug; the message has nothing of the request
     `- Unusable            (never sent)         a process cannot start: what, and why
 
 Knows gRPC's status codes by name alone; nothing here does I/O.
@@ -70,7 +70,7 @@ class StaleTurn(TandemError):
 
 
 class Busy(TandemError):
-    """No room now."""
+    """No capacity now."""
 
     status = "RESOURCE_EXHAUSTED"
     reason = "BUSY"
@@ -81,7 +81,7 @@ class Busy(TandemError):
 
 
 class IncompatibleModels(TandemError):
-    """Drafter, verifier or front end speak different tokens."""
+    """Drafter, verifier or front end have different vocabularies."""
 
     status = "FAILED_PRECONDITION"
     reason = "INCOMPATIBLE_MODELS"

@@ -11,14 +11,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from protos import gguf
-from protos.errors import Unusable
+from tandem.protos import gguf
+from tandem.protos.errors import Unusable
 
 
 def tokens_by_id(folder: Path) -> dict[int, str]:
-    """What every id of the tokenizer of a model, a directory or a GGUF file, stands for; raises
-    Unusable.
-    """
+    """The token of every id, of the tokenizer of a directory or a GGUF file; raises Unusable."""
     if gguf.is_gguf(folder):
         return gguf.tokens(folder)
     path = folder / "tokenizer.json"
@@ -37,6 +35,6 @@ def tokens_by_id(folder: Path) -> dict[int, str]:
 
 
 def fingerprint(folder: Path) -> str:
-    """A short hash of what every id stands for, e.g. `9f86d081884c7d65`; raises Unusable."""
+    """A short hash of the token of every id, e.g. `9f86d081884c7d65`; raises Unusable."""
     lines = (f"{index} {token!r}" for index, token in sorted(tokens_by_id(folder).items()))
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -1,12 +1,11 @@
 """Make the committed stubs from the schemas, or check that they are fresh.
 
-python -m protos.generate [--check]
+python -m tandem.protos.generate [--check]
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import tempfile
 from pathlib import Path
@@ -18,7 +17,7 @@ STUBS = Path("tandem/v1")
 
 
 def generate(out: Path) -> None:
-    """Write stubs for every schema under `out`, importable as `protos.tandem.v1`."""
+    """Write stubs for every schema under `out`, importable as `tandem.v1`."""
     schemas = sorted(str(path.relative_to(ROOT)) for path in (ROOT / STUBS).glob("*.proto"))
     kinds = ("python", "grpc_python", "mypy", "mypy_grpc")
     beside = Path(sys.executable).parent  # where pip put the plugins, on the path or not
@@ -27,10 +26,6 @@ def generate(out: Path) -> None:
     arguments = ["protoc", f"-I{ROOT}", *plugins, *outputs, *schemas]
     if protoc.main(arguments) != 0:
         raise SystemExit("protoc failed")
-    for stub in (out / STUBS).glob("*_pb2*"):
-        text = stub.read_text()
-        text = re.sub(r"^from tandem\.v1 import", "from protos.tandem.v1 import", text, flags=re.M)
-        stub.write_text(text)
 
 
 def stale(fresh: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a GGUF file says of itself, read without the library that runs it.
+"""The metadata of a GGUF file, read without the library that runs it.
 
 Reads the head of the file alone; knows nothing of weights.
 """
@@ -9,10 +9,14 @@ import struct
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from protos.errors import Unusable
+from tandem.protos.errors import Unusable
 
 MAGIC = b"GGUF"
-NUMBERS = dict(enumerate("BbHhIif?", 0)) | {10: "Q", 11: "q", 12: "d"}  # by type, as struct says
+NUMBERS = dict(enumerate("BbHhIif?", 0)) | {
+    10: "Q",
+    11: "q",
+    12: "d",
+}  # by type, as `struct` names them
 STRING, LIST = 8, 9
 COMPARABLE = ("gpt2", "llama")  # vocabularies whose tokens are written as in a tokenizer.json
 DAMAGED = (OSError, struct.error, ValueError, LookupError, ArithmeticError, EOFError)
@@ -42,13 +46,13 @@ def metadata(file: Path) -> dict[str, Any]:
 
 
 def tokens(file: Path) -> dict[int, str]:
-    """What every id stands for; raises Unusable if that cannot be compared with a tokenizer's."""
-    said = metadata(file)
-    kind, listed = said.get("tokenizer.ggml.model"), said.get("tokenizer.ggml.tokens", [])
+    """The token of every id; raises Unusable if it cannot be compared with a tokenizer's."""
+    found = metadata(file)
+    kind, listed = found.get("tokenizer.ggml.model"), found.get("tokenizer.ggml.tokens", [])
     if kind not in COMPARABLE or not listed:
         known = " or ".join(COMPARABLE)
         raise Unusable(f"{file} has the vocabulary {kind!r}, not {known}: it cannot be compared")
-    kinds = said.get("tokenizer.ggml.token_type") or [0] * len(listed)
+    kinds = found.get("tokenizer.ggml.token_type") or [0] * len(listed)
     if len(kinds) != len(listed):
         raise Unusable(f"{file} is a damaged GGUF file: {len(kinds)} kinds of {len(listed)} tokens")
     return {

@@ -1,10 +1,10 @@
-"""What travels on the two streams: openings, the verifier's facts and the drafter's guesses."""
+"""The values of the two streams: openings, the verifier's facts and the drafter's guesses."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from protos.types import (
+from tandem.protos.types import (
     NO_DRAFT_SHAPE,
     Context,
     Distribution,
@@ -16,10 +16,10 @@ from protos.types import (
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """What a verifier is opened with: decode behind `context` until a stop token or until there are
+    """Opens a stream at a verifier: decode after `context` until a stop token or until there are
     `until` tokens in all.
 
-    In `lockstep` each step waits for the guess made behind exactly its length and verifies all of
+    In `lockstep` each step waits for the guess made after exactly its length and verifies all of
     it; `once` ends after one step. `lookup`: guess what followed the last tokens where they
     occurred before.
     """
@@ -31,11 +31,12 @@ class Decoding:
     lockstep: bool = False
     once: bool = False
     lookup: DraftShape = NO_DRAFT_SHAPE
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """What a drafter is opened with: guess behind `context`; in `lockstep`, one whole guess behind
+    """Opens a stream at a drafter: guess after `context`; in `lockstep`, one whole guess after
     every fact; `once`, one guess.
     """
 
@@ -44,6 +45,7 @@ class Drafting:
     shape: DraftShape
     lockstep: bool = False
     once: bool = False
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class Fact:
     """From token `start` on, the text is `tokens`: the accepted ones, then the next token.
 
     `drafted` guessed nodes were verified and `accepted` of them emitted, where the verifier
-    expected `expected`; since the fact before, `late` nodes arrived behind the text, and `unused`
+    expected `expected`; since the fact before, `late` nodes arrived after their step, and `unused`
     ones that arrived in time were never verified.
     """
 
@@ -69,8 +71,8 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """Nodes of a token tree behind `behind` committed tokens, numbered from `first` on; `parents`
-    are numbers too, 0 = behind the committed tokens. `scores` are the log-probabilities that the
+    """Nodes of a token tree after `behind` committed tokens, numbered from `first` on; `parents`
+    are numbers too, 0 = after the committed tokens. `scores` are the log-probabilities that the
     nodes are accepted once their parents are.
     """
 
@@ -83,4 +85,20 @@ class Guess:
     distributions: tuple[Distribution, ...] = ()
     epoch: int = 0
     cached_len: int = 0
-    arrived: float = field(default=0.0, compare=False)  # by the clock of whom it came to
+    arrived: float = field(default=0.0, compare=False)  # by the receiver's clock
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedGuess:
+    """A guess that is passed on as it came: `message` is read by the verifier alone."""
+
+    behind: int
+    size: int  # bytes
+    message: object
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Whether the verifier shall pause a session."""
+
+    paused: bool

@@ -1,7 +1,7 @@
 """The tokenizer of a model: a directory's own, or that of a GGUF file.
 
-A file's own vocabulary says what ids mean, not always how a text is split: where it does not, the
-model's `tokenizer.json` has to lie beside it.
+A file has a vocabulary, but not always the rules by which a text is split: if they are missing, the
+model's `tokenizer.json` has to be in the same folder.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from protos import gguf
-from protos.errors import Unusable
-from protos.fingerprint import tokens_by_id
+from tandem.protos import gguf
+from tandem.protos.errors import Unusable
+from tandem.protos.fingerprint import tokens_by_id
 
 NAME = "tokenizer.json"
 SPLIT = "gpt-2"  # the one way to split texts that is known here
@@ -54,25 +54,25 @@ def texts_of(model: Path, count: int) -> list[str]:
 
 
 def _built(file: Path) -> Tokenizer:
-    """From what the file says of its vocabulary."""
-    said, tokens = gguf.metadata(file), tokens_by_id(file)
-    kind, split = said["tokenizer.ggml.model"], said.get("tokenizer.ggml.pre", "default")
+    """Made from the file's metadata."""
+    metadata, tokens = gguf.metadata(file), tokens_by_id(file)
+    kind, split = metadata["tokenizer.ggml.model"], metadata.get("tokenizer.ggml.pre", "default")
     if (kind, split) != ("gpt2", SPLIT):
         raise Unusable(
             f"{file} splits texts as {kind} {split!r}, which is not known here: put the model's"
             f" {NAME} beside it"
         )
-    merges = [tuple(merge.split(" ", 1)) for merge in said["tokenizer.ggml.merges"]]
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE({text: index for index, text in tokens.items()}, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    for index, use in enumerate(said.get("tokenizer.ggml.token_type", ())):
+    for index, use in enumerate(metadata.get("tokenizer.ggml.token_type", ())):
         if use in SPECIAL and index in tokens:
             added = AddedToken(tokens[index], special=use == CONTROL, normalized=False)
             tokenizer.add_tokens([added])
-    if said.get("tokenizer.ggml.add_bos_token") and "tokenizer.ggml.bos_token_id" in said:
-        first = tokens[said["tokenizer.ggml.bos_token_id"]]
-        pair = (first, said["tokenizer.ggml.bos_token_id"])
+    if metadata.get("tokenizer.ggml.add_bos_token") and "tokenizer.ggml.bos_token_id" in metadata:
+        first = tokens[metadata["tokenizer.ggml.bos_token_id"]]
+        pair = (first, metadata["tokenizer.ggml.bos_token_id"])
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{first} $A", special_tokens=[pair]
         )

@@ -1,6 +1,6 @@
-"""What travels between the services, as plain values.
+"""What the services exchange, as plain values.
 
-Frozen and compared by value; how they look on the wire is known to `codec` alone.
+Frozen and compared by value; their messages are known to `wire` alone.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from enum import Enum
 MAX_NODES = 64  # of one draft
 MAX_LEVELS = 32
 MAX_CHOICES = 256  # tokens that a sent distribution may give a chance
-EXACT = "exact"  # a model service's rows do not depend on their company
-MAX_LOGPROBS = 20  # likeliest tokens told beside an emitted one
+LAST_TURN = (1 << 32) - 1  # closes a session whatever its turn is
+EXACT = "exact"  # what a batch-invariant model service reports
+MAX_LOGPROBS = 20  # most likely tokens reported beside an emitted one
 MAX_BIASES = 1024
 
 
 class Rule(Enum):  # the numbers of these are the wire's
-    """How it is decided which draft tokens stand: by the target's own draws, by rejection sampling,
-    or, not preserving the target's distribution, by its likeliest token.
+    """How it is decided which draft tokens are accepted: by the target's own draws, by rejection
+    sampling, or, not preserving the target's distribution, by its most likely token.
     """
 
     MATCH = 1
@@ -46,12 +47,12 @@ class Schedule(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a call says about the committed tokens: keep `base` cached tokens, drop the rest, append
-    `tokens`.
+    """What a call reports about the committed tokens: keep `base` cached tokens, drop the rest,
+    append `tokens`.
 
     `turn` grows with every call of a session on a service; `epoch` is the one that the session was
     answered with last, 0 when it is opened. `tokens` is never empty: the newest committed token was
-    never fed. `client` says, when a session is opened, whose cached beginnings it may start with.
+    never fed. `client` is, when a session is opened, whose cached prefixes it may use.
     """
 
     session_id: bytes
@@ -69,7 +70,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is drawn; all is off but what is said, and temperature 0 is greedy.
+    """How the next token is drawn; by default all options are off, and temperature 0 is greedy.
 
     Tokens from `prompt_length` on are the completion: presence and frequency count in it alone, and
     it has no `end_tokens` before there are `min_new_tokens`.
@@ -109,7 +110,7 @@ class SamplingParams:
 @dataclass(frozen=True, slots=True)
 class DraftShape:
     """How far guesses may run ahead of the committed tokens: at most `nodes` nodes on `levels`
-    levels, at most `branches` children each. Nothing is drafted behind a token that the draft model
+    levels, at most `branches` children each. Nothing is drafted after a token that the draft model
     gives less than `confidence`.
     """
 
@@ -141,7 +142,7 @@ class Distribution:
 class Draft:
     """A token tree in topological order; parent -1 is the root, the last committed token.
 
-    A sampled draft says what it was drawn from: `distributions[0]` behind the root, [n + 1] behind
+    A sampled draft has what it was drawn from: `distributions[0]` after the root, [n + 1] after
     node n. Without them every token counts as certain to have been proposed.
     """
 
@@ -209,3 +210,4 @@ class ModelDescription:
     exactness: str = ""
     cache_usage: float = 0.0
     kernels: str = ""
+    fingerprint: str = ""  # of what decides the text

@@ -22,17 +22,20 @@ import transformers
 from prometheus_client import CollectorRegistry
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-import drafter_service.service
-import models
-import verifier_service.service
-from engine.config import ModelServiceConfig
-from orchestrator import server
-from orchestrator.config import OrchestratorConfig
-from orchestrator.fleet.clients import DrafterClient, VerifierClient
-from orchestrator.workers import cluster
-from protos.service import process
-from protos.tandem.v1 import orchestrator_pb2_grpc
-from protos.transport import rpc
+import tandem.drafter_service.service
+import tandem.models
+import tandem.verifier_service.service
+from tandem import models
+from tandem.drafter_service import service as drafter_service
+from tandem.engine.config import ModelServiceConfig
+from tandem.orchestrator import server
+from tandem.orchestrator.config import OrchestratorConfig
+from tandem.orchestrator.fleet.clients import DrafterClient, VerifierClient
+from tandem.orchestrator.workers import cluster
+from tandem.protos.service import process
+from tandem.protos.transport import rpc
+from tandem.v1 import orchestrator_pb2_grpc
+from tandem.verifier_service import service as verifier_service
 from tests.families import build
 from tests.ggufs import MakeGGUF, maker
 
@@ -134,8 +137,8 @@ async def serve_models(pair: Pair, **options: Any) -> AsyncIterator[Services]:
     async with AsyncExitStack() as scope:
         addresses, channels = [], []
         for module, folder in (
-            (drafter_service.service, pair.draft),
-            (verifier_service.service, pair.target),
+            (drafter_service, pair.draft),
+            (verifier_service, pair.target),
         ):
             config = ModelServiceConfig(model=folder, **options)
             address = await scope.enter_async_context(module.serving(config, CollectorRegistry()))
@@ -158,10 +161,10 @@ async def serve_all(services: Services, **options: Any) -> AsyncIterator[Tandem]
         **options,
     )
     registry = CollectorRegistry()
-    with process.metrics_served("127.0.0.1", 0, registry) as port:
+    with process.metrics_served("127.0.0.1", 0, registry) as metrics:
         async with server.serving(config, registry) as address, rpc.connect(address) as channel:
             stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-            yield Tandem(services, stub, f"http://127.0.0.1:{port}/metrics")
+            yield Tandem(services, stub, f"http://{metrics}/metrics")
 
 
 @pytest.fixture(scope="session")
@@ -198,7 +201,8 @@ async def nothing_left(services: Services) -> AsyncIterator[None]:
     await services.assert_no_session_is_left()
     for _ in range(50):
         ours = asyncio.all_tasks() - before - {asyncio.current_task()}
-        servers = ("grpcio", "Streams.")  # tasks of their own: workers call them when they like
+        # tasks of servers and of what watches them, and parts of tasks that are counted themselves
+        servers = ("grpcio", "StreamServer.", "is_serving", "until_lost", "_wait.<locals>")
         left = {task for task in ours if not any(name in repr(task) for name in servers)}
         if not left:
             break

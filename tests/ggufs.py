@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engine.gguf.llama import Context, Row
-from engine.gguf.model import Model
+from tandem.engine.gguf.llama import BatchRow, LlamaContext
+from tandem.engine.gguf.model import GGUFModel
 
 TYPES = ("f32", "q8_0", "q4_0")
 MakeGGUF = Callable[[Path, str], Path]
@@ -27,7 +27,7 @@ def maker(folder: Path) -> MakeGGUF:
     """Makes a model directory a file, once."""
 
     def make(model: Path, kind: str) -> Path:
-        from models.gguf import convert
+        from tandem.models.gguf import convert
 
         file = folder / f"{model.name}-{kind}.gguf"
         if not file.exists():
@@ -40,13 +40,13 @@ def maker(folder: Path) -> MakeGGUF:
 class Alone:
     """llama.cpp by itself, one text at a time."""
 
-    def __init__(self, model: Model, positions: int) -> None:
-        self._context: Context = model.context(positions, sequences=1)
+    def __init__(self, model: GGUFModel, positions: int) -> None:
+        self._context: LlamaContext = model.context(positions, sequences=1)
         self._length = 0
 
     def feed(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """More of the text; its logits, [tokens, vocab]."""
-        rows = [Row(token, self._length + n, [0], True) for n, token in enumerate(tokens)]
+        rows = [BatchRow(token, self._length + n, [0], True) for n, token in enumerate(tokens)]
         self._length += len(tokens)
         return self._context.decode(rows)
 

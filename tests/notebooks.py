@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.sampling.noise import gumbel
+from tandem.engine.sampling.noise import gumbel
 
 
 @dataclass(slots=True)

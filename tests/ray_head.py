@@ -8,7 +8,7 @@ import json
 import os
 import sys
 
-from orchestrator.workers import cluster
+from tandem.orchestrator.workers import cluster
 
 JOINING = (
     "RAY_AUTH_MODE",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-from engine.sampling import drawing as sampling
-from protos.types import SamplingParams
+from tandem.engine.sampling import sampler as sampling
+from tandem.protos.types import SamplingParams
 
 
 def generate(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:

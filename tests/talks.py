@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.cache.rooms import Room
-from engine.forward import attention
-from engine.forward.segment import Segment
-from engine.model.load import Model
-from engine.runner import Forward
-from protos import tree
+from tandem.engine.cache.ranges import KVRange
+from tandem.engine.forward import attention
+from tandem.engine.forward.segment import Segment
+from tandem.engine.model.load import HFModel
+from tandem.engine.runner import HFRunner
+from tandem.protos import tree
 from tests.families import VOCABULARY
 
-ROOM = 384
+SIZE = 384
 PLACES = (31, 63, 64, 94, 95, 96, 126, 128, 159, 200, 216)  # most around cuts and block borders
 LENGTH = 220
 
@@ -37,7 +37,7 @@ def some_tree(rng: random.Random, nodes: int) -> tuple[int, ...]:
 
 
 @torch.inference_mode()
-def plain_pass(model: Model, text: list[int]) -> torch.Tensor:
+def plain_pass(model: HFModel, text: list[int]) -> torch.Tensor:
     """The logits of a text as transformers computes them, float32 [tokens, vocab]."""
     model.network.set_attn_implementation("eager")
     ids = torch.tensor([text], device=model.device)
@@ -48,9 +48,9 @@ def plain_pass(model: Model, text: list[int]) -> torch.Tensor:
 
 @dataclass
 class Talk:
-    """A text and the room that holds it."""
+    """A text and the KV range that holds it."""
 
-    room: Room
+    kv_range: KVRange
     text: list[int] = field(default_factory=list)
 
     def segment(
@@ -58,9 +58,9 @@ class Talk:
     ) -> Segment:
         """More text, with a draft behind it."""
         hung = tree.hang(len(head), parents)
-        return Segment(self.room, len(self.text), (*head, *draft), hung, len(hung))
+        return Segment(self.kv_range, len(self.text), (*head, *draft), hung, len(hung))
 
-    def difference(self, model: Model, fed: Segment, logits: torch.Tensor) -> float:
+    def difference(self, model: HFModel, fed: Segment, logits: torch.Tensor) -> float:
         """The largest between the logits of a segment and plain passes over all its paths."""
         worst = 0.0
         for leaf in set(range(len(fed.parents))) - set(fed.parents):
@@ -70,13 +70,13 @@ class Talk:
         return worst
 
     @torch.inference_mode()
-    def commit(self, forward: Forward, fed: Segment, node: int) -> None:
+    def commit(self, forward: HFRunner, fed: Segment, node: int) -> None:
         """The path to a node becomes text."""
         path = tree.path(fed.parents, node)
-        forward.pool.compact(self.room, len(self.text), path)
+        forward.pool.compact(self.kv_range, len(self.text), path)
         self.text += [fed.tokens[node] for node in path]
 
-    def say(self, forward: Forward, tokens: Sequence[int]) -> torch.Tensor:
+    def say(self, forward: HFRunner, tokens: Sequence[int]) -> torch.Tensor:
         """Feed text; its logits, [tokens, vocab]."""
         fed = self.segment(tokens)
         (logits,) = forward([fed])
@@ -84,13 +84,13 @@ class Talk:
         return logits
 
 
-def talks(forward: Forward, count: int) -> list[Talk]:
+def talks(forward: HFRunner, count: int) -> list[Talk]:
     """Sessions without a text yet."""
-    rooms = [forward.pool.take(ROOM) for _ in range(count)]
-    return [Talk(room) for room in rooms if room]
+    kv_ranges = [forward.pool.allocate(SIZE) for _ in range(count)]
+    return [Talk(kv_range) for kv_range in kv_ranges if kv_range]
 
 
-def largest_difference(forward: Forward, rng: random.Random) -> float:
+def largest_difference(forward: HFRunner, rng: random.Random) -> float:
     """From plain passes: chains and trees of four sessions together, up to and across the cuts,
     with any path committed.
     """
@@ -107,7 +107,7 @@ def largest_difference(forward: Forward, rng: random.Random) -> float:
     return worst
 
 
-def differing_rows(forward: Forward, rng: random.Random) -> list[int]:
+def differing_rows(forward: HFRunner, rng: random.Random) -> list[int]:
     """Places of a text whose logits are not, bit for bit, the same a token at a time and alone, and
     in chunks and trees of any size beside others.
     """

@@ -1,1 +1,1 @@
-"""Decides, once and for all, which draft tokens stand."""
+"""Decides which draft tokens are accepted."""

@@ -1,8 +1,7 @@
-"""Start a verifier: `python -m verifier_service --model DIR`."""
+"""Start a verifier: `python -m tandem.verifier_service --model DIR`."""
 
-from engine.config import ModelServiceConfig
-from protos.service.command import command
-from verifier_service.service import serving
+from tandem.engine.config import ModelServiceConfig
+from tandem.protos.service.command import command
 
 if __name__ == "__main__":
-    command("verifier", ModelServiceConfig, serving)
+    command("verifier", ModelServiceConfig, "tandem.verifier_service.service")

@@ -1,4 +1,4 @@
-"""Which draft tokens stand: the acceptance walk, and the rules that decide at each node.
+"""Which draft tokens are accepted: the acceptance walk, and the rules that decide at each node.
 
 Pure: the target's distributions come in as values and randomness as functions, nothing is drawn
 here. `match` and `reject` preserve the target's distribution, `top1` does not.
@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from protos import tree
-from protos.types import Distribution, Draft
+from tandem.protos import tree
+from tandem.protos.types import Distribution, Draft
 
-Standing = tuple[int | None, int]
-"""The child that stands, if one does, and its token or else the next token."""
+Decision = tuple[int | None, int]
+"""The accepted child, if there is one, and its token or else the next token."""
 
 
 def walk(
-    parents: Sequence[int], decide: Callable[[int, Sequence[int]], Standing]
+    parents: Sequence[int], decide: Callable[[int, Sequence[int]], Decision]
 ) -> tuple[tuple[int, ...], int]:
-    """Follow the children that stand: (accepted nodes as a path from the root, next token).
+    """Follow the accepted children: (accepted nodes as a path from the root, next token).
 
     `decide(node, children)` is asked only at nodes that are reached, -1 being the root.
     """
@@ -28,24 +28,24 @@ def walk(
     path: list[int] = []
     node = -1
     while True:
-        standing, token = decide(node, children[node + 1])
-        if standing is None:
+        accepted, token = decide(node, children[node + 1])
+        if accepted is None:
             return tuple(path), token
-        path.append(standing)
-        node = standing
+        path.append(accepted)
+        node = accepted
 
 
-def match(draft: Draft, children: Sequence[int], token: int) -> Standing:
-    """The target's own draw decides: the child that has it stands. What is emitted is always that
-    draw, so no draft can change the text.
+def match(draft: Draft, children: Sequence[int], token: int) -> Decision:
+    """The target's own draw decides: the child that has it is accepted. What is emitted is always
+    that draw, so no draft can change the text.
     """
     return next((child for child in children if draft.tokens[child] == token), None), token
 
 
 def top1(
     draft: Draft, children: Sequence[int], likeliest: int, draw: Callable[[], int]
-) -> Standing:
-    """The child that is the target's likeliest token stands; else one token is drawn."""
+) -> Decision:
+    """The child that is the target's likeliest token is accepted; else one token is drawn."""
     child, token = match(draft, children, likeliest)
     return (child, token) if child is not None else (None, draw())
 
@@ -57,28 +57,28 @@ def reject(
     target: torch.Tensor,
     uniform: Callable[[int], float],
     draw: Callable[[torch.Tensor], int],
-) -> Standing:
+) -> Decision:
     """Rejection sampling in rounds, one per child, siblings being drawn without replacement
     (2211.17192; trees: 2305.09781, 2402.14160).
 
-    `target` is the target's distribution behind the node, [vocab] float64; `uniform(token)` gives
+    `target` is the target's distribution after the node, [vocab] float64; `uniform(token)` gives
     numbers in (0, 1) and `draw(weights)` a token.
     """
-    chances, residual = trials(draft, node, children, target)
+    chances, residual = acceptance_chances(draft, node, children, target)
     for child, chance in zip(children, chances, strict=True):
         if uniform(draft.tokens[child]) < chance:
             return child, draft.tokens[child]
     return None, draw(residual)
 
 
-def trials(
+def acceptance_chances(
     draft: Draft, node: int, children: Sequence[int], target: torch.Tensor
 ) -> tuple[list[float], torch.Tensor]:
-    """The chance of each child to stand once those before it fell, min(1, p / q), and what is left
-    of the target when all fell, [vocab].
+    """The chance of each child to be accepted once those before it were rejected, min(1, p / q),
+    and what is left of the target when all were rejected, [vocab].
 
-    A fallen child leaves max(0, p - q) of the target, and is not drawn again. A draft that does not
-    say what it was drawn from counts as certain: q is 1 for each child in turn.
+    A rejected child leaves max(0, p - q) of the target, and is not drawn again. A draft without the
+    distributions it was drawn from counts as certain: q is 1 for each child in turn.
     """
     certain = not draft.distributions
     weights = (
@@ -93,7 +93,7 @@ def trials(
         proposed = weights / weights.sum()
         chances.append(min(1.0, float(left[token] / proposed[token])))
         rest = (left - proposed).clamp(min=0.0)
-        if rest.sum() <= 0:  # the two agree, so this child stands
+        if rest.sum() <= 0:  # the two agree, so this child is accepted
             return chances + [1.0] * (len(children) - len(chances)), left
         left = rest / rest.sum()
         weights[token] = 0.0

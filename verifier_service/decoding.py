@@ -11,92 +11,102 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.cache.session import Session
-from engine.cache.sessions import Sessions
-from engine.forward.segment import Segment
-from engine.sampling.drawing import Adjustment
-from engine.schedule.port import Port
-from engine.schedule.task import Job
-from protos import tree
-from protos.errors import Busy, InvalidRequest
-from protos.streams import Decoding, Fact, Guess
-from protos.types import NO_DRAFT, Draft, TokenLogprobs
-from protos.wire.drafting import draft_of
-from verifier_service.acceptance import walk
-from verifier_service.guesses import Guesses, Trust
-from verifier_service.judge import Judge
-from verifier_service.lookup import Lookup
-from verifier_service.punctuality import Punctuality
-from verifier_service.together import answer
+from tandem.engine.cache.session import Session
+from tandem.engine.cache.sessions import Sessions
+from tandem.engine.forward.segment import Segment
+from tandem.engine.sampling.sampler import LogitsProcessor
+from tandem.engine.schedule.job_stream import JobStream
+from tandem.engine.schedule.task import Job
+from tandem.protos import tree
+from tandem.protos.errors import Busy, InvalidRequest
+from tandem.protos.streams import Decoding, Fact, Guess
+from tandem.protos.types import NO_DRAFT, Draft, TokenLogprobs
+from tandem.protos.wire.drafting import draft_of
+from tandem.verifier_service.acceptance import walk
+from tandem.verifier_service.batched_sampling import sample_batch
+from tandem.verifier_service.guess_timing import GuessTiming
+from tandem.verifier_service.guesses import Guesses, Trust
+from tandem.verifier_service.lookup import NgramLookup
+from tandem.verifier_service.target_sampler import TargetSampler
 
 
-def judge_together(fed: Sequence[tuple[object, torch.Tensor]]) -> None:
-    """Judge the drafts of all decoding jobs of a step in one go, before any of them goes on."""
-    answer([offer.judged(rows) for offer, rows in fed if isinstance(offer, Decode) and len(rows)])
+def sample_step(fed: Sequence[tuple[object, torch.Tensor]]) -> None:
+    """Sample for all drafts of a step in one go, before any of their jobs goes on."""
+    sample_batch(
+        [
+            step_input.sampler_of(rows)
+            for step_input, rows in fed
+            if isinstance(step_input, DecodeJob) and len(rows)
+        ]
+    )
 
 
 @dataclass(slots=True, eq=False)
-class Decode:
-    """One opening of a session, as an offer and the job that makes it."""
+class DecodeJob:
+    """One opening of a session, as a step input and the job that makes it."""
 
     sessions: Sessions
     opening: Decoding
-    port: Port[Guess, Fact]
+    stream: JobStream[Guess, Fact]
     trust: Trust
     clock: Callable[[], float]
     guesses: Guesses = field(init=False)
     session: Session = field(init=False)
-    adjustment: Adjustment = field(init=False)
-    judge: Judge | None = None  # of what was fed, if that is known before the job goes on
+    adjustment: LogitsProcessor = field(init=False)
+    sampler: TargetSampler | None = None  # of what was fed, if that is known before the job goes on
     pending: tuple[int, ...] = ()  # committed tokens that were not fed
     draft: Draft = NO_DRAFT  # what the step verifies
     expected: float = 0.0  # nodes of it to be accepted
     verified: int = 0  # nodes, in all steps
-    lookup: Lookup | None = None
-    punctuality: Punctuality = field(default_factory=Punctuality)
+    lookup: NgramLookup | None = None
+    timing: GuessTiming = field(default_factory=GuessTiming)
 
     def run(self) -> Job:
         """Decode until the end; raises SessionMiss, StaleTurn, Busy, InvalidRequest, Internal."""
         context, sampling = self.opening.context, self.opening.sampling
-        with self.sessions.extended(context, 0) as self.session:
+        with self.sessions.acquire(context, 0) as self.session:
             held = self.session.length
             text = self.session.committed(context)
-            self.adjustment = Adjustment(sampling, text)
+            self.adjustment = LogitsProcessor(sampling, text)
             self.pending, start = context.tokens[held - context.base :], context.length
             self.guesses = Guesses(start, min(self.opening.until, self.sessions.context_length))
             if self.opening.lookup.levels:
-                self.lookup = Lookup(self.opening.lookup)
+                self.lookup = NgramLookup(self.opening.lookup)
                 self.lookup.extend(text)
             opened, finished = (self.session.epoch, held - context.base), False
             while not finished:
                 self.draft, self.expected = NO_DRAFT, 0.0
-                judge, self.judge = self.judged((yield self)), None
-                if judge.broken:
+                sampler, self.sampler = self.sampler_of((yield self)), None
+                if sampler.overflowed:
                     raise self.sessions.overflowed(context)
-                accepted, token = walk(self.draft.parents, judge.decide)
+                accepted, token = walk(self.draft.parents, sampler.decide)
                 fed = len(self.pending)
                 path = tuple(self.draft.tokens[node] for node in accepted)
                 order = (*range(fed), *(fed + node for node in accepted))
                 self.sessions.advance(self.session, self.pending + path, order)
                 tokens, finished = self._cut((*path, token), start)
-                logprobs = judge.logprobs(accepted, token)[: len(tokens)]
+                logprobs = sampler.logprobs(accepted, token)[: len(tokens)]
                 self._report(start, tokens, len(accepted), opened, logprobs, finished)
                 self.adjustment.extend(tokens)
                 self.pending, start = (token,), start + len(tokens)
                 opened = (0, 0)
 
-    def judged(self, logits: torch.Tensor) -> Judge:
-        """What the target says of the draft, by what was fed: logits [1 + nodes, vocab]."""
-        self.judge = self.judge or Judge(self.draft, self.opening.sampling, logits, self.adjustment)
-        return self.judge
+    def sampler_of(self, logits: torch.Tensor) -> TargetSampler:
+        """What the target draws after each node of the draft, by what was fed: logits [1 + nodes,
+        vocab].
+        """
+        self.sampler = self.sampler or TargetSampler(
+            self.draft, self.opening.sampling, logits, self.adjustment
+        )
+        return self.sampler
 
     def ready(self) -> Segment | None:
-        """The newest tokens, and in lockstep the draft behind them; None while it waits."""
+        """The newest tokens, and in lockstep the draft after them; None while it waits."""
         length = self.session.length + len(self.pending)
         if self.opening.lockstep:
             if not self._found(length):
                 return None
-        elif self.port.paused:
+        elif self.stream.paused:
             return None
         else:
             self._take()
@@ -113,20 +123,22 @@ class Decode:
         try:
             self.sessions.reserve(self.session, length + rows)
         except Busy:
-            rows = self.session.room.capacity - length
+            rows = self.session.kv_range.capacity - length
         self.draft, self.expected = self.guesses.draft(rows)
         return self._segment()
 
-    def patience(self, now: float, step: float) -> float:
-        """It may wait for a punctual drafter while more guesses are worth their time."""
-        if self.opening.lockstep or self.lookup or self.port.paused:
+    def wait_seconds(self, now: float, step: float) -> float:
+        """It may wait for a drafter whose guesses come in time, while more guesses are worth their
+        time.
+        """
+        if self.opening.lockstep or self.lookup or self.stream.paused:
             return 0.0
         self._take()
-        return self.punctuality.left(now, step, *self.guesses.hope(self.trust.promise))
+        return self.timing.wait_seconds(now, step, *self.guesses.expected_gain(self.trust.promise))
 
     def _segment(self) -> Segment:
         return Segment(
-            room=self.session.room,
+            kv_range=self.session.kv_range,
             context=self.session.length,
             tokens=self.pending + self.draft.tokens,
             parents=tree.hang(len(self.pending), self.draft.parents),
@@ -135,20 +147,20 @@ class Decode:
 
     def _take(self) -> None:
         """Take in what has arrived, or look the text up while nothing has."""
-        inbox = self.port.inbox
+        inbox = self.stream.inbox
         while inbox:
             guess = inbox.popleft()
             self.guesses.add(guess, self.trust.log)
             if guess.tokens:
-                self.punctuality.came(guess.behind, guess.arrived)
+                self.timing.guess_arrived(guess.behind, guess.arrived)
         if self.lookup and not self.guesses.root.children:
             self.guesses.add(self.lookup.guess(), self.trust.log)
 
     def _found(self, length: int) -> bool:
-        """Whether the guess made behind exactly this length has come; it is the draft then. One
+        """Whether the guess made after exactly this length has come; it is the draft then. One
         that is no tree, or too deep, is none, unless it is all that was asked for.
         """
-        inbox = self.port.inbox
+        inbox = self.stream.inbox
         while inbox and inbox[0].behind != length:
             inbox.popleft()
         if not inbox:
@@ -156,7 +168,7 @@ class Decode:
         try:
             draft = draft_of(inbox[0])
             levels = max(tree.depths(draft.parents), default=-1) + 1
-            self.sessions.check_room("draft.tokens", length + levels)
+            self.sessions.check_length("draft.tokens", length + levels)
             self.draft = draft
         except InvalidRequest:
             if self.opening.once:
@@ -181,22 +193,22 @@ class Decode:
         logprobs: tuple[TokenLogprobs, ...],
         finished: bool,
     ) -> None:
-        """Say what a step found, and learn from it; `opened` is the epoch and the tokens found
-        cached, said once.
+        """Report what a step found, and learn from it; `opened` is the epoch and the tokens found
+        cached, reported once.
         """
         guesses, drafted = self.guesses, len(self.draft)
         if not self.opening.lockstep:
             levels = max(tree.depths(self.draft.parents), default=-1) + 1
-            self.trust.saw(self.expected, accepted, levels)
+            self.trust.observe(self.expected, accepted, levels)
             if (likeliest := guesses.likeliest()) is not None:
-                self.trust.turned_out(likeliest == tokens[0])
+                self.trust.observe_likeliest(likeliest == tokens[0])
         guesses.advance(tokens)
         self.verified += drafted
         if self.lookup:
             self.lookup.extend(tokens)
-        foreseen = guesses.root.children is not None
-        self.punctuality.said(start + len(tokens), self.clock(), foreseen)
-        self.port.emit(
+        predicted = guesses.root.children is not None
+        self.timing.fact_sent(start + len(tokens), self.clock(), predicted)
+        self.stream.emit(
             Fact(
                 start=start,
                 tokens=tokens,

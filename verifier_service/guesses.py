@@ -1,7 +1,7 @@
 """The guessed nodes of one session that are still possible, and how likely each is.
 
 Pure. A guess is never trusted: what is late, repeated or impossible is dropped on arrival, and a
-node's chance is what the drafter says, corrected by how right drafters have been (`Trust`).
+node's chance is what the drafter sent, corrected by how right drafters have been (`Trust`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from operator import attrgetter
 
-from protos.streams import Guess
-from protos.types import MAX_NODES, Draft
+from tandem.protos.streams import Guess
+from tandem.protos.types import MAX_NODES, Draft
 
-REMEMBERED = 256  # committed tokens behind which a late guess may still arrive
+REMEMBERED = 256  # committed tokens after which a late guess may still arrive
 MOST = 16 * MAX_NODES  # nodes that are remembered by number
 MOST_TRUST, LEAST_TRUST = 0.7, -6.0
 PACE = 0.05  # of what is learned from one step
@@ -29,11 +29,11 @@ class Trust:
     """
 
     log: float = 0.0
-    promise: float = 1.0  # how often the likeliest token behind the root is right, if there is one
+    promise: float = 1.0  # how often the likeliest token after the root is right, if there is one
 
-    def saw(self, expected: float, accepted: int, levels: int) -> None:
-        """A step verified guesses of so many levels; one without any tells nothing, and what is
-        believed fades.
+    def observe(self, expected: float, accepted: int, levels: int) -> None:
+        """A step verified guesses of so many levels; one without any shows nothing, and what was
+        learned fades.
         """
         self.promise += DRIFT * (1 - self.promise)
         if not levels:
@@ -43,12 +43,12 @@ class Trust:
         step = PACE * (accepted - expected) / slope
         self.log = min(MOST_TRUST, max(LEAST_TRUST, self.log + step))
 
-    def turned_out(self, right: bool) -> None:
-        """The likeliest token behind the root was right, or not."""
+    def observe_likeliest(self, right: bool) -> None:
+        """The likeliest token after the root was right, or not."""
         self.promise += PACE * (right - self.promise)
 
 
-class Node:
+class GuessNode:
     """A token at a place of the text, `position` tokens with it. Its `score` less that of a node
     above is the log-probability that it is accepted if that one is.
     """
@@ -57,23 +57,25 @@ class Node:
 
     def __init__(self, token: int, position: int, score: float = 0.0) -> None:
         self.token, self.position, self.score = token, position, score
-        self.children: dict[int, Node] | None = None
+        self.children: dict[int, GuessNode] | None = None
 
 
 class Guesses:
-    """Nodes behind a text of `length` tokens, of at most `until` tokens in all: a node at the last
-    place would tell nothing.
+    """Nodes after a text of `length` tokens, of at most `until` tokens in all: a node at the
+    last place would be of no use.
     """
 
     def __init__(self, length: int, until: int) -> None:
-        self.root = Node(-1, length)
-        self.late = 0  # nodes that arrived behind the text
+        self.root = GuessNode(-1, length)
+        self.late = 0  # nodes that arrived after the text
         self.arrived = 0  # nodes that arrived in time
         self._until = until
         self._text = {length: self.root}  # the newest committed tokens, by position
-        self._numbered: dict[int, Node] = {}
+        self._numbered: dict[int, GuessNode] = {}
         self._source = 0  # whose numbers these are
-        self._picked: list[tuple[Node, int, float]] = []  # with its parent's place here, its chance
+        self._picked: list[
+            tuple[GuessNode, int, float]
+        ] = []  # with its parent's place here, its chance
 
     def add(self, guess: Guess, trust: float = 0.0) -> None:
         """Take in the nodes of a guess that may still come true."""
@@ -96,7 +98,7 @@ class Guesses:
                 children = above.children = {}
             if (node := children.get(token)) is None:
                 gain = min(0.0, gain + trust)
-                node = children[token] = Node(token, above.position + 1, above.score + gain)
+                node = children[token] = GuessNode(token, above.position + 1, above.score + gain)
                 self.arrived += 1
             numbered[number] = node
 
@@ -109,15 +111,15 @@ class Guesses:
         """The text goes on with these: nodes beside them are impossible now."""
         for token in tokens:
             children, self.root.children = self.root.children or {}, None
-            node = children.get(token) or Node(token, self.root.position + 1)
+            node = children.get(token) or GuessNode(token, self.root.position + 1)
             self.root = self._text[node.position] = node
             self._text.pop(node.position - REMEMBERED, None)
 
     def chances(self) -> Iterator[float]:
         """The chance of each node to be accepted, likeliest first and none before its parent."""
-        picked: list[tuple[Node, int, float]] = []
+        picked: list[tuple[GuessNode, int, float]] = []
         self._picked = picked
-        heap: list[tuple[float, int, Node, int]] = []
+        heap: list[tuple[float, int, GuessNode, int]] = []
         node, place, base, count = self.root, -1, self.root.score, 0
         while True:
             for child in (node.children or {}).values():
@@ -130,9 +132,9 @@ class Guesses:
             picked.append((node, parent, chance))
             yield chance
 
-    def hope(self, promise: float) -> tuple[float, float]:
+    def expected_gain(self, promise: float) -> tuple[float, float]:
         """How many nodes should be accepted, and about how many more with another level: the chance
-        of the likeliest node behind which nothing is known, or what a first level is said to bring.
+        of the likeliest node after which nothing is known, or what a first level should bring.
         """
         expected, promise = 0.0, 0.0 if self.root.children else promise
         for chance in self.chances():
@@ -159,8 +161,8 @@ class Guesses:
         parents = tuple(index[picked[place][1]] for place in order)
         return Draft(tokens, parents), sum(chance for _, _, chance in picked)
 
-    def _late(self, above: Node, token: int) -> Node | None:
-        """The node of a token where the text is known already; None if it says something else."""
+    def _late(self, above: GuessNode, token: int) -> GuessNode | None:
+        """The node of a token where the text is known already; None if that is another token."""
         self.late += 1
         if self._text.get(above.position) is not above:
             return None

@@ -10,16 +10,16 @@ from array import array
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from protos.streams import Guess
-from protos.types import DraftShape
+from tandem.protos.streams import Guess
+from tandem.protos.types import DraftShape
 
 CHANCES = {8: 0.9, 4: 0.75, 2: 0.6, 1: 0.4}  # of the next token, by tokens that match, most first
 LATER = 0.5  # and for each alternative that was found before it
-REACH = 3  # tokens that are copied for each that matched: one alone says little
+REACH = 3  # tokens that are copied for each that matched: one alone shows little
 LOOKED_AT = 32  # earlier occurrences for one guess, so that its time is bounded in any text
 
 
-class Occurrences:
+class NgramIndex:
     """Where the n-grams of one size ended in a growing text. A position counts the tokens up to
     there, so 0 is no end at all.
     """
@@ -46,13 +46,13 @@ class Occurrences:
             yield end
 
 
-class Lookup:
+class NgramLookup:
     """A growing text and where its n-grams occurred."""
 
     def __init__(self, shape: DraftShape) -> None:
         self._shape = shape
         self._tokens = array("I")
-        self._index = [Occurrences(size) for size in CHANCES]
+        self._index = [NgramIndex(size) for size in CHANCES]
 
     def extend(self, tokens: Sequence[int]) -> None:
         """The text goes on."""
@@ -62,7 +62,7 @@ class Lookup:
 
     def guess(self) -> Guess:
         """The likeliest continuation, then others as far as the shape allows, joined where they
-        begin alike.
+        begin with the same tokens.
         """
         shape, tokens, parents, scores = self._shape, list[int](), list[int](), list[float]()
         children: list[dict[int, int]] = [{}]  # by number: token -> number

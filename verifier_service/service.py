@@ -10,44 +10,44 @@ from typing import Any, TypeAlias
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
-from engine.config import ModelServiceConfig
-from engine.host import Host, check_tokens, hosting
-from engine.schedule.task import Job
-from engine.streams import Call, Streams
-from protos.errors import InvalidRequest, TandemError, Unusable
-from protos.streams import Fact, Guess
-from protos.tandem.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
-from protos.transport import rpc
-from protos.wire import codec
-from protos.wire.drafting import decode_guess
-from verifier_service.decoding import Decode, judge_together
-from verifier_service.guesses import Trust
+from tandem.engine.config import ModelServiceConfig
+from tandem.engine.host import Host, check_tokens, hosting
+from tandem.engine.schedule.task import Job
+from tandem.engine.streams import Call, StreamServer
+from tandem.protos.errors import InvalidRequest, TandemError, Unusable
+from tandem.protos.service.drain import Drain
+from tandem.protos.streams import Fact, Guess
+from tandem.protos.transport import rpc
+from tandem.protos.wire import codec
+from tandem.protos.wire.drafting import decode_guess
+from tandem.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
+from tandem.verifier_service.decoding import DecodeJob, sample_step
+from tandem.verifier_service.guesses import Trust
 
-NAME = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name
 INBOX = 64  # guesses of a session that wait for its next step
 
-Context: TypeAlias = "aio.ServicerContext[Any, Any]"
+RpcContext: TypeAlias = "aio.ServicerContext[Any, Any]"
 Caller: TypeAlias = Call[Guess, Fact]
 
 
 class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
     """Holds the target model."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, drain: Drain | None = None) -> None:
         self._host = host
-        self._streams: Streams[Guess, Fact] = Streams(host.thread)
-        if host.forward.model.device.type != "cpu":
-            host.thread.fed = judge_together
+        self.streams: StreamServer[Guess, Fact] = StreamServer(host.thread, drain)
+        if host.runner.model.device.type != "cpu":
+            host.thread.after_forward = sample_step
         self._trust, self._lookup_trust = Trust(), Trust()  # of drafters, of looking up
 
     def Decode(
-        self, requests: AsyncIterator[verifier_pb2.DecodeRequest], context: Context
+        self, requests: AsyncIterator[verifier_pb2.DecodeRequest], context: RpcContext
     ) -> AsyncIterator[verifier_pb2.DecodeResponse]:
         """All sessions of one caller."""
-        return self._streams.serve(requests, self._receive, self._respond)
+        return self.streams.serve(requests, self._receive, self._respond)
 
     async def DescribeVerifier(
-        self, request: verifier_pb2.DescribeVerifierRequest, context: Context
+        self, request: verifier_pb2.DescribeVerifierRequest, context: RpcContext
     ) -> verifier_pb2.DescribeVerifierResponse:
         """The model and how full it is."""
         return verifier_pb2.DescribeVerifierResponse(
@@ -60,55 +60,57 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             try:
                 self._open(opening, caller)
             except TandemError as error:
-                self._streams.fail(caller, opening.stream, error)
+                self.streams.fail(caller, opening.stream, error)
         for guess in request.guesses:
             self._guess(guess, caller)
         for flow in request.flows:
-            if port := caller.ports.get(flow.stream):
-                port.halted = flow.paused
-        for session_id in request.close:
-            self._streams.close(session_id, self._host.sessions.close)
+            if stream := caller.streams.get(flow.stream):
+                stream.halted = flow.paused
+        self.streams.close(request.closings, self._host.sessions.close)
 
     def _open(self, message: verifier_pb2.Decoding, caller: Caller) -> None:
         opening = codec.decode_decoding(message)
-        vocab_size = self._host.forward.model.vocab_size
+        vocab_size = self._host.runner.model.vocab_size
         check_tokens("context.tokens", opening.context.tokens, vocab_size)
         if opening.until <= opening.context.length:
             limit = f"is {opening.until}, not above the {opening.context.length} tokens there are"
             raise InvalidRequest.of("until", limit)
         trust = self._lookup_trust if opening.lookup.levels else self._trust
 
-        def start(port: Any) -> Job:
-            return Decode(self._host.sessions, opening, port, trust, time.perf_counter).run()
+        def start(stream: Any) -> Job:
+            return DecodeJob(self._host.sessions, opening, stream, trust, time.perf_counter).run()
 
         context, request_id = opening.context, message.request_id
-        if port := self._streams.open(caller, message.stream, context, request_id, start):
-            port.strict = opening.once
+        if stream := self.streams.open(caller, message.stream, context, request_id, start):
+            stream.strict = opening.once
 
     def _guess(self, message: common_pb2.Guess, caller: Caller) -> None:
         """One that cannot be verified is taken for an empty one."""
-        port = caller.ports.get(message.stream)
-        if port is None:
+        stream = caller.streams.get(message.stream)
+        if stream is None:
             return
-        if len(port.inbox) >= INBOX:
-            port.inbox.popleft()
+        if len(stream.inbox) >= INBOX:
+            stream.inbox.popleft()
         try:
             guess = decode_guess(message, time.perf_counter())
-            vocab_size = self._host.forward.model.vocab_size
+            vocab_size = self._host.runner.model.vocab_size
             check_tokens("draft.tokens", guess.tokens, vocab_size)
             for each in guess.distributions:
                 check_tokens("draft.distributions", each.tokens, vocab_size)
         except InvalidRequest as error:
-            if port.strict:
-                self._streams.fail(caller, message.stream, error)
+            if stream.strict:
+                self.streams.fail(caller, message.stream, error)
             guess = Guess(message.behind)
-        port.inbox.append(guess)
+        stream.inbox.append(guess)
 
     def _respond(self, caller: Caller) -> verifier_pb2.DecodeResponse:
         thread = self._host.thread
         response = verifier_pb2.DecodeResponse(
             sent=caller.sent, price=thread.price, token_seconds=thread.rates.token
         )
+        if not caller.described:
+            caller.described = True
+            response.model.CopyFrom(codec.encode_model(self._host.describe()))
         while caller.outgoing:
             stream, fact = caller.outgoing.popleft()
             response.facts.append(codec.encode_fact(stream, fact))
@@ -118,7 +120,9 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
 
 
 @asynccontextmanager
-async def serving(config: ModelServiceConfig, registry: CollectorRegistry) -> AsyncIterator[str]:
+async def serving(
+    config: ModelServiceConfig, registry: CollectorRegistry, drain: Drain | None = None
+) -> AsyncIterator[str]:
     """A verifier while the scope lasts; yields its address."""
     if config.speaks:
         raise Unusable("speaks is for drafters: a verifier's tokens are its model's own")
@@ -128,9 +132,9 @@ async def serving(config: ModelServiceConfig, registry: CollectorRegistry) -> As
         )
     exact = True if config.exact is None else config.exact
     async with hosting(config, "verify", exact, registry) as host:
-        service = VerifierService(host)
-        services = {
-            NAME: lambda s: verifier_pb2_grpc.add_VerifierServiceServicer_to_server(service, s)
-        }
-        async with rpc.serving(config.host, config.port, services) as address:
+        service, health = VerifierService(host, drain), host.health
+        drained = service.streams.drained
+        async with rpc.serving(
+            config.host, config.port, service, health=health, drained=drained
+        ) as address:
             yield address

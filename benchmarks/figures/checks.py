@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from engine.cache.rooms import Room, blocks
-from engine.exact.exactness import positions_tried, self_test
-from engine.forward.segment import Segment
-from engine.model.load import Model
-from engine.model.original import typical
-from engine.runner import Forward
-from protos import tree
-from protos.errors import Unusable
+from tandem.engine.cache.ranges import KVRange, block_aligned
+from tandem.engine.exact.exactness import positions_tried, self_test
+from tandem.engine.forward.segment import Segment
+from tandem.engine.model.load import HFModel
+from tandem.engine.model.reference import typical_difference
+from tandem.engine.runner import HFRunner
+from tandem.protos import tree
+from tandem.protos.errors import Unusable
 
 SESSIONS, LONGEST = 4, 320  # texts, and tokens of each at the most
 HEADS = (1, 5, 23, 64)  # tokens that become text
@@ -50,17 +50,17 @@ class Fed:
         return self.text[self.context :] + self.draft
 
 
-def exact(forward: Forward, name: str) -> None:
-    """The self-test: right logits, and the same bits in any company."""
+def exact(forward: HFRunner, name: str) -> None:
+    """The self-test: right logits, and batch-invariant."""
     if problem := self_test(forward, name).problem:
         raise Unusable(f"a check failed: not exact, {problem}")
 
 
-def replays(launched: Forward, replayed: Forward) -> None:
+def replays(launched: HFRunner, replayed: HFRunner) -> None:
     """Replayed passes give the bits of the same passes launched operation by operation, and every
     pass can be replayed.
     """
-    with _rooms(launched) as ours, _rooms(replayed) as theirs:
+    with _kv_ranges(launched) as ours, _kv_ranges(replayed) as theirs:
         for step in walk(launched.model):
             expected, given = _feed(launched, ours, step), _feed(replayed, theirs, step)
             if not all(map(torch.equal, expected, given)):
@@ -69,23 +69,23 @@ def replays(launched: Forward, replayed: Forward) -> None:
         raise Unusable(f"a check failed: {replayed.problem}")
 
 
-def right(forward: Forward, network: PreTrainedModel) -> float:
+def right(forward: HFRunner, network: PreTrainedModel) -> float:
     """Chains and trees give what transformers computes for each path, but for rounding; how far
     off the typical row is.
     """
-    original, differences = forward.model.original, list[float]()
-    with _rooms(forward) as rooms:
+    reference, differences = forward.model.reference, list[float]()
+    with _kv_ranges(forward) as kv_ranges:
         for step in walk(forward.model):
-            for fed, logits in zip(step, _feed(forward, rooms, step), strict=True):
+            for fed, logits in zip(step, _feed(forward, kv_ranges, step), strict=True):
                 differences += _differences(network, fed, logits)
-    off = typical(differences, original.smooth)
-    if off > original.limit:
-        limit = f"rounding explains {original.limit:.2g}"
+    off = typical_difference(differences, reference.smooth)
+    if off > reference.limit:
+        limit = f"rounding explains {reference.limit:.2g}"
         raise Unusable(f"a check failed: logits are {off:.2g} from transformers'; {limit}")
     return off
 
 
-def walk(model: Model) -> Iterator[list[Fed]]:
+def walk(model: HFModel) -> Iterator[list[Fed]]:
     """Steps of random sessions in random company, until their texts are long."""
     rng, longest = random.Random(0), min(LONGEST, model.context_length)
     texts: list[tuple[int, ...]] = [()] * SESSIONS
@@ -105,26 +105,28 @@ def walk(model: Model) -> Iterator[list[Fed]]:
             yield step
 
 
-def room_for(model: Model) -> int:
-    """Cached tokens that a check needs room for."""
-    return max(SESSIONS * blocks(LONGEST), positions_tried(model))
+def room_for(model: HFModel) -> int:
+    """Cached tokens that a check needs space for."""
+    return max(SESSIONS * block_aligned(LONGEST), positions_tried(model))
 
 
 @contextmanager
-def _rooms(forward: Forward) -> Iterator[list[Room]]:
-    taken = [forward.pool.take(LONGEST) for _ in range(SESSIONS)]
-    rooms = [room for room in taken if room]
-    assert len(rooms) == SESSIONS, "the pool was made for them"
-    yield rooms
-    for room in rooms:
-        forward.pool.give_back(room)
+def _kv_ranges(forward: HFRunner) -> Iterator[list[KVRange]]:
+    allocated = [forward.pool.allocate(LONGEST) for _ in range(SESSIONS)]
+    kv_ranges = [kv_range for kv_range in allocated if kv_range]
+    assert len(kv_ranges) == SESSIONS, "the pool was made for them"
+    yield kv_ranges
+    for kv_range in kv_ranges:
+        forward.pool.release(kv_range)
 
 
-def _feed(forward: Forward, rooms: Sequence[Room], step: Sequence[Fed]) -> list[torch.Tensor]:
+def _feed(
+    forward: HFRunner, kv_ranges: Sequence[KVRange], step: Sequence[Fed]
+) -> list[torch.Tensor]:
     """The logits of a step, [tokens, vocab] for each session; they are ours to keep."""
     return forward(
         [
-            Segment(rooms[fed.session], fed.context, fed.tokens, fed.parents, len(fed.tokens))
+            Segment(kv_ranges[fed.session], fed.context, fed.tokens, fed.parents, len(fed.tokens))
             for fed in step
         ]
     )

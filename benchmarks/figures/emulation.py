@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from engine.forward.cuda import flash
-from engine.forward.cuda.graphs import Graphs, Replay
-from engine.forward.cuda.rows import Spans
-from engine.runner import Backend, Forward
+from tandem.engine.forward.cuda import flash
+from tandem.engine.forward.cuda.graphs import CudaGraphs, Replay
+from tandem.engine.forward.cuda.rows import KeyRuns
+from tandem.engine.runner import AttentionBackend, HFRunner
 
 
 @contextmanager
@@ -46,13 +46,15 @@ def attend(
     **options: Any,
 ) -> tuple[torch.Tensor, ...]:
     """`aten::_flash_attention_forward` as far as we call it, and no further."""
-    if dropout or causal or debug or options != flash.WHOLE:
+    if dropout or causal or debug or options != flash.NO_SPLIT:
         raise NotImplementedError(f"attention with {dropout}, {causal}, {debug}, {options}")
     if {each.dtype for each in (bounds, starts, seqused_k)} != {torch.int32}:
         raise TypeError("the bounds of runs are int32")
     if longest != len(keys) or int(bounds.diff().max()) > widest:
         raise ValueError(f"runs are longer than {longest} keys or {widest} rows")
-    output, sums = flash.plain(query, keys, values, Spans(bounds, starts, seqused_k, widest), scale)
+    output, sums = flash.reference_kernel(
+        query, keys, values, KeyRuns(bounds, starts, seqused_k, widest), scale
+    )
     nothing = torch.empty(0)
     return output, sums.t().contiguous(), nothing, nothing, nothing
 
@@ -63,8 +65,8 @@ def capture(run: Callable[[], torch.Tensor]) -> tuple[Replay, torch.Tensor]:
     return lambda: logits.copy_(run()), logits
 
 
-def replaying(forward: Forward) -> Forward:
+def replaying(forward: HFRunner) -> HFRunner:
     """One by rows that replays its passes from now on."""
-    forward._runner = Graphs(forward._run, forward.model.device, capture)
-    forward.backend = Backend.GRAPHS
+    forward._runner = CudaGraphs(forward._run, forward.model.device, capture)
+    forward.backend = AttentionBackend.GRAPHS
     return forward

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from engine.forward.cuda.cublas import ROOMS
+from tandem.engine.forward.cuda.cublas import WORKSPACES
 
 CPU_FACTS = Path("/proc/cpuinfo")
 PACKAGES = ("torch", "transformers")
@@ -53,6 +53,6 @@ def facts(device: torch.device) -> dict[str, Any]:
             "device_bytes": about.total_memory,
             "multiprocessors": about.multi_processor_count,
             "capability": f"{about.major}.{about.minor}",
-            **{name.lower(): os.environ.get(name) for name in ROOMS},
+            **{name.lower(): os.environ.get(name) for name in WORKSPACES},
         }
     return found

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
 
-from benchmarks.figures.machine import described
+from tandem.benchmarks.figures.machine import described
 
 NARROWEST = 110  # columns; a log file is as wide as its longest line
 
@@ -31,6 +32,9 @@ def publish(
     console.print(heading, soft_wrap=True)
     console.print(tables)
     if file:
-        file.write_text(
-            json.dumps({"title": heading, "rows": rows}, indent=2) + "\n", encoding="utf-8"
-        )
+        written = json.dumps({"title": heading, "rows": rows}, indent=2, default=_enum)
+        file.write_text(written + "\n", encoding="utf-8")
+
+
+def _enum(value: Enum) -> str:
+    return value.name.lower()

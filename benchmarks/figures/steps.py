@@ -20,12 +20,12 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from engine.cache.rooms import BLOCK
-from engine.forward.segment import Segment
-from engine.model.load import Model
-from engine.runner import Forward
-from protos import tree
-from protos.errors import Unusable
+from tandem.engine.cache.ranges import BLOCK
+from tandem.engine.forward.segment import Segment
+from tandem.engine.model.load import HFModel
+from tandem.engine.runner import HFRunner
+from tandem.protos import tree
+from tandem.protos.errors import Unusable
 
 Action = Callable[[], object]
 Name = TypeVar("Name")
@@ -61,7 +61,7 @@ class Text:
     limit: int
 
     @classmethod
-    def fit(cls, model: Model, most_fed: int) -> Text:
+    def fit(cls, model: HFModel, most_fed: int) -> Text:
         """As long as the model's context allows; raises Unusable if that is nothing."""
         limit = min(MOST, model.context_length - most_fed)
         if limit < 1:
@@ -78,32 +78,38 @@ class Text:
 
 
 class Engine:
-    """The engine in one mode, with so many sessions whose rooms hold the text."""
+    """The engine in one mode, with so many sessions whose KV ranges hold the text."""
 
     @torch.inference_mode()
     def __init__(
         self,
-        build: Callable[[int], Forward],  # with so many positions
+        build: Callable[[int], HFRunner],  # with so many positions
         text: Text,
         sessions: int,
     ) -> None:
         length = len(text.ids)
         self._text = text
         self.forward = build(sessions * (length + BLOCK))
-        taken = [self.forward.pool.take(length) for _ in range(sessions)]
-        self._rooms = [room for room in taken if room]
-        assert len(self._rooms) == sessions, "the pool was made for them"
-        self.forward([Segment(self._rooms[0], 0, text.ids, tree.chain(length), 1)])
-        for room in self._rooms[1:]:
-            self.forward.pool.copy(self._rooms[0], room, length)
+        allocated = [self.forward.pool.allocate(length) for _ in range(sessions)]
+        self._kv_ranges = [kv_range for kv_range in allocated if kv_range]
+        assert len(self._kv_ranges) == sessions, "the pool was made for them"
+        self.forward([Segment(self._kv_ranges[0], 0, text.ids, tree.chain(length), 1)])
+        for kv_range in self._kv_ranges[1:]:
+            self.forward.pool.copy(self._kv_ranges[0], kv_range, length)
 
     def step(self, feed: Feed) -> Action:
         """All sessions in one pass."""
         segments = [
             Segment(
-                room, context, self._text.ids[context:][: feed.tokens], feed.parents, feed.tokens
+                kv_range,
+                context,
+                self._text.ids[context:][: feed.tokens],
+                feed.parents,
+                feed.tokens,
             )
-            for room, context in zip(self._rooms, self._text.contexts(feed.sessions), strict=False)
+            for kv_range, context in zip(
+                self._kv_ranges, self._text.contexts(feed.sessions), strict=False
+            )
         ]
         return partial(self.forward, segments)
 

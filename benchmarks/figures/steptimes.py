@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.figures.steps import Feed, Text
-from engine.model.load import DTYPES
-from protos import tree
-from protos.errors import Unusable
+from tandem.benchmarks.figures.steps import Feed, Text
+from tandem.engine.model.load import DTYPES
+from tandem.protos import tree
+from tandem.protos.errors import Unusable
 
 TYPICAL = (-1, 0, 1, 2, 1, 4, 0, 6, 7, 6, 9, 0, -1, 12, 13, -1)  # a draft of the embedded pair
 ONE, FIVE, TOGETHER = COMPARED = (

@@ -21,11 +21,11 @@ from typing import Any, TypeAlias
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.peers.delay import State
-from protos.errors import Unusable
-from protos.service.process import LEASH, announcement
-from protos.tandem.v1 import orchestrator_pb2_grpc
-from protos.transport import rpc
+from tandem.benchmarks.peers.delay import State
+from tandem.protos.errors import Unusable
+from tandem.protos.service.process import CHILD, announcement
+from tandem.protos.transport import rpc
+from tandem.v1 import orchestrator_pb2_grpc
 
 HERE = Path(__file__).resolve().parents[2]
 GRACE_SECONDS = 20.0
@@ -131,11 +131,11 @@ def processor_seconds(process: Process) -> Threads:
 async def child(folder: Path, module: str, *flags: str) -> AsyncIterator[Process]:
     """A process that runs a checkout's module while the scope lasts."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module, *flags),
+        *(sys.executable, "-m", f"tandem.{module}", *flags),
         stdin=PIPE,
         stdout=PIPE,
         cwd=folder,
-        env=os.environ | {LEASH: "1", "PYTHONPATH": str(folder)},
+        env=os.environ | {CHILD: "1", "PYTHONPATH": str(folder / "src")},
         start_new_session=True,  # Ctrl-C reaches the benchmark alone
     )
     try:
@@ -155,6 +155,8 @@ async def address(process: Process) -> str:
     assert process.stdout
     async for line in process.stdout:
         fact = announcement(line)
+        if fact and fact["event"] == "failed":
+            raise Unusable(fact["problem"])
         if fact and fact["event"] == "serving":
             return fact["address"]
     raise Unusable("a service did not start; its own line above says why")

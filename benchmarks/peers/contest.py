@@ -10,7 +10,7 @@ from statistics import median
 
 from rich.progress import track
 
-from benchmarks.peers.systems import Completion, Prompt, System
+from tandem.benchmarks.peers.systems import Completion, Prompt, System
 
 AT_ONCE = 8
 
@@ -44,7 +44,7 @@ class Runs:
 
     @property
     def tokens_per_step(self) -> float | None:
-        """Mean acceptance length, if the system tells its steps."""
+        """Mean acceptance length, if the system reports its steps."""
         steps = sum(completion.steps for completion in self.completions)
         return self.tokens / steps if steps else None
 
@@ -71,7 +71,7 @@ class Contest:
             await system.complete(prompt, self.max_new_tokens)
 
     async def run(self, prompts: Sequence[Prompt]) -> dict[str, Runs]:
-        """All systems on all prompts; whoever goes first changes from prompt to prompt."""
+        """All systems on all prompts, in an order that rotates from prompt to prompt."""
         runs = {name: Runs() for name in (*self.alone, self.together[0])}
         names = list(self.alone)
         await self.warm_up(prompts[0])

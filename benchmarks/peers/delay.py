@@ -1,7 +1,7 @@
 """A TCP proxy that makes a service distant: every byte comes half a round trip later, in order, at
 any bandwidth. It can add to the answers' delay, hang, or refuse all connections.
 
-    python -m benchmarks.delay HOST:PORT
+    python -m tandem.benchmarks.peers.delay HOST:PORT
 
 is told the state of the link on standard input, a JSON object per line, and answers each with the
 bytes carried so far. It knows nothing of what it carries.
@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import typer
 
-from protos.service.process import announce
+from tandem.protos.service.process import announce
 
 HOST = "127.0.0.1"
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.figures.steps import Action, Feed, Text
-from benchmarks.peers.systems import Completion, Prompt
+from tandem.benchmarks.figures.steps import Action, Feed, Text
+from tandem.benchmarks.peers.systems import Completion, Prompt
 
 BATCH = 512
 KINDS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
@@ -35,7 +35,7 @@ def convert(folder: Path, file: Path, dtype: str) -> None:
     """A model directory as a GGUF file of the same numbers; raises SystemExit for one of another
     architecture than Llama.
     """
-    import_module("models.gguf").convert(folder, file, KINDS[dtype])
+    import_module("tandem.models.gguf").convert(folder, file, KINDS[dtype])
 
 
 class Llama:

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 
-from engine.cache.rooms import Room
-from engine.forward.attention import attend_tile, refuse
-from engine.forward.cpu import panels
-from engine.forward.cpu.kernels import kernels
-from engine.forward.cpu.paths import Paths
-from engine.forward.mixing import Rule
-from engine.forward.segment import Segment
-from engine.forward.tiles import lay_out
-from protos import tree
+from tandem.engine.cache.ranges import KVRange
+from tandem.engine.forward.attention import attend_tile, refuse_options
+from tandem.engine.forward.cpu import panels
+from tandem.engine.forward.cpu.kernels import kernels
+from tandem.engine.forward.cpu.paths import Paths
+from tandem.engine.forward.dense import AttentionOptions
+from tandem.engine.forward.segment import Segment
+from tandem.engine.forward.tiles import tile_plan
+from tandem.protos import tree
 
 NAME = "tandem_reference"
 PLAIN = torch.device("cpu")
@@ -42,15 +42,15 @@ def attend(
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention of the newest rows; [1, rows, heads, value size]."""
-    refuse(options)
+    refuse_options(options)
     count, length = query.shape[2], key.shape[2]
-    rule = Rule(scaling, sliding_window, softcap, s_aux)
-    if panels.problem(query.dtype, query.device) is None and (own := kernels()):
+    rule = AttentionOptions(scaling, sliding_window, softcap, s_aux)
+    if panels.why_unsupported(query.dtype, query.device) is None and (own := kernels()):
         rows, keys, values = (each[0].transpose(0, 1).contiguous() for each in (query, key, value))
         paths = Paths.straight(length - count, count)
         return own.attend(rows, keys, values, paths, rule)[None], None
-    segment = Segment(Room(0, length), length - count, (0,) * count, tree.chain(count), count)
-    (tile,) = lay_out([segment], PLAIN).tiles
+    segment = Segment(KVRange(0, length), length - count, (0,) * count, tree.chain(count), count)
+    (tile,) = tile_plan([segment], PLAIN).tiles
     keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
     return attend_tile(tile, query, keys, values, rule)[None], None
 

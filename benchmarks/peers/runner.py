@@ -13,10 +13,18 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from orchestrator.rounds.generation import Generation
-from protos.errors import TandemError
-from protos.types import NO_DRAFT, Context, Draft, DraftShape, Proposal, SamplingParams, Verdict
-from protos.wire import codec
+from tandem.orchestrator.rounds.generation import Generation
+from tandem.protos.errors import TandemError
+from tandem.protos.types import (
+    NO_DRAFT,
+    Context,
+    Draft,
+    DraftShape,
+    Proposal,
+    SamplingParams,
+    Verdict,
+)
+from tandem.protos.wire import codec
 
 Tokens = tuple[int, ...]
 AT_ONCE = 8

@@ -18,10 +18,11 @@ import torch
 from grpc import aio
 from transformers import AutoModelForCausalLM
 
-from orchestrator.cli import launch
-from protos.tandem.v1 import orchestrator_pb2 as api
-from protos.tandem.v1 import orchestrator_pb2_grpc
-from protos.transport import rpc, status
+from tandem.orchestrator.cli import launch
+from tandem.orchestrator.cli.plan import Plan
+from tandem.protos.transport import rpc, status
+from tandem.v1 import orchestrator_pb2 as api
+from tandem.v1 import orchestrator_pb2_grpc
 
 Prompt = tuple[int, ...]
 ALWAYS = ("--draft-cost", "0")  # for a drafter that guesses whatever it costs
@@ -29,7 +30,7 @@ ALWAYS = ("--draft-cost", "0")  # for a drafter that guesses whatever it costs
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Emitted tokens and, where the system tells, in how many steps."""
+    """Emitted tokens and, where the system reports it, in how many steps."""
 
     tokens: tuple[int, ...]
     steps: int = 0
@@ -111,7 +112,7 @@ async def tandem_up(target: Path, draft: Path, ray: bool, *drafter: str) -> Asyn
     of its client API. Raises Unusable.
     """
     async with (
-        launch.up(launch.Plan(target, draft, port=0, ray=ray, drafter=drafter)) as tandem,
+        launch.up(Plan(target, draft, port=0, ray=ray, drafter=drafter)) as tandem,
         rpc.connect(tandem.addresses["orchestrator"]) as channel,
     ):
         yield orchestrator_pb2_grpc.OrchestratorServiceStub(channel)

@@ -17,7 +17,7 @@ from typing import Any
 
 from grpc import aio
 
-from protos.tandem.v1 import orchestrator_pb2 as api
+from tandem.v1 import orchestrator_pb2 as api
 
 LONGEST_SECONDS = 20.0  # of a turn without an answer
 LOOK_SECONDS = 0.01

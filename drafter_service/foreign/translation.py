@@ -1,7 +1,8 @@
-"""Between two tokenizers: committed tokens in another model's words, and a draft back in theirs.
+"""Between two tokenizers: committed tokens of the target to those of the draft model, and a draft
+back.
 
 Goes through the text, so it knows no pair of vocabularies in particular. Pure; a draft that cannot
-be said in the other words becomes shorter or empty, never an error.
+be written in the target's tokens becomes shorter or empty, never an error.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from itertools import groupby
 from tokenizers import Tokenizer
 
 LOST = "\ufffd"  # what is decoded where bytes are no character, or not yet
-GUARDS = ("a", ".", "\n")  # texts that others are set behind, so that they are no beginning
+CONTEXTS = ("a", ".", "\n")  # texts put before a piece, so that it is not the start of a text
 SPACES = ("Ġ", "▁", " ")  # how vocabularies write the space before a word
 WHITE = (*SPACES, "Ċ", "ċ", "č", "ĉ", "\n")
 ENDS = (
@@ -33,7 +34,9 @@ class Fragments:
     """A tokenizer for pieces of a text: it adds nothing, and takes no words for special tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())  # its settings are ours to change
+        self._tokenizer = Tokenizer.from_str(
+            tokenizer.to_str()
+        )  # a copy, whose settings may be changed
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
@@ -42,12 +45,12 @@ class Fragments:
         named = {name: index for index, name in self.specials.items()}
         self.end = next((named[name] for name in ENDS if name in named), None)
         self.lead = self._leading()
-        self._guards = [(guard, ids) for guard in GUARDS if (ids := self._ids(guard))]
+        self._contexts = [(context, ids) for context in CONTEXTS if (ids := self._ids(context))]
 
     def encode(self, text: str, opening: bool = False) -> list[int]:
         """The tokens of a text, as they are in the middle of one unless it is the `opening`."""
-        for guard, ids in () if opening else self._guards:
-            found = self._ids(guard + text)
+        for context, ids in () if opening else self._contexts:
+            found = self._ids(context + text)
             if found[: len(ids)] == ids:
                 return found[len(ids) :]
         return self._ids(text)
@@ -55,14 +58,14 @@ class Fragments:
     def decode(self, ids: Sequence[int], opening: bool = False) -> str:
         """The text of tokens, as it is in the middle of one unless it is the `opening`."""
         plain: str = self._tokenizer.decode(ids, skip_special_tokens=False)
-        if opening or not self._guards:
+        if opening or not self._contexts:
             return plain
-        guard, before = self._guards[0]
+        context, before = self._contexts[0]
         text: str = self._tokenizer.decode([*before, *ids], skip_special_tokens=False)
-        return text[len(guard) :] if text.startswith(guard) else plain
+        return text[len(context) :] if text.startswith(context) else plain
 
     def borders(self, ids: Sequence[int], at: int) -> bool:
-        """Whether token `at` begins a word behind something else, so that a text may be cut there
+        """Whether token `at` begins a word after something else, so that a text may be cut there
         and both parts are encoded as in one.
         """
         before, token = (self._tokenizer.id_to_token(i) or " " for i in ids[at - 1 : at + 1])
@@ -89,44 +92,45 @@ class Fragments:
 
 
 class Translation:
-    """From their tokens to our own and back."""
+    """From the target's tokens to the draft model's and back."""
 
-    def __init__(self, own: Tokenizer, theirs: Tokenizer) -> None:
-        self._own, self._theirs = Fragments(own), Fragments(theirs)
-        self._to_own = _meanings(self._theirs, self._own)
-        self._to_theirs = _meanings(self._own, self._theirs)
+    def __init__(self, draft: Tokenizer, target: Tokenizer) -> None:
+        self._draft, self._target = Fragments(draft), Fragments(target)
+        self._draft_specials = _special_tokens(self._target, self._draft)
+        self._target_specials = _special_tokens(self._draft, self._target)
 
-    def to_own(self, tokens: Sequence[int], opening: bool = True) -> list[int]:
-        """The committed tokens, or some from a `border` on if they are not the `opening`, in our
-        own words. Half a character at the end is left out, and so are special tokens that we lack.
+    def to_draft(self, tokens: Sequence[int], opening: bool = True) -> list[int]:
+        """The committed tokens, or some from a `border` on if they are not the `opening`, in those
+        of the draft model. Half a character at the end is left out, and so are special tokens that
+        it lacks.
         """
-        own: list[int] = []
-        lead = self._theirs.lead
+        draft: list[int] = []
+        lead = self._target.lead
         if opening:
-            own += self._own.lead
+            draft += self._draft.lead
             tokens = tokens[len(lead) :] if list(tokens[: len(lead)]) == lead else tokens
-        for special, group in groupby(tokens, self._theirs.specials.__contains__):
+        for special, group in groupby(tokens, self._target.specials.__contains__):
             if special:
-                own += _known(self._to_own, group)
+                draft += _mapped(self._draft_specials, group)
             else:
-                text = self._theirs.decode(list(group), opening)
-                own += self._own.encode(text.rstrip(LOST), opening)
+                text = self._target.decode(list(group), opening)
+                draft += self._draft.encode(text.rstrip(LOST), opening)
             opening = False
-        return own
+        return draft
 
-    def to_theirs(self, committed: Sequence[int], drafted: Sequence[int]) -> list[int]:
-        """What their tokenizer says for our draft behind the committed tokens, up to its end of
+    def to_target(self, committed: Sequence[int], drafted: Sequence[int]) -> list[int]:
+        """The draft in the target's tokens, after the committed ones, up to its end of
         text if it has one. The last token may be half a word; it is a guess as any other.
         """
         count = next((at for at, token in enumerate(drafted) if self.is_special(token)), None)
-        text = self._own.decode(drafted[:count]).partition(LOST)[0]
+        text = self._draft.decode(drafted[:count]).partition(LOST)[0]
         tokens = self._behind(committed, text) if text else []
-        ends = () if count is None else _known(self._to_theirs, drafted[count : count + 1])
+        ends = () if count is None else _mapped(self._target_specials, drafted[count : count + 1])
         return [*tokens, *ends]
 
     def is_special(self, token: int) -> bool:
-        """Whether one of our tokens is no text: nothing is translated behind it."""
-        return token in self._own.specials
+        """Whether a token of the draft model is no text: nothing is translated after it."""
+        return token in self._draft.specials
 
     def border(self, committed: Sequence[int], near: int = NEAR, far: int | None = None) -> int:
         """Where the committed tokens may be cut, the last such place from `far` to `near` tokens
@@ -134,25 +138,25 @@ class Translation:
         """
         stop = 0 if far is None else max(0, len(committed) - far)
         places = range(len(committed) - near, stop, -1)
-        return next((at for at in places if at and self._theirs.borders(committed, at)), 0)
+        return next((at for at in places if at and self._target.borders(committed, at)), 0)
 
     def character(self, committed: Sequence[int], near: int) -> int:
         """Where they may be cut if there is no `border`: within a word perhaps, but not within a
         character; 0 if there is no such place.
         """
         places = range(len(committed) - near, max(0, len(committed) - near - 4), -1)
-        ends = ((at, self._theirs.decode(committed[max(0, at - 8) : at])) for at in places)
+        ends = ((at, self._target.decode(committed[max(0, at - 8) : at])) for at in places)
         return next((at for at, text in ends if not text.endswith(LOST)), 0)
 
     def _behind(self, committed: Sequence[int], text: str) -> list[int]:
-        """Their tokens for a text behind the committed ones, which stay as they are."""
-        tail, said, opening = self._tail(committed)
-        both = self._theirs.encode(said.rstrip(LOST) + text, opening)
+        """Their tokens for a text after the committed ones, which stay as they are."""
+        tail, tail_text, opening = self._tail(committed)
+        both = self._target.encode(tail_text.rstrip(LOST) + text, opening)
         if both[: len(tail)] == tail:
             return both[len(tail) :]
-        if said.endswith(LOST):
+        if tail_text.endswith(LOST):
             return []  # half a character, and the draft is not its other half
-        return self._theirs.encode(text)  # the border would be another, and is what it is
+        return self._target.encode(text)  # the border would be another, and is what it is
 
     def _tail(self, committed: Sequence[int]) -> tuple[list[int], str, bool]:
         """The last committed tokens, from a place where they may be cut; their text; and whether
@@ -160,17 +164,19 @@ class Translation:
         """
         start = self.border(committed, far=FAR) or max(0, len(committed) - FAR)
         for at in range(start, len(committed)):
-            if committed[at] in self._theirs.specials:
+            if committed[at] in self._target.specials:
                 start = at + 1
         for first in (*range(start, min(start + 4, len(committed))), start):
             tail, opening = list(committed[first:]), first == 0
-            said = self._theirs.decode(tail, opening)
-            if not said.startswith(LOST):  # it was not cut within a character, of 4 bytes at most
+            tail_text = self._target.decode(tail, opening)
+            if not tail_text.startswith(
+                LOST
+            ):  # it was not cut within a character, of 4 bytes at most
                 break
-        return tail, said, opening
+        return tail, tail_text, opening
 
 
-def _meanings(source: Fragments, target: Fragments) -> dict[int, int]:
+def _special_tokens(source: Fragments, target: Fragments) -> dict[int, int]:
     """Special tokens that both have: of the same name, and the end of a text under any."""
     names = {name: index for index, name in target.specials.items()}
     same = {index: names[name] for index, name in source.specials.items() if name in names}
@@ -179,5 +185,5 @@ def _meanings(source: Fragments, target: Fragments) -> dict[int, int]:
     return same
 
 
-def _known(meanings: dict[int, int], tokens: Iterable[int]) -> list[int]:
-    return [meanings[token] for token in tokens if token in meanings]
+def _mapped(mapping: dict[int, int], tokens: Iterable[int]) -> list[int]:
+    return [mapping[token] for token in tokens if token in mapping]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from protos.types import Distribution
+from tandem.protos.types import Distribution
 
 
 class Child(NamedTuple):
@@ -28,19 +28,19 @@ class Expansion:
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class DraftNode:
     """A guessed token. `position` is the tokens of the text up to and with it; `place` is where its
-    keys lie behind the root once it was fed, and the root's own is -1. Its `number` is 0 until it
+    keys lie after the root once it was fed, and the root's own is -1. Its `number` is 0 until it
     is sent.
     """
 
     token: int
-    parent: Node | None
+    parent: DraftNode | None
     position: int
     score: float = 0.0
     gain: float = 0.0
     sure: bool = True
     number: int = 0
     place: int | None = None
-    children: dict[int, Node] = field(default_factory=dict)
+    children: dict[int, DraftNode] = field(default_factory=dict)
     drawn: Distribution | None = None

@@ -1,4 +1,4 @@
-"""Drafts made as a whole: from scratch behind the newest fact, level by level to the end, each sent
+"""Drafts made as a whole: from scratch after the newest fact, level by level to the end, each sent
 in one guess.
 """
 
@@ -10,54 +10,54 @@ from functools import partial
 
 import torch
 
-from drafter_service.tree.guesses import Guesser
-from drafter_service.tree.text import Report, Text
-from drafter_service.tree.waiting import Waiting
-from engine.forward.offer import Offer
-from engine.forward.segment import Segment
-from engine.schedule.port import Port
-from protos.streams import Guess
+from tandem.drafter_service.tree.expansion import Expander
+from tandem.drafter_service.tree.session_text import FactTokens, SessionText
+from tandem.drafter_service.tree.waiting_input import WaitingInput
+from tandem.engine.forward.segment import Segment
+from tandem.engine.forward.step_input import StepInput
+from tandem.engine.schedule.job_stream import JobStream
+from tandem.protos.streams import Guess
 
 
-def drafts(
-    text: Text,
-    guess: Callable[[int], Guesser],
-    port: Port[Report, Guess],
+def whole_drafts(
+    text: SessionText,
+    guess: Callable[[int], Expander],
+    stream: JobStream[FactTokens, Guess],
     logits: torch.Tensor,
     once: bool,
-) -> Generator[Offer, torch.Tensor, None]:
-    """Sends one draft, or one behind every fact. `logits` are the root's, [1, vocab]; `guess` is
-    told the length of the text.
+) -> Generator[StepInput, torch.Tensor, None]:
+    """Sends one draft, or one after every fact. `logits` are the root's, [1, vocab]; `guess` is
+    called with the length of the text.
 
     After the only one, the session holds the text and the draft's leading nodes as far as they were
     fed.
     """
-    growth = text.growth
+    tree = text.tree
     while True:
-        nodes = [growth.root]
+        nodes = [tree.root]
         while nodes:
-            text.expand(nodes, logits, guess(growth.root.position))
-            nodes = text.fit(growth.frontier(growth.window()))
+            text.expand(nodes, logits, guess(tree.root.position))
+            nodes = text.fit(tree.frontier(tree.window()))
             if nodes:
                 logits = yield from text.feed(text.segment(nodes))
-                growth.feed(nodes)
-        draft, trunk = growth.whole()
+                tree.feed(nodes)
+        draft, trunk = tree.whole()
         if once:
             length = text.keep(draft.tokens[: len(trunk)], trunk)
-            port.emit(replace(draft, epoch=text.session.epoch, cached_len=length))
+            stream.emit(replace(draft, epoch=text.session.epoch, cached_len=length))
             return
-        port.emit(draft)
+        stream.emit(draft)
         known = False
         while not known:
-            logits = yield from text.feed(Waiting(partial(_newest, text, port)))
+            logits = yield from text.feed(WaitingInput(partial(_newest, text, stream)))
             known = text.read()
 
 
-def _newest(text: Text, port: Port[Report, Guess]) -> Segment | None:
-    """The newest committed tokens. Those behind which a draft does not fit are answered with an
+def _newest(text: SessionText, stream: JobStream[FactTokens, Guess]) -> Segment | None:
+    """The newest committed tokens. Those after which a draft does not fit are answered with an
     empty one.
     """
-    growth, changed = text.growth, text.hear(port.inbox, anew=True)
-    if growth.full and changed:
-        port.emit(growth.whole()[0])
-    return text.next() if text.pending and not growth.full else None
+    tree, changed = text.tree, text.take_facts(stream.inbox, restart=True)
+    if tree.full and changed:
+        stream.emit(tree.whole()[0])
+    return text.next() if text.pending and not tree.full else None

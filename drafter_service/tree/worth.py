@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from engine.schedule.cost import Rates
+from tandem.engine.schedule.cost import Rates
 
 LEAST = 0.01  # a node's chance, below which it is neither fed nor sent: one in a hundred such rows
 # would save the verifier a step
@@ -37,7 +37,7 @@ LONGEST = 4.0  # times the usual, that a token takes: what takes longer is a pau
 
 @dataclass(slots=True)
 class Conditions:
-    """What a caller says of its verifier and of the round trip, and how fast its texts are; 0 =
+    """What a caller reports of its verifier and of the round trip, and how fast its texts are; 0 =
     unknown.
     """
 
@@ -46,7 +46,7 @@ class Conditions:
     delay: float = 0.0  # seconds from a fact's leaving to the arrival of what it causes
     pace: float = 0.0  # seconds from a token of a text to the next one, smoothed
 
-    def heard(self, tokens: int, seconds: float) -> None:
+    def observe(self, tokens: int, seconds: float) -> None:
         """A text has gained so many tokens in so many seconds."""
         each = seconds / tokens
         if not self.pace:
@@ -56,8 +56,8 @@ class Conditions:
 
 
 @dataclass(slots=True)
-class Skill:
-    """How good the likeliest guess behind a token is, smoothed."""
+class DraftSkill:
+    """How good the likeliest guess after a token is, smoothed."""
 
     right: float = BELIEVED  # how often it is what follows
     shares: list[float] = field(default_factory=lambda: [0.0] * BINS)  # of chances, by tenth
@@ -78,7 +78,7 @@ class Skill:
         chances = ((share, scale * middle(place)) for place, share in enumerate(self.shares))
         return sum(share * max(0.0, chance - price) for share, chance in chances)
 
-    def saw(self, chance: float, right: bool, pace: float) -> None:
+    def observe(self, chance: float, right: bool, pace: float) -> None:
         """A guess of this chance turned out right or not."""
         self.right += pace * (right - self.right)
         place = min(BINS - 1, int(chance * BINS))
@@ -86,12 +86,12 @@ class Skill:
 
 
 def middle(place: int) -> float:
-    """The chance that stands for those of a bin."""
+    """The middle of the chances of a bin."""
     return (place + 0.5) / BINS
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class FeedThreshold:
     """What is worth being fed now, in logarithms of chances."""
 
     least: float = -math.inf
@@ -100,27 +100,29 @@ class Outlook:
     lead: float = 0.0  # the first level that is in time
 
     def pays(self, chance: float, depth: int) -> bool:
-        """Whether a node so many levels behind the root is."""
+        """Whether a node so many levels after the root is."""
         late = max(0.0, self.lead - depth)
         return chance + depth * self.trust + (late and late * self.fade) > self.least
 
 
 @dataclass(slots=True)
-class Known:
+class DrafterHistory:
     """What a drafter has learned from all texts, and how many there were."""
 
-    skill: Skill = field(default_factory=Skill)
+    skill: DraftSkill = field(default_factory=DraftSkill)
     texts: count[int] = field(default_factory=count)
 
 
 class Worth:
     """Of one session's nodes; with `cost` 0 all that may be accepted are worth being fed."""
 
-    def __init__(self, conditions: Conditions, rates: Rates, known: Known, cost: float) -> None:
-        self._conditions, self._rates, self._known, self._cost = conditions, rates, known, cost
-        self._skill = known.skill  # until the text has taught something of its own
-        self._heard = 0.0
-        self._begun = next(known.texts) % CURIOUS == 0
+    def __init__(
+        self, conditions: Conditions, rates: Rates, history: DrafterHistory, cost: float
+    ) -> None:
+        self._conditions, self._rates, self._history, self._cost = conditions, rates, history, cost
+        self._skill = history.skill  # until the text has taught something of its own
+        self._last_growth = 0.0
+        self._begun = next(history.texts) % CURIOUS == 0
 
     @property
     def floor(self) -> float:
@@ -128,33 +130,33 @@ class Worth:
         return math.log(min(1.0, max(LEAST, self._conditions.price * SLACK)))
 
     @property
-    def begins(self) -> bool:
+    def should_read(self) -> bool:
         """Whether the text shall be read; once it shall, it shall."""
-        self._begun = self._begun or self.outlook().pays(0.0, 0)
+        self._begun = self._begun or self.threshold().pays(0.0, 0)
         return self._begun
 
-    def judge(self, chance: float, right: bool) -> None:
-        """The likeliest guess behind a token had this chance, and was right or not."""
-        if self._skill is self._known.skill:
+    def observe_guess(self, chance: float, right: bool) -> None:
+        """The likeliest guess after a token had this chance, and was right or not."""
+        if self._skill is self._history.skill:
             self._skill = replace(self._skill)
-        self._skill.saw(chance, right, PACE)
-        self._known.skill.saw(chance, right, SHARED_PACE)
+        self._skill.observe(chance, right, PACE)
+        self._history.skill.observe(chance, right, SHARED_PACE)
 
-    def heard(self, tokens: int, now: float) -> None:
+    def text_grew(self, tokens: int, now: float) -> None:
         """The text has so many more tokens."""
-        if self._heard:
-            self._conditions.heard(tokens, now - self._heard)
-        self._heard = now
+        if self._last_growth:
+            self._conditions.observe(tokens, now - self._last_growth)
+        self._last_growth = now
 
-    def outlook(self) -> Outlook:
+    def threshold(self) -> FeedThreshold:
         """What is worth being fed now."""
-        skill, said, rates = self._skill, self._conditions, self._rates
-        if not (self._cost and said.token_seconds and said.pace and rates.row):
-            return Outlook()
-        gain = skill.edge(said.price) * said.token_seconds
-        gained = rates.step / said.pace  # tokens, while a level is drafted
-        ahead = BOUNDARY + said.delay / said.pace + QUEUE * gained
-        return Outlook(
+        skill, conditions, rates = self._skill, self._conditions, self._rates
+        if not (self._cost and conditions.token_seconds and conditions.pace and rates.row):
+            return FeedThreshold()
+        gain = skill.edge(conditions.price) * conditions.token_seconds
+        gained = rates.step / conditions.pace  # tokens, while a level is drafted
+        ahead = BOUNDARY + conditions.delay / conditions.pace + QUEUE * gained
+        return FeedThreshold(
             math.log(self._cost * rates.row / gain) if gain else math.inf,
             math.log(max(skill.right, LEAST)),
             skill.trust,

@@ -1,5 +1,5 @@
-"""What one session is to a model service: a room, the tokens in it, and what is needed to trust a
-call about them.
+"""What one session is to a model service: a KV range, the tokens in it, and what is needed to trust
+a call about them.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from engine.cache.rooms import BLOCK, Room
-from protos.types import Context
+from tandem.engine.cache.ranges import BLOCK, KVRange
+from tandem.protos.types import Context
 
 
-class Ended(Exception):
+class JobEnded(Exception):
     """Thrown into a job that is to end early, when its session holds the first `fed` tokens of its
     context.
     """
@@ -25,14 +25,14 @@ class Ended(Exception):
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """What one room holds: `tokens`, as of `turn`.
+    """What one KV range holds: `tokens`, as of `turn`.
 
     `epoch` is drawn when the session is opened. A call that builds on cached tokens names the epoch
-    that it was answered with, so a late call that opens the session anew can never pass for the
+    that it was answered with, so a late call that opens the session again can never pass for the
     session that was lost. A session that was closed may stay, `retired`, for its client's next one.
     """
 
-    room: Room
+    kv_range: KVRange
     epoch: int
     client: bytes
     turn: int = 0
@@ -43,33 +43,33 @@ class Session:
 
     @property
     def length(self) -> int:
-        """Committed tokens in the room."""
+        """Committed tokens in the KV range."""
         return len(self.tokens)
 
     def committed(self, context: Context) -> array[int]:
         """All committed tokens of a call."""
         return self.tokens[: context.base] + array("I", context.tokens)
 
-    def kept(self, context: Context) -> int:
-        """How many tokens a call builds on; one that opens the session again, because it heard no
-        answer, finds what it said before.
+    def reusable(self, context: Context) -> int:
+        """How many tokens a call builds on; one that opens the session again, because no answer
+        arrived, finds the tokens that it sent before.
         """
         if context.epoch or self.client != context.client:
             return context.base
-        return self.shares(context.tokens[:-1])
+        return self.common_prefix_with(context.tokens[:-1])
 
-    def shares(self, tokens: Sequence[int]) -> int:
+    def common_prefix_with(self, tokens: Sequence[int]) -> int:
         """How many leading tokens are the same."""
-        return shared(self.tokens, array("I", tokens[: self.length]))
+        return common_prefix_length(self.tokens, array("I", tokens[: self.length]))
 
 
-def shared(one: array[int], other: array[int]) -> int:
+def common_prefix_length(one: array[int], other: array[int]) -> int:
     """How many leading tokens are the same."""
     counts = range(1, min(len(one), len(other)) + 1)
     return bisect_left(counts, True, key=lambda count: one[:count] != other[:count])
 
 
-def known(sessions: Iterable[Session], context: Context) -> Session | None:
+def prefix_donor(sessions: Iterable[Session], context: Context) -> Session | None:
     """The session of the same client that shares the longest prefix with an opening, if one is
     worth it: of all but the newest token, which is always fed.
     """
@@ -78,11 +78,13 @@ def known(sessions: Iterable[Session], context: Context) -> Session | None:
     wanted = context.tokens[:-1]
     start = array("I", wanted[:BLOCK])
     donors = (s for s in sessions if s.client == context.client and s.tokens[:BLOCK] == start)
-    return max(donors, key=lambda donor: (donor.shares(wanted), donor.retired), default=None)
+    return max(
+        donors, key=lambda donor: (donor.common_prefix_with(wanted), donor.retired), default=None
+    )
 
 
 @dataclass(slots=True)
-class Counts:
+class SessionCounts:
     """What happened to sessions since the start."""
 
     misses: int = 0

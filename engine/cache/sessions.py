@@ -1,9 +1,9 @@
 """The session rule: keep `base` cached tokens, drop the rest, append; and whose memory goes when
 there is not enough.
 
-Decides whether a call may touch a session and what its room holds; used by the model thread alone,
-so it needs no lock. A cache is a mirror that may be lost at any time: whoever is told SessionMiss
-resends everything.
+Decides whether a call may touch a session and what its KV range holds; used by the model thread
+alone, so it needs no lock. A cache is a copy that may be lost at any time: a caller that gets
+SessionMiss sends all tokens again.
 """
 
 from __future__ import annotations
@@ -14,43 +14,41 @@ from typing import TypeVar
 
 import torch
 
-from engine.cache.port import KVCache
-from engine.cache.rooms import BLOCK, Room, blocks
-from engine.cache.session import Counts, Ended, Session, known
-from protos.errors import Busy, Internal, InvalidRequest, SessionMiss, StaleTurn
-from protos.types import Context
+from tandem.engine.cache.kv_cache import KVCache
+from tandem.engine.cache.ranges import BLOCK, KVRange, block_aligned
+from tandem.engine.cache.session import JobEnded, Session, SessionCounts, prefix_donor
+from tandem.protos.errors import Busy, Internal, InvalidRequest, SessionMiss, StaleTurn
+from tandem.protos.types import LAST_TURN, Context
 
 Fed = TypeVar("Fed")  # what a call has fed
-SETTLED_SECONDS = 1.0  # without a call, until a session may be evicted for another
-RETRY_SECONDS = 0.2  # that a call which finds no room is told to wait
-CROWD_SECONDS = 0.02  # longer for every other call refused since a session was opened
+IDLE_SECONDS = 1.0  # without a call, until a session may be evicted for another
+RETRY_SECONDS = 0.2  # after which a call that finds no memory may be tried again
+RETRY_STEP_SECONDS = 0.02  # longer for every other call refused since a session was opened
 LONGEST_RETRY_SECONDS = 5.0
 
 
 class Sessions:
-    """All sessions of one pool, at most `most` open ones. `clock` gives seconds; sessions idle for
-    `ttl` of them are reclaimed, those idle for `settled` when another needs their room. `new_epoch`
-    gives a fresh random number, never 0.
+    """All sessions of one pool, at most `max_sessions` open ones. `clock` gives seconds; sessions
+    idle for `ttl` of them are reclaimed, those idle for `evict_after` when another needs their
+    memory. `new_epoch` gives a fresh random number, never 0.
     """
 
     def __init__(
         self,
         pool: KVCache,
         context_length: int,
-        most: int,
+        max_sessions: int,
         new_epoch: Callable[[], int],
         ttl: float,
         clock: Callable[[], float],
-        settled: float = SETTLED_SECONDS,
+        evict_after: float = IDLE_SECONDS,
     ) -> None:
-        self.counts = Counts()
-        self.most = most
+        self.counts = SessionCounts()
+        self.max_sessions = max_sessions
         self._pool = pool
         self.context_length = context_length
         self._new_epoch = new_epoch
-        self._ttl = ttl
-        self._clock = clock
-        self._settled = settled
+        self._ttl, self._clock, self._evict_after = ttl, clock, evict_after
         self._open: dict[bytes, Session] = {}
         self._refused = 0  # calls, since a session was opened
 
@@ -59,59 +57,59 @@ class Sessions:
 
     @property
     def usage(self) -> float:
-        """The share of the pool that rooms take."""
-        return self._pool.taken / self._pool.positions
+        """The share of the pool that KV ranges take."""
+        return self._pool.allocated / self._pool.positions
 
     @contextmanager
-    def extended(self, context: Context, nodes: int) -> Iterator[Session]:
+    def acquire(self, context: Context, nodes: int) -> Iterator[Session]:
         """Apply the rule: within the scope the session is at work and cannot be evicted. It holds
-        the tokens to build on, `context.base` or more, and has room for the context and `nodes`
+        the tokens to build on, `context.base` or more, and has space for the context and `nodes`
         tree nodes.
 
         Raises StaleTurn, SessionMiss, Busy, InvalidRequest; then nothing has changed.
         """
-        self.check_room("context.tokens", context.length)
+        self.check_length("context.tokens", context.length)
         session = self._extend(context, context.length + nodes)
         session.active = True
         try:
             yield session
         except BaseException as error:
-            fed = error.fed if isinstance(error, Ended) else 0
-            if fed > session.length and self._pool.finite(session.room, fed):
+            fed = error.fed if isinstance(error, JobEnded) else 0
+            if fed > session.length and self._pool.finite(session.kv_range, fed):
                 session.tokens = session.committed(context)[:fed]
-            if session.room.capacity:  # whatever the model wrote there may not be a number
-                self._pool.wipe(session.room, session.length)
+            if session.kv_range.capacity:  # whatever the model wrote there may not be a number
+                self._pool.wipe(session.kv_range, session.length)
             raise
         finally:
             session.active, session.used = False, self._clock()
 
-    def check_room(self, field: str, length: int) -> None:
+    def check_length(self, field: str, length: int) -> None:
         """Raise InvalidRequest if a session of `length` tokens would not fit."""
         if length > self.context_length:
             raise InvalidRequest.of(
                 field, f"reach token {length}, above the context of {self.context_length}"
             )
 
-    def feed(self, context: Context, offer: Fed) -> Generator[Fed, torch.Tensor, torch.Tensor]:
+    def feed(self, context: Context, step_input: Fed) -> Generator[Fed, torch.Tensor, torch.Tensor]:
         """Have something fed for a call and return its logits; raises Internal where the model
         overflowed.
         """
-        logits = yield offer
+        logits = yield step_input
         if logits.numel() and logits.amax().isnan():  # a maximum is NaN if anything is
             raise self.overflowed(context)
         return logits
 
     def overflowed(self, context: Context) -> Internal:
-        """Drop a session whose logits are NaN; its room is wiped, or it would harm the next one."""
+        """Drop a session whose logits are NaN, and wipe what the next one would multiply."""
         if session := self._open.get(context.session_id):
-            self._pool.wipe(session.room)
+            self._pool.wipe(session.kv_range)
         self._drop(context.session_id)
         return Internal("the model overflowed: its logits are not numbers")
 
     def keep(
         self, session: Session, context: Context, drafted: Sequence[int], path: Sequence[int] = ()
     ) -> int:
-        """Keep the context and, moved behind it, the nodes of a tree path, `drafted` being the
+        """Keep the context and, moved after it, the nodes of a tree path, `drafted` being the
         tree's tokens; returns the length held.
         """
         new = context.tokens[session.length - context.base :]
@@ -120,29 +118,30 @@ class Sessions:
         return session.length
 
     def advance(self, session: Session, tokens: Sequence[int], order: Sequence[int]) -> None:
-        """Append tokens whose keys and values lie behind what is held, token i at place `order[i]`.
-        Places in `order` beyond those of the tokens are moved up behind them.
+        """Append tokens whose keys and values lie after what is held, token i at place `order[i]`.
+        Places in `order` beyond those of the tokens are moved up after them.
         """
-        self._pool.compact(session.room, session.length, order)
+        self._pool.compact(session.kv_range, session.length, order)
         session.tokens.extend(tokens)
 
     def reserve(self, session: Session, length: int) -> None:
         """Find memory for so many tokens of a session at work; raises Busy, InvalidRequest."""
-        if session.room.capacity < length:
-            self._make_room(length, session)
+        if session.kv_range.capacity < length:
+            self._ensure_capacity(length, session)
 
-    def close(self, session_id: bytes) -> None:
-        """Forget a session; closing twice, or one that was never open, is the same. What a known
-        client's session holds stays until its memory is wanted.
+    def close(self, session_id: bytes, turn: int = LAST_TURN) -> None:
+        """Forget a session, unless it is at a newer turn; closing twice, or one that was never
+        open, is the same. What a known client's session holds stays until its memory is wanted.
         """
-        session = self._open.get(session_id)
-        if not (session and session.client and session.length >= BLOCK):
-            self._drop(session_id)
+        if (session := self._open.get(session_id)) and session.turn > turn:
             return
-        session.retired = True
-        retired = [name for name, other in self._open.items() if other.retired]
-        if len(retired) > self.most:
-            self._drop(min(retired, key=lambda name: self._open[name].used))
+        if session and session.client and session.length >= BLOCK:
+            session.retired = True
+            retired = [name for name, other in self._open.items() if other.retired]
+            if len(retired) <= self.max_sessions:
+                return
+            session_id = min(retired, key=lambda name: self._open[name].used)
+        self._drop(session_id)
 
     def expire(self, wanted: Iterable[bytes] = ()) -> None:
         """Reclaim sessions idle for longer than their time to live; those for which calls wait are
@@ -169,8 +168,8 @@ class Sessions:
         if session is None:
             session = self._admit(context, length)
         else:
-            self._make_room(length, session)
-            del session.tokens[session.kept(context) :]
+            self._ensure_capacity(length, session)
+            del session.tokens[session.reusable(context) :]
         if session.retired:
             session.epoch, session.retired = self._new_epoch(), False
         if not context.epoch:
@@ -182,29 +181,29 @@ class Sessions:
         """A session that was not open. It starts with what another one of the same client holds: a
         closed one that it continues it takes over, from others it copies.
         """
-        donor = known(self._open.values(), context)
-        count = donor.shares(context.tokens[:-1]) if donor else 0
+        donor = prefix_donor(self._open.values(), context)
+        count = donor.common_prefix_with(context.tokens[:-1]) if donor else 0
         if donor and donor.retired and count == donor.length:
-            self._make_room(length, donor)
+            self._ensure_capacity(length, donor)
             name = next(name for name, other in self._open.items() if other is donor)
             session = self._open.pop(name)
             del session.tokens[count:]
         else:
-            session = Session(Room(0, 0), self._new_epoch(), context.client)
-            self._make_room(length, session, donor)
-            if donor and donor.room.capacity:
-                self._pool.copy(donor.room, session.room, count)
+            session = Session(KVRange(0, 0), self._new_epoch(), context.client)
+            self._ensure_capacity(length, session, donor)
+            if donor and donor.kv_range.capacity:
+                self._pool.copy(donor.kv_range, session.kv_range, count)
                 session.tokens.extend(donor.tokens[:count])
         self.counts.reused_tokens += session.length
         self._open[context.session_id] = session
         return session
 
-    def _make_room(self, length: int, session: Session, donor: Session | None = None) -> None:
-        """Give a session a place and memory for `length` tokens, and drop others for it: closed
-        ones first, then those used least recently, no more than it takes, and the donor only as
-        the last. Raises Busy; then nothing has changed.
+    def _ensure_capacity(self, length: int, session: Session, donor: Session | None = None) -> None:
+        """Give a session a place and memory for `length` tokens, and drop others for it:
+        closed ones first, then those used least recently, no more than it takes, and the donor only
+        as the last. Raises Busy; then nothing has changed.
         """
-        if session.room.capacity >= length and not session.retired:
+        if session.kv_range.capacity >= length and not session.retired:
             return
         now = self._clock()
         idle = {
@@ -212,39 +211,39 @@ class Sessions:
             for name, other in self._open.items()
             if other is not session
             and not other.active
-            and (other.retired or now - other.used >= self._settled)
+            and (other.retired or now - other.used >= self._evict_after)
         }
         order = sorted(
             idle, key=lambda name: (idle[name] is donor, not idle[name].retired, idle[name].used)
         )
         open_ = [name for name in order if not idle[name].retired]
-        surplus = len(self) + (session.retired or not session.room.capacity) - self.most
+        surplus = len(self) + (session.retired or not session.kv_range.capacity) - self.max_sessions
         if surplus > len(open_):
-            raise self._busy(f"all {self.most} sessions are in use")
+            raise self._busy(f"all {self.max_sessions} sessions are in use")
         leaving = open_[: max(0, surplus)]
-        free = self._pool.free + session.room.capacity
-        free += sum(idle[name].room.capacity for name in leaving)
+        free = self._pool.free + session.kv_range.capacity
+        free += sum(idle[name].kv_range.capacity for name in leaving)
         for name in (name for name in order if name not in leaving):
-            if free >= blocks(length):
+            if free >= block_aligned(length):
                 break
             leaving.append(name)
-            free += idle[name].room.capacity
-        if free < blocks(length):
+            free += idle[name].kv_range.capacity
+        if free < block_aligned(length):
             raise self._busy("no memory for another session, or a longer one")
         for name in leaving:
             self.counts.evicted += not idle[name].retired
             self._drop(name)
         self._refused = 0
-        if session.room.capacity:
-            self._pool.grow(session.room, length)
-        elif room := self._pool.take(length):
-            session.room = room
+        if session.kv_range.capacity:
+            self._pool.grow(session.kv_range, length)
+        elif kv_range := self._pool.allocate(length):
+            session.kv_range = kv_range
 
     def _busy(self, why: str) -> Busy:
-        wait = min(RETRY_SECONDS + CROWD_SECONDS * self._refused, LONGEST_RETRY_SECONDS)
+        wait = min(RETRY_SECONDS + RETRY_STEP_SECONDS * self._refused, LONGEST_RETRY_SECONDS)
         self._refused += 1
         return Busy(why, wait)
 
     def _drop(self, session_id: bytes) -> None:
         if session := self._open.pop(session_id, None):
-            self._pool.give_back(session.room)
+            self._pool.release(session.kv_range)

@@ -1,7 +1,7 @@
-"""What a model promises here: the right logits, and whether they are the same in any company.
+"""What a model promises here: the right logits, and whether they are batch-invariant.
 
 Found out at start by trying, not by a list of models: kernels differ by processor, dtype and
-thread count. What is right is what the network said before anything of it was replaced.
+thread count. What is right is what the network computed before anything of it was replaced.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.cache.rooms import Room, blocks
-from engine.exact.trial import MARGIN, Trial
-from engine.model.load import INSTEAD
-from engine.model.original import Original, length, typical
-from engine.port import ModelFacts, ModelRunner
-from protos.errors import Unusable
-from protos.types import EXACT
+from tandem.engine.cache.ranges import KVRange, block_aligned
+from tandem.engine.exact.trial import MARGIN, Trial
+from tandem.engine.model.load import SERVED_MODELS
+from tandem.engine.model.reference import ReferenceLogits, text_length, typical_difference
+from tandem.engine.model_runner import LoadedModel, ModelRunner
+from tandem.protos.errors import Unusable
+from tandem.protos.types import EXACT
 
-ROOMS = 3
+TRIAL_RANGES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
-    """`problem`: why the rows depend on their company, None if they do not."""
+    """`problem`: why the rows depend on the rest of the batch, None if they do not."""
 
     problem: str | None
 
@@ -36,12 +36,12 @@ class Exactness:
 @torch.inference_mode()
 def self_test(forward: ModelRunner, name: str) -> Exactness:
     """Try a model; raises Unusable if it does not compute what it did as it was loaded, but for
-    rounding: by itself, in company, or in trees.
+    rounding: by itself, in a batch, or in trees.
     """
-    kind, original = forward.model.kind, forward.model.original
-    assert original.main.logits, "a model is tried before its original is released"
-    with _rooms(forward) as rooms:
-        trial = Trial(forward, original, rooms)
+    kind, reference = forward.model.kind, forward.model.reference
+    assert reference.main.logits, "a model is tried before its reference is released"
+    with _kv_ranges(forward) as kv_ranges:
+        trial = Trial(forward, reference, kv_ranges)
         try:
             off = trial.run()
         except torch.OutOfMemoryError:
@@ -50,11 +50,11 @@ def self_test(forward: ModelRunner, name: str) -> Exactness:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             wrong: str | None = f"{kind} failed its first pass ({reason})"
         else:
-            wrong = _wrong(kind, trial.groups, original)
+            wrong = _wrong(kind, trial.groups, reference)
     if wrong:
-        raise Unusable(f"{name} cannot be served: {wrong}; {INSTEAD}")
-    if forward.uneven:
-        return Exactness(f"{forward.uneven} rounds by the number of rows")
+        raise Unusable(f"{name} cannot be served: {wrong}; {SERVED_MODELS}")
+    if forward.batch_variant:
+        return Exactness(f"{forward.batch_variant} rounds by the number of rows")
     if not forward.exact:
         return Exactness("switched off")
     if differing := int(off.count_nonzero()):
@@ -62,33 +62,37 @@ def self_test(forward: ModelRunner, name: str) -> Exactness:
     return Exactness(None)
 
 
-def _wrong(kind: str, groups: dict[str, list[float]], original: Original) -> str | None:
+def _wrong(kind: str, groups: dict[str, list[float]], reference: ReferenceLogits) -> str | None:
     """What is wrong with the logits of a trial; None if nothing is."""
-    off, how = max((typical(each, original.smooth), how) for how, each in groups.items())
-    if off <= original.limit:
+    off, how = max(
+        (typical_difference(each, reference.smooth), how) for how, each in groups.items()
+    )
+    if off <= reference.limit:
         return None
-    return f"the logits of {kind} differ by {off:.2g} {how}; rounding explains {original.limit:.2g}"
+    return (
+        f"the logits of {kind} differ by {off:.2g} {how}; rounding explains {reference.limit:.2g}"
+    )
 
 
-def positions_tried(model: ModelFacts) -> int:
-    """How many cached tokens a self-test needs room for."""
-    return ROOMS * blocks(_longest(model))
+def positions_tried(model: LoadedModel) -> int:
+    """How many cached tokens a self-test needs space for."""
+    return TRIAL_RANGES * block_aligned(_longest(model))
 
 
-def _longest(model: ModelFacts) -> int:
-    return length(model.context_length) + MARGIN
+def _longest(model: LoadedModel) -> int:
+    return text_length(model.context_length) + MARGIN
 
 
 @contextmanager
-def _rooms(forward: ModelRunner) -> Iterator[list[Room]]:
-    """Rooms for three sessions."""
-    taken = [forward.pool.take(_longest(forward.model)) for _ in range(ROOMS)]
-    rooms = [room for room in taken if room]
+def _kv_ranges(forward: ModelRunner) -> Iterator[list[KVRange]]:
+    """KV ranges for three sessions."""
+    allocated = [forward.pool.allocate(_longest(forward.model)) for _ in range(TRIAL_RANGES)]
+    kv_ranges = [kv_range for kv_range in allocated if kv_range]
     try:
-        if len(rooms) < ROOMS:
+        if len(kv_ranges) < TRIAL_RANGES:
             needed = positions_tried(forward.model)
-            raise Unusable(f"the self-test needs room for {needed} cached tokens")
-        yield rooms
+            raise Unusable(f"the self-test needs space for {needed} cached tokens")
+        yield kv_ranges
     finally:
-        for room in rooms:
-            forward.pool.give_back(room)
+        for kv_range in kv_ranges:
+            forward.pool.release(kv_range)

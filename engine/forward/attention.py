@@ -17,14 +17,14 @@ import torch
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from engine.cache.kv import Pool, store
-from engine.forward.cpu.kernels import kernels
-from engine.forward.cpu.paths import PathPlan
-from engine.forward.cuda import flash
-from engine.forward.cuda.rows import Halves, Rows
-from engine.forward.mixing import Rule, mix
-from engine.forward.tiles import Tile, TilePlan
-from protos.errors import Unusable
+from tandem.engine.cache.pool import KVPool, store_rows
+from tandem.engine.forward.cpu.kernels import required_kernels
+from tandem.engine.forward.cpu.paths import PathPlan
+from tandem.engine.forward.cuda import flash
+from tandem.engine.forward.cuda.rows import PrefixAndTail, RowPlan
+from tandem.engine.forward.dense import AttentionOptions, dense_attention
+from tandem.engine.forward.tiles import Tile, TilePlan
+from tandem.protos.errors import Unusable
 
 NAME = "tandem"
 IGNORED = {
@@ -40,20 +40,22 @@ IGNORED = {
 
 
 @dataclass(slots=True)
-class Step:
+class AttentionStep:
     """A forward pass through the pool."""
 
-    plan: TilePlan | PathPlan | Rows
-    pool: Pool
+    plan: TilePlan | PathPlan | RowPlan
+    pool: KVPool
     context: int  # tokens of a text at the most
-    halves: dict[int, Halves] = field(default_factory=dict)  # of Rows, by heads that share keys
+    prefix_and_tail: dict[int, PrefixAndTail] = field(
+        default_factory=dict
+    )  # of Rows, by heads that share keys
 
 
-_current: ContextVar[Step] = ContextVar("step")
+_current: ContextVar[AttentionStep] = ContextVar("step")
 
 
 @contextmanager
-def stepping(step: Step) -> Iterator[None]:
+def in_step(step: AttentionStep) -> Iterator[None]:
     """Every attention call within the scope belongs to this step."""
     token = _current.set(step)
     try:
@@ -62,7 +64,7 @@ def stepping(step: Step) -> Iterator[None]:
         _current.reset(token)
 
 
-def attend(
+def attention(
     module: torch.nn.Module,
     query: torch.Tensor,  # [1, heads, rows, size]
     key: torch.Tensor,  # [1, kv heads, rows, size]
@@ -77,36 +79,36 @@ def attend(
     """Attention of the current step; [1, rows, heads, value size]. Refuses options that would
     change the result.
     """
-    refuse(options)
+    refuse_options(options)
     step = _current.get()
     layer: int = module.layer_idx  # type: ignore[assignment]
-    bites = sliding_window is not None and sliding_window < step.context
-    rule = Rule(scaling, sliding_window if bites else None, softcap, s_aux)
+    applies = sliding_window is not None and sliding_window < step.context
+    how = AttentionOptions(scaling, sliding_window if applies else None, softcap, s_aux)
     keys, values = step.pool.keys[layer], step.pool.values[layer]
     new_keys, new_values = key[0].transpose(0, 1), value[0].transpose(0, 1)
-    if isinstance(step.plan, Rows):
-        if not rule.plain:
+    if isinstance(step.plan, RowPlan):
+        if not how.plain:
             raise Unusable("a layer has a sliding window, capped scores or sinks")
-        keys.index_copy_(0, step.plan.places, new_keys)
-        values.index_copy_(0, step.plan.places, new_values)
-        return flash.attend(step.plan, query, keys, values, scaling, step.halves)[None], None
+        keys.index_copy_(0, step.plan.slots, new_keys)
+        values.index_copy_(0, step.plan.slots, new_values)
+        return flash.attention(step.plan, query, keys, values, scaling, step.prefix_and_tail)[
+            None
+        ], None
     count = step.plan.count
-    store(keys, step.plan.stored, new_keys[:count])
-    store(values, step.plan.stored, new_values[:count])
+    store_rows(keys, step.plan.slots, new_keys[:count])
+    store_rows(values, step.plan.slots, new_values[:count])
     if isinstance(step.plan, PathPlan):
-        own = kernels()
-        assert own, "steps are laid out for them where there are some"
-        asking = query[0, :, :count].transpose(0, 1).contiguous()
-        output = own.attend(asking, keys, values, step.plan.paths, rule)
+        rows = query[0, :, :count].transpose(0, 1).contiguous()
+        output = required_kernels().attend(rows, keys, values, step.plan.paths, how)
     else:
         output = torch.cat(
-            [attend_tile(tile, query, keys, values, rule) for tile in step.plan.tiles]
+            [attend_tile(tile, query, keys, values, how) for tile in step.plan.tiles]
         )
     padding = query.shape[2] - count
     return functional.pad(output, (0, 0, 0, 0, 0, padding))[None], None
 
 
-def refuse(options: dict[str, Any]) -> None:
+def refuse_options(options: dict[str, Any]) -> None:
     """Raise Unusable if a model asks its attention for something that we would not do."""
     for name, option in options.items():
         if name not in IGNORED and option is not None:
@@ -114,7 +116,11 @@ def refuse(options: dict[str, Any]) -> None:
 
 
 def attend_tile(
-    tile: Tile, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rule: Rule
+    tile: Tile,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    options: AttentionOptions,
 ) -> torch.Tensor:
     """A tile's rows of `query` on its keys and values, [positions, kv heads, size]:
     [rows, heads, value size].
@@ -125,8 +131,10 @@ def attend_tile(
     folded = query[:, :, tile.rows].reshape(1, kv_heads, -1, query.shape[3])
     seen = slice(tile.start, tile.start + tile.keys)
     shared = keys[seen].transpose(0, 1)[None], values[seen].transpose(0, 1)[None]
-    mixed = mix(folded, *shared, tile.bias(rule.window, heads // kv_heads, query), rule)
+    mixed = dense_attention(
+        folded, *shared, tile.bias(options.window, heads // kv_heads, query), options
+    )
     return mixed.reshape(heads, tile.count, -1).transpose(0, 1)
 
 
-AttentionInterface.register(NAME, attend)
+AttentionInterface.register(NAME, attention)

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.cache.rooms import Room
-from engine.forward.offer import Fixed
-from protos import tree
+from tandem.engine.cache.ranges import KVRange
+from tandem.engine.forward.step_input import FixedInput
+from tandem.protos import tree
 
 
 @dataclass(frozen=True, slots=True)
-class Segment(Fixed):
+class Segment(FixedInput):
     """One session's share of a step.
 
-    `context` cached tokens are seen by every row. Behind them lies a tree, `parents`, of which the
+    `context` cached tokens are seen by every row. After them lies a tree, `parents`, of which the
     first nodes may be cached already; `tokens` are its last nodes, fed now. Logits are wanted for
     the last `wanted` of them.
     """
 
-    room: Room
+    kv_range: KVRange
     context: int
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     wanted: int
     head: int = field(init=False, compare=False)
-    """Leading tokens that may be fed in an earlier step: nobody waits for their logits."""
+    """Leading tokens that may be fed in an earlier step: their logits are not wanted."""
 
     def __post_init__(self) -> None:
         unwanted = 0 if self.cached else len(self.tokens) - self.wanted
@@ -38,42 +38,46 @@ class Segment(Fixed):
         return len(self.parents) - len(self.tokens)
 
     def ready(self) -> Segment:
-        """A segment is an offer of itself (`engine.forward.offer.Offer`)."""
+        """A segment is a step input of itself (`engine.forward.step_input.StepInput`)."""
         return self
 
     def first(self, count: int) -> Segment:
         """The first `count` tokens of the head."""
-        return Segment(self.room, self.context, self.tokens[:count], tree.chain(count), 0)
+        return Segment(self.kv_range, self.context, self.tokens[:count], tree.chain(count), 0)
 
     def rest(self, count: int) -> Segment:
         """What comes after the first `count` tokens of the head."""
         parents = tuple(parent - count for parent in self.parents[count:])
-        return Segment(self.room, self.context + count, self.tokens[count:], parents, self.wanted)
+        return Segment(
+            self.kv_range, self.context + count, self.tokens[count:], parents, self.wanted
+        )
 
 
 @dataclass(slots=True)
-class Packed:
+class PackedRows:
     """What is the same however the rows of a step attend. By rows: `token_ids`, `positions`, the
-    `places` where their keys are stored, and the `starts` of their rooms. `wanted` are the numbers
-    of those that give logits.
+    `slots` where their keys are stored, and the `starts` of their KV ranges. `wanted` are the
+    numbers of those that give logits.
     """
 
     token_ids: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     wanted: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, segments: Sequence[Segment]) -> Packed:
+    def of(cls, segments: Sequence[Segment]) -> PackedRows:
         """All rows that segments feed."""
         packed = cls()
         for segment in segments:
             cached, context, count = segment.cached, segment.context, len(segment.tokens)
-            first = segment.room.start + context + cached  # node i is stored at room + context + i
+            first = (
+                segment.kv_range.start + context + cached
+            )  # node i is stored at start + context + i
             packed.token_ids += segment.tokens
             packed.positions += [context + depth for depth in tree.depths(segment.parents)[cached:]]
-            packed.places += range(first, first + count)
-            packed.starts += [segment.room.start] * count
+            packed.slots += range(first, first + count)
+            packed.starts += [segment.kv_range.start] * count
             packed.wanted += range(len(packed.token_ids) - segment.wanted, len(packed.token_ids))
         return packed

@@ -1,4 +1,5 @@
-"""A step as tiles: the rows of a session with a mask of who sees whom, for PyTorch's own kernels.
+"""A step as tiles: the rows of a session with a mask of the keys that each sees, for PyTorch's own
+kernels.
 
 What suits any device and any model. Pure: no model, no cache.
 """
@@ -11,10 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from engine.cache.kv import Index, index
-from engine.cache.rooms import BLOCK
-from engine.forward.segment import Packed, Segment
-from protos import tree
+from tandem.engine.cache.ranges import BLOCK
+from tandem.engine.forward.segment import PackedRows, Segment
+from tandem.engine.forward.step_plan import StepPlan
+from tandem.protos import tree
 
 COARSE = 16  # many rows are padded to a multiple of this many: kernels are kept for each number
 
@@ -22,7 +23,7 @@ COARSE = 16  # many rows are padded to a multiple of this many: kernels are kept
 @dataclass(slots=True)
 class Tile:
     """All rows of one session, on `keys` positions from `start` on. `allowed`, bool [rows, keys],
-    says who sees whom; None is everybody.
+    marks which keys a row sees; None: all.
     """
 
     rows: slice
@@ -57,38 +58,19 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class TilePlan:
-    """A step of several segments, packed; padding rows are never stored, nor do they see."""
+class TilePlan(StepPlan):
+    """A step whose rows attend tile by tile."""
 
-    token_ids: torch.Tensor  # [1, rows]
-    positions: torch.Tensor  # [1, rows]
-    logits_rows: torch.Tensor  # [wanted rows of all, padded]
-    stored: Index  # places of the new keys, those of padding left out
-    count: int  # rows, those of padding left out
     tiles: list[Tile]
 
 
-def lay_out(segments: Sequence[Segment], device: torch.device) -> TilePlan:
+def tile_plan(segments: Sequence[Segment], device: torch.device) -> TilePlan:
     """Lay out one step."""
-    packed = Packed.of(segments)
-    count, wanted = len(packed.token_ids), packed.wanted
-    padding = _padded(count) - count
     tiles, start = [], 0
     for segment in segments:
         tiles.append(_tile(segment, start))
         start += len(segment.tokens)
-
-    def tensor(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.long, device=device)
-
-    return TilePlan(
-        token_ids=tensor(packed.token_ids + packed.token_ids[:1] * padding)[None],
-        positions=tensor(packed.positions + packed.positions[:1] * padding)[None],
-        logits_rows=tensor(wanted + [0] * (_padded(len(wanted)) - len(wanted))),
-        stored=index(packed.places, device),
-        count=count,
-        tiles=tiles,
-    )
+    return TilePlan.of(PackedRows.of(segments), device, _padded, tiles=tiles)
 
 
 def _padded(count: int) -> int:
@@ -108,8 +90,8 @@ def _tile(segment: Segment, start: int) -> Tile:
         allowed = torch.ones(nodes - cached, context + nodes, dtype=torch.bool)
         allowed[:, context:] = _ancestry(segment.parents)[cached:]
     rows = slice(start, start + nodes - cached)
-    own = positions[context + cached :]
-    return Tile(rows, segment.room.start, context + nodes, allowed, own, positions)
+    row_positions = positions[context + cached :]
+    return Tile(rows, segment.kv_range.start, context + nodes, allowed, row_positions, positions)
 
 
 def _ancestry(parents: tuple[int, ...]) -> torch.Tensor:

@@ -1,73 +1,63 @@
-"""The cache of a GGUF model as rooms of a bounded number of positions.
+"""The cache of a GGUF model as KV ranges of a bounded number of positions.
 
-A room counts positions; where they lie is llama.cpp's affair, so nothing ever has to move.
+A KV range counts positions; llama.cpp decides where they are, so nothing is ever moved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.cache.rooms import BLOCK, Room, blocks
-from engine.gguf.sequences import Held, Sequences
+from tandem.engine.cache.ranges import KVRange, RangeCapacity, block_aligned
+from tandem.engine.gguf.sequences import RangeContent, Sequences
 
 
-class Cells:
-    """At most `positions` of them are in rooms (`engine.port.KVCache`)."""
+class CellCache(RangeCapacity):
+    """At most `positions` of them are in KV ranges (`engine.cache.kv_cache.KVCache`)."""
 
     def __init__(self, sequences: Sequences, positions: int) -> None:
-        self.positions = positions // BLOCK * BLOCK
+        self._kv_ranges: dict[KVRange, RangeContent] = {}
+        super().__init__(positions, self._kv_ranges)
         self.sequences = sequences
-        self._rooms: dict[Room, Held] = {}
 
-    @property
-    def taken(self) -> int:
-        """Positions in rooms."""
-        return sum(room.capacity for room in list(self._rooms))  # read by any thread
+    def content(self, kv_range: KVRange) -> RangeContent:
+        """What a KV range holds."""
+        return self._kv_ranges[kv_range]
 
-    @property
-    def free(self) -> int:
-        """Positions that a room can still get."""
-        return self.positions - self.taken
-
-    def held(self, room: Room) -> Held:
-        """What a room holds."""
-        return self._rooms[room]
-
-    def take(self, length: int) -> Room | None:
-        """A room for `length` positions; None if there are not so many free."""
-        if blocks(length) > self.free:
+    def allocate(self, length: int) -> KVRange | None:
+        """A KV range for `length` positions; None if there are not so many free."""
+        if block_aligned(length) > self.free:
             return None
-        room = Room(0, blocks(length))
-        self._rooms[room] = self.sequences.open()
-        return room
+        kv_range = KVRange(0, block_aligned(length))
+        self._kv_ranges[kv_range] = self.sequences.open()
+        return kv_range
 
-    def grow(self, room: Room, length: int) -> bool:
-        """Make a room hold `length` positions; False if there are not so many free."""
-        if blocks(length) - room.capacity > self.free:
+    def grow(self, kv_range: KVRange, length: int) -> bool:
+        """Make a KV range hold `length` positions; False if there are not so many free."""
+        if block_aligned(length) - kv_range.capacity > self.free:
             return False
-        room.capacity = max(room.capacity, blocks(length))
+        kv_range.capacity = max(kv_range.capacity, block_aligned(length))
         return True
 
-    def give_back(self, room: Room) -> None:
-        """Free a room."""
-        assert room.capacity, "a room is given back once"
-        room.capacity = 0
-        self.sequences.close(self._rooms.pop(room))
+    def release(self, kv_range: KVRange) -> None:
+        """Free a KV range."""
+        assert kv_range.capacity, "a KV range is given back once"
+        kv_range.capacity = 0
+        self.sequences.close(self._kv_ranges.pop(kv_range))
 
-    def copy(self, source: Room, target: Room, count: int) -> None:
-        """A room gets the first `count` positions of another: the same cells."""
-        self.sequences.share(self.held(source), self.held(target), count)
+    def copy(self, source: KVRange, target: KVRange, count: int) -> None:
+        """A KV range gets the first `count` positions of another: the same cells."""
+        self.sequences.share(self.content(source), self.content(target), count)
 
-    def compact(self, room: Room, start: int, path: Sequence[int]) -> None:
-        """Move the positions `start + path[i]` to `start + i`; what lies behind those is dead."""
-        self.sequences.moved(self.held(room), start, path)
+    def compact(self, kv_range: KVRange, start: int, path: Sequence[int]) -> None:
+        """Move the positions `start + path[i]` to `start + i`; what lies after those is dead."""
+        self.sequences.moved(self.content(kv_range), start, path)
 
-    def finite(self, room: Room, length: int) -> bool:
+    def finite(self, kv_range: KVRange, length: int) -> bool:
         """Whether the model did not overflow."""
-        return self.held(room).finite
+        return self.content(kv_range).finite
 
-    def wipe(self, room: Room, start: int = 0) -> None:
-        """Forget a room's content from `start` on."""
-        held = self.held(room)
-        held.finite = True
-        self.sequences.cut(held, start)
+    def wipe(self, kv_range: KVRange, start: int = 0) -> None:
+        """Forget a KV range's content from `start` on."""
+        content = self.content(kv_range)
+        content.finite = True
+        self.sequences.cut(content, start)

@@ -1,7 +1,7 @@
 """llama.cpp as far as it is used here: a file of weights, and contexts that decode batches.
 
 The one place that touches `llama_cpp`, whose functions are C's own: whatever they return instead of
-an error is raised here. Knows no rooms and no trees.
+an error is raised here. Knows no KV ranges and no trees.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from protos.errors import Unusable
+from tandem.protos.errors import Unusable
 
 SEQUENCES = 256  # llama.cpp's LLAMA_MAX_SEQ
 CELLS = 256  # it counts cells in so many
@@ -38,7 +38,7 @@ def library() -> Any:
     return lib
 
 
-class Weights:
+class LlamaModel:
     """A file that was loaded; raises Unusable."""
 
     def __init__(self, file: Path) -> None:
@@ -50,16 +50,27 @@ class Weights:
         if not self.model:
             raise Unusable(f"{file} cannot be loaded by llama.cpp: damaged, or too new for it")
         self.vocabulary = self.lib.llama_model_get_vocab(self.model)
+        self._users = 1
 
     def __del__(self) -> None:
         if getattr(self, "model", None):
+            self.release()
+
+    def hold(self) -> None:
+        """A context uses the weights: garbage collection may find this object first."""
+        self._users += 1
+
+    def release(self) -> None:
+        """A context, or this object, uses them no more."""
+        self._users -= 1
+        if not self._users:
             self._free(self.model)
 
-    def ask(self, question: str) -> Any:
+    def query(self, question: str) -> Any:
         """What `llama_model_<question>` answers."""
         return getattr(self.lib, f"llama_model_{question}")(self.model)
 
-    def said(self, key: str) -> str | None:
+    def metadata(self, key: str) -> str | None:
         """A line of the file's metadata."""
         text = ctypes.create_string_buffer(256)
         size = self.lib.llama_model_meta_val_str(self.model, key.encode(), text, len(text))
@@ -73,7 +84,7 @@ class Weights:
 
 
 @dataclass(slots=True)
-class Row:
+class BatchRow:
     """A token to be fed at a position of some sequences, and whether its logits are wanted."""
 
     token: int
@@ -83,7 +94,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class ContextSize:
     """Of a context: cells of its cache, their type, CPU threads, and whether it attends by flash
     attention, which is faster and sums in half precision, whatever the type of the cells.
     """
@@ -95,10 +106,10 @@ class Size:
     sequences: int = SEQUENCES
 
 
-class Context:
+class LlamaContext:
     """A cache of cells that any sequences share, and decodes into it; raises MemoryError."""
 
-    def __init__(self, weights: Weights, size: Size) -> None:
+    def __init__(self, weights: LlamaModel, size: ContextSize) -> None:
         self._lib, self._weights = weights.lib, weights
         self._free = self._lib.llama_free
         params = self._lib.llama_context_default_params()
@@ -113,19 +124,22 @@ class Context:
         self._context = self._lib.llama_init_from_model(weights.model, params)
         if not self._context:
             raise MemoryError("llama.cpp made no context")
+        weights.hold()
         self._memory = self._lib.llama_get_memory(self._context)
         self._vocab_size = self._lib.llama_vocab_n_tokens(weights.vocabulary)
 
     def __del__(self) -> None:
         if getattr(self, "_context", None):
             self._free(self._context)
+            self._context = None
+            self._weights.release()
 
-    def decode(self, rows: Sequence[Row]) -> npt.NDArray[np.float32]:
+    def decode(self, rows: Sequence[BatchRow]) -> npt.NDArray[np.float32]:
         """Feed rows, `BATCH` at a time; logits of the wanted ones, [wanted, vocab]."""
         pieces = [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
         return np.concatenate([self._decode(piece) for piece in pieces])
 
-    def _decode(self, rows: Sequence[Row]) -> npt.NDArray[np.float32]:
+    def _decode(self, rows: Sequence[BatchRow]) -> npt.NDArray[np.float32]:
         wanted = sum(row.wanted for row in rows)
         counts = np.array([len(row.sequences) for row in rows], np.int32)
         sequences = np.array([each for row in rows for each in row.sequences], np.int32)
@@ -150,7 +164,11 @@ class Context:
         return np.ctypeslib.as_array(logits, shape=shape).copy()
 
     def remove(self, sequence: int, start: int) -> None:
-        """A sequence ends before position `start`."""
+        """A sequence ends before position `start`. Does nothing once the context is freed: a job
+        that is garbage-collected together with it may end later.
+        """
+        if self._context is None:
+            return
         self._lib.llama_memory_seq_rm(self._memory, sequence, start, -1)
 
     def copy(self, source: int, target: int, stop: int) -> None:

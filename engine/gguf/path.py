@@ -1,4 +1,4 @@
-"""What one sequence holds: a path through the places of a room, from the beginning of its text.
+"""What one sequence holds: a path through the places of a KV range, from the start of its text.
 
 Pure. A path nearly always begins with places 0, 1, 2, ..., which are counted and not listed.
 """
@@ -11,17 +11,17 @@ from itertools import takewhile
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class SequencePath:
     """Places `0 .. trunk - 1`, then those of `branch`; the n-th lies at position n."""
 
     trunk: int = 0
     branch: tuple[int, ...] = ()
 
     @staticmethod
-    def of(trunk: int, branch: Sequence[int]) -> Path:
+    def of(trunk: int, branch: Sequence[int]) -> SequencePath:
         """The one way to write a path."""
         straight = next((n for n, place in enumerate(branch) if place != trunk + n), len(branch))
-        return Path(trunk + straight, tuple(branch[straight:]))
+        return SequencePath(trunk + straight, tuple(branch[straight:]))
 
     def __len__(self) -> int:
         return self.trunk + len(self.branch)
@@ -29,28 +29,28 @@ class Path:
     def __getitem__(self, position: int) -> int:
         return position if position < self.trunk else self.branch[position - self.trunk]
 
-    def behind(self, start: int) -> Sequence[int]:
+    def after(self, start: int) -> Sequence[int]:
         """The places from position `start` on."""
         if start >= self.trunk:
             return self.branch[start - self.trunk :]
         return [*range(start, self.trunk), *self.branch]
 
-    def first(self, count: int) -> Path:
+    def first(self, count: int) -> SequencePath:
         """The first positions."""
-        return Path(min(self.trunk, count), self.branch[: max(0, count - self.trunk)])
+        return SequencePath(min(self.trunk, count), self.branch[: max(0, count - self.trunk)])
 
-    def begins(self, other: Path) -> bool:
-        """Whether it is the beginning of another, or all of it."""
+    def is_prefix_of(self, other: SequencePath) -> bool:
+        """Whether it is a prefix of another, or all of it."""
         return len(self) <= len(other) and other.first(len(self)) == self
 
-    def below(self, stop: int) -> Path:
+    def below(self, stop: int) -> SequencePath:
         """The same up to the first place that is not below `stop`."""
         kept = takewhile(lambda place: place < stop, self.branch)
-        return Path(stop) if self.trunk > stop else Path(self.trunk, tuple(kept))
+        return SequencePath(stop) if self.trunk > stop else SequencePath(self.trunk, tuple(kept))
 
-    def moved(self, start: int, places: dict[int, int]) -> Path:
+    def moved(self, start: int, places: dict[int, int]) -> SequencePath:
         """The same where places from `start` on are others now, up to the first that is none."""
         if self.trunk < start:
-            return Path(self.trunk)
-        alive = list(takewhile(places.__contains__, self.behind(start)))
-        return Path.of(start, [places[place] for place in alive])
+            return SequencePath(self.trunk)
+        alive = list(takewhile(places.__contains__, self.after(start)))
+        return SequencePath.of(start, [places[place] for place in alive])

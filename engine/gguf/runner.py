@@ -1,4 +1,5 @@
-"""Passes over many sessions by llama.cpp: segments in, logits out (`engine.port.ModelRunner`).
+"""Passes over many sessions by llama.cpp: segments in, logits out
+(`engine.model_runner.ModelRunner`).
 
 All sessions share one cache, so the order of additions depends on who else is in it: never exact.
 """
@@ -13,32 +14,32 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.forward.segment import Segment
-from engine.gguf.cells import Cells
-from engine.gguf.feeding import Feeding
-from engine.gguf.llama import SEQUENCES, Row
-from engine.gguf.sequences import Memory, Sequences
-from engine.port import ModelFacts
+from tandem.engine.forward.segment import Segment
+from tandem.engine.gguf.cells import CellCache
+from tandem.engine.gguf.feeding import SegmentDecode
+from tandem.engine.gguf.llama import SEQUENCES, BatchRow
+from tandem.engine.gguf.sequences import SequenceMemory, Sequences
+from tandem.engine.model_runner import LoadedModel
 
 
-class Decoder(Memory, Protocol):
-    """A memory, and what writes to it (`engine.gguf.llama.Context`)."""
+class Decoder(SequenceMemory, Protocol):
+    """A memory, and what writes to it (`engine.gguf.llama.LlamaContext`)."""
 
-    def decode(self, rows: Sequence[Row]) -> npt.NDArray[np.float32]:
+    def decode(self, rows: Sequence[BatchRow]) -> npt.NDArray[np.float32]:
         """Feed rows; logits of the wanted ones, [wanted, vocab]."""
 
 
-class Runner:
-    """A model, and what decodes for it with so many `sequences` and room for `positions` cached
+class GGUFRunner:
+    """A model, and what decodes for it with so many `sequences` and memory for `positions` cached
     tokens.
     """
 
     problem: str | None = None
-    backend = uneven = "llama.cpp"
+    backend = batch_variant = "llama.cpp"
 
     def __init__(
         self,
-        model: ModelFacts,
+        model: LoadedModel,
         decoder: Decoder,
         positions: int,
         exact: bool = False,
@@ -48,15 +49,15 @@ class Runner:
         self.exact = exact
         self._decoder = decoder
         self._sequences = Sequences(decoder, sequences)
-        self.pool = Cells(self._sequences, positions)
+        self.pool = CellCache(self._sequences, positions)
         self._steps = count(1)
 
-    def relax(self) -> bool:
+    def give_up_exactness(self) -> bool:
         """It was never exact."""
         self.exact = False
         return False
 
-    def settle(self) -> int:
+    def capture_passes(self) -> int:
         """There is nothing to prepare."""
         return 0
 
@@ -64,19 +65,19 @@ class Runner:
         """Feed all segments; float32 logits per segment, [wanted, vocab].
 
         Where the model overflowed they are NaN. That is in all rows then, because masked keys are
-        multiplied by zero: the cache is cleared, and everybody else's segment is fed again, alone.
+        multiplied by zero: the cache is cleared, and the other segments are fed again, each alone.
         """
         try:
             logits, overflowed = self._feed(segments)
         except RuntimeError:
-            self._sequences.forget()  # nobody knows how far it came
+            self._sequences.forget()  # the cache is in an unknown state
             raise
         if not overflowed:
             return logits
         self._sequences.forget()
         if len(segments) > 1:
             return [self([segment])[0] for segment in segments]
-        self.pool.held(segments[0].room).finite = False
+        self.pool.content(segments[0].kv_range).finite = False
         return [torch.full_like(each, torch.nan) for each in logits]
 
     def _feed(self, segments: Sequence[Segment]) -> tuple[list[torch.Tensor], bool]:
@@ -85,7 +86,7 @@ class Runner:
         """
         step = next(self._steps)
         feedings = [
-            Feeding(self._sequences, self.pool.held(segment.room), segment, step)
+            SegmentDecode(self._sequences, self.pool.content(segment.kv_range), segment, step)
             for segment in segments
         ]
         while left := [feeding for feeding in feedings if feeding.left]:
@@ -95,8 +96,8 @@ class Runner:
             if np.isnan(logits[:, 0]).any():
                 break
             ends = np.cumsum([sum(row.wanted for row in share) for share in shares])
-            for feeding, own in zip(left, np.split(logits, ends[:-1]), strict=True):
-                feeding.take(own)
+            for feeding, rows in zip(left, np.split(logits, ends[:-1]), strict=True):
+                feeding.take(rows)
         nothing = np.empty((0, self.model.vocab_size), np.float32)
         if left:
             return [torch.empty(s.wanted, self.model.vocab_size) for s in segments], True

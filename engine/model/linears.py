@@ -15,37 +15,37 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from engine.forward.cpu import panels
-from engine.forward.cpu.gated import gated
-from engine.forward.cpu.norm import norm
-from engine.forward.cpu.packed import PackedLinear, can_pack
-from protos.errors import Unusable
+from tandem.engine.forward.cpu import panels
+from tandem.engine.forward.cpu.gated import gated_mlp
+from tandem.engine.forward.cpu.norm import rms_norm
+from tandem.engine.forward.cpu.packed import PackedLinear, can_pack
+from tandem.protos.errors import Unusable
 
-Layer: TypeAlias = type[panels.PanelLinear] | type[PackedLinear]
+LinearClass: TypeAlias = type[panels.PanelLinear] | type[PackedLinear]
 Groups = list[list[str]]
 FULL, INT8 = "full", "int8"  # weights as they are, or rounded
 
 
-def suited(dtype: torch.dtype, device: torch.device, weights: str) -> Layer | None:
+def linear_class(dtype: torch.dtype, device: torch.device, weights: str) -> LinearClass | None:
     """The kind of layers to use instead of the network's own, if there is a better one; raises
     Unusable if there is none with such weights.
     """
-    if (problem := panels.problem(dtype, device)) is None:
-        return panels.PanelLinear if weights == FULL else panels.RoundedLinear
+    if (problem := panels.why_unsupported(dtype, device)) is None:
+        return panels.PanelLinear if weights == FULL else panels.Int8Linear
     if weights == INT8:
-        raise Unusable(f"weights int8 need the kernels of our own: {problem}")
+        raise Unusable(f"weights int8 need the compiled kernels: {problem}")
     return PackedLinear if can_pack(dtype, device) else None
 
 
-def lay_out(network: nn.Module, groups: Groups, kind: Layer) -> None:
+def replace_layers(network: nn.Module, groups: Groups, kind: LinearClass) -> None:
     """Replace all that there is something better for than what a network came with; `groups` are
     names of linear layers that are given the same rows.
     """
     if issubclass(kind, panels.PanelLinear):
-        replace(network, lambda layer: gated(layer, kind))
-        replace(network, norm)
-    join(network, groups, kind)
-    replace(network, lambda layer: linear(layer, kind))
+        replace(network, lambda layer: gated_mlp(layer, kind))
+        replace(network, rms_norm)
+    merge(network, groups, kind)
+    replace(network, lambda layer: replacement(layer, kind))
 
 
 def kernels_of(network: nn.Module) -> str:
@@ -54,12 +54,12 @@ def kernels_of(network: nn.Module) -> str:
     return ", ".join(sorted(names)) or "torch"
 
 
-class Joined:
+class MergedLinears:
     """Several linear layers that are given the same rows, one right after the other, as one. The
-    rows are known by the tensor: nobody may change it in between.
+    rows are known by the tensor: it must not be changed in between.
     """
 
-    def __init__(self, layers: Sequence[nn.Linear], kind: Layer) -> None:
+    def __init__(self, layers: Sequence[nn.Linear], kind: LinearClass) -> None:
         biases: list[torch.Tensor] = [layer.bias for layer in layers if layer.bias is not None]
         weights: list[torch.Tensor] = [layer.weight for layer in layers]
         self.whole = kind(torch.cat(weights), torch.cat(biases) if biases else None)
@@ -79,10 +79,10 @@ class Joined:
         return output
 
 
-class JoinedLinear(nn.Module):
+class MergedLinear(nn.Module):
     """One of the layers that are joined."""
 
-    def __init__(self, joined: Joined, number: int, layer: nn.Linear) -> None:
+    def __init__(self, joined: MergedLinears, number: int, layer: nn.Linear) -> None:
         super().__init__()
         self.out_features, self.in_features = layer.out_features, layer.in_features
         self.bias, self.kernels = layer.bias, joined.whole.kernels
@@ -95,7 +95,7 @@ class JoinedLinear(nn.Module):
 
 
 @contextmanager
-def watching(network: nn.Module) -> Iterator[Groups]:
+def recording_inputs(network: nn.Module) -> Iterator[Groups]:
     """Notes during a pass which linear layers are given the same tensor, one right after the other:
     groups of names, one for every call that is given another tensor, or one that has changed.
     """
@@ -123,7 +123,7 @@ def watching(network: nn.Module) -> Iterator[Groups]:
 
 
 @torch.inference_mode()
-def join(network: nn.Module, groups: Groups, kind: Layer) -> None:
+def merge(network: nn.Module, groups: Groups, kind: LinearClass) -> None:
     """Replace groups of linear layers by joined ones, where each was called once and all or none
     have a bias; one group at a time, like `replace`.
     """
@@ -133,11 +133,11 @@ def join(network: nn.Module, groups: Groups, kind: Layer) -> None:
         if not left.issuperset(group):
             continue
         layers: Any = [network.get_submodule(name) for name in group]
-        alike = len({layer.bias is None for layer in layers}) == 1
-        if len(group) > 1 and alike and all(calls[name] == 1 for name in group):
-            joined = Joined(layers, kind)
+        consistent = len({layer.bias is None for layer in layers}) == 1
+        if len(group) > 1 and consistent and all(calls[name] == 1 for name in group):
+            joined = MergedLinears(layers, kind)
             for number, name in enumerate(group):
-                network.set_submodule(name, JoinedLinear(joined, number, layers[number]))
+                network.set_submodule(name, MergedLinear(joined, number, layers[number]))
 
 
 @torch.inference_mode()
@@ -162,7 +162,7 @@ def replace(network: nn.Module, other: Callable[[nn.Module], nn.Module | None]) 
                 network.set_submodule(name, better)
 
 
-def linear(layer: nn.Module, kind: Layer) -> nn.Module | None:
+def replacement(layer: nn.Module, kind: LinearClass) -> nn.Module | None:
     """A linear layer of a kind instead of another, which may be tied to an embedding: then this is
     a copy.
     """

@@ -2,7 +2,7 @@
 cannot work.
 
 Loads safetensors only and runs no code from the model directory. Raises Unusable with a line that
-names the model and says what to do instead.
+names the model and what to do instead.
 """
 
 from __future__ import annotations
@@ -24,28 +24,35 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from engine.cache.kv import LayerGeometry, position_bytes
-from engine.model.linears import FULL, INT8, kernels_of, lay_out, suited, watching
-from engine.model.original import Original, original
-from engine.model.probe import adopt, refuse_class
-from engine.model.quantised import SETTING, dequantise, unify
-from protos.errors import Unusable
-from protos.fingerprint import tokens_by_id
+from tandem.engine.cache.pool import LayerGeometry, position_bytes
+from tandem.engine.model.linears import (
+    FULL,
+    INT8,
+    kernels_of,
+    linear_class,
+    recording_inputs,
+    replace_layers,
+)
+from tandem.engine.model.probe import install_attention, refuse_class
+from tandem.engine.model.quantised import SETTING, dequantise, unify_dtype
+from tandem.engine.model.reference import ReferenceLogits, reference_logits
+from tandem.protos.errors import Unusable
+from tandem.protos.fingerprint import tokens_by_id
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 AUTO = "auto"  # the checkpoint's own
-INSTEAD = "choose one that is served, e.g. Llama, Qwen, Mistral, Gemma, Phi or GPT-2"
+SERVED_MODELS = "choose one that is served, e.g. Llama, Qwen, Mistral, Gemma, Phi or GPT-2"
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """A loaded model whose linear layers and attention are ours; `original`: what it computed when
+class HFModel:
+    """A loaded model whose linear layers and attention are ours; `reference`: what it computed when
     they were not.
     """
 
     network: PreTrainedModel
-    original: Original
+    reference: ReferenceLogits
     layers: tuple[LayerGeometry, ...]
     vocab_size: int
     token_count: int  # ids that the tokenizer knows; the rest of the vocabulary is padding
@@ -58,7 +65,7 @@ class Model:
 
     @property
     def numbers(self) -> str:
-        """The dtype, as people are told of it."""
+        """The dtype, as status and log report it."""
         name = str(self.dtype).removeprefix("torch.")
         return f"{name}, dequantised from {self.quantised}" if self.quantised else name
 
@@ -78,7 +85,9 @@ class Model:
         return kernels_of(self.network)
 
 
-def load(folder: Path, dtype: str | None = None, device: str = "cpu", weights: str = FULL) -> Model:
+def load(
+    folder: Path, dtype: str | None = None, device: str = "cpu", weights: str = FULL
+) -> HFModel:
     """Load a model directory; raises Unusable."""
     if not (folder / "config.json").is_file():
         raise Unusable(f"{folder} is not a model directory: it has no config.json")
@@ -94,15 +103,15 @@ def load(folder: Path, dtype: str | None = None, device: str = "cpu", weights: s
     if missing:
         lacking = f"its files lack {len(missing)} weights of {type(network).__name__}"
         raise Unusable(f"{folder} cannot be served: {lacking}, e.g. {missing[0]}; get all files")
-    with _judging(folder, config), watching(network) as groups:
-        found = adopt(network, _context_length(config))
+    with _judging(folder, config), recording_inputs(network) as groups:
+        found = install_attention(network, _context_length(config))
     with _judging(folder, config):
-        said = original(network, found, wanted, weights == INT8)
-    if kind := suited(wanted, network.device, weights):
-        lay_out(network, groups, kind)
-    return Model(
+        reference = reference_logits(network, found, wanted, weights == INT8)
+    if kind := linear_class(wanted, network.device, weights):
+        replace_layers(network, groups, kind)
+    return HFModel(
         network=network,
-        original=said,
+        reference=reference,
         layers=found.layers,
         vocab_size=found.vocab_size,
         token_count=min(max(tokens) + 1, found.vocab_size),
@@ -128,7 +137,7 @@ def _read(
     )
     network, report = loaded
     if hasattr(config, SETTING):
-        unify(network, dtype)
+        unify_dtype(network, dtype)
     return network.eval().requires_grad_(False).to(device), sorted(report["missing_keys"])
 
 
@@ -140,7 +149,7 @@ def _loading(folder: Path, device: str) -> Iterator[None]:
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         if "trust_remote_code" in str(error):
-            reason = f"it needs code from its directory, which is never run; {INSTEAD}"
+            reason = f"it needs code from its directory, which is never run; {SERVED_MODELS}"
         raise Unusable(f"{folder} cannot be loaded on {device}: {reason}") from error
 
 
@@ -151,11 +160,11 @@ def _judging(folder: Path, config: PreTrainedConfig) -> Iterator[None]:
         yield
     except Unusable as error:
         name = (config.architectures or [type(config).__name__])[0]
-        raise Unusable(f"{folder} cannot be served: {name} {error}; {INSTEAD}") from error
+        raise Unusable(f"{folder} cannot be served: {name} {error}; {SERVED_MODELS}") from error
 
 
 def _refuse_config(config: PreTrainedConfig) -> None:
-    """Raise Unusable for what can be told before the weights are read."""
+    """Raise Unusable for what can be known before the weights are read."""
     if config.is_encoder_decoder:
         raise Unusable("is an encoder-decoder")
     if getattr(config.get_text_config(), "attn_temperature_tuning", False):  # Llama 4
@@ -167,16 +176,16 @@ def _refuse_config(config: PreTrainedConfig) -> None:
 
 
 def default_dtype(device: str) -> str:
-    """What a model is loaded in if nobody says: what every CPU has, and elsewhere, where that is
-    slow, the checkpoint's own.
+    """What a model is loaded in unless a dtype is set: what every CPU has; on other devices, where
+    that is slow, the checkpoint's own.
     """
     return "float32" if device.startswith("cpu") else AUTO
 
 
 def _dtype(name: str, config: PreTrainedConfig) -> torch.dtype:
     if name == AUTO:
-        own = config.dtype or config.get_text_config().dtype or torch.float32
-        name = str(own).removeprefix("torch.")
+        saved = config.dtype or config.get_text_config().dtype or torch.float32
+        name = str(saved).removeprefix("torch.")
     if name not in DTYPES:
         raise Unusable(f"dtype {name!r} is not one of {', '.join([AUTO, *DTYPES])}")
     return DTYPES[name]

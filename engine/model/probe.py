@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from engine.cache.kv import LayerGeometry
-from engine.forward import attention
-from protos.errors import Unusable
+from tandem.engine.cache.pool import LayerGeometry
+from tandem.engine.forward import attention
+from tandem.protos.errors import Unusable
 
 NAME = "tandem_probe"
 ROWS = 4
@@ -26,7 +26,7 @@ Mask = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class ProbeResult:
     """`context_length`: the longest text in which every token sees what the network's own masks let
     it see.
     """
@@ -58,8 +58,8 @@ def probing(probe: Probe) -> Iterator[None]:
         _current.reset(token)
 
 
-def adopt(network: PreTrainedModel, longest: int) -> Findings:
-    """Put our attention into a network and say what it needs; raises Unusable if it would not
+def install_attention(network: PreTrainedModel, longest: int) -> ProbeResult:
+    """Put our attention into a network and find what it needs; raises Unusable if it would not
     compute the same. The context is `longest` or as much of it as our masks cover.
     """
     network.set_attn_implementation(NAME)
@@ -78,11 +78,11 @@ def adopt(network: PreTrainedModel, longest: int) -> Findings:
     if not covered:
         raise Unusable("is not causal: its tokens see later ones")
     network.set_attn_implementation(attention.NAME)
-    return Findings(attending, logits.shape[2], covered)
+    return ProbeResult(attending, logits.shape[2], covered)
 
 
 def refuse_class(kind: type[PreTrainedModel]) -> None:
-    """Raise Unusable for a class of networks that can be told apart before its weights are read."""
+    """Raise Unusable for a class of networks that can be refused before its weights are read."""
     if kind._is_stateful:
         raise Unusable(
             "keeps a recurrent state, which cannot be rolled back when a draft is rejected"
@@ -111,7 +111,7 @@ def _pass(network: PreTrainedModel, probe: Probe) -> torch.Tensor:
     return logits
 
 
-def look(
+def probe_attention(
     module: torch.nn.Module,
     query: torch.Tensor,  # [1, heads, rows, size]
     key: torch.Tensor,  # [1, kv heads, rows, size]
@@ -123,9 +123,9 @@ def look(
     s_aux: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Stands in for attention: notes the call, answers zeros, [1, rows, heads, value size]."""
+    """Called instead of attention: notes the call, answers zeros, [1, rows, heads, value size]."""
     probe = _current.get()
-    attention.refuse(options)
+    attention.refuse_options(options)
     layer: int = module.layer_idx  # type: ignore[assignment]
     if layer in probe.layers:
         raise Unusable("attends more than once in a layer")
@@ -146,7 +146,9 @@ def look(
 def number_mask(
     *, q_length: int, kv_length: int, mask_function: Mask, device: torch.device, **_: Any
 ) -> torch.Tensor:
-    """Stands in for a mask: its number in every place, so that `look` knows it again."""
+    """Called instead of a mask: its number in every place, so that `probe_attention` knows it
+    again.
+    """
     probe = _current.get()
     probe.masks.append(mask_function)
     return torch.full((1, 1, q_length, kv_length), float(len(probe.masks) - 1), device=device)
@@ -163,7 +165,7 @@ def _covered(mask: Mask, window: int | None, longest: int) -> int:
     """How many tokens of a text, from the first on, see the same by a mask and by ours."""
 
     def differs(row: int) -> bool:
-        keys = torch.arange(row + 2)  # one too many: nobody sees the next token
+        keys = torch.arange(row + 2)  # one too many: no token sees the next one
         start = torch.zeros((), dtype=torch.long)
         theirs = mask(start, start, torch.tensor(row), keys).expand(keys.shape)
         ours = keys <= row
@@ -174,5 +176,5 @@ def _covered(mask: Mask, window: int | None, longest: int) -> int:
     return bisect_left(range(longest), True, key=differs)
 
 
-AttentionInterface.register(NAME, look)
+AttentionInterface.register(NAME, probe_attention)
 AttentionMaskInterface.register(NAME, number_mask)

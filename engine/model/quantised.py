@@ -18,11 +18,11 @@ from transformers import FineGrainedFP8Config, PreTrainedConfig, PreTrainedModel
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 
-from protos.errors import Unusable
+from tandem.protos.errors import Unusable
 
 SETTING = "quantization_config"
 OURS = "tandem_fp8"
-LOADERS = {"fp8": OURS, "mxfp8": OURS, "mxfp4": "mxfp4"}  # by what a configuration says
+LOADERS = {"fp8": OURS, "mxfp8": OURS, "mxfp4": "mxfp4"}  # by `quant_method` of a configuration
 SCALES = (".weight_scale_inv", ".scale", ".qscale_weight")  # instead of `.weight`
 register_quantization_config(OURS)(FineGrainedFP8Config)
 
@@ -60,7 +60,7 @@ def dequantise(config: PreTrainedConfig, folder: Path) -> str | None:
     return method
 
 
-def unify(network: PreTrainedModel, dtype: torch.dtype) -> None:
+def unify_dtype(network: PreTrainedModel, dtype: torch.dtype) -> None:
     """Give all weights one dtype: those that were not quantised come as they are in the files."""
     kept = network._get_dtype_plan(dtype)  # what a model wants in float32
     for name, weight in network.named_parameters():

@@ -1,6 +1,6 @@
 """A draw from a vocabulary of any size, with exact noise for those few tokens alone that can be it.
 
-`engine.sampling.drawing.draws` defines what is drawn: the maximum of log-probability plus noise.
+`engine.sampling.sampler.draws` defines what is drawn: the maximum of log-probability plus noise.
 What normalises log-probabilities does not matter for that, and neither does the noise of a token
 that even so stays below the best of the likeliest ones. Who may win is found from the bits of the
 noise.
@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import torch
 
-from engine.sampling.noise import above, gumbel
-from engine.sampling.shortlist import MARGIN, SIZE, Shortlist
-from protos.types import SamplingParams
+from tandem.engine.sampling.noise import gumbel, ids_above
+from tandem.engine.sampling.shortlist import MARGIN, SIZE, Shortlist
+from tandem.protos.types import SamplingParams
 
 
-def drawn(row: torch.Tensor, params: SamplingParams, position: int, size: int = SIZE) -> int | None:
+def draw_from_shortlist(
+    row: torch.Tensor, params: SamplingParams, position: int, size: int = SIZE
+) -> int | None:
     """What is drawn for a position from an adjusted row [vocab] on the processor, temperature above
     0; None, rarely, where rounding could decide.
     """
@@ -48,7 +50,7 @@ def _candidates(
     if short.whole:
         return ids, scores, keys
     missing = float(keys[: short.sure].max() - scores[-1]) - MARGIN
-    others = above(params.seed, position, len(row), missing)
+    others = ids_above(params.seed, position, len(row), missing)
     others = others[row[others] < row[ids[-1]]]
     behind = short.score(others).double()
     noisy = behind + gumbel(params.seed, position, others)

@@ -23,7 +23,7 @@ _MASK_64 = (1 << 64) - 1
 Ints: TypeAlias = int | Sequence[int]  # one for all rows, or one for each
 
 
-class Stream(Enum):
+class NoiseStream(Enum):
     """Noise that must not know of other noise: rejection sampling is biased if what is proposed,
     what is accepted and what is drawn instead share any.
     """
@@ -38,7 +38,7 @@ def uniform(
     seed: Ints,
     position: Ints,
     token_ids: torch.Tensor,
-    stream: Stream = Stream.DRAW,
+    stream: NoiseStream = NoiseStream.DRAW,
 ) -> torch.Tensor:
     """One number in (0, 1) for each token id at a position, or [rows, tokens] at one position for
     each row, with one seed for each of them or for all; float64 of their shape.
@@ -52,14 +52,14 @@ def gumbel(
     seed: Ints,
     position: Ints,
     token_ids: torch.Tensor,
-    stream: Stream = Stream.DRAW,
+    stream: NoiseStream = NoiseStream.DRAW,
 ) -> torch.Tensor:
     """The same as a Gumbel variate, float32: argmax(log p + it) is a draw from p (Gumbel-max)."""
     noise = uniform(seed, position, token_ids, stream)
     return -torch.log(-torch.log1p(-noise)).float()  # fine near 0, where the winners are
 
 
-def above(seed: int, position: int, count: int, least: float) -> torch.Tensor:
+def ids_above(seed: int, position: int, count: int, least: float) -> torch.Tensor:
     """The token ids below `count` whose Gumbel variate is more than `least`, and few others: int64,
     ascending, found on the processor from the upper half of the hash alone.
     """

@@ -1,8 +1,8 @@
 """The likeliest tokens of a row of logits, and what top-k, top-p and min-p leave of it.
 
-`engine.sampling.drawing.warp` defines what they leave. Here it is found without sorting a
+`engine.sampling.sampler.warp` defines what they leave. Here it is found without sorting a
 vocabulary, and whatever rounding could decide otherwise is called unsure, so that the definition
-can be asked. A row is looked at by itself: nothing here depends on its company.
+can be asked. A row is looked at by itself: nothing here depends on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from protos.types import SamplingParams
+from tandem.protos.types import SamplingParams
 
 SIZE = 256  # likeliest tokens that a list has at least
 COLUMNS = 4096  # into which a row is dealt out
@@ -95,8 +95,8 @@ class Shortlist:
 
     def logprobs(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The first `count` ids and log-probabilities, both [count]; -inf for what is not kept.
-        They are near what the definition says: what is unsure counts as kept, and of a nucleus that
-        goes on behind the list it is assumed that it holds no more than it must.
+        They are near those of the definition: what is unsure counts as kept, and of a nucleus that
+        goes on after the list it is assumed that it holds no more than it must.
         """
         scores = self.scores[: self.possible]
         mass = float(scores.exp().sum()) if self.whole else self.total * self._params.top_p

@@ -1,7 +1,7 @@
 """What goes into the next step: everything short, rows that pay, and as much of long prompts as
-delays nobody.
+does not delay the others.
 
-Pure. Segments come least recently fed first, so whoever was left out is next.
+Pure. Segments come least recently fed first, so what was left out is next.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 
-from engine.forward.segment import Segment
-from engine.schedule.cost import CostModel, Load
-from protos.types import MAX_NODES
+from tandem.engine.forward.segment import Segment
+from tandem.engine.schedule.cost import CostModel, StepLoad
+from tandem.protos.types import MAX_NODES
 
 UNKNOWN_PRICE = 0.1  # of a row, before any step was learned from
 SHORT = 16  # tokens; a longer head is fed in pieces, as time allows, to the last
-RESTING_SECONDS = 1.0  # without a short segment, until nobody counts as decoding
+RESTING_SECONDS = 1.0  # without a short segment, until no session counts as decoding
 PIECE = 16  # tokens of a long head that a step takes at least, so that every prompt gets on
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StepLimits:
     """What one step may hold. A step that serves sessions which are decoding may take `slack` times
     longer for the sake of new prompts; one that serves prompts alone takes about `seconds`, since
-    somebody may come.
+    a session may start to decode.
     """
 
     sessions: int = 32
@@ -39,22 +39,22 @@ class Pace:
     """How many seconds a step takes that serves the sessions now decoding, smoothed."""
 
     seconds: float = 0.0
-    seen: float = -math.inf
+    last: float = -math.inf
 
-    def saw(self, seconds: float, now: float) -> None:
+    def observe(self, seconds: float, now: float) -> None:
         """A step served decoding sessions; without prompts it would take so long."""
-        weight = 1.0 if now - self.seen > RESTING_SECONDS else 0.2
+        weight = 1.0 if now - self.last > RESTING_SECONDS else 0.2
         self.seconds += weight * (seconds - self.seconds)
-        self.seen = now
+        self.last = now
 
     def at(self, now: float) -> float:
         """0 if no session has been decoding lately."""
-        return self.seconds if now - self.seen <= RESTING_SECONDS else 0.0
+        return self.seconds if now - self.last <= RESTING_SECONDS else 0.0
 
 
-def load(segment: Segment) -> Load:
+def load_of(segment: Segment) -> StepLoad:
     """What feeding a segment costs."""
-    return Load.chunk(len(segment.tokens), segment.context + segment.cached)
+    return StepLoad.chunk(len(segment.tokens), segment.context + segment.cached)
 
 
 def is_long(segment: Segment) -> bool:
@@ -63,12 +63,12 @@ def is_long(segment: Segment) -> bool:
 
 
 def is_decoding(segment: Segment) -> bool:
-    """Whether somebody waits for logits, and not for those of a long prompt."""
+    """Whether logits are wanted, and not those of a long prompt."""
     return segment.wanted > 0 and not is_long(segment)
 
 
 @dataclass(slots=True)
-class Share:
+class StepShare:
     """What one segment gets of a step: a `piece` of it, or all of it and `rows` more."""
 
     index: int
@@ -82,7 +82,7 @@ class Batch:
     have had to have.
     """
 
-    shares: list[Share]
+    shares: list[StepShare]
     expected: float
     price: float
 
@@ -91,47 +91,47 @@ def compose(
     segments: Sequence[Segment],
     chances: Callable[[int], Iterator[float]],
     cost: CostModel,
-    limits: Limits,
+    limits: StepLimits,
     pace: float,
 ) -> Batch:
     """The next step. `chances(i)` are those of rows that may be added to segment i, and `pace` is
     how many seconds a step takes that serves the sessions now decoding, 0 if none is.
     """
-    shares: list[Share] = []
-    total = Load()
+    shares: list[StepShare] = []
+    total = StepLoad()
     most, tokens = limits.sessions, limits.tokens
     if any(map(is_long, segments)):  # one of them gets on in every step
         most, tokens = most - 1, tokens - PIECE
     for index, segment in enumerate(segments):
         fits = len(shares) < most and total.tokens + len(segment.tokens) <= tokens
         if not is_long(segment) and (fits or index == 0):
-            shares.append(Share(index, segment))
-            total += load(segment)
+            shares.append(StepShare(index, segment))
+            total += load_of(segment)
     added, expected, price = add_rows(shares, chances, cost, total, tokens - total.tokens)
     total += added
     usual = max(pace, cost.predict(total) if shares else 0.0)
     allowed = usual * (1 + limits.slack) if usual else limits.seconds
     for index, segment in enumerate(segments):
-        room = min(limits.tokens - total.tokens, len(segment.tokens))
-        if not is_long(segment) or room <= 0 or len(shares) == limits.sessions:
+        left = min(limits.tokens - total.tokens, len(segment.tokens))
+        if not is_long(segment) or left <= 0 or len(shares) == limits.sessions:
             continue
-        timely = cost.tokens_within(allowed, total, segment.context, room)
+        timely = cost.tokens_within(allowed, total, segment.context, left)
         if timely < PIECE and any(is_long(segments[share.index]) for share in shares):
             break
-        room = max(timely, min(PIECE, room))
-        piece = segment if room >= len(segment.tokens) else segment.first(min(room, segment.head))
-        shares.append(Share(index, piece))
-        total += load(piece)
+        left = max(timely, min(PIECE, left))
+        piece = segment if left >= len(segment.tokens) else segment.first(min(left, segment.head))
+        shares.append(StepShare(index, piece))
+        total += load_of(piece)
     return Batch(shares, expected, price)
 
 
 def add_rows(
-    shares: Sequence[Share],
+    shares: Sequence[StepShare],
     chances: Callable[[int], Iterator[float]],
     cost: CostModel,
-    total: Load,
+    total: StepLoad,
     most: int,
-) -> tuple[Load, float, float]:
+) -> tuple[StepLoad, float, float]:
     """Add rows to the shares, likeliest first over all, while the step yields more per second with
     the next one: while its chance is above its price, row seconds x expected yield / step seconds.
     A share yields 1 without any. Returns what was added, the yield, and the price at the end.
@@ -141,12 +141,12 @@ def add_rows(
         (-chance, place) for place, (_, more) in enumerate(waiting) if (chance := next(more, 0.0))
     ]
     heapify(heap)
-    expected, seconds, added = float(len(shares)), cost.predict(total), Load()
+    expected, seconds, added = float(len(shares)), cost.predict(total), StepLoad()
     price = 0.0
     while True:
         share, more = waiting[heap[0][1]] if heap else (None, None)
         keys = share.piece.context + len(share.piece.parents) if share else 0
-        row = Load(1, keys + 1, 0)
+        row = StepLoad(1, keys + 1, 0)
         price = cost.marginal(row) * expected / seconds if seconds else UNKNOWN_PRICE
         if share is None or more is None or added.tokens >= most or -heap[0][0] < price:
             return added, expected, price

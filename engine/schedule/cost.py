@@ -1,6 +1,6 @@
 """What a forward pass costs: seconds as a sum over what it is fed, learned from the steps served.
 
-Pure: it is told loads and seconds and answers with seconds. What to feed is decided elsewhere.
+Pure: loads and seconds in, predicted seconds out. What to feed is decided in `batch`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ PACE = 0.02  # this much of a surprise is taken for the whole machine having cha
 FASTER, SLOWER = 0.3, 0.1  # of what is learned of rates from one step
 WARM = 16  # steps before predictions are judged
 EVERY = 8  # steps between two fits once warm, unless a step surprises
-SHARES = np.array([1.0, 1.0, 0.1, 0.1])  # how a cost is split while no load tells the terms apart
+SHARES = np.array(
+    [1.0, 1.0, 0.1, 0.1]
+)  # how a cost is split while the loads do not determine the terms
 RIDGE = np.diag(1e-3 / SHARES)
 TINY = 1e-100  # keeps a term that was never seen from dividing by 0
 ACTIVE = np.array(list(product((0.0, 1.0), repeat=4)))  # [16, 4] which terms may differ from 0
 BOTH = ACTIVE[:, :, None] * ACTIVE[:, None, :]  # [16, 4, 4]
-REST = np.eye(4) * (1 - BOTH)  # [16, 4, 4] says that the other terms are 0
+REST = np.eye(4) * (1 - BOTH)  # [16, 4, 4] makes the other terms 0
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class StepLoad:
     """What a step feeds; the loads of its segments add up."""
 
     tokens: int = 0
@@ -33,12 +35,12 @@ class Load:
     sessions: int = 0
 
     @classmethod
-    def chunk(cls, tokens: int, keys: int) -> Load:
+    def chunk(cls, tokens: int, keys: int) -> StepLoad:
         """A session that feeds `tokens` in a row after `keys` cached ones."""
         return cls(tokens, tokens * keys + tokens * (tokens + 1) // 2, 1)
 
-    def __add__(self, other: Load) -> Load:
-        return Load(
+    def __add__(self, other: StepLoad) -> StepLoad:
+        return StepLoad(
             self.tokens + other.tokens,
             self.attended + other.attended,
             self.sessions + other.sessions,
@@ -55,7 +57,7 @@ class Rates:
     row: float = 0.0  # to each row whose logits were asked for
     token: float = 0.0  # to each token that should have come of it
 
-    def saw(self, seconds: float, rows: int, expected: float) -> None:
+    def observe(self, seconds: float, rows: int, expected: float) -> None:
         """A step took so long."""
         self.step = smoothed(self.step, seconds)
         self.row = smoothed(self.row, seconds / rows)
@@ -89,16 +91,16 @@ class CostModel:
         self._sum = np.zeros(4)  # X'1: the best model gives 1 for every row
         self._terms = (0.0, 0.0, 0.0, 0.0)  # seconds for a step, a token, a key, a session
 
-    def predict(self, load: Load) -> float:
+    def predict(self, load: StepLoad) -> float:
         """Seconds that a step with this load takes; 0 before the first was learned from."""
         step, token, key, session = self._terms
         return step + token * load.tokens + key * load.attended + session * load.sessions
 
-    def marginal(self, load: Load) -> float:
+    def marginal(self, load: StepLoad) -> float:
         """Seconds that this load adds to a step."""
         return self.predict(load) - self._terms[0]
 
-    def learn(self, load: Load, seconds: float) -> None:
+    def learn(self, load: StepLoad, seconds: float) -> None:
         """A step with this load took so many seconds."""
         seconds = max(seconds, 1e-9)  # a coarse clock may see none pass
         predicted = self.predict(load)
@@ -113,7 +115,7 @@ class CostModel:
         if self._steps <= WARM or self._steps % EVERY == 0 or abs(surprise) > 0.5:
             self._terms = self._fit()
 
-    def tokens_within(self, seconds: float, base: Load, keys: int, most: int) -> int:
+    def tokens_within(self, seconds: float, base: StepLoad, keys: int, most: int) -> int:
         """The most tokens, 0..`most`, that one more session with `keys` cached ones can add to a
         step `base` so that it is still predicted to take no more than `seconds`; none before the
         first step was learned from.
@@ -122,12 +124,12 @@ class CostModel:
             return 0
 
         def added(tokens: int) -> float:
-            return self.predict(base + Load.chunk(tokens, keys))
+            return self.predict(base + StepLoad.chunk(tokens, keys))
 
         return bisect_right(range(1, most + 1), seconds, key=added)
 
-    def _remember(self, load: Load, seconds: float, pace: float) -> None:
-        """Add a row; what is remembered fades, and is retold as if the machine always had this
+    def _remember(self, load: StepLoad, seconds: float, pace: float) -> None:
+        """Add a row; what is remembered fades, and is scaled as if the machine always had this
         pace."""
         row = np.array([1.0, load.tokens, load.attended, load.sessions]) / seconds
         keep = 1 - 1 / HORIZON

@@ -1,7 +1,7 @@
 """The model thread: every job that waits or runs gets its share of the next forward pass.
 
 A new job joins at the next step, and a long prompt is fed beside the others' work; there are no
-phases. The event loop only queues, tells that there is something new, and is told what was done.
+phases. The event loop only queues jobs, wakes the thread, and gets the results.
 """
 
 from __future__ import annotations
@@ -13,56 +13,45 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
 import torch
 
-from engine.forward.segment import Segment
-from engine.schedule.batch import Batch, Limits, Pace, compose, is_decoding, load
-from engine.schedule.cost import CostModel, Load, Rates
-from engine.schedule.task import Job, Task, startable
-from protos.errors import Busy, Internal, Unavailable
+from tandem.engine.forward.segment import Segment
+from tandem.engine.schedule.batch import Batch, Pace, StepLimits, compose, is_decoding, load_of
+from tandem.engine.schedule.cost import CostModel, Rates, StepLoad
+from tandem.engine.schedule.progress import UNKNOWN_SECONDS, Progress, StepReport
+from tandem.engine.schedule.task import Job, Task, startable
+from tandem.protos.errors import Busy, Internal, Unavailable
 
-LIGHT = Load.chunk(1, 0)
-Forward = Callable[[Sequence[Segment]], list[torch.Tensor]]
+LIGHT = StepLoad.chunk(1, 0)
+ForwardPass = Callable[[Sequence[Segment]], list[torch.Tensor]]
 
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """What one forward pass did, and the time since the one before if there was work all along."""
-
-    sessions: int
-    tokens: int
-    seconds: float
-    queue_seconds: list[float]
-    cost_error: float
-    host_seconds: float | None
-
-
 class ModelThread:
     """Owns the model and its sessions: nothing else may touch them while it runs. Between steps it
-    calls `idle`, with those for whose sessions calls wait, and `settled`; after a pass, `fed`.
+    calls `idle`, with those for whose sessions calls wait, and `after_step`.
     """
 
     def __init__(
         self,
-        forward: Forward,
-        limits: Limits,
+        forward: ForwardPass,
+        limits: StepLimits,
         observe: Callable[[StepReport], None],
         idle: Callable[[Sequence[bytes]], None],
         queue_limit: int = 1024,
     ) -> None:
         self._forward, self._limits, self._observe, self._idle = forward, limits, observe, idle
         self._queue_limit = queue_limit
-        self.settled: Callable[[], None] = lambda: None
-        self.fed: Callable[[Sequence[tuple[Any, torch.Tensor]]], None] = lambda _: None
+        self.after_step: Callable[[], None] = lambda: None
+        self.after_forward: Callable[[Sequence[tuple[Any, torch.Tensor]]], None] = lambda _: None
         self.rates = Rates()
         self.price = 0.0  # chance that a row more would have had to have in the newest step
         self._cost, self._pace = CostModel(), Pace()
+        self._progress = Progress(time.perf_counter())
         self._steps = 0
         self._ended = 0.0  # when the newest step did; 0 if the thread has waited since
         self._waiting: deque[Task] = deque()
@@ -84,6 +73,10 @@ class ModelThread:
             self._wake.notify()
         self._thread.join()
 
+    def problem(self, now: float) -> str | None:
+        """Why the thread does not serve, if it does not; `now` by `time.perf_counter`."""
+        return self._progress.problem(now) if self._thread.is_alive() else "the model thread ended"
+
     def submit(self, owner: bytes, start: Callable[[], Job | None], closing: bool = False) -> Task:
         """Queue a job of a session; `start` is called on the model thread. One for `closing` the
         session is taken however long the queue. Raises Busy if it is full, Unavailable if stopping.
@@ -101,7 +94,7 @@ class ModelThread:
     async def run(
         self, owner: bytes, start: Callable[[], Job | None], closing: bool = False
     ) -> Any:
-        """The same, and await the answer; raises what the job raises. Cancelling deserts it."""
+        """The same, and await the answer; raises what the job raises. Cancelling cancels it."""
         task = self.submit(owner, start, closing)
         answer = asyncio.wrap_future(task.answer)
         if closing:
@@ -109,13 +102,13 @@ class ModelThread:
         try:
             return await answer
         except asyncio.CancelledError:
-            self.desert(task)
+            self.cancel(task)
             raise
 
-    def desert(self, task: Task) -> None:
-        """Nobody waits for a job any more: it is dropped, or ended between two steps."""
+    def cancel(self, task: Task) -> None:
+        """The caller no longer waits for a job: it is dropped, or ended between two steps."""
         with self._wake:
-            task.deserted = self._news = True
+            task.cancelled = self._news = True
             if task in self._waiting:
                 self._waiting.remove(task)
                 task.answer.cancel()
@@ -131,40 +124,40 @@ class ModelThread:
         try:
             with torch.inference_mode():
                 while not self._stopping:
-                    self._turn()
-        finally:  # whoever comes later is told at once
+                    self._iterate()
+        finally:  # later callers get an error at once
             with self._wake:
                 self._stopping, left = True, [*self._stepping, *self._running, *self._waiting]
-                self._abandon(left, Unavailable("the service is stopping"))
+                self._fail_all(left, Unavailable("the service is stopping"))
 
-    def _turn(self) -> None:
-        """Whoever waits may start, and there is a step; if it fails, those in it fail alone."""
+    def _iterate(self) -> None:
+        """Start waiting jobs and run a step; if it fails, only the jobs in it fail."""
         try:
-            self._collect()
+            self._admit()
             self._step()
         except Exception as error:
             log.error("a step failed", exc_info=error)
-            self._abandon(self._stepping, Internal("the step failed; see the server's log"))
+            self._fail_all(self._stepping, Internal("the step failed; see the server's log"))
             self._running = [task for task in self._running if task not in self._stepping]
             self._news = True  # the others go on
-        self.settled()
+        self.after_step()
 
-    def _abandon(self, tasks: Sequence[Task], error: Exception) -> None:
+    def _fail_all(self, tasks: Sequence[Task], error: Exception) -> None:
         """Fail every task that has no answer yet."""
         for task in tasks:
-            with suppress(InvalidStateError):  # it has an answer, or nobody waits any more
+            with suppress(InvalidStateError):  # it has an answer, or its caller no longer waits
                 task.fail(error)
 
-    def _collect(self) -> None:
+    def _admit(self) -> None:
         """Wait until there may be work, and start what may start."""
         with self._wake:
             while not (self._waiting or self._news or self._stopping):
-                self._ended = 0.0
-                self._wake.wait(timeout=1.0)
+                self._ended, self._progress = 0.0, Progress(time.perf_counter())
+                self._wake.wait(timeout=0.5)
                 self._idle(())
-            self._news = False
-            ending = [task for task in self._running if task.deserted]
-            self._running = [task for task in self._running if not task.deserted]
+            self._news, self._progress = False, Progress(time.perf_counter())
+            ending = [task for task in self._running if task.cancelled]
+            self._running = [task for task in self._running if not task.cancelled]
             wanted = [task.owner for task in self._waiting]
             starting = startable(self._waiting, self._running)
             for task in starting:
@@ -176,75 +169,76 @@ class ModelThread:
         for task in starting:
             if task.answer.set_running_or_notify_cancel():
                 self._queued.append(time.perf_counter() - task.arrived)
-                task.fed = self._steps  # behind whoever waits for longer
+                task.last_step = self._steps  # after those that wait for longer
                 task.begin()
-                self._running += [task] if task.offer else []
+                self._running += [task] if task.step_input else []
                 self._news = True
 
-    def _offers(self) -> list[tuple[Task, Segment]]:
+    def _ready_inputs(self) -> list[tuple[Task, Segment]]:
         """Who has something to feed, least recently fed first."""
-        order = sorted(self._running, key=lambda task: task.fed)
-        offers = [(task, segment) for task in order if (segment := task.ready())]
-        self._running = [task for task in order if task.offer]
-        return offers
+        order = sorted(self._running, key=lambda task: task.last_step)
+        ready = [(task, segment) for task in order if (segment := task.ready())]
+        self._running = [task for task in order if task.step_input]
+        return ready
 
-    def _gather(self) -> list[tuple[Task, Segment]]:
-        """The offers; one that is alone may wait a moment for more rows."""
-        offers = self._offers()
-        if len(offers) != 1 or offers[0][0].rest or not offers[0][0].offer:
-            return offers
-        offer, step = offers[0][0].offer, self._cost.predict(LIGHT)
+    def _step_inputs(self) -> list[tuple[Task, Segment]]:
+        """The step inputs; one that is alone may wait a moment for more rows."""
+        ready = self._ready_inputs()
+        if len(ready) != 1 or ready[0][0].rest or not ready[0][0].step_input:
+            return ready
+        step_input, step = ready[0][0].step_input, self._cost.predict(LIGHT)
         until = time.perf_counter() + step
         with self._wake:
             while not (self._waiting or self._stopping):
                 now = time.perf_counter()
-                if (left := min(offer.patience(now, step), until - now)) <= 0:
+                if (left := min(step_input.wait_seconds(now, step), until - now)) <= 0:
                     break
                 self._wake.wait(left)
-        return self._offers()
+        return self._ready_inputs()
 
     def _step(self) -> None:
-        """One forward pass over what fits of the offers, with the rows that pay."""
-        offers = self._gather()
-        tasks, segments = [task for task, _ in offers], [segment for _, segment in offers]
-        self._stepping = tasks
+        """One forward pass over what fits of the step inputs, with the rows that pay."""
+        step_inputs = self._step_inputs()
+        self._stepping = tasks = [task for task, _ in step_inputs]
+        segments = [segment for _, segment in step_inputs]
         if not tasks:
             return
         began = time.perf_counter()
 
         def chances(index: int) -> Iterator[float]:
-            offer = tasks[index].offer
-            return iter(()) if tasks[index].rest or offer is None else offer.chances()
+            step_input = tasks[index].step_input
+            return iter(()) if tasks[index].rest or step_input is None else step_input.chances()
 
         batch = compose(segments, chances, self._cost, self._limits, self._pace.at(began))
         self.price = batch.price
         self._stepping = [tasks[share.index] for share in batch.shares]
         for task, share in zip(self._stepping, batch.shares, strict=True):
-            if share.rows and task.offer:
-                share.piece = task.offer.segment(share.rows)
+            if share.rows and task.step_input:
+                share.piece = task.step_input.segment(share.rows)
+        self.after_step()  # what jobs sent while the step was composed
         pieces = [share.piece for share in batch.shares]
-        self.settled()  # what was said while they were asked
         host = time.perf_counter() - self._ended if self._ended else None
-        began = time.perf_counter()
+        began, load = time.perf_counter(), sum(map(load_of, pieces), StepLoad())
+        self._progress = Progress(began, self._cost.predict(load) or UNKNOWN_SECONDS)
         logits = self._forward(pieces)
         self._ended = time.perf_counter()
-        self._account(batch, self._ended - began, host)
+        self._account(batch, load, self._ended - began, host)
         self._steps += 1
-        self.fed([(task.offer, rows) for task, rows in zip(self._stepping, logits, strict=False)])
+        inputs = [task.step_input for task in self._stepping]
+        self.after_forward(list(zip(inputs, logits, strict=False)))
         for task, share, rows in zip(self._stepping, batch.shares, logits, strict=True):
-            task.fed, wanted = self._steps, segments[share.index]
+            task.last_step, wanted = self._steps, segments[share.index]
             task.advance(share.piece, rows, bool(share.rows) or share.piece is wanted)
-        self._running = [task for task in self._running if task.offer]
+        self._running = [task for task in self._running if task.step_input]
         self._news = True
 
-    def _account(self, batch: Batch, seconds: float, host: float | None) -> None:
-        """Learn from a step and report it, before anyone has answers."""
-        pieces = [share.piece for share in batch.shares]
-        total, cost = sum(map(load, pieces), Load()), self._cost
-        cost.learn(total, seconds)
-        if decoding := [load(piece) for piece in pieces if is_decoding(piece)]:
-            self._pace.saw(cost.predict(sum(decoding, Load())), time.perf_counter())
+    def _account(self, batch: Batch, load: StepLoad, seconds: float, host: float | None) -> None:
+        """Learn from a step and report it, before any job gets its logits."""
+        pieces, cost = [share.piece for share in batch.shares], self._cost
+        cost.learn(load, seconds)
+        if decoding := [load_of(piece) for piece in pieces if is_decoding(piece)]:
+            self._pace.observe(cost.predict(sum(decoding, StepLoad())), time.perf_counter())
         if len(decoding) == len(pieces):
-            self.rates.saw(seconds, sum(piece.wanted for piece in pieces), batch.expected)
+            self.rates.observe(seconds, sum(piece.wanted for piece in pieces), batch.expected)
         queued, self._queued = self._queued, []
-        self._observe(StepReport(len(pieces), total.tokens, seconds, queued, cost.error, host))
+        self._observe(StepReport(len(pieces), load.tokens, seconds, queued, cost.error, host))

@@ -1,8 +1,8 @@
 """A job on its way through the model thread.
 
-A job is a generator: it yields an offer, what it wants fed or could have fed, receives the logits
-of what was fed, and returns its answer. A long segment may be fed over several steps; the job does
-not notice.
+A job is a generator: it yields a step input, what it wants fed or could have fed, receives the
+logits of what was fed, and returns its answer. A long segment may be fed over several steps; the
+job does not notice.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from engine.cache.session import Ended
-from engine.forward.offer import Offer
-from engine.forward.segment import Segment
+from tandem.engine.cache.session import JobEnded
+from tandem.engine.forward.segment import Segment
+from tandem.engine.forward.step_input import StepInput
 
-Job = Generator[Offer, torch.Tensor, Any]
+Job = Generator[StepInput, torch.Tensor, Any]
 
 
 @dataclass(slots=True, eq=False)
@@ -31,11 +31,11 @@ class Task:
     answer: Future[Any]
     arrived: float
     closing: bool = False
-    deserted: bool = False  # nobody waits any more
+    cancelled: bool = False  # its caller no longer waits
     job: Job | None = None
-    offer: Offer | None = None  # what the job yielded last; None = it is done
+    step_input: StepInput | None = None  # what the job yielded last; None = it is done
     rest: Segment | None = None  # of a long segment that was fed in part
-    fed: int = 0  # the step that last fed some of it, or that it came after
+    last_step: int = 0  # the step that last fed some of it, or that it came after
 
     def begin(self) -> None:
         """Start the job; one that needs no forward pass is done at once."""
@@ -44,7 +44,7 @@ class Task:
             if self.job is None:
                 self.answer.set_result(None)
             else:
-                self.offer = next(self.job)
+                self.step_input = next(self.job)
         except StopIteration as done:
             self.answer.set_result(done.value)
         except Exception as error:
@@ -52,10 +52,10 @@ class Task:
 
     def ready(self) -> Segment | None:
         """What is to be fed next, if anything."""
-        if self.rest is not None or self.offer is None:
+        if self.rest is not None or self.step_input is None:
             return self.rest
         try:
-            return self.offer.ready()
+            return self.step_input.ready()
         except Exception as error:
             self.fail(error)
             return None
@@ -64,32 +64,32 @@ class Task:
         """Give the job its logits, unless what was fed is not the `whole` of what it asked for; it
         wants another step or is done.
         """
-        assert self.job is not None and self.offer is not None
+        assert self.job is not None and self.step_input is not None
         if not whole:
-            segment = self.rest or self.offer.ready()
+            segment = self.rest or self.step_input.ready()
             assert segment is not None
             self.rest = segment.rest(len(fed.tokens))
             return
         self.rest = None
         try:
-            self.offer = self.job.send(logits)
+            self.step_input = self.job.send(logits)
         except StopIteration as done:
-            self.offer = None
+            self.step_input = None
             self.answer.set_result(done.value)
         except Exception as error:
             self.fail(error)
 
     def end(self, error: Exception) -> None:
         """End the job early; what was fed of its context stays in its session."""
-        fed, self.offer = self.rest.context if self.rest else 0, None
+        fed, self.step_input = self.rest.context if self.rest else 0, None
         if self.job is not None:
             with suppress(Exception):
-                self.job.throw(Ended(fed))
+                self.job.throw(JobEnded(fed))
         self.answer.set_exception(error)
 
     def fail(self, error: Exception) -> None:
         """End the job with an error; what goes wrong while it ends is the same error's doing."""
-        self.offer = self.rest = None
+        self.step_input = self.rest = None
         if self.job is not None:
             with suppress(Exception):
                 self.job.close()

@@ -2,10 +2,10 @@
 
 The embedded target tells stories and does not copy what it is shown, so it cannot show what
 drafting by lookup is worth where answers repeat their prompts. This makes one that can, to measure
-with (`python -m benchmarks.copying --target FOLDER`). Stops by the clock; nothing here is imported
-by a service.
+with (`python -m tandem.benchmarks.copying --target FOLDER`). Stops by the clock; nothing here is
+imported by a service.
 
-    python -m models.training.editor CORPORA --out FOLDER --minutes 10
+    python -m tandem.models.training.editor CORPORA --out FOLDER --minutes 10
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-import models
-from models.training.corpus import SOURCES, Stream, documents, encode, split
-from models.training.train import Optimiser, schedule
+from tandem import models
+from tandem.models.training.corpus import SOURCES, Stream, documents, encode, split
+from tandem.models.training.train import Optimiser, schedule
 
 SHORTEST, LONGEST = 24, 120  # tokens of a text
 HELD_OUT = 64  # texts, of `MEASURED` tokens

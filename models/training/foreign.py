@@ -4,7 +4,7 @@ other special ids.
 It learns the text alone, by cross-entropy: nothing can be distilled from a target that counts other
 tokens. Stops by the clock; nothing here is imported by a service.
 
-    python -m models.training.foreign CORPORA --out models/foreign --minutes 25
+    python -m tandem.models.training.foreign CORPORA --out models/foreign --minutes 25
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from models.training.corpus import SOURCES, Stream, documents, encode, split
-from models.training.train import (
+from tandem.models.training.corpus import SOURCES, Stream, documents, encode, split
+from tandem.models.training.train import (
     CONTEXT,
     DRAFT,
     DRAFT_MLP,

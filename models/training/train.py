@@ -5,7 +5,7 @@ The drafter is distilled while the target learns: every batch's target logits ar
 the teacher costs nothing, and both learning rates reach zero together. Stops by the clock; nothing
 here is imported by a service.
 
-    python -m models.training.train CORPORA --out models/embedded --minutes 90
+    python -m tandem.models.training.train CORPORA --out models/embedded --minutes 90
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from models.training.corpus import SOURCES, Stream, documents, encode, split, train_tokenizer
+from tandem.models.training.corpus import SOURCES, Stream, documents, encode, split, train_tokenizer
 
 VOCABULARY = 4096
 CONTEXT = 512

@@ -1,27 +1,25 @@
-"""The `tandem` command: start everything, ask for text, look at it; or start one service."""
+"""The `tandem` command: start everything, ask for text, look at it; or start one service.
+
+Whatever takes long to import is imported only when the arguments are known to be good.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
-import grpc
 import typer
-from google.protobuf.json_format import MessageToJson
-from rich.console import Console
 
-import models
-from orchestrator.cli import flags, launch, terminal
-from protos.errors import TandemError, TransportLost
-from protos.service import cores, process
-from protos.tandem.v1 import orchestrator_pb2 as api
-from protos.tandem.v1 import orchestrator_pb2_grpc
-from protos.transport import rpc, status
-from protos.types import MAX_LOGPROBS
+from tandem.orchestrator.cli import flags
+from tandem.protos.errors import TandemError, TransportLost
+from tandem.protos.types import MAX_LOGPROBS
+from tandem.v1 import orchestrator_pb2 as api
 
 ADDRESS = "127.0.0.1:50051"
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -29,30 +27,65 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_optio
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Speculative decoding as services."
 )
-console = Console(highlight=False)
 Address = Annotated[str, typer.Option(help="of the client API", envvar="TANDEM_ADDRESS")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"tandem {version('tandem-serving')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print it")
+    ] = False,
+) -> None:
+    """Speculative decoding as services."""
 
 
 @app.command()
 def up(
-    target: Annotated[Path, typer.Option(help="target: directory or GGUF file")] = models.TARGET,
-    draft: Annotated[Path, typer.Option(help="drafter: directory or GGUF file")] = models.DRAFT,
+    target: Annotated[
+        Path | None, typer.Option(help="target: directory, GGUF file or name on the hub")
+    ] = None,
+    draft: Annotated[
+        Path | None, typer.Option(help="drafter: directory, GGUF file or name on the hub")
+    ] = None,
     port: Annotated[
-        int, typer.Option(help="of the client API, 0 takes a free one", min=0, max=65535)
-    ] = 50051,
-    workers: Annotated[int, typer.Option(help="round workers", min=1)] = 1,
+        int | None,
+        typer.Option(help="of the client API, 0 takes a free one (50051)", min=0, max=65535),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="round workers (1)", min=1)] = None,
     threads: Annotated[
         int | None,
         typer.Option(help="CPU threads of the target; by default all cores but one", min=1),
     ] = None,
     ray: Annotated[
-        bool, typer.Option(help="round workers as Ray actors, or inside the orchestrator")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--ray/--no-ray", help="round workers as Ray actors (default), or in the orchestrator"
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="YAML file with a section for each service", envvar="TANDEM_CONFIG"),
+    ] = None,
 ) -> None:
-    """Start drafter, verifier and orchestrator on this machine; Ctrl-C stops everything."""
-    threads = threads or max(1, cores.usable() - 1)
-    plan = launch.Plan(target, draft, port, workers, ray, threads)
-    progress = terminal.Progress(console)
+    """Start drafter, verifier and orchestrator on this machine; Ctrl-C stops everything.
+
+    Other settings of the services are in the environment or in the file.
+    """
+
+    from tandem.orchestrator.cli import launch, terminal
+    from tandem.orchestrator.cli.plan import Plan
+    from tandem.protos.service import process
+
+    plan = Plan(target, draft, port, workers, ray, threads, config=config)
+    progress = terminal.StartProgress(terminal.console())
+    with _one_line():
+        plan.fetch()
     _run(process.until_stopped(launch.run(plan, progress.report, progress.ready)))
 
 
@@ -69,8 +102,10 @@ def generate(
     **options: Any,
 ) -> None:
     """Continue a text; accepted draft tokens are coloured."""
+    from tandem.orchestrator.cli import client
+
     request = api.GenerateRequest(text=prompt, logprobs=logprobs)
-    _run(_generate(address, request, options, json))
+    _run(client.generate(address, request, options, json))
 
 
 @app.command("status")
@@ -78,65 +113,39 @@ def show_status(
     address: Address = ADDRESS,
     json: Annotated[bool, typer.Option("--json", help="print the whole GetStatusResponse")] = False,
 ) -> None:
-    """What is served and how it is doing."""
-    _run(_status(address, json))
+    """What is served and how it is doing; exit code 1 if it is not."""
+    from tandem.orchestrator.cli import client
+
+    _run(client.show_status(address, json))
 
 
-async def _generate(
-    address: str, request: api.GenerateRequest, options: dict[str, Any], as_json: bool
-) -> None:
-    flags.fill(request, options)
-    async with rpc.connect(address) as channel:
-        stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-        if as_json:
-            response = await stub.Generate(request)
-            print(MessageToJson(response, always_print_fields_with_no_presence=True))
-            return
-        served = await stub.GetStatus(api.GetStatusRequest())
-        tokenizer = terminal.matching_tokenizer(
-            models.TARGET, served.models[0].tokenizer_fingerprint
-        )
-        completion = terminal.Completion(console, tokenizer, request.text)
-        async for event in stub.StreamGenerate(api.StreamGenerateRequest(request=request)):
-            if event.HasField("chunk"):
-                completion.show(event.chunk)
-            else:
-                completion.summarise(event.complete)
-
-
-async def _status(address: str, as_json: bool) -> None:
-    async with rpc.connect(address) as channel:
-        stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-        response = await stub.GetStatus(api.GetStatusRequest())
-    if as_json:
-        print(MessageToJson(response, always_print_fields_with_no_presence=True))
-    else:
-        terminal.show_status(console, response)
-
-
-def _run(work: Coroutine[Any, Any, None]) -> None:
-    """Run to the end; what goes wrong is one line and exit code 1."""
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """What goes wrong is one line and exit code 1; Ctrl-C is no error."""
     try:
-        asyncio.run(work)
+        yield
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    except grpc.aio.AioRpcError as failure:
-        problem = status.decode(failure)
+    except TandemError as problem:
         hint = "; is `tandem up` running?" if isinstance(problem, TransportLost) else ""
         raise SystemExit(f"error: {problem}{hint}") from None
-    except TandemError as problem:
-        raise SystemExit(f"error: {problem}") from None
+
+
+def _run(work: Coroutine[Any, Any, int]) -> None:
+    """Run to the end; the exit code is what comes out."""
+    with _one_line():
+        raise typer.Exit(asyncio.run(work))
 
 
 def _pass_on(role: str, module: str) -> None:
     @app.command(role, context_settings=PASS_ON, help=f"Start one {role} (`tandem {role} --help`).")
     def start(context: typer.Context) -> None:
-        os.execv(sys.executable, [sys.executable, "-m", module, *context.args])
+        os.execv(sys.executable, [sys.executable, "-P", "-m", module, *context.args])
 
 
 for _role, _module in (
-    ("drafter", "drafter_service"),
-    ("verifier", "verifier_service"),
-    ("orchestrator", "orchestrator"),
+    ("drafter", "tandem.drafter_service"),
+    ("verifier", "tandem.verifier_service"),
+    ("orchestrator", "tandem.orchestrator"),
 ):
     _pass_on(_role, _module)

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 from google.protobuf.descriptor import FieldDescriptor
 
-from protos.errors import InvalidRequest
-from protos.tandem.v1 import orchestrator_pb2 as api
+from tandem.protos.errors import InvalidRequest
+from tandem.v1 import orchestrator_pb2 as api
 
 GROUPS = ("sampling", "stopping", "speculation")
 KINDS: dict[int, type[Any]] = {
@@ -37,14 +37,14 @@ HELP = {
     "min_new_tokens": "no end before so many",
     "stop": "stop string, may be repeated",
     "stop_token_ids": "may be repeated",
-    "ignore_eos": "go on behind the model's own end",
+    "ignore_eos": "go on after the model's own end",
     "rule": "match, reject or top1",
     "num_speculative_tokens": "levels that guesses may run ahead; 0 decodes plainly",
     "branches": "children per node, or of the root alone; 1 guesses a chain",
     "drafter": "name of a drafter pool",
     "method": "tree, medusa_lite or ngram",
     "schedule": "goodput, constant or heuristic",
-    "confidence_threshold": "draft no further behind a token less likely than this",
+    "confidence_threshold": "draft no further after a token less likely than this",
 }
 
 

@@ -5,49 +5,53 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
 from rich.text import Text
 from tokenizers import Tokenizer
 
-from orchestrator.frontend.text import TextStream, load_tokenizer
-from protos.errors import Unusable
-from protos.fingerprint import fingerprint
-from protos.tandem.v1 import orchestrator_pb2 as api
+from tandem.orchestrator.frontend.text import TextStream, load_tokenizer
+from tandem.protos.errors import Unusable
+from tandem.protos.fingerprint import fingerprint
+from tandem.v1 import orchestrator_pb2 as api
 
 ACCEPTED = "green"  # tokens that the drafter guessed
 OWN = "default"  # tokens that the verifier added
 
 
-class Progress:
-    """What `tandem up` says while it starts and when it is ready."""
+def console() -> Console:
+    """Where all of it is printed."""
+    return Console(highlight=False)
+
+
+class StartProgress:
+    """What `tandem up` prints while it starts and when it is ready."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     def report(self, event: str, fact: dict[str, str]) -> None:
         """One announcement of a service."""
-        role = f"{fact['role']:<12}"
+        role, of = f"{fact['role']:<12}", escape(fact.get("model", ""))
         if event == "serving":
-            self._console.print(
-                f"[green]serving[/]     {role} {fact['address']}  metrics {fact['metrics']}/metrics"
-            )
-        elif event == "loading":
-            self._console.print(f"[dim]loading     {role} {fact['model']}[/]", soft_wrap=True)
+            where = f"{escape(fact['address'])}  metrics {escape(fact['metrics'])}/metrics"
+            self._print(f"[green]serving[/]     {role} {where}")
+        elif event in ("loading", "testing"):
+            self._print(f"[dim]{event:<11} {role} {of}[/]")
         else:
-            self._console.print(f"[yellow]{event:<11}[/] {role}")
+            self._print(f"[yellow]{event:<11}[/] {role}")
 
     def ready(self, address: str) -> None:
         """Everything serves, the client API at this address."""
-        self._console.print(
-            f"\nTandem is up: client API on [bold]{address}[/]. Ctrl-C stops everything."
-        )
-        self._console.print(
-            f'Try: tandem generate --address {address} "Once upon a time"', soft_wrap=True
-        )
+        where = escape(address)
+        self._print(f"\nTandem is up: client API on [bold]{where}[/]. Ctrl-C stops everything.")
+        self._print(f'Try: tandem generate --address {where} "Once upon a time"')
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True)
 
 
 def matching_tokenizer(folder: Path, wanted: str) -> Tokenizer | None:
-    """The tokenizer of a model directory, if it is the served one; it tells which text belongs to
+    """The tokenizer of a model directory, if it is the served one; it shows which text belongs to
     which token.
     """
     try:
@@ -94,38 +98,26 @@ class Completion:
         self._console.print(Text(text, style=style), end="", soft_wrap=True)
 
 
-def show_status(console: Console, response: api.GetStatusResponse) -> None:
-    """A table of replicas."""
-    table = Table(
-        "role",
-        "address",
-        "serving",
-        "model",
-        "device",
-        "dtype",
-        "sessions",
-        "round trip",
-        box=None,
-    )
+def show_status(response: api.GetStatusResponse) -> None:
+    """A table of replicas, as wide as it has to be."""
+    table = [("role", "address", "serving", "model", "device", "dtype", "sessions", "round trip")]
+    exactness = []
     for model in response.models:
-        replicas = [("verifier", r) for r in model.verifiers] + [
-            ("drafter", r) for r in model.drafters
-        ]
-        for role, replica in replicas:
-            row = (
-                role,
-                replica.address,
-                "yes" if replica.serving else "no",
-                replica.model,
-                replica.device,
-            )
-            trip = f"{replica.round_trip_seconds * 1000:.1f} ms" if replica.serving else ""
-            table.add_row(*row, replica.dtype, str(replica.sessions), trip)
-    console.print(table, soft_wrap=True)
+        replicas = [("verifier", each) for each in model.verifiers]
+        replicas += [("drafter", each) for each in model.drafters]
+        for role, each in replicas:
+            trip = f"{each.round_trip_seconds * 1000:.1f} ms" if each.serving else ""
+            yes, sessions = "yes" if each.serving else "no", str(each.sessions)
+            row = (role, each.address, yes, each.model, each.device, each.dtype, sessions, trip)
+            table.append(row)
+            if role == "verifier" and each.serving:
+                found = f"{each.exactness}, {each.kernels} kernels"
+                exactness.append(f"verifier {each.address}: {found}")
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        print("  ".join(map(str.ljust, row, widths)).rstrip())
+    for line in exactness:
+        print(line)
     for model in response.models:
-        for replica in model.verifiers:
-            said = f"{replica.exactness}, {replica.kernels} kernels"
-            console.print(f"verifier {replica.address}: {said}", soft_wrap=True)
-        console.print(
-            f"{model.name}: {model.requests_running} running, {model.requests_waiting} waiting"
-        )
+        load = f"{model.requests_running} running, {model.requests_waiting} waiting"
+        print(f"{model.name or 'no model'}: {load}; tandem {response.version}")

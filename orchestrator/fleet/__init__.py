@@ -1,1 +1,1 @@
-"""Drafters and verifiers out there."""
+"""Clients of drafters and verifiers, and whether their models fit."""

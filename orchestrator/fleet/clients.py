@@ -1,5 +1,5 @@
-"""One question to a drafter or a verifier: a stream of one opening. For tests, examples and
-benchmarks; generations cross streams over a `link`.
+"""Single calls to a drafter or a verifier, each a stream of one opening. For tests, examples and
+benchmarks; round workers use a `link`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 import grpc
 from structlog.contextvars import get_contextvars
 
-from protos import tree
-from protos.errors import Internal
-from protos.streams import Decoding, Drafting, Fact
-from protos.tandem.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
-from protos.transport import rpc, status
-from protos.types import (
+from tandem.protos import tree
+from tandem.protos.errors import Internal
+from tandem.protos.streams import Decoding, Drafting, Fact
+from tandem.protos.transport import rpc, status
+from tandem.protos.types import (
+    LAST_TURN,
     Context,
     Draft,
     DraftShape,
@@ -24,8 +24,9 @@ from protos.types import (
     SamplingParams,
     Verdict,
 )
-from protos.wire import codec
-from protos.wire.drafting import decode_guess, draft_of, encode_guess, guess_of
+from tandem.protos.wire import codec
+from tandem.protos.wire.drafting import decode_guess, draft_of, encode_guess, guess_of
+from tandem.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 
 PROPOSE_SECONDS = 5.0
 VERIFY_SECONDS = 60.0
@@ -36,7 +37,7 @@ Response = TypeVar("Response")
 
 
 async def _answer(call: Awaitable[Response]) -> Response:
-    """Await a call; a failed one raises the TandemError that it stands for."""
+    """Await a call; raises its failure as a TandemError."""
     try:
         response = await call
     except grpc.aio.AioRpcError as failure:
@@ -47,9 +48,7 @@ async def _answer(call: Awaitable[Response]) -> Response:
 
 
 async def _ask(start: Callable[..., Any], request: Any, seconds: float, field: str) -> Any:
-    """Send one message; the first item that comes back. Raises what the failure of it stands
-    for.
-    """
+    """Send one message; the first item that comes back. Raises a TandemError."""
 
     async def first() -> Any:
         await call.write(request)
@@ -84,6 +83,10 @@ async def _close(start: Callable[..., Any], request: Any) -> None:
     await _answer(whole())
 
 
+def _closing(session_id: bytes) -> common_pb2.Closing:
+    return common_pb2.Closing(session_id=session_id, turn=LAST_TURN)
+
+
 class DrafterClient:
     """A drafter at an address."""
 
@@ -102,7 +105,7 @@ class DrafterClient:
 
     async def close(self, session_id: bytes) -> None:
         """Free the session."""
-        await _close(self._stub.Guess, drafter_pb2.GuessRequest(close=[session_id]))
+        await _close(self._stub.Guess, drafter_pb2.GuessRequest(closings=[_closing(session_id)]))
 
     async def describe(self, seconds: float) -> ModelDescription:
         """The draft model; waits up to `seconds` for the service to come up."""
@@ -131,7 +134,7 @@ class VerifierClient:
 
     async def close(self, session_id: bytes) -> None:
         """Free the session."""
-        await _close(self._stub.Decode, verifier_pb2.DecodeRequest(close=[session_id]))
+        await _close(self._stub.Decode, verifier_pb2.DecodeRequest(closings=[_closing(session_id)]))
 
     async def describe(self, seconds: float) -> ModelDescription:
         """The target model; waits up to `seconds` for the service to come up."""

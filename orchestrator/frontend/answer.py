@@ -1,117 +1,149 @@
-"""One request's answer as it grows: text, figures and times."""
+"""The answer to one request: its chunks as it grows, and the complete answer with its figures."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, replace
 
-from orchestrator.frontend.text import TextStream
-from orchestrator.metrics import FrontMetrics, Tally
-from protos.tandem.v1 import orchestrator_pb2 as api
-from protos.tandem.v1 import rounds_pb2
+from tandem.orchestrator.frontend.text import TextStream
+from tandem.orchestrator.metrics import FrontMetrics, SpeculationStats
+from tandem.orchestrator.rounds.generation import Generation
+from tandem.protos.rounds import Finish, RunRequest, Step
+from tandem.protos.types import Rule, TokenLogprobs
 
 
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one step adds to an answer."""
+
+    text: str  # never half a character
+    token_ids: tuple[int, ...]
+    completion_tokens: int  # so far, this chunk included
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    request_id: str = ""  # in the first chunk, so that the stream can be continued
+    seed: int | None = None  # the same
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
-    """Takes steps and makes chunks, which leave out the `known` first tokens that the client has
-    already.
+    """The complete answer; times are seconds since the request arrived."""
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish: Finish | None
+    matched_stop: str | int | None  # the stop string, or the stop token, that ended it
+    prompt_tokens: int
+    cached_tokens: int
+    queue_seconds: float
+    first_token_seconds: float
+    total_seconds: float
+    speculation: SpeculationStats
+    rule: Rule
+    seed: int
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class AnswerBuilder:
+    """Makes chunks of steps, and counts. Chunks leave out the first `resume_from` tokens of the
+    steps, which the client already has, as it has the request's `completion`.
     """
 
     def __init__(
-        self,
-        run: rounds_pb2.RunRequest,
-        stream: TextStream,
-        seed: int,
-        metrics: FrontMetrics,
-        known: int,
+        self, request: RunRequest, stream: TextStream, metrics: FrontMetrics, resume_from: int
     ) -> None:
-        self.finished = False
-        self._named = False  # whether the client knows how to continue
-        self._known = known
-        self._run, self._stream, self._seed, self._metrics = run, stream, seed, metrics
-        self._prompt_tokens = len(run.prompt)
-        self._tally = Tally(wanted=run.shape.levels > 0)
-        self._tokens: list[int] = []
-        self._logprobs: list[api.TokenLogprobs] = []
-        self._end = rounds_pb2.RunResponse()
+        self._request, self._stream, self._metrics = request, stream, metrics
+        self._skip = resume_from
+        self._first_sent = False  # the chunk that names the request
+        self._stats = SpeculationStats(requested=request.shape.levels > 0)
+        self._logprobs: list[TokenLogprobs] = []
+        self._newest = self._received()
+        self._tokens = list(self._newest.tokens)
+        self.finished = self._newest.finish is not None or stream.matched is not None
+        if self.finished:
+            stream.finish()
         self._arrived = self._began = self._last = time.monotonic()
         self._first: float | None = None
-        self._reused = 0
+        self._cached_tokens = self._generated = 0
 
-    def started(self) -> None:
-        """The request got its place."""
-        self._began = time.monotonic()
-        self._metrics.prompt_tokens.inc(self._prompt_tokens)
-        self._metrics.queue.observe(self._began - self._arrived)
+    def started(self) -> tuple[int, ...]:
+        """The request was admitted, for the first time or again; the tokens so far."""
+        if not self._generated:
+            self._began = time.monotonic()
+            self._metrics.prompt_tokens.inc(len(self._request.prompt))
+            self._metrics.queue.observe(self._began - self._arrived)
+        return tuple(self._tokens)
 
-    def add(self, step: rounds_pb2.RunResponse) -> api.Chunk:
-        """Take one step; the chunk it makes ends at a stop string."""
-        old, fresh = step.tokens[: self._known], step.tokens[self._known :]
-        _, used_old = self._stream.push(old)
+    def add(self, step: Step) -> Chunk:
+        """Take one step; the chunk that it makes ends at a stop string."""
+        known, fresh = step.tokens[: self._skip], step.tokens[self._skip :]
+        _, used_known = self._stream.push(known)
         text, used_fresh = self._stream.push(fresh)
-        self._known -= used_old
-        del step.tokens[used_old + used_fresh :]
-        del step.logprobs[used_old + used_fresh :]
-        step.accepted = min(step.accepted, len(step.tokens))
-        self._end = step
-        if step.finish_reason or self._stream.matched is not None:
+        self._skip -= used_known
+        used = used_known + used_fresh
+        if used < len(step.tokens):
+            tokens, accepted = step.tokens[:used], min(step.accepted, used)
+            step = replace(step, tokens=tokens, logprobs=step.logprobs[:used], accepted=accepted)
+        if step.finish or self._stream.matched is not None:
             self.finished = True
             text += self._stream.finish()
-        first = not self._tokens
-        if first:
-            self._reused = step.reused
-        self._tally.add(step)
-        self._metrics.add(step, self._tally.wanted, first)
-        self._tokens += step.tokens
-        self._logprobs += step.logprobs
-        self._clock()
-        chunk = api.Chunk(
-            text=text,
-            token_ids=fresh[:used_fresh],
-            completion_tokens=len(self._tokens),
-            logprobs=step.logprobs[used_old:],
+        self._count(step)
+        first = bool(used_fresh) and not self._first_sent
+        self._first_sent |= first
+        return Chunk(
+            text,
+            fresh[:used_fresh],
+            len(self._tokens),
+            step.logprobs[used_known:],
+            self._request.request_id if first else "",
+            self._request.sampling.seed if first else None,
         )
-        if used_fresh and not self._named:
-            self._named = True
-            chunk.request_id, chunk.seed = self._run.request_id, self._seed
-        return chunk
 
-    def complete(self) -> api.GenerateResponse:
+    def complete(self) -> Answer:
         """The whole answer."""
-        reason = (
-            api.FINISH_REASON_STOP if self._stream.matched is not None else self._end.finish_reason
-        )
+        matched: str | int | None = self._stream.matched
+        finish = self._newest.finish if matched is None else Finish.STOP
         now, first = self._last, self._first or self._last
         self._metrics.total.observe(now - self._arrived)
-        if len(self._tokens) > 1:
-            self._metrics.per_token.observe((now - first) / (len(self._tokens) - 1))
-        self._metrics.finished.labels(
-            api.FinishReason.Name(reason).rpartition("_")[2].lower()
-        ).inc()
-        response = api.GenerateResponse(
-            request_id=self._run.request_id,
+        if self._generated > 1:
+            self._metrics.per_token.observe((now - first) / (self._generated - 1))
+        self._metrics.finished.labels(finish.name.lower() if finish else "unspecified").inc()
+        return Answer(
+            request_id=self._request.request_id,
             text=self._stream.text,
-            token_ids=self._tokens,
-            finish_reason=reason,
-            usage=api.Usage(
-                prompt_tokens=self._prompt_tokens,
-                completion_tokens=len(self._tokens),
-                cached_tokens=self._reused,
-            ),
-            timing=api.Timing(
-                queue_seconds=self._began - self._arrived,
-                time_to_first_token_seconds=first - self._arrived,
-                total_seconds=now - self._arrived,
-            ),
-            speculation=self._tally.summary(self._run.sampling.rule),
-            seed=self._seed,
-            logprobs=self._logprobs,
+            token_ids=tuple(self._tokens),
+            finish=finish,
+            matched_stop=self._newest.matched_token_id if matched is None else matched,
+            prompt_tokens=len(self._request.prompt),
+            cached_tokens=self._cached_tokens,
+            queue_seconds=self._began - self._arrived,
+            first_token_seconds=first - self._arrived,
+            total_seconds=now - self._arrived,
+            speculation=self._stats,
+            rule=self._request.sampling.rule,
+            seed=self._request.sampling.seed,
+            logprobs=tuple(self._logprobs),
         )
-        if self._stream.matched is not None:
-            response.matched_text = self._stream.matched
-        elif self._end.HasField("matched_token_id"):
-            response.matched_token_id = self._end.matched_token_id
-        return response
 
-    def _clock(self) -> None:
+    def _received(self) -> Step:
+        """The completion that the client has as one step, up to what ends it."""
+        generation = Generation.of(replace(self._request, completion=()))
+        tokens = generation.extend(generation.length, self._request.completion)
+        _, used = self._stream.push(tokens)
+        return Step(
+            tokens[:used], finish=generation.finish, matched_token_id=generation.matched_token_id
+        )
+
+    def _count(self, step: Step) -> None:
+        first = self._first is None
+        if first:
+            self._cached_tokens = step.reused
+        self._newest = step
+        self._stats.add(step)
+        self._metrics.add(step, self._stats.requested, first)
+        self._tokens += step.tokens
+        self._generated += len(step.tokens)
+        self._logprobs += step.logprobs
         now = time.monotonic()
         if self._first is None:
             self._first = now

@@ -1,137 +1,210 @@
-"""The client API: text in, text out, as it grows.
-
-Admits requests, runs them on the worker pool, turns tokens into text and counts. Owns the tokens
-streamed so far, so a lost worker costs a resume and never an error at the client.
-"""
+"""The client API over gRPC: messages to requests, chunks and answers to messages."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from importlib.metadata import version
 from typing import Any, TypeAlias
 
+from google.protobuf.message import Message
 from grpc import aio
-from tokenizers import Tokenizer
 
-from orchestrator.fleet.replicas import Replicas
-from orchestrator.frontend.answer import Answer
-from orchestrator.frontend.request import Limits, check_resumable, order
-from orchestrator.frontend.text import TextStream
-from orchestrator.metrics import FrontMetrics
-from orchestrator.workers.pool import WorkerPool
-from protos.errors import Busy
-from protos.tandem.v1 import orchestrator_pb2 as api
-from protos.tandem.v1 import orchestrator_pb2_grpc
-from protos.wire import codec
+from tandem.orchestrator.fleet.replicas import Replicas, ReplicaStatus
+from tandem.orchestrator.frontend.answer import Answer, Chunk
+from tandem.orchestrator.frontend.answers import Answers
+from tandem.orchestrator.frontend.request import Request, Sampling, Speculation, Stopping
+from tandem.orchestrator.metrics import SpeculationStats
+from tandem.protos.errors import InvalidRequest, Violation
+from tandem.protos.service.drain import Drain
+from tandem.protos.types import Method, Rule, Schedule, TokenLogprobs
+from tandem.protos.wire.drafting import decode_choice
+from tandem.v1 import orchestrator_pb2 as api
+from tandem.v1 import orchestrator_pb2_grpc
 
-NAME = api.DESCRIPTOR.services_by_name["OrchestratorService"].full_name
-LARGEST_SEED = 1 << 53  # JSON's numbers are exact below it
 CLIENT_KEY = "x-tandem-client"
-Context: TypeAlias = "aio.ServicerContext[Any, Any]"
-Event = api.StreamGenerateResponse
-
-
-class Admission:
-    """Bounds the requests that are decoded and those that wait for a place."""
-
-    def __init__(self, max_running: int, max_waiting: int, metrics: FrontMetrics) -> None:
-        self._places = asyncio.Semaphore(max_running)
-        self._max_waiting = max_waiting
-        self.running = 0
-        self.waiting = 0
-        metrics.running.set_function(lambda: self.running)
-        metrics.waiting.set_function(lambda: self.waiting)
-
-    @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """A place in the running set; raises Busy when too many wait."""
-        if self._places.locked() and self.waiting >= self._max_waiting:
-            raise Busy(f"{self.waiting} requests are waiting", retry_after=0.5)
-        self.waiting += 1
-        try:
-            await self._places.acquire()
-        finally:
-            self.waiting -= 1
-        self.running += 1
-        try:
-            yield
-        finally:
-            self.running -= 1
-            self._places.release()
+CHOICES = {"rule": Rule, "method": Method, "schedule": Schedule}
+ServicerContext: TypeAlias = "aio.ServicerContext[Any, Any]"
 
 
 class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     """Serves one model."""
 
-    def __init__(
-        self,
-        pool: WorkerPool,
-        replicas: Replicas,
-        tokenizer: Tokenizer,
-        limits: Limits,
-        metrics: FrontMetrics,
-        admission: Admission,
-    ) -> None:
-        self._pool, self._replicas, self._tokenizer = pool, replicas, tokenizer
-        self._limits, self._metrics, self._admission = limits, metrics, admission
+    def __init__(self, answers: Answers, replicas: Replicas, drain: Drain) -> None:
+        self._answers, self._replicas, self._drain = answers, replicas, drain
 
     async def Generate(
-        self, request: api.GenerateRequest, context: Context
+        self, request: api.GenerateRequest, context: ServicerContext
     ) -> api.GenerateResponse:
         """The whole answer: the last event of the stream."""
-        async with aclosing(self._events(request, client_of(context))) as events:
-            return [event.complete async for event in events if event.HasField("complete")][-1]
+        asked = decode_request(request, client_of(context))
+        with self._drain.running():
+            async with aclosing(self._answers.generate(asked)) as events:
+                answers = [event async for event in events if isinstance(event, Answer)]
+        return encode_answer(answers[-1])
 
     async def StreamGenerate(
-        self, request: api.StreamGenerateRequest, context: Context
-    ) -> AsyncIterator[Event]:
-        """The answer as it grows; the tokens that the client has already are not sent again."""
-        check_resumable(request, self._limits.model)
-        client = client_of(context)
-        async with aclosing(self._events(request.request, client, request.resume_from)) as events:
-            async for event in events:
-                if event.HasField("complete") or event.chunk.token_ids:
-                    yield event
+        self, request: api.StreamGenerateRequest, context: ServicerContext
+    ) -> AsyncIterator[api.StreamGenerateResponse]:
+        """The answer as it grows; tokens that the client already has are not sent again."""
+        received = tuple(request.received)
+        asked = decode_request(request.request, client_of(context), request.resume_from, received)
+        with self._drain.running():
+            async with aclosing(self._answers.generate(asked)) as events:
+                async for event in events:
+                    if isinstance(event, Answer):
+                        yield api.StreamGenerateResponse(complete=encode_answer(event))
+                    else:
+                        yield api.StreamGenerateResponse(chunk=encode_chunk(event))
 
     async def GetStatus(
-        self, request: api.GetStatusRequest, context: Context
+        self, request: api.GetStatusRequest, context: ServicerContext
     ) -> api.GetStatusResponse:
         """What is served and how it is doing."""
-        return await self._replicas.status(self._admission.running, self._admission.waiting)
-
-    async def _events(
-        self, request: api.GenerateRequest, client: bytes, known: int = 0
-    ) -> AsyncGenerator[Event, None]:
-        """Chunks without the `known` first tokens, then the complete answer."""
-        request_id = request.request_id or secrets.token_hex(8)
-        if not request.sampling.HasField("seed"):
-            request.sampling.seed = secrets.randbelow(LARGEST_SEED)
-        run = await asyncio.to_thread(order, request, request_id, self._limits, self._tokenise)
-        run.session_id = secrets.token_bytes(codec.SESSION_ID_BYTES)
-        run.client = client
-        stopping = request.stopping
-        stream = TextStream(self._tokenizer, run.prompt, stopping.stop, stopping.min_new_tokens)
-        answer = Answer(run, stream, request.sampling.seed, self._metrics, known)
-        async with self._admission.place():
-            answer.started()
-            async with aclosing(self._pool.run(run)) as steps:
-                async for step in steps:
-                    chunk = answer.add(step)
-                    yield Event(chunk=chunk)
-                    if answer.finished:
-                        break
-        yield Event(complete=answer.complete())
-
-    def _tokenise(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text).ids)
+        verifiers, drafters = await self._replicas.status()
+        names = [each.model.name for each in verifiers if each.model]
+        model = api.ModelStatus(
+            name=names[0] if names else "",
+            tokenizer_fingerprint=self._replicas.fingerprint,
+            verifiers=map(encode_replica, verifiers),
+            drafters=map(encode_replica, drafters),
+            requests_running=self._answers.admission.running,
+            requests_waiting=self._answers.admission.waiting,
+        )
+        return api.GetStatusResponse(version=version("tandem-serving"), models=[model])
 
 
-def client_of(context: Context) -> bytes:
-    """Who asks, as a digest: requests of one client may start from each other's cached beginnings.
-    Empty for a client that does not name itself; a name that others cannot guess keeps them out.
+def client_of(context: ServicerContext) -> bytes:
+    """A digest of the client's name: requests of one client may use each other's cached prefixes.
+    Empty for a client without a name; a name that others cannot guess keeps them out.
     """
     name = str(dict(context.invocation_metadata() or ()).get(CLIENT_KEY, ""))
     return hashlib.sha256(name.encode()).digest()[:16] if name else b""
+
+
+def decode_request(
+    message: api.GenerateRequest,
+    client: bytes = b"",
+    resume_from: int = 0,
+    received: tuple[int, ...] = (),
+) -> Request:
+    """Message to request."""
+    kind, sampling, stopping = message.WhichOneof("prompt"), message.sampling, message.stopping
+    prompt = message.text if kind == "text" else tuple(message.token_ids.ids) if kind else None
+    speculation, malformed = _given(message.speculation), list[Violation]()
+    for field, choice in CHOICES.items():
+        try:
+            if number := speculation.pop(field, 0):
+                speculation[field] = decode_choice(f"speculation.{field}", choice, number)
+        except InvalidRequest as unknown:
+            malformed += unknown.violations
+    biases = tuple(sorted(sampling.logit_bias.items()))
+    lists = {"stop": tuple(stopping.stop), "stop_token_ids": tuple(stopping.stop_token_ids)}
+    return Request(
+        prompt,
+        message.request_id,
+        message.model,
+        Sampling(**_given(sampling) | {"logit_bias": biases}),
+        Stopping(**_given(stopping) | lists),
+        Speculation(**speculation),
+        message.logprobs if message.HasField("logprobs") else None,
+        resume_from,
+        received,
+        client,
+        tuple(malformed),
+    )
+
+
+def _given(message: Message) -> dict[str, Any]:
+    """The fields that are set, zero or not."""
+    return {field.name: value for field, value in message.ListFields()}
+
+
+def encode_chunk(chunk: Chunk) -> api.Chunk:
+    """Chunk to message."""
+    return api.Chunk(
+        text=chunk.text,
+        token_ids=chunk.token_ids,
+        completion_tokens=chunk.completion_tokens,
+        logprobs=_encode_logprobs(chunk.logprobs),
+        request_id=chunk.request_id,
+        seed=chunk.seed,
+    )
+
+
+def encode_answer(answer: Answer) -> api.GenerateResponse:
+    """Answer to message."""
+    response = api.GenerateResponse(
+        request_id=answer.request_id,
+        text=answer.text,
+        token_ids=answer.token_ids,
+        finish_reason=api.FinishReason.ValueType(answer.finish.value if answer.finish else 0),
+        usage=api.Usage(
+            prompt_tokens=answer.prompt_tokens,
+            completion_tokens=len(answer.token_ids),
+            cached_tokens=answer.cached_tokens,
+        ),
+        timing=api.Timing(
+            queue_seconds=answer.queue_seconds,
+            time_to_first_token_seconds=answer.first_token_seconds,
+            total_seconds=answer.total_seconds,
+        ),
+        speculation=encode_stats(answer.speculation, answer.rule),
+        seed=answer.seed,
+        logprobs=_encode_logprobs(answer.logprobs),
+    )
+    if isinstance(answer.matched_stop, str):
+        response.matched_text = answer.matched_stop
+    elif answer.matched_stop is not None:
+        response.matched_token_id = answer.matched_stop
+    return response
+
+
+def encode_stats(stats: SpeculationStats, rule: Rule) -> api.SpeculationSummary:
+    """Figures to message."""
+    return api.SpeculationSummary(
+        num_spec_steps=stats.steps,
+        num_steps_with_guesses=stats.steps_with_guesses,
+        num_draft_tokens=stats.drafted,
+        num_accepted_draft_tokens=stats.accepted,
+        mean_acceptance_length=stats.mean_acceptance_length,
+        draft_acceptance_rate=stats.draft_acceptance_rate,
+        acceptance_histogram=stats.acceptance_histogram,
+        num_late_draft_tokens=stats.late,
+        num_unused_draft_tokens=stats.unused,
+        fallback_rounds=stats.fallback_steps,
+        drafter_switches=stats.drafter_switches,
+        verifier_switches=stats.verifier_switches,
+        rule=api.AcceptanceRule.ValueType(rule.value),
+    )
+
+
+def encode_replica(replica: ReplicaStatus) -> api.ReplicaStatus:
+    """Status to message."""
+    if (model := replica.model) is None:
+        return api.ReplicaStatus(address=replica.address, serving=False)
+    return api.ReplicaStatus(
+        address=replica.address,
+        serving=True,
+        model=model.name,
+        device=model.device,
+        dtype=model.dtype,
+        sessions=model.sessions,
+        kv_cache_usage=model.cache_usage,
+        exactness=model.exactness,
+        kernels=model.kernels,
+        fingerprint=model.fingerprint,
+        round_trip_seconds=replica.round_trip_seconds,
+    )
+
+
+def _encode_logprobs(logprobs: tuple[TokenLogprobs, ...]) -> list[api.TokenLogprobs]:
+    return [
+        api.TokenLogprobs(
+            logprob=each.logprob,
+            top_ids=[token for token, _ in each.top],
+            top_logprobs=[value for _, value in each.top],
+        )
+        for each in logprobs
+    ]

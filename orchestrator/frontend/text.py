@@ -11,11 +11,11 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from protos.tokenizer import tokenizer_of
+from tandem.protos.tokenizer import tokenizer_of
 
-BEHIND = 8  # tokens of the prompt that tell how its continuation begins
-LONGEST = 4  # bytes of a character, each of which may be a token
-LOST = "\ufffd"  # what stands for bytes that are no character
+PROMPT_TAIL = 8  # tokens of the prompt that decide how its continuation is decoded
+CHARACTER_TOKENS = 4  # at the most: each byte of a character may be a token
+REPLACEMENT = "\ufffd"  # decoded from bytes that are no character
 
 
 def load_tokenizer(model: Path) -> Tokenizer:
@@ -41,7 +41,7 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
 
 class TextStream:
     """The text of a growing completion of a prompt; a stop string that ends within the first
-    `least` tokens is none.
+    `min_tokens` tokens is ignored.
     """
 
     def __init__(
@@ -49,20 +49,20 @@ class TextStream:
         tokenizer: Tokenizer,
         prompt: Sequence[int],
         stop: Sequence[str] = (),
-        least: int = 0,
+        min_tokens: int = 0,
     ) -> None:
         self.text = ""
         self.matched: str | None = None
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
-        self._seen: list[int] = []  # the newest token that added to the text
+        self._newest: list[int] = []  # the newest token that added to the text
         self._stop = stop
-        self._least = least
+        self._min_tokens = min_tokens
         self._held = ""
-        self._safe = 0  # characters of what is held, where no stop string may end
+        self._ignored = 0  # characters of what is held, where no stop string may end
         tail = self._tail(prompt)
-        told = "".join(map(self._decoded, tail))
-        self._pending = tokenizer.decode(tail).removeprefix(told)  # the prompt's, if it comes again
+        decoded = "".join(map(self._decoded, tail))
+        self._pending = tokenizer.decode(tail).removeprefix(decoded)  # the prompt's own end
 
     def push(self, tokens: Iterable[int]) -> tuple[str, int]:
         """Add tokens up to the first stop string: (text that is final now, tokens used)."""
@@ -71,11 +71,11 @@ class TextStream:
             if self.matched is not None:
                 break
             used += 1
-            self._least -= 1
+            self._min_tokens -= 1
             piece = self._decoded(token)
             if piece:
                 piece, self._pending = piece.removeprefix(self._pending), ""
-            fresh += self._take(piece, ends=self._least < 0)
+            fresh += self._take(piece, may_end=self._min_tokens < 0)
         self.text += fresh
         return fresh, used
 
@@ -91,26 +91,24 @@ class TextStream:
             piece = self._stream.step(self._tokenizer, token)
         except Exception:  # bytes that were held never became a character; they are dropped
             self._stream = DecodeStream(skip_special_tokens=True)
-            for seen in self._seen:
-                self._stream.step(self._tokenizer, seen)
+            for newest in self._newest:
+                self._stream.step(self._tokenizer, newest)
             piece = self._stream.step(self._tokenizer, token)
         if piece:
-            self._seen = [token]
+            self._newest = [token]
         return piece or ""
 
     def _tail(self, prompt: Sequence[int]) -> Sequence[int]:
-        """The newest tokens of the prompt, from the beginning of a character."""
-        tails = (prompt[-size:] for size in range(BEHIND, BEHIND - LONGEST, -1))
-        whole = (tail for tail in tails if not self._tokenizer.decode(tail).startswith(LOST))
+        """The newest tokens of the prompt, from the first byte of a character on."""
+        tails = (prompt[-size:] for size in range(PROMPT_TAIL, PROMPT_TAIL - CHARACTER_TOKENS, -1))
+        whole = (tail for tail in tails if not self._tokenizer.decode(tail).startswith(REPLACEMENT))
         return next(whole, ())
 
-    def _take(self, piece: str, ends: bool) -> str:
-        """Add a piece, which may end the text or not; what may yet become a stop string is held
-        back.
-        """
+    def _take(self, piece: str, may_end: bool) -> str:
+        """Add a piece, in which a stop string may end or not; what may become one is held back."""
         self._held += piece
-        if not ends:
-            self._safe = len(self._held)
+        if not may_end:
+            self._ignored = len(self._held)
         found = [(at, stop) for stop in self._stop if (at := self._find(stop)) >= 0]
         if found:
             at, self.matched = min(found)
@@ -119,14 +117,14 @@ class TextStream:
         keep = max((_overlap(self._held, stop) for stop in self._stop), default=0)
         cut = len(self._held) - keep
         final, self._held = self._held[:cut], self._held[cut:]
-        self._safe = max(0, self._safe - cut)
+        self._ignored = max(0, self._ignored - cut)
         return final
 
     def _find(self, stop: str) -> int:
-        return self._held.find(stop, max(0, self._safe - len(stop) + 1))
+        return self._held.find(stop, max(0, self._ignored - len(stop) + 1))
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The longest end of the text that begins the stop string."""
+    """The length of the longest end of the text that is a prefix of the stop string."""
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

@@ -1,1 +1,1 @@
-"""One request's two streams, to a drafter and a verifier, and what crosses between them."""
+"""One request's streams at a drafter and a verifier, and what is relayed between them."""

@@ -1,28 +1,20 @@
 """One request's state: the committed tokens and when they end.
 
-Pure: what is said and heard are values. The committed tokens are owned here alone; what the
-services hold are mirrors.
+Pure. Only this state is authoritative; what the services hold are copies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
-from protos.types import Context, SamplingParams
-
-
-class Finish(Enum):
-    """Why a generation ended; the numbers are the wire's."""
-
-    STOP = 1
-    LENGTH = 2
+from tandem.protos.rounds import Finish, RunRequest
+from tandem.protos.types import Context, SamplingParams
 
 
 @dataclass(slots=True)
 class Generation:
-    """A growing completion. `turn` is that of the newest opening, at whichever service."""
+    """A growing completion. `turn` is that of the newest opening, at either service."""
 
     session_id: bytes
     prompt: tuple[int, ...]
@@ -35,6 +27,20 @@ class Generation:
     client: bytes = b""
     turn: int = 0
 
+    @classmethod
+    def of(cls, request: RunRequest) -> Generation:
+        """The generation that a request starts, or continues."""
+        return cls(
+            request.session_id,
+            request.prompt,
+            request.sampling,
+            request.max_new_tokens,
+            request.stop_token_ids,
+            list(request.completion),
+            client=request.client,
+            turn=request.first_turn,
+        )
+
     @property
     def length(self) -> int:
         """Committed tokens: prompt and completion."""
@@ -46,8 +52,8 @@ class Generation:
         return len(self.prompt) + self.max_new_tokens
 
     def context(self) -> Context:
-        """What a service is opened with: everything. One that still holds the session, or the
-        beginning of its text, finds that by itself.
+        """The context of the next opening: all tokens. A service that still holds the session, or a
+        prefix of its text, uses what it has cached.
         """
         self.turn += 1
         tokens = (*self.prompt, *self.completion)
@@ -55,7 +61,7 @@ class Generation:
 
     def extend(self, start: int, tokens: Sequence[int]) -> tuple[int, ...]:
         """Commit that the text from `start` on is `tokens`, up to the first stop token or the
-        limit: what is new of it.
+        limit; the new tokens.
         """
         assert start <= self.length, "a fact that leaves a gap"
         fresh = tuple(tokens[self.length - start :][: self.until - self.length])

@@ -1,7 +1,7 @@
 """Round workers as Ray actors: Ray places and restarts them, and never carries a token.
 
-The only file that names Ray. Each worker opens a gRPC port of its own on its node and tells it
-through an actor call, which Ray queues until the actor lives again: supervision without polling.
+The only file that names Ray. Each worker opens a gRPC port of its own on its node and reports it in
+an actor call, which Ray queues until the actor runs again: supervision without polling.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any
 
-from orchestrator.config import OrchestratorConfig
-from orchestrator.workers import worker
-from protos.transport import rpc
+from tandem.orchestrator.config import OrchestratorConfig
+from tandem.orchestrator.workers import worker
+from tandem.protos.transport import rpc
+from tandem.protos.types import ModelDescription
 
 STORE_BYTES = 80 << 20  # the smallest that Ray takes; nothing is stored
 LOCAL = "local"
@@ -26,13 +27,19 @@ LOCAL = "local"
 class RoundWorker:
     """The actor: a round worker's server on Ray's own event loop."""
 
-    def __init__(self, verifier: str, drafter: str, key: str) -> None:
-        self._arguments = verifier, drafter, key
+    def __init__(
+        self,
+        verifiers: tuple[str, ...],
+        drafters: tuple[str, ...],
+        key: str,
+        target: ModelDescription,
+    ) -> None:
+        self._arguments = verifiers, drafters, key, target
         self._scope = AsyncExitStack()
         self._address: str | None = None
 
     async def endpoint(self) -> str:
-        """Where it serves; starts the server at the first call after every restart of the actor."""
+        """Its address; starts the server at the first call after every restart of the actor."""
         if self._address is None:
             import ray
 
@@ -43,7 +50,7 @@ class RoundWorker:
         return self._address
 
     async def drain(self) -> None:
-        """Let what is running finish, then stop."""
+        """Let running requests finish, then stop."""
         await self._scope.aclose()
 
 
@@ -55,11 +62,11 @@ class RaySupervisor:
         self._actors = actors
 
     async def endpoint(self, index: int) -> str:
-        """Where worker `index` serves; Ray answers once it lives."""
+        """The address of worker `index`; Ray answers when the actor runs."""
         return str(await self._actors[index].endpoint.remote())
 
     async def drain(self) -> None:
-        """Stop all workers in order, as far as they can be reached."""
+        """Drain all workers that can be reached."""
         draining = (actor.drain.remote() for actor in self._actors)
         with suppress(TimeoutError):
             async with asyncio.timeout(2 * rpc.DRAIN_SECONDS):
@@ -84,10 +91,12 @@ def running(address: str, workers: int) -> Iterator[None]:
         )  # else Ray writes one into the home directory
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
+    # read at import: a lost control plane must not end this process, which streams without it
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "86400")
     import ray
 
     with tempfile.TemporaryDirectory(prefix="tandem-", ignore_cleanup_errors=True) as folder:
-        small: dict[str, Any] = {
+        limits: dict[str, Any] = {
             "num_cpus": workers,
             "object_store_memory": STORE_BYTES,
             "include_dashboard": False,
@@ -97,7 +106,7 @@ def running(address: str, workers: int) -> Iterator[None]:
             address,
             log_to_driver=False,
             logging_level=logging.WARNING,
-            **(small if private else {}),
+            **(limits if private else {}),
         )
         try:
             yield
@@ -106,7 +115,9 @@ def running(address: str, workers: int) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def supervising(config: OrchestratorConfig) -> AsyncIterator[RaySupervisor]:
+async def supervising(
+    config: OrchestratorConfig, target: ModelDescription
+) -> AsyncIterator[RaySupervisor]:
     """Round workers on the running Ray while the scope lasts."""
     import ray
 
@@ -114,7 +125,8 @@ async def supervising(config: OrchestratorConfig) -> AsyncIterator[RaySupervisor
     actor: Any = ray.remote(RoundWorker).options(
         num_cpus=0.1, max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD"
     )
-    actors = [actor.remote(config.verifier, config.drafter, key) for _ in range(config.workers)]
+    arguments = config.verifiers, config.drafters, key, target
+    actors = [actor.remote(*arguments) for _ in range(config.workers)]
     supervisor = RaySupervisor(actors, key)
     try:
         yield supervisor

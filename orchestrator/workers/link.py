@@ -1,7 +1,8 @@
-"""One call to one service, which carries all sessions of a round worker; opened anew for ever.
+"""One call to one service, which carries all sessions of a round worker; opened again whenever it
+is lost.
 
-Knows neither facts nor guesses: items go out in as few messages as possible, and what comes in goes
-to whoever opened its stream.
+Knows neither facts nor guesses: items are sent in as few messages as possible, and received items
+go to the subscriber of their stream.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from math import inf
 from time import monotonic
 from typing import Any, Generic, TypeVar
@@ -18,160 +20,162 @@ from typing import Any, Generic, TypeVar
 import structlog
 from grpc import aio
 
-from orchestrator.rounds.opening import Side
-from protos.errors import Internal
-from protos.transport import status
+from tandem.orchestrator.rounds.stream import Subscriber
+from tandem.orchestrator.workers.fitting import Fits
+from tandem.protos.errors import Internal
+from tandem.protos.service.tasks import background, first_done
+from tandem.protos.transport import status
+from tandem.protos.wire.codec import decode_model
+from tandem.protos.wire.requests import encode_closing, encode_item
 
-BEAT_SECONDS = 0.5  # between messages at the most
-SILENT_BEATS = 4  # without a word from the peer, which is lost then
+HEARTBEAT_SECONDS = 0.5  # between messages at the most
+MISSED_HEARTBEATS = 4  # after which the service is lost
 BACK_OFF_SECONDS = (0.05, 1.0)
-LEAVING_SECONDS = 2.0
-FADING = 32  # answers until a shorter round trip is mostly forgotten
-MESSAGE_BYTES = 1 << 20  # what is sent at once, unless one item is larger
-MOST_CLOSING = 1 << 16  # sessions that are remembered while there is nobody to be told
+CLOSE_SECONDS = 2.0
+ROUND_TRIP_WINDOW = 32  # responses until a shorter round trip is mostly forgotten
+MESSAGE_BYTES = 1 << 20  # of one message, unless one item is larger
+MAX_CLOSING = 1 << 16  # sessions that are remembered while the service is not connected
 
-Request = TypeVar("Request")
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
 log = structlog.get_logger()
 
 
-class Link(Generic[Request]):
-    """A scope: the call is made, again and again, while it lasts."""
+class Link(Generic[Sent, Received]):
+    """A scope: the call is made, as often as it is lost, while the scope lasts."""
 
     def __init__(
         self,
         name: str,
         call: Callable[..., Any],
-        request: type[Request],
+        request: type[Any],
         incoming: str,
-        stamp: Callable[[Request], None] = lambda request: None,
+        decode: Callable[[Any], Received],
+        complete: Callable[[Any], None] = lambda request: None,
+        fits: Fits = lambda model: None,
     ) -> None:
-        """`incoming` is the field of a response that has the items; `stamp` completes a request."""
-        self.connected = False
+        """`incoming` is the field of a response that has the items, `decode` makes a value of each;
+        `complete` sets what else a request has; `fits` is why a model must not be used.
+        """
+        self.connected, self.problem = False, ""
         self.round_trip = 0.0  # seconds, smoothed
-        self.load = (0.0, 0.0)  # the peer's price and seconds to a token, as far as it has them
+        self.load = (0.0, 0.0)  # the service's price and seconds per token, if it sends them
         self._name, self._call, self._request, self._incoming = name, call, request, incoming
-        self._stamp = stamp
-        self._users: dict[Side, None] = {}
-        self._streams: dict[int, Side] = {}
+        self._decode, self._complete, self._fits = decode, complete, fits
+        self._subscribers: dict[Subscriber[Received], None] = {}
+        self._streams: dict[int, Subscriber[Received]] = {}
         self._outbox: deque[tuple[str, Any]] = deque()
-        self._closing: dict[bytes, float] = {}  # when it was sent to whom has not confirmed it
+        self._closing: dict[tuple[bytes, int], float] = {}  # when they were sent; if unconfirmed
         self._wake = asyncio.Event()
-        self._heard = 0  # messages
-        self._echoed = 0.0
-        self._leaving = False
+        self._confirmed = 0.0  # the clock of the newest message that the service has read
+        self._responses, self._ending = 0, False
 
-    async def __aenter__(self) -> Link[Request]:
-        self._task = asyncio.create_task(self._stay())
+    async def __aenter__(self) -> Link[Sent, Received]:
+        self._scope = background(self._run())
+        (self._task,) = await self._scope.__aenter__()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        """Leave when all is said, but soon."""
-        self._leaving = True
+    async def __aexit__(self, *error: Any) -> None:
+        """Send what is left in the outbox, unless it takes too long."""
+        self._ending = True
         self._wake.set()
         if self.connected:
-            await asyncio.wait((self._task,), timeout=LEAVING_SECONDS)
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+            await asyncio.wait((self._task,), timeout=CLOSE_SECONDS)
+        await self._scope.__aexit__(*error)
 
-    def join(self, user: Side) -> None:
-        """Tell a user from now on when the service comes and goes."""
-        self._users[user] = None
+    def subscribe(self, subscriber: Subscriber[Received]) -> None:
+        """Report from now on when the service is connected and lost."""
+        self._subscribers[subscriber] = None
 
-    def leave(self, user: Side) -> None:
-        """Tell it no more."""
-        self._users.pop(user, None)
+    def unsubscribe(self, subscriber: Subscriber[Received]) -> None:
+        """Report it no more."""
+        self._subscribers.pop(subscriber, None)
 
-    def open(self, opening: Any, user: Side) -> None:
-        """Open a stream, of the opening's number; what arrives for it is the user's."""
-        self._streams[opening.stream] = user
-        self.send("open", opening)
+    def open(self, stream: int, opening: Sent, subscriber: Subscriber[Received]) -> None:
+        """Open a stream; the subscriber gets what arrives for it."""
+        self._streams[stream] = subscriber
+        self.send(stream, opening)
 
     def drop(self, stream: int) -> None:
         """Ignore what still arrives for a stream."""
         self._streams.pop(stream, None)
 
-    def send(self, field: str, item: Any) -> None:
-        """Send an item in a field of the next message; in vain while nobody is connected."""
+    def send(self, stream: int, item: Sent) -> None:
+        """Send an item in the next message; it is dropped while the service is not connected."""
         if self.connected:
-            self._outbox.append((field, item))
+            self._outbox.append(encode_item(stream, item))
             self._wake.set()
 
-    def close(self, session_id: bytes) -> None:
-        """Have a session forgotten, as soon as somebody can be told."""
-        if len(self._closing) < MOST_CLOSING:
-            self._closing[session_id] = inf
-            self.send("close", session_id)
+    def close(self, session_id: bytes, turn: int) -> None:
+        """Have the service forget a session, unless it is at a newer turn."""
+        if len(self._closing) < MAX_CLOSING:
+            self._closing[session_id, turn] = inf
+            if self.connected:
+                self._outbox.append(encode_closing(session_id, turn))
+                self._wake.set()
 
-    async def _stay(self) -> None:
+    async def _run(self) -> None:
         least, most = BACK_OFF_SECONDS
         pause = least
-        while not self._leaving:
+        while not self._ending:
             problem = "it is silent, or has ended the call"
             try:
-                await self._hold()
-            except Exception as error:  # whatever a peer does, the link must come back
+                await self._run_call()
+            except Exception as error:  # whatever a service does, the link must come back
                 problem = _problem(error)
             if self.connected:
                 pause = least
-                self._disconnect()
-            if not self._leaving:
+                self._on_lost()
+            if not self._ending:
                 log.warning("a service is lost", service=self._name, problem=problem)
                 await asyncio.sleep(pause * random.uniform(0.5, 1))
                 pause = min(most, 2 * pause)
 
-    async def _hold(self) -> None:
-        """One call, until it or the peer's words end."""
-        call = self._call(wait_for_ready=True)
-        tasks: list[asyncio.Task[None]] = []
+    async def _run_call(self) -> None:
+        """One call, until it ends or no response comes."""
+        call, self.problem = self._call(wait_for_ready=True), ""
         try:
             await call.wait_for_connection()
             self._wake.set()
-            work = self._read(call), self._write(call), self._watch()
-            tasks += [asyncio.create_task(each) for each in work]
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await first_done(self._read(call), self._write(call), self._heartbeat())
         finally:
-            for task in tasks:
-                task.cancel()
             call.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _watch(self) -> None:
-        """Say something now and then; returns when the peer does not. Counts beats, not seconds:
-        this process may be the one that was held up.
+    async def _heartbeat(self) -> None:
+        """Have a message sent now and then; returns when no response comes. Counts heartbeats, not
+        seconds: this process may be the one that was suspended.
         """
-        silent = 0
-        while silent < SILENT_BEATS:
-            heard = self._heard
-            await asyncio.sleep(BEAT_SECONDS)
+        missed = 0
+        while missed < MISSED_HEARTBEATS:
+            responses = self._responses
+            await asyncio.sleep(HEARTBEAT_SECONDS)
             self._wake.set()
-            silent = silent + 1 if heard == self._heard else 0
+            missed = missed + 1 if responses == self._responses else 0
 
     async def _write(self, call: aio.StreamStreamCall[Any, Any]) -> None:
-        while not self._leaving or self._outbox:
+        while not self._ending or self._outbox:
             if not self._outbox:
                 await self._wake.wait()
                 self._wake.clear()
             await call.write(self._message())
         await call.done_writing()
-        await asyncio.Event().wait()  # the peer ends the call, or is too slow
+        await asyncio.Event().wait()  # the service ends the call, or is too slow
 
     def _message(self) -> Any:
-        """As much of the outbox as goes into one message."""
-        message: Any = self._request(sent=monotonic())  # type: ignore[call-arg]
-        self._stamp(message)
-        room = MESSAGE_BYTES
+        """As much of the outbox as fits into one message."""
+        message: Any = self._request(sent=monotonic())
+        self._complete(message)
+        left = MESSAGE_BYTES
         while self._outbox:
             field, item = self._outbox[0]
-            size = len(item) if field == "close" else item.ByteSize()
-            if size > room and room < MESSAGE_BYTES:
+            size = item.ByteSize()
+            if size > left and left < MESSAGE_BYTES:
                 break
-            room -= size
+            left -= size
             getattr(message, field).append(item)
             self._outbox.popleft()
-            if field == "close":
-                self._closing[item] = message.sent
+            if field == "closings":
+                self._closing[item.session_id, item.turn] = message.sent
         return message
 
     async def _read(self, call: aio.StreamStreamCall[Any, Any]) -> None:
@@ -179,52 +183,64 @@ class Link(Generic[Request]):
             self._receive(response)
 
     def _receive(self, response: Any) -> None:
-        self._heard += 1
+        self._responses += 1
+        if response.HasField("model"):
+            self.problem = self._fits(decode_model(response.model)) or ""
+            if self.problem:
+                log.warning("a service is not used", service=self._name, problem=self.problem)
+        if self.problem:
+            return
         if not self.connected:
-            self._connect()
-        if self._echoed < response.sent <= monotonic():
-            self._confirm(response.sent, bool(getattr(response, self._incoming)))
+            self._on_connected()
+        items = getattr(response, self._incoming)
+        if self._confirmed < response.sent <= monotonic():
+            self._confirm(response.sent, bool(items))
         self.load = getattr(response, "price", 0.0), getattr(response, "token_seconds", 0.0)
-        for item in getattr(response, self._incoming):
-            if user := self._streams.get(item.stream):
-                self._hand(user.receive, item)
+        for item in items:
+            if subscriber := self._streams.get(item.stream):
+                self._report(subscriber, partial(self._deliver, subscriber, item))
         for failure in response.failures:
-            if user := self._streams.pop(failure.stream, None):
-                self._hand(user.failed, status.unpack(failure.status))
+            if subscriber := self._streams.pop(failure.stream, None):
+                error = status.unpack(failure.status)
+                self._report(subscriber, partial(subscriber.failed, error))
 
-    def _hand(self, take: Callable[[Any], None], item: Any) -> None:
-        """One user's bug is not the others'."""
+    def _deliver(self, subscriber: Subscriber[Received], item: Any) -> None:
+        subscriber.receive(self._decode(item))
+
+    def _report(self, subscriber: Subscriber[Received], report: Callable[[], None]) -> None:
+        """Call a subscriber; a bug in one must not affect the others."""
         try:
-            take(item)
+            report()
         except Exception as error:
             log.error("a session failed", service=self._name, exc_info=error)
-            if user := self._streams.pop(getattr(item, "stream", 0), None):
-                user.failed(Internal("internal error; see the server's log"))
+            for stream in [n for n, each in self._streams.items() if each is subscriber]:
+                del self._streams[stream]
+            subscriber.failed(Internal("internal error; see the server's log"))
 
     def _confirm(self, sent: float, busy: bool) -> None:
-        """The peer has got everything up to this clock. It answers when it has something to say, so
-        the shortest times are the true ones, and those of one that is not `busy` tell nothing.
+        """The service has read all messages up to this clock. It answers when it has something to
+        send, so the shortest times are the true ones, and longer ones count only if it is `busy`.
         """
-        self._echoed = sent
+        self._confirmed = sent
         trip = monotonic() - sent
         known = self.round_trip or trip
-        self.round_trip = min(trip, known + busy * (trip - known) / FADING)
+        self.round_trip = min(trip, known + busy * (trip - known) / ROUND_TRIP_WINDOW)
         if self._closing:
-            self._closing = {i: at for i, at in self._closing.items() if at > sent}
+            self._closing = {key: at for key, at in self._closing.items() if at > sent}
 
-    def _connect(self) -> None:
+    def _on_connected(self) -> None:
         self.connected = True
-        for session_id in list(self._closing):
-            self.close(session_id)
-        for user in list(self._users):
-            user.connected()
+        for session_id, turn in list(self._closing):
+            self.close(session_id, turn)
+        for subscriber in list(self._subscribers):
+            self._report(subscriber, subscriber.connected)
 
-    def _disconnect(self) -> None:
+    def _on_lost(self) -> None:
         self.connected = False
         self._outbox.clear()
         self._streams.clear()
-        for user in list(self._users):
-            user.lost()
+        for subscriber in list(self._subscribers):
+            self._report(subscriber, subscriber.lost)
 
 
 def _problem(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Round workers without Ray: on the event loop of the front end itself."""
+"""The round worker without Ray: on the event loop of the front end."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from orchestrator.config import OrchestratorConfig
-from orchestrator.workers import worker
+from tandem.orchestrator.config import OrchestratorConfig
+from tandem.orchestrator.workers import worker
+from tandem.protos.types import ModelDescription
 
 
 class LocalSupervisor:
@@ -20,13 +21,16 @@ class LocalSupervisor:
         self._address = address
 
     async def endpoint(self, index: int) -> str:
-        """Where the worker serves."""
+        """The worker's address."""
         return self._address
 
 
 @asynccontextmanager
-async def supervising(config: OrchestratorConfig) -> AsyncIterator[LocalSupervisor]:
+async def supervising(
+    config: OrchestratorConfig, target: ModelDescription
+) -> AsyncIterator[LocalSupervisor]:
     """A worker while the scope lasts."""
     key = secrets.token_hex(16)
-    async with worker.serving("127.0.0.1", config.verifier, config.drafter, key) as address:
+    serving = worker.serving("127.0.0.1", config.verifiers, config.drafters, key, target)
+    async with serving as address:
         yield LocalSupervisor(address, key)

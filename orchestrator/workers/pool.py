@@ -1,29 +1,33 @@
-"""The round workers as the front end sees them: who is up, who has least to do, and what happens
-when one is lost.
+"""The pool of round workers: which ones are connected, which has the fewest requests, and what
+happens when one is lost.
 
-Knows nothing of how workers are started: a Supervisor tells where worker i serves, as often as it
-is asked.
+Does not start workers: a Supervisor knows at which address worker i serves.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
-from typing import Protocol
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import grpc
 import structlog
 
-from orchestrator.workers.worker import CELL_KEY
-from protos.errors import TransportLost, Unavailable, Unusable
-from protos.tandem.v1 import rounds_pb2, rounds_pb2_grpc
-from protos.transport import rpc, status
+from tandem.orchestrator.workers.worker import WORKER_KEY
+from tandem.protos.errors import TransportLost, Unavailable, Unusable
+from tandem.protos.rounds import RunRequest, Step
+from tandem.protos.service.tasks import background, first_done
+from tandem.protos.transport import rpc, status
+from tandem.protos.transport.health import until_lost
+from tandem.protos.wire.rounds import decode_step, encode_run
+from tandem.v1 import rounds_pb2_grpc
 
-MOST_LOSSES = 5  # in a row without progress: a poison request must not kill the pool
-TURNS = 1 << 20  # more than one worker takes for a request: one for every opening
+MAX_LOSSES = 5  # in a row without a step: a request that kills workers must not kill them all
+TURNS = 1 << 20  # more than one worker needs for a request: one for every opening
 READY_SECONDS = 30.0
-MEND_SECONDS = 2.0
+RECONNECT_SECONDS = 2.0
 
 log = structlog.get_logger()
 
@@ -35,7 +39,7 @@ class Supervisor(Protocol):
     key: str
 
     async def endpoint(self, index: int) -> str:
-        """Where worker `index` serves; waits until it lives."""
+        """The address of worker `index`; waits until it runs."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,13 +49,13 @@ class Connection:
     """
 
     channel: grpc.aio.Channel
-    users: int = 0
-    lost: bool = False
+    requests: int = 0
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def release(self) -> None:
         """One request less."""
-        self.users -= 1
-        if self.lost and self.users == 0:
+        self.requests -= 1
+        if self.lost.is_set() and self.requests == 0:
             await self.channel.close()
 
 
@@ -59,116 +63,121 @@ class WorkerPool:
     """Runs requests on round workers; a lost worker costs a resume, never an error."""
 
     def __init__(self, supervisor: Supervisor, resumed: Callable[[], None]) -> None:
+        """`resumed` is called for each request that goes on after a loss."""
         self._supervisor, self._resumed = supervisor, resumed
-        self._living: dict[int, Connection] = {}
-        self._mending: set[asyncio.Task[None]] = set()
+        self._connections: dict[int, Connection] = {}
         self._changed = asyncio.Condition()
+        self._scope = AsyncExitStack()
 
     @property
-    def living(self) -> int:
-        """Workers that serve now."""
-        return len(self._living)
+    def connected(self) -> int:
+        """Number of workers that serve now."""
+        return len(self._connections)
 
     async def __aenter__(self) -> WorkerPool:
         """Serve as soon as one worker does; raises Unusable if none comes up."""
-        for index in range(self._supervisor.count):
-            self._start_mending(index)
-        try:
-            await self._pick()
-        except Unavailable as error:
-            await self.__aexit__()
-            raise Unusable(f"no round worker came up within {READY_SECONDS:.0f} s") from error
+        workers = range(self._supervisor.count)
+        async with AsyncExitStack() as scope:
+            await scope.enter_async_context(background(*map(self._keep_connected, workers)))
+            try:
+                await self._pick()
+            except Unavailable as error:
+                late = f"no round worker came up within {READY_SECONDS:.0f} s"
+                raise Unusable(late) from error
+            self._scope = scope.pop_all()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        for task in self._mending:
-            task.cancel()
-        await asyncio.gather(*self._mending, return_exceptions=True)
-        for connection in self._living.values():
+    async def __aexit__(self, *error: Any) -> None:
+        await self._scope.__aexit__(*error)
+        for connection in self._connections.values():
             await connection.channel.close()
 
-    async def run(
-        self, request: rounds_pb2.RunRequest
-    ) -> AsyncGenerator[rounds_pb2.RunResponse, None]:
-        """Stream the steps of a request. Appends what was streamed to `request.completion`, which
-        is all that another worker needs to go on. Raises a TandemError.
+    async def run(self, request: RunRequest) -> AsyncGenerator[Step, None]:
+        """Stream the steps of a request; after a loss, which a stream that ends without a finish
+        reason is too, another worker continues from the tokens so far. Raises a TandemError.
         """
-        losses = 0
+        completion, losses = list(request.completion), 0
         while True:
             index, connection = await self._pick()
-            connection.users += 1
+            connection.requests += 1
             call = rounds_pb2_grpc.RoundWorkerServiceStub(connection.channel).Run(
-                request,
-                metadata=rpc.metadata_of(request.request_id, (CELL_KEY, self._supervisor.key)),
+                encode_run(request),
+                metadata=rpc.metadata_of(request.request_id, (WORKER_KEY, self._supervisor.key)),
             )
             try:
-                async for step in call:
-                    request.completion.extend(step.tokens)
+                async for message in call:
+                    step = decode_step(message)
+                    completion.extend(step.tokens)
                     losses = 0
                     yield step
-                    if step.finish_reason:
+                    if step.finish:
                         return
-                return
             except grpc.aio.AioRpcError as failure:
-                losses += 1
-                self._judge(failure, losses)
-                log.warning("a round worker was lost", worker=index, tokens=len(request.completion))
-                request.first_turn += TURNS
-                self._resumed()
+                _raise_unless_lost(failure)
                 if failure.code() is grpc.StatusCode.UNAVAILABLE:  # else this stream alone
                     self._lose(index, connection)
             finally:
                 call.cancel()
                 await connection.release()
-
-    def _judge(self, failure: grpc.aio.AioRpcError, losses: int) -> None:
-        """Raise what a failed stream stands for, unless another worker may go on."""
-        error = status.decode(failure)
-        if not isinstance(error, TransportLost):
-            raise error from None
-        if losses > MOST_LOSSES:
-            raise Unavailable(f"{losses} round workers were lost in a row") from None
+            losses += 1
+            if losses > MAX_LOSSES:
+                raise Unavailable(f"{losses} round workers were lost in a row")
+            log.warning("a round worker was lost", worker=index, tokens=len(completion))
+            turn = request.first_turn + TURNS
+            request = replace(request, completion=tuple(completion), first_turn=turn)
+            self._resumed()
 
     async def _pick(self) -> tuple[int, Connection]:
-        """The living worker with least to do."""
+        """The connected worker with the fewest requests."""
         try:
             async with asyncio.timeout(READY_SECONDS), self._changed:
-                await self._changed.wait_for(lambda: self._living)
-                return min(self._living.items(), key=lambda item: (item[1].users, item[0]))
+                await self._changed.wait_for(lambda: self._connections)
+                items = self._connections.items()
+                return min(items, key=lambda item: (item[1].requests, item[0]))
         except TimeoutError:
             raise Unavailable("no round worker is up") from None
 
     def _lose(self, index: int, connection: Connection) -> None:
-        """Take a worker out and bring it back in the background; several requests may notice the
-        same loss.
-        """
-        if self._living.get(index) is not connection:
-            return
-        del self._living[index]
-        connection.lost = True
-        self._start_mending(index)
+        """Have a worker connected again; several requests may notice the same loss."""
+        if self._connections.get(index) is connection:
+            del self._connections[index]
+            connection.lost.set()
 
-    def _start_mending(self, index: int) -> None:
-        task = asyncio.create_task(self._mend(index))
-        self._mending.add(task)
-        task.add_done_callback(self._mending.discard)
+    async def _keep_connected(self, index: int) -> None:
+        """Connect to a worker, and again after every loss."""
+        while True:
+            connection = Connection(await self._connect(index))
+            async with self._changed:
+                self._connections[index] = connection
+                self._changed.notify_all()
+            key = (WORKER_KEY, self._supervisor.key)
+            await first_done(connection.lost.wait(), until_lost(connection.channel, key))
+            self._lose(index, connection)
+            if not connection.requests:
+                await connection.channel.close()
 
-    async def _mend(self, index: int) -> None:
-        """Connect to a worker, as often as it takes: it may die again before it answers."""
+    async def _connect(self, index: int) -> grpc.aio.Channel:
+        """A channel that is ready; the worker may die several times before it is."""
         while True:
             try:
-                channel = rpc.connect(await self._supervisor.endpoint(index))
-            except Exception as error:  # whatever the supervisor meets, the worker must come back
+                async with asyncio.timeout(READY_SECONDS):
+                    address = await self._supervisor.endpoint(index)
+            except Exception as error:  # whatever the supervisor raises, the worker must come back
                 log.warning(
                     "a round worker has no endpoint", worker=index, problem=type(error).__name__
                 )
-                await asyncio.sleep(MEND_SECONDS)
+                await asyncio.sleep(RECONNECT_SECONDS)
                 continue
+            channel = rpc.connect(address)
             try:
-                await asyncio.wait_for(channel.channel_ready(), MEND_SECONDS)
-                break
+                await asyncio.wait_for(channel.channel_ready(), RECONNECT_SECONDS)
+                return channel
             except TimeoutError:
                 await channel.close()
-        async with self._changed:
-            self._living[index] = Connection(channel)
-            self._changed.notify_all()
+
+
+def _raise_unless_lost(failure: grpc.aio.AioRpcError) -> None:
+    """Raise the error of a failed stream, unless another worker may continue."""
+    error = status.decode(failure)
+    if not isinstance(error, TransportLost):
+        raise error from None

@@ -1,6 +1,6 @@
-"""A round worker: crosses the streams of many generations and streams what each adds.
+"""A round worker: relays facts and guesses of many requests, and streams the steps of each.
 
-Has no state of a request: it carries its tokens so far, so a worker may die at any time.
+A request carries its tokens so far, so a worker may die at any time.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ import asyncio
 import itertools
 import random
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from math import inf
 from time import monotonic
 from typing import Any, TypeAlias
@@ -18,28 +19,32 @@ from typing import Any, TypeAlias
 import grpc
 from grpc import aio
 
-from orchestrator.rounds.crossing import Crossing, Services, Step
-from orchestrator.rounds.generation import Generation
-from orchestrator.workers.link import BEAT_SECONDS, Link
-from protos.tandem.v1 import (
+from tandem.orchestrator.rounds.relay import Relay, Services, ToDrafter, ToVerifier
+from tandem.orchestrator.rounds.stream import ServiceLink
+from tandem.orchestrator.workers.balanced import BalancedLink
+from tandem.orchestrator.workers.fitting import same_model, same_tokenizer
+from tandem.orchestrator.workers.link import HEARTBEAT_SECONDS, Link
+from tandem.protos.streams import EncodedGuess, Fact
+from tandem.protos.transport import rpc
+from tandem.protos.types import ModelDescription
+from tandem.protos.wire.codec import decode_fact
+from tandem.protos.wire.requests import receive_guess
+from tandem.protos.wire.rounds import decode_run, encode_step
+from tandem.v1 import (
     drafter_pb2,
     drafter_pb2_grpc,
-    orchestrator_pb2,
     rounds_pb2,
     rounds_pb2_grpc,
     verifier_pb2,
     verifier_pb2_grpc,
 )
-from protos.transport import rpc
-from protos.wire import codec
-from protos.wire.drafting import decode_shape
-from protos.wire.sampling import decode_sampling
 
-NAME = rounds_pb2.DESCRIPTOR.services_by_name["RoundWorkerService"].full_name
-CELL_KEY = "x-tandem-cell"
-SPREAD = 0.5  # of a delay, by which it may be longer
+WORKER_KEY = "x-tandem-worker-key"
+JITTER = 0.5  # of a delay, by which it may be longer
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+VerifierLink: TypeAlias = Link[ToVerifier, Fact]
+DrafterLink: TypeAlias = Link[ToDrafter, EncodedGuess]
 
 
 class LoopTimer:
@@ -47,83 +52,43 @@ class LoopTimer:
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
-        self.now, self._later = loop.time, loop.call_later
+        self.now, self._call_later = loop.time, loop.call_later
 
-    def later(self, seconds: float, call: Callable[[], None]) -> asyncio.TimerHandle:
-        """Call after so many seconds, or a few more: not all callers at once."""
-        return self._later(seconds * random.uniform(1, 1 + SPREAD), call)
+    def call_later(self, seconds: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+        """Call after so many seconds, or a random part more, so that callers spread out."""
+        return self._call_later(seconds * random.uniform(1, 1 + JITTER), call)
 
 
 class RoundWorkerService(rounds_pb2_grpc.RoundWorkerServiceServicer):
-    """Serves the front end of its own cell only."""
+    """Serves its own front end only."""
 
     def __init__(
-        self, verifier: Link[verifier_pb2.DecodeRequest], drafter: Link[drafter_pb2.GuessRequest]
+        self, verifier: ServiceLink[ToVerifier, Fact], drafter: ServiceLink[ToDrafter, EncodedGuess]
     ) -> None:
-        self._verifier, self._drafter = verifier, drafter
         self._services = Services(verifier, drafter, LoopTimer(), itertools.count(1))
 
     async def Run(
         self, request: rounds_pb2.RunRequest, context: aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[rounds_pb2.RunResponse]:
-        """Steps until the generation ends; whatever ends it, its sessions are closed."""
+        """Steps until the generation ends; however it ends, its sessions are closed."""
         changed = asyncio.Event()
-        shape = decode_shape(request.shape)
-        crossing = Crossing(
-            generation_of(request), shape, request.request_id, self._services, changed.set
-        )
+        relay = Relay(decode_run(request), self._services, changed.set)
         try:
             while True:
-                while crossing.steps:
-                    yield self._encode(crossing, crossing.take())
-                if crossing.ended:
+                while relay.steps:
+                    yield encode_step(relay.take())
+                if relay.ended:
                     break
                 await changed.wait()
                 changed.clear()
-            if crossing.error:
-                raise crossing.error
+            if relay.error:
+                raise relay.error
         finally:
-            crossing.end()
-
-    def _encode(self, crossing: Crossing, step: Step) -> rounds_pb2.RunResponse:
-        """A step as a message."""
-        fact, size = step.fact, len(step.tokens)
-        finish = step.finish.value if step.finish else 0
-        return rounds_pb2.RunResponse(
-            tokens=step.tokens,
-            drafted=fact.drafted,
-            accepted=min(fact.accepted, size),
-            finish_reason=orchestrator_pb2.FinishReason.ValueType(finish),
-            matched_token_id=crossing.generation.matched_token_id if finish else None,
-            reused=fact.reused,
-            logprobs=fact.logprobs[:size],
-            expected=fact.expected,
-            late=fact.late,
-            unused=fact.unused,
-            seconds=step.seconds,
-            drafter_switches=max(0, crossing.drafter.openings - 1),
-            verifier_switches=max(0, crossing.verifier.openings - 1),
-            drafter_round_trip=self._drafter.round_trip,
-            verifier_round_trip=self._verifier.round_trip,
-        )
+            relay.end()
 
 
-def generation_of(request: rounds_pb2.RunRequest) -> Generation:
-    """What a request asks for, and what it has already; raises InvalidRequest."""
-    return Generation(
-        session_id=codec.decode_session_id("session_id", request.session_id),
-        prompt=tuple(request.prompt),
-        sampling=decode_sampling(request.sampling),
-        max_new_tokens=request.max_new_tokens,
-        stop_token_ids=frozenset(request.stop_token_ids),
-        completion=list(request.completion),
-        client=request.client,
-        turn=request.first_turn,
-    )
-
-
-class CellGuard(aio.ServerInterceptor):
-    """Refuses whoever does not know the cell's key: a worker's port is for its own front end."""
+class KeyInterceptor(aio.ServerInterceptor):
+    """Refuses callers without the key: a worker serves its own front end alone."""
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -134,54 +99,90 @@ class CellGuard(aio.ServerInterceptor):
         details: grpc.HandlerCallDetails,
     ) -> Handler | None:
         """Called by gRPC once per call."""
-        given = str(dict(details.invocation_metadata or ()).get(CELL_KEY, ""))
+        given = str(dict(details.invocation_metadata or ()).get(WORKER_KEY, ""))
         if secrets.compare_digest(given, self._key):
             return await continuation(details)
 
         async def refuse(request: Any, context: aio.ServicerContext[Any, Any]) -> None:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "not a member of this cell")
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "not the key of this worker")
 
         return grpc.unary_unary_rpc_method_handler(refuse)
 
 
 @asynccontextmanager
-async def serving(host: str, verifier: str, drafter: str, key: str) -> AsyncIterator[str]:
-    """A round worker on a free port while the scope lasts; yields its address."""
-    async with (
-        rpc.connect(verifier) as to_verifier,
-        rpc.connect(drafter) as to_drafter,
-        verifying(to_verifier) as decoding,
-        drafting(to_drafter, decoding) as guessing,
-    ):
-        service = RoundWorkerService(decoding, guessing)
-        services = {
-            NAME: lambda s: rounds_pb2_grpc.add_RoundWorkerServiceServicer_to_server(service, s)
-        }
-        async with rpc.serving(host, 0, services, CellGuard(key)) as address:
-            yield address
+async def serving(
+    host: str,
+    verifiers: Sequence[str],
+    drafters: Sequence[str],
+    key: str,
+    target: ModelDescription,
+) -> AsyncIterator[str]:
+    """A round worker on a free port while the scope lasts, for verifiers of this very target and
+    drafters with its tokens; yields its address.
+    """
+    async with AsyncExitStack() as scope:
+
+        async def linked(address: str, make: Callable[[aio.Channel], Link[Any, Any]]) -> Any:
+            channel = await scope.enter_async_context(rpc.connect(address))
+            return await scope.enter_async_context(make(channel))
+
+        to_verifiers: BalancedLink[ToVerifier, Fact] = BalancedLink(
+            {
+                address: await linked(
+                    address, partial(verifier_link, fingerprint=target.fingerprint)
+                )
+                for address in verifiers
+            }
+        )
+        tokenizer = target.tokenizer_fingerprint
+        make = partial(drafter_link, verifier=to_verifiers, tokenizer=tokenizer)
+        to_drafters: BalancedLink[ToDrafter, EncodedGuess] = BalancedLink(
+            {address: await linked(address, make) for address in drafters}
+        )
+        service = RoundWorkerService(to_verifiers, to_drafters)
+        yield await scope.enter_async_context(rpc.serving(host, 0, service, KeyInterceptor(key)))
 
 
-def verifying(channel: aio.Channel) -> Link[verifier_pb2.DecodeRequest]:
-    """The link to a verifier."""
+def verifier_link(channel: aio.Channel, fingerprint: str = "") -> VerifierLink:
+    """The link to a verifier, while it holds the model with this fingerprint; by default the first
+    that it is seen with.
+    """
     stub = verifier_pb2_grpc.VerifierServiceStub(channel)
-    return Link("verifier", stub.Decode, verifier_pb2.DecodeRequest, "facts")
+    return Link(
+        "verifier",
+        stub.Decode,
+        verifier_pb2.DecodeRequest,
+        "facts",
+        decode_fact,
+        fits=same_model(fingerprint),
+    )
 
 
-def drafting(
-    channel: aio.Channel, verifier: Link[verifier_pb2.DecodeRequest]
-) -> Link[drafter_pb2.GuessRequest]:
-    """The link to a drafter, which is told now and then what guesses are good for."""
+def drafter_link(
+    channel: aio.Channel, verifier: ServiceLink[ToVerifier, Fact], tokenizer: str = ""
+) -> DrafterLink:
+    """The link to a drafter, while its tokenizer has this fingerprint; by default any. Its requests
+    report the verifiers' load, now and then.
+    """
 
-    told = -inf
+    reported = -inf
 
-    def tell(message: drafter_pb2.GuessRequest) -> None:
-        nonlocal told
-        if link.connected and monotonic() - told < BEAT_SECONDS:
+    def report_conditions(request: drafter_pb2.GuessRequest) -> None:
+        nonlocal reported
+        if link.connected and monotonic() - reported < HEARTBEAT_SECONDS:
             return
-        told = monotonic()
-        message.conditions.price, message.conditions.token_seconds = verifier.load
-        message.conditions.delay = verifier.round_trip + link.round_trip
+        reported = monotonic()
+        request.conditions.price, request.conditions.token_seconds = verifier.load
+        request.conditions.delay = verifier.round_trip + link.round_trip
 
     stub = drafter_pb2_grpc.DrafterServiceStub(channel)
-    link = Link("drafter", stub.Guess, drafter_pb2.GuessRequest, "guesses", tell)
+    link: DrafterLink = Link(
+        "drafter",
+        stub.Guess,
+        drafter_pb2.GuessRequest,
+        "guesses",
+        receive_guess,
+        report_conditions,
+        same_tokenizer(tokenizer),
+    )
     return link

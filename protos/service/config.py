@@ -1,34 +1,77 @@
-"""How a service is configured: flags, then environment, then defaults.
+"""How a service is configured: flags, then the environment, then a YAML file, then defaults.
 
 Validated where it is built and passed down; nothing else reads these settings.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from abc import abstractmethod
-from collections.abc import Mapping
+from argparse import Action, HelpFormatter
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    YamlConfigSettingsSource,
+)
 
-from protos.errors import Unusable
+from tandem.protos.errors import Unusable
+
+PREFIX = "TANDEM__"
+FILE = "TANDEM_CONFIG"
+
+Section = Annotated[dict[str, str | Any], BeforeValidator(lambda section: section or {})]
 
 
 class ServiceConfig(BaseSettings):
-    """What every service is told. Environment: `TANDEM__VERIFIER__PORT`, ..."""
+    """The settings of every service. Environment: `TANDEM__VERIFIER__PORT`, ..."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_avoid_json=True,
+        cli_hide_none_type=True,
+        cli_exit_on_error=False,
+    )
 
+    config: Path | None = Field(
+        default=None, description=f"YAML file with a section for each role; or {FILE}"
+    )
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=0, ge=0, le=65535, description="0 takes a free port")
     metrics_port: int = Field(
         default=0, ge=0, le=65535, description="for Prometheus; 0 takes a free one"
     )
+    drain_seconds: float = Field(
+        default=30.0, ge=0, description="that what runs has to finish when the service is stopped"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="warning", description="debug, info, warning or error"
     )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        *others: PydanticBaseSettingsSource,
+        **more: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only `configured` reads more than the arguments."""
+        return (init_settings,)
 
     @property
     @abstractmethod
@@ -36,18 +79,108 @@ class ServiceConfig(BaseSettings):
         """The directory that is loaded."""
 
 
-Config = TypeVar("Config", bound=ServiceConfig)
-
-
-def configured(kind: type[Config], role: str, flags: Mapping[str, object]) -> Config:
-    """A role's settings: the flags that were given, then `TANDEM__<ROLE>__...`, then defaults.
-
-    Raises Unusable naming every bad field.
+class Outside(BaseSettings):
+    """What environment and file set for each role: `TANDEM__VERIFIER__PORT`, or `port` in the
+    section `verifier`. Names and values are not checked yet.
     """
-    given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
-    given["_env_prefix"] = f"TANDEM__{role.upper()}__"
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter="__", env_nested_max_split=1
+    )
+
+    verifier: Section = {}
+    drafter: Section = {}
+    orchestrator: Section = {}
+
+
+ROLES = tuple(Outside.model_fields)
+Config = TypeVar("Config", bound=ServiceConfig)
+Settings = TypeVar("Settings", bound=BaseSettings)
+
+
+class Help(HelpFormatter):
+    """Without defaults that the description gives in words."""
+
+    def _expand_help(self, action: Action) -> str:
+        return re.sub(r" \(default(: None| factory: .*)\)$", "", super()._expand_help(action))
+
+
+def outside(file: Path | str | None = None) -> Outside:
+    """The environment's settings and those of a YAML file, else of the one that `TANDEM_CONFIG`
+    names. Raises Unusable, also for roles that do not exist.
+    """
+    for variable in map(str.upper, os.environ):
+        role, _, name = variable.removeprefix(PREFIX).partition("__")
+        if variable.startswith(PREFIX) and role.lower() not in ROLES:
+            raise _unknown(variable, (f"{PREFIX}{role.upper()}__{name}" for role in ROLES))
+    file = file or os.environ.get(FILE)
+    if file and not Path(file).is_file():
+        raise Unusable(f"{file} is not a file; it should be YAML")
     try:
-        return kind(**given)
+        return _built(Outside, EnvSettingsSource(Outside), YamlConfigSettingsSource(Outside, file))
     except ValidationError as error:
-        problems = (": ".join([*map(str, e["loc"]), e["msg"]]) for e in error.errors())
-        raise Unusable(f"{role}: {'; '.join(problems)}") from error
+        for found in error.errors():
+            if found["type"] == "extra_forbidden":
+                raise _unknown(str(found["loc"][0]), ROLES, f"{file}: ") from None
+        raise Unusable(f"{file}: {_problems(error)}") from None
+    except Exception as error:  # of the YAML parser, which is imported only for a file
+        raise Unusable(f"{file or 'environment'}: {' '.join(str(error).split())}") from None
+
+
+def configured(kind: type[Config], role: str, arguments: Sequence[str]) -> Config:
+    """A role's settings: its command line, then environment and file, then defaults.
+
+    Raises Unusable naming every bad field; `--help` raises SystemExit.
+    """
+    try:
+        flags = CliSettingsSource[Any](
+            kind,
+            cli_prog_name=f"tandem {role}",
+            cli_parse_args=list(arguments),
+            formatter_class=Help,
+        )
+    except SettingsError as error:
+        problem = str(error).removeprefix("error parsing CLI: ")
+        wrong = re.search(r"unrecognized arguments: (--[\w-]+)", problem)
+        known = (f"--{name.replace('_', '-')}" for name in kind.model_fields)
+        hint = _nearest(wrong[1], known) if wrong else ""
+        raise Unusable(f"{role}: {problem}{hint}") from None
+    file = flags().get("config")
+    given = getattr(outside(file), role)
+    _refuse_unknown(role, given, file, kind.model_fields.keys() - {"config"})
+    try:
+        return _built(kind, flags, InitSettingsSource(kind, given))
+    except ValidationError as error:
+        raise Unusable(f"{role}: {_problems(error)}") from None
+
+
+def _built(kind: type[Settings], *sources: PydanticBaseSettingsSource) -> Settings:
+    """Settings of these sources alone, the first of which wins; raises ValidationError."""
+    arguments: dict[str, Any] = {"_build_sources": (sources, {})}
+    return kind(**arguments)
+
+
+def _refuse_unknown(
+    role: str, given: Mapping[str, object], file: object, known: Iterable[str]
+) -> None:
+    variables = set(map(str.upper, os.environ))
+    for name in given.keys() - known:
+        prefix = f"{PREFIX}{role}__".upper()
+        if prefix + name.upper() in variables:
+            raise _unknown(prefix + name.upper(), (prefix + each.upper() for each in known))
+        place = f"{file or os.environ.get(FILE)}: "
+        raise _unknown(f"{role}.{name}", (f"{role}.{each}" for each in known), place)
+
+
+def _unknown(name: str, known: Iterable[str], place: str = "") -> Unusable:
+    return Unusable(f"{place}{name}: no such setting{_nearest(name, known)}")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """A hint, if there is anything near."""
+    near = get_close_matches(name, list(known), 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _problems(error: ValidationError) -> str:
+    return "; ".join(": ".join([*map(str, each["loc"]), each["msg"]]) for each in error.errors())

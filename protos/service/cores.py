@@ -1,4 +1,4 @@
-"""How many processor cores this process can use, as far as the system says."""
+"""How many processor cores this process can use, as reported by the system."""
 
 from __future__ import annotations
 

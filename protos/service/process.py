@@ -1,4 +1,4 @@
-"""Running as a process: logs, the metrics port, signals, and the line "I serve".
+"""Running as a process: logs, the metrics port, signals, and announcements on standard output.
 
 `tandem up` reads the announcements of the services it started; people read them in a terminal.
 """
@@ -11,20 +11,24 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Never
 
-import structlog
-from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
+from tandem.protos.address import joined, unbracketed
+from tandem.protos.errors import TandemError, Unusable
 
-from protos.errors import TandemError, Unusable
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
-LEASH = "TANDEM_LEASH"  # set: stop when standard input closes, so that nobody outlives the parent
+STOPPING = (signal.SIGTERM, signal.SIGINT)
+CHILD = "TANDEM_CHILD"  # set: stop when standard input closes, so that nobody outlives the parent
 
 
 def configure_logging(level: str) -> None:
     """JSON lines on standard error, one event each, with the request id where there is one."""
+    import structlog
+
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -41,70 +45,109 @@ def configure_logging(level: str) -> None:
 
 
 def announce(event: str, **fields: str | int) -> None:
-    """Tell the parent, or a person, one fact as a JSON line on standard output."""
+    """Write an event as a JSON line to standard output."""
     print(json.dumps({"event": event, **fields}), flush=True)
 
 
 def announcement(line: bytes) -> dict[str, str] | None:
-    """The fact that a line announces, or None if it is something else."""
+    """The event that a line announces, or None if it is something else."""
     try:
-        fact = json.loads(line)
+        event = json.loads(line)
     except ValueError:
         return None
-    return fact if isinstance(fact, dict) and {"event", "role"} <= fact.keys() else None
+    return event if isinstance(event, dict) and "event" in event else None
 
 
 @contextmanager
-def metrics_served(host: str, port: int, registry: CollectorRegistry = REGISTRY) -> Iterator[int]:
-    """Serve `/metrics` while the scope lasts; yields the port. Port 0 takes a free one. Raises
+def metrics_served(host: str, port: int, registry: CollectorRegistry) -> Iterator[str]:
+    """Serve `/metrics` while the scope lasts; yields the address. Port 0 takes a free one. Raises
     Unusable.
     """
+    from prometheus_client import start_http_server
+
     try:
-        server, thread = start_http_server(port, host, registry)
+        server, thread = start_http_server(port, unbracketed(host), registry)
     except OSError as error:
-        raise Unusable(
-            f"metrics port {port} on {host} cannot be opened: {error.strerror}"
-        ) from error
+        problem = f"metrics port {port} on {host} cannot be opened: {error.strerror}"
+        raise Unusable(problem) from error
     try:
-        yield server.server_port
+        yield joined(host, server.server_port)
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
 
 
-async def told_to_stop() -> None:
-    """Return on SIGTERM, on Ctrl-C, or, on a leash, when standard input closes."""
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    if os.environ.get(LEASH):
-        reader = asyncio.StreamReader()
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-        leash = asyncio.ensure_future(reader.read())
-        leash.add_done_callback(lambda _: stop.set())
-    await stop.wait()
+def refuse(role: str, problem: TandemError, end: Callable[[int], Never] = sys.exit) -> Never:
+    """End with exit code 1; the reason goes to the parent, or as a line to standard error."""
+    if os.environ.get(CHILD):
+        announce("failed", role=role, problem=str(problem))
+    else:
+        print(f"error: {problem}", file=sys.stderr, flush=True)
+    end(1)
 
 
-async def forever() -> None:
-    """Wait until cancelled."""
-    await asyncio.get_running_loop().create_future()
+def raise_on_signals() -> None:
+    """Have SIGTERM and Ctrl-C unwind all scopes, with the usual exit code."""
+
+    def unwind(number: int, frame: object) -> Never:
+        raise SystemExit(128 + number)
+
+    for number in STOPPING:
+        signal.signal(number, unwind)
 
 
-async def until_stopped(service: Coroutine[Any, Any, None]) -> None:
-    """Run a service until it ends by itself or somebody tells us to stop; raises what it raises."""
-    serving = asyncio.create_task(service)
-    stop = asyncio.create_task(told_to_stop())
-    await asyncio.wait((serving, stop), return_when=asyncio.FIRST_COMPLETED)
-    for task in (serving, stop):
-        task.cancel()
-    with suppress(asyncio.CancelledError):
-        await serving
-
-
-def run(service: Coroutine[Any, Any, None]) -> None:
-    """Run a service until told to stop; what it cannot start with is one line and exit code 1."""
+@asynccontextmanager
+async def parent_watched() -> AsyncIterator[None]:
+    """While the scope lasts, the end of the parent is a SIGTERM, if it started us as its child."""
+    if not os.environ.get(CHILD):
+        yield
+        return
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
+    parent = asyncio.create_task(reader.read())
+    parent.add_done_callback(_end)
     try:
-        asyncio.run(until_stopped(service))
-    except TandemError as error:
-        sys.exit(f"error: {error}")
+        yield
+    finally:
+        parent.cancel()
+        transport.close()
+
+
+def _end(parent: asyncio.Task[bytes]) -> None:
+    if not parent.cancelled():
+        for _ in range(2):  # at once
+            signal.raise_signal(signal.SIGTERM)
+
+
+def stop_signals() -> asyncio.Queue[int]:
+    """From now on SIGTERM and Ctrl-C do no more than put their numbers into a queue."""
+    loop = asyncio.get_running_loop()
+    numbers: asyncio.Queue[int] = asyncio.Queue()
+    for number in STOPPING:
+        loop.add_signal_handler(number, numbers.put_nowait, number)
+    return numbers
+
+
+async def until_cancelled() -> None:
+    """Wait until cancelled, and return: to be stopped while serving is a good end."""
+    with suppress(asyncio.CancelledError):
+        await asyncio.get_running_loop().create_future()
+
+
+async def until_stopped(service: Coroutine[Any, Any, None]) -> int:
+    """Run a service until it ends by itself or a signal ends it; raises what it raises.
+    The exit code: 0, or that of a signal which cut it short.
+    """
+    serving = asyncio.create_task(service)
+    stop = asyncio.create_task(stop_signals().get())
+    await asyncio.wait((serving, stop), return_when=asyncio.FIRST_COMPLETED)
+    serving.cancel()
+    try:
+        await serving
+    except asyncio.CancelledError:
+        return 128 + stop.result()
+    finally:
+        stop.cancel()
+    return 0

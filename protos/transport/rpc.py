@@ -9,6 +9,7 @@ import asyncio
 import inspect
 import random
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
@@ -17,16 +18,20 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 from grpc import aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health as standard
+from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from protos.errors import Internal, InvalidRequest, TandemError, Unusable
-from protos.transport import status
+from tandem.protos.address import joined, unbracketed
+from tandem.protos.errors import Internal, InvalidRequest, TandemError, Unusable
+from tandem.protos.transport import status
+from tandem.protos.transport.health import Health
 
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_CONCURRENT_CALLS = 2048
 DRAIN_SECONDS = 5.0
-UNASKED = range(20_000, 32_768)  # above the ports of Ray's workers, below those for any purpose
+LAST_SECONDS = 0.5  # for answers that are on their way
+FREE_PORTS = range(20_000, 32_768)  # above those of Ray's workers, below the ephemeral ones
 REQUEST_ID = "x-request-id"
 
 log = structlog.get_logger()
@@ -58,17 +63,18 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 def connect(address: str, *interceptors: aio.ClientInterceptor) -> aio.Channel:
-    """A channel to a service of ours; connects lazily and again after every loss."""
+    """A channel to a service of ours; connects lazily, and reconnects."""
     return aio.insecure_channel(address, options=CLIENT_OPTIONS, interceptors=interceptors)
 
 
 def free_port(host: str, wanted: int = 0) -> int:
-    """A port that nobody listens on, and that nobody is given who asks for any; raises Unusable if
-    the wanted one is taken.
+    """A port that is free, and that the system does not assign by itself; raises Unusable if the
+    wanted one is taken.
     """
-    problem = ""
-    for port in [wanted] if wanted else random.sample(UNASKED, 100):
-        with socket.socket() as probe:
+    problem, host = "", unbracketed(host)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in [wanted] if wanted else random.sample(FREE_PORTS, 100):
+        with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
@@ -79,7 +85,7 @@ def free_port(host: str, wanted: int = 0) -> int:
     raise Unusable(problem)
 
 
-class Boundary(aio.ServerInterceptor):
+class ErrorInterceptor(aio.ServerInterceptor):
     """Wraps every handler: binds the request id to the log, turns exceptions into statuses."""
 
     async def intercept_service(
@@ -107,13 +113,15 @@ class Boundary(aio.ServerInterceptor):
         wrap = _stream if handler.response_streaming else _unary
         return make(
             wrap(behaviour, str(given or "")),
-            request_deserializer=_tolerant(handler.request_deserializer),
+            request_deserializer=_deferring(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
 
 
-def _tolerant(deserialise: Any) -> Any:
-    """A deserialiser whose failure reaches the handler, where it gets a proper status."""
+def _deferring(deserialise: Any) -> Any:
+    """A deserialiser that returns its error, so that it is raised in the handler and gets a proper
+    status.
+    """
 
     def call(payload: bytes) -> Any:
         try:
@@ -165,50 +173,71 @@ async def _abort(context: aio.ServicerContext[Any, Any], error: Exception) -> No
     if not isinstance(error, TandemError):
         log.error("a call failed", exc_info=error)
         error = Internal("internal error; see the server's log")
-    code, message, metadata = status.encode(error)
-    await context.abort(code, message, tuple(metadata))
+    reported = status.encode(error)
+    await context.abort(reported.code, reported.details, tuple(reported.trailing_metadata or ()))
 
 
 @asynccontextmanager
 async def serving(
     host: str,
     port: int,
-    services: dict[str, Callable[[aio.Server], None]],
-    *guards: aio.ServerInterceptor,
+    servicer: object,
+    *interceptors: aio.ServerInterceptor,
+    health: Health | None = None,
+    drained: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[str]:
-    """Serve until the scope ends; yields the address. `services` maps full names to registrations.
+    """Serve until the scope ends; yields the address. A servicer may have several services.
 
-    Health knows "" and every service; both are NOT_SERVING while draining. Raises Unusable if the
-    port is taken.
+    What is reported to `health` is true of every service. When the scope ends, `drained` is
+    awaited, during which the port is open but no service is SERVING; without it calls have a few
+    seconds to end. Raises Unusable if the port is taken.
     """
     if port:
-        free_port(host, port)  # asks first: gRPC itself would write lines of its own
+        free_port(host, port)  # first, because gRPC itself would write lines of its own
     server = aio.server(
-        interceptors=(*guards, Boundary()),
+        interceptors=(*interceptors, ErrorInterceptor()),
         options=SERVER_OPTIONS,
         maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
     )
+    services = _services(servicer)
     for register in services.values():
-        register(server)
-    checks = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+        register(servicer, server)
+    health = health or Health()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
     reflection.enable_server_reflection(
-        (*services, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+        (*services, standard.SERVICE_NAME, reflection.SERVICE_NAME), server
     )
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        bound = server.add_insecure_port(joined(host, port))
     except RuntimeError as error:
         raise Unusable(
             f"port {port} on {host} cannot be opened: it is in use or not ours"
         ) from error
     await server.start()
-    for name in ("", *services):
-        await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+    health.know(services)
     try:
-        yield f"{host}:{bound}"
+        yield joined(host, bound)
     finally:
-        await checks.enter_graceful_shutdown()
-        await asyncio.shield(server.stop(DRAIN_SECONDS))
+        health.stopping()
+        if drained:
+            await drained()
+        health.close()
+        await asyncio.shield(server.stop(LAST_SECONDS if drained else DRAIN_SECONDS))
+
+
+def _services(servicer: object) -> dict[str, Callable[[object, aio.Server], None]]:
+    """What registers a servicer, by the full names of its services, found by their generated base
+    classes.
+    """
+    found = {}
+    for base in type(servicer).__mro__:
+        stem, _, suffix = base.__module__.rpartition("_")
+        if suffix == "grpc" and stem.endswith("_pb2"):
+            service = base.__name__.removesuffix("Servicer")
+            descriptor = sys.modules[stem].DESCRIPTOR.services_by_name[service]
+            register = getattr(sys.modules[base.__module__], f"add_{base.__name__}_to_server")
+            found[descriptor.full_name] = register
+    return found
 
 
 def metadata_of(request_id: str, *more: tuple[str, str]) -> Sequence[tuple[str, str]]:

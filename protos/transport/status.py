@@ -6,13 +6,15 @@ by the transport: the peer did not answer.
 
 from __future__ import annotations
 
-from google.protobuf import any_pb2
-from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2
-from grpc import StatusCode
-from grpc.aio import AioRpcError, Metadata
+from typing import cast
 
-from protos.errors import (
+from google.protobuf.message import DecodeError, Message
+from google.rpc import error_details_pb2, status_pb2
+from grpc import Call, Status, StatusCode
+from grpc.aio import AioRpcError
+from grpc_status import rpc_status
+
+from tandem.protos.errors import (
     BY_REASON,
     Busy,
     DeadlineExceeded,
@@ -25,26 +27,27 @@ from protos.errors import (
 
 DOMAIN = "tandem"
 LONGEST_TEXT = 500
-DETAILS_KEY = "grpc-status-details-bin"
 LOST = (StatusCode.UNAVAILABLE, StatusCode.CANCELLED, StatusCode.INTERNAL)
 
 
-def encode(error: TandemError) -> tuple[StatusCode, str, Metadata]:
-    """What a server aborts with: code, message, trailing metadata."""
-    packed = pack(error)
-    return StatusCode[error.status], _clip(str(error)), Metadata((DETAILS_KEY, packed))
+def encode(error: TandemError) -> Status:
+    """What a server aborts with."""
+    status: Status = rpc_status.to_status(_status(error))
+    return status
 
 
 def pack(error: TandemError) -> bytes:
-    """A google.rpc.Status that says all of an error."""
+    """A serialised google.rpc.Status, for an error that travels in a message."""
+    packed: bytes = _status(error).SerializeToString()
+    return packed
+
+
+def _status(error: TandemError) -> status_pb2.Status:
     message = _clip(str(error))
     status = status_pb2.Status(code=StatusCode[error.status].value[0], message=message)
-    details: list[any_pb2.Any] = []
 
-    def attach(detail: error_details_pb2.ErrorInfo | error_details_pb2.BadRequest) -> None:
-        packed = any_pb2.Any()
-        packed.Pack(detail)
-        details.append(packed)
+    def attach(detail: Message) -> None:
+        status.details.add().Pack(detail)
 
     attach(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN))
     if isinstance(error, InvalidRequest):
@@ -57,26 +60,31 @@ def pack(error: TandemError) -> bytes:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromMilliseconds(round(error.retry_after * 1000))
         attach(retry)
-    status.details.extend(details)
-    packed: bytes = status.SerializeToString()
-    return packed
+    return status
 
 
 def unpack(packed: bytes) -> TandemError:
-    """The error that a google.rpc.Status of ours stands for."""
-    status = _parse(packed)
-    return _reported(status.message, status) or Internal(status.message or "an unknown failure")
+    """The error in a google.rpc.Status of ours."""
+    try:
+        status = status_pb2.Status.FromString(packed)
+    except DecodeError:  # a peer may send anything
+        status = status_pb2.Status()
+    return _error(status.message, status) or Internal(status.message or "an unknown failure")
 
 
 def _clip(text: str) -> str:
-    """A text that fits into metadata together with its fellows."""
+    """A text that fits into metadata together with others."""
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}..."
 
 
 def decode(failure: AioRpcError) -> TandemError:
-    """The error that a failed call stands for."""
+    """The error of a failed call."""
     message = failure.details() or failure.code().name
-    if error := _reported(message, _details(failure)):
+    try:
+        status = rpc_status.from_call(cast(Call, failure))
+    except (DecodeError, ValueError):  # a peer may send anything
+        status = None
+    if status and (error := _error(message, status)):
         return error
     if failure.code() in LOST:
         return TransportLost(message)
@@ -87,28 +95,16 @@ def decode(failure: AioRpcError) -> TandemError:
     return Internal(f"{failure.code().name}: {message}")
 
 
-def _reported(message: str, status: status_pb2.Status) -> TandemError | None:
+def _error(message: str, status: status_pb2.Status) -> TandemError | None:
+    """The error in a status of ours; None if it is not ours."""
     info = error_details_pb2.ErrorInfo()
     for detail in status.details:
         if detail.Unpack(info) and info.domain == DOMAIN:
-            return _authored(BY_REASON.get(info.reason, Internal), message, status)
+            return _with_details(BY_REASON.get(info.reason, Internal), message, status)
     return None
 
 
-def _details(failure: AioRpcError) -> status_pb2.Status:
-    trailing = failure.trailing_metadata()
-    packed = trailing.get(DETAILS_KEY, b"") if trailing is not None else b""
-    return _parse(packed if isinstance(packed, bytes) else packed.encode())
-
-
-def _parse(packed: bytes) -> status_pb2.Status:
-    try:
-        return status_pb2.Status.FromString(packed)
-    except DecodeError:  # a peer may say anything
-        return status_pb2.Status()
-
-
-def _authored(kind: type[TandemError], message: str, status: status_pb2.Status) -> TandemError:
+def _with_details(kind: type[TandemError], message: str, status: status_pb2.Status) -> TandemError:
     bad, retry = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
     if kind is InvalidRequest:
         for detail in status.details:

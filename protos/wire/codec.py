@@ -1,16 +1,17 @@
-"""Values to messages and back; those of guesses and options are in `drafting` and `sampling`.
+"""Values to messages and back; those of guesses and options are in `drafting` and `sampling`, those
+of front end and round workers in `rounds`.
 
-Decoding refuses what cannot be a value of its type, naming the field; limits of a model are the
-service's to check.
+Decoding refuses what cannot be a value of its type, naming the field; a model's limits are checked
+by its service.
 """
 
 from __future__ import annotations
 
-from protos import streams, types
-from protos.errors import InvalidRequest, Violation
-from protos.tandem.v1 import common_pb2, drafter_pb2, orchestrator_pb2, verifier_pb2
-from protos.wire.drafting import decode_shape, encode_shape
-from protos.wire.sampling import decode_sampling, encode_sampling
+from tandem.protos import streams, types
+from tandem.protos.errors import InvalidRequest, Violation
+from tandem.protos.wire.drafting import decode_shape, encode_shape
+from tandem.protos.wire.sampling import decode_sampling, encode_sampling
+from tandem.v1 import common_pb2, drafter_pb2, verifier_pb2
 
 SESSION_ID_BYTES = 16
 CLIENT_BYTES = 32
@@ -29,7 +30,7 @@ def encode_context(context: types.Context) -> common_pb2.Context:
 
 
 def decode_session_id(field: str, session_id: bytes) -> bytes:
-    """The id; raises InvalidRequest if it has not its length."""
+    """The id; raises InvalidRequest if it has another length."""
     if violations := _wrong_length(field, session_id):
         raise InvalidRequest(*violations)
     return session_id
@@ -72,6 +73,7 @@ def encode_decoding(stream: int, opening: streams.Decoding) -> verifier_pb2.Deco
         lockstep=opening.lockstep,
         once=opening.once,
         lookup=encode_shape(opening.lookup) if opening.lookup.levels else None,
+        request_id=opening.request_id,
     )
 
 
@@ -85,6 +87,7 @@ def decode_decoding(message: verifier_pb2.Decoding) -> streams.Decoding:
         lockstep=message.lockstep,
         once=message.once,
         lookup=decode_shape(message.lookup),
+        request_id=message.request_id,
     )
 
 
@@ -97,6 +100,7 @@ def encode_drafting(stream: int, opening: streams.Drafting) -> drafter_pb2.Draft
         shape=encode_shape(opening.shape),
         lockstep=opening.lockstep,
         once=opening.once,
+        request_id=opening.request_id,
     )
 
 
@@ -108,6 +112,7 @@ def decode_drafting(message: drafter_pb2.Drafting) -> streams.Drafting:
         shape=decode_shape(message.shape),
         lockstep=message.lockstep,
         once=message.once,
+        request_id=message.request_id,
     )
 
 
@@ -137,22 +142,20 @@ def decode_fact(message: common_pb2.Fact) -> streams.Fact:
         message.accepted,
         message.epoch,
         message.reused,
-        tuple(decode_logprobs(each) for each in message.logprobs),
+        tuple(map(decode_logprobs, message.logprobs)),
         message.expected,
         message.late,
         message.unused,
     )
 
 
-def encode_logprobs(logprobs: types.TokenLogprobs) -> orchestrator_pb2.TokenLogprobs:
+def encode_logprobs(logprobs: types.TokenLogprobs) -> common_pb2.Logprobs:
     """Log-probabilities to message."""
     ids, values = zip(*logprobs.top, strict=True) if logprobs.top else ((), ())
-    return orchestrator_pb2.TokenLogprobs(
-        logprob=logprobs.logprob, top_ids=ids, top_logprobs=values
-    )
+    return common_pb2.Logprobs(logprob=logprobs.logprob, top_ids=ids, top_logprobs=values)
 
 
-def decode_logprobs(message: orchestrator_pb2.TokenLogprobs) -> types.TokenLogprobs:
+def decode_logprobs(message: common_pb2.Logprobs) -> types.TokenLogprobs:
     """Message to log-probabilities."""
     return types.TokenLogprobs(
         message.logprob, tuple(zip(message.top_ids, message.top_logprobs, strict=False))
@@ -173,6 +176,7 @@ def encode_model(model: types.ModelDescription) -> common_pb2.ModelDescription:
         exactness=model.exactness,
         cache_usage=model.cache_usage,
         kernels=model.kernels,
+        fingerprint=model.fingerprint,
     )
 
 
@@ -190,4 +194,5 @@ def decode_model(message: common_pb2.ModelDescription) -> types.ModelDescription
         message.exactness,
         message.cache_usage,
         message.kernels,
+        message.fingerprint,
     )

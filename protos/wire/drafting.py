@@ -6,9 +6,9 @@ import math
 from enum import Enum
 from typing import TypeVar
 
-from protos import streams, tree, types
-from protos.errors import InvalidRequest
-from protos.tandem.v1 import common_pb2, orchestrator_pb2
+from tandem.protos import streams, tree, types
+from tandem.protos.errors import InvalidRequest
+from tandem.v1 import common_pb2
 
 SCORE_STEPS = 16  # of a score's byte to one unit of the natural logarithm
 _SCORES = tuple(-step / SCORE_STEPS for step in range(256))
@@ -17,7 +17,7 @@ Choice = TypeVar("Choice", bound=Enum)
 
 
 def decode_choice(field: str, kind: type[Choice], number: int) -> Choice:
-    """An enum's number to its value, none to the first; raises InvalidRequest."""
+    """An enum's number to its value, 0 to the first; raises InvalidRequest."""
     try:
         return kind(number or 1)
     except ValueError:
@@ -26,7 +26,7 @@ def decode_choice(field: str, kind: type[Choice], number: int) -> Choice:
 
 
 def encode_shape(shape: types.DraftShape) -> common_pb2.DraftShape:
-    """Shape to message; what is off, or as ever, is not sent."""
+    """Shape to message; defaults are not sent."""
     message = common_pb2.DraftShape(
         levels=shape.levels,
         branches=shape.branches,
@@ -34,9 +34,9 @@ def encode_shape(shape: types.DraftShape) -> common_pb2.DraftShape:
         confidence=shape.confidence,
     )
     if shape.method is not types.Method.TREE:
-        message.method = orchestrator_pb2.DraftMethod.ValueType(shape.method.value)
+        message.method = common_pb2.Method.ValueType(shape.method.value)
     if shape.schedule is not types.Schedule.GOODPUT:
-        message.schedule = orchestrator_pb2.DraftSchedule.ValueType(shape.schedule.value)
+        message.schedule = common_pb2.Schedule.ValueType(shape.schedule.value)
     return message
 
 
@@ -137,12 +137,12 @@ def draft_of(guess: streams.Guess) -> types.Draft:
     parents = tuple(parent - guess.first if parent else -1 for parent in guess.parents)
     if problem := tree.problem(parents):
         raise InvalidRequest.of("draft.parents", problem)
-    if problem := _misfit(guess.distributions, guess.tokens, parents):
+    if problem := _distribution_problem(guess.distributions, guess.tokens, parents):
         raise InvalidRequest.of("draft.distributions", problem)
     return types.Draft(guess.tokens, parents, guess.distributions)
 
 
-def _misfit(
+def _distribution_problem(
     distributions: tuple[types.Distribution, ...],
     tokens: tuple[int, ...],
     parents: tuple[int, ...],

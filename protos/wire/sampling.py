@@ -7,10 +7,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from protos.errors import InvalidRequest, Violation
-from protos.tandem.v1 import common_pb2, orchestrator_pb2
-from protos.types import MAX_BIASES, MAX_LOGPROBS, Rule, SamplingParams
-from protos.wire.drafting import decode_choice
+from tandem.protos.errors import InvalidRequest, Violation
+from tandem.protos.types import MAX_BIASES, MAX_LOGPROBS, Rule, SamplingParams
+from tandem.protos.wire.drafting import decode_choice
+from tandem.v1 import common_pb2
 
 REPETITION = 0.01, 100.0
 MOST_PENALTY = 2.0  # presence and frequency, either sign
@@ -18,7 +18,7 @@ MOST_BIAS = 100.0  # of one token, either sign
 
 
 def problems(sampling: SamplingParams) -> Iterator[Violation]:
-    """Every option that cannot be used as it is, by the client's name for it."""
+    """Every option that is out of range, by the client's name for it."""
     yield from _number("temperature", sampling.temperature, 0, math.inf)
     if not 0 < sampling.top_p <= 1:
         limit = f"is {sampling.top_p:g}, not above 0 and at most 1"
@@ -48,7 +48,7 @@ def _number(name: str, value: float, least: float, most: float) -> Iterator[Viol
 def encode_sampling(sampling: SamplingParams) -> common_pb2.SamplingParams:
     """Sampling to message; what is off, or cannot matter, is not sent."""
     message = common_pb2.SamplingParams(
-        repetition_penalty=_unless(1, sampling.repetition_penalty),
+        repetition_penalty=_zero_if_one(sampling.repetition_penalty),
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         logit_bias=dict(sampling.logit_bias),
@@ -59,12 +59,12 @@ def encode_sampling(sampling: SamplingParams) -> common_pb2.SamplingParams:
         message.min_new_tokens = sampling.min_new_tokens
         message.end_tokens.extend(sampling.end_tokens)
     if sampling.rule is not Rule.MATCH:
-        message.rule = orchestrator_pb2.AcceptanceRule.ValueType(sampling.rule.value)
+        message.rule = common_pb2.Rule.ValueType(sampling.rule.value)
     if sampling.logprobs is not None:
         message.logprobs = sampling.logprobs
     if not sampling.greedy:
         message.temperature, message.seed = sampling.temperature, sampling.seed
-        message.top_k, message.top_p = sampling.top_k, _unless(1, sampling.top_p)
+        message.top_k, message.top_p = sampling.top_k, _zero_if_one(sampling.top_p)
         message.min_p = sampling.min_p
     return message
 
@@ -92,5 +92,5 @@ def decode_sampling(message: common_pb2.SamplingParams) -> SamplingParams:
     return sampling
 
 
-def _unless(off: float, value: float) -> float:
-    return 0.0 if value == off else value
+def _zero_if_one(value: float) -> float:
+    return 0.0 if value == 1 else value

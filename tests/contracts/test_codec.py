@@ -13,11 +13,10 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.rounds.generation import Finish
-from protos import streams, tree, types
-from protos.tandem.v1 import common_pb2, orchestrator_pb2
-from protos.wire import codec
-from protos.wire.drafting import (
+from tandem.protos import streams, tree, types
+from tandem.protos.rounds import Finish
+from tandem.protos.wire import codec
+from tandem.protos.wire.drafting import (
     SCORE_STEPS,
     decode_guess,
     decode_shape,
@@ -26,7 +25,8 @@ from protos.wire.drafting import (
     encode_shape,
     guess_of,
 )
-from protos.wire.sampling import decode_sampling, encode_sampling
+from tandem.protos.wire.sampling import decode_sampling, encode_sampling
+from tandem.v1 import common_pb2, orchestrator_pb2, rounds_pb2
 
 STREAM = 7
 token = st.integers(0, (1 << 32) - 1)
@@ -116,9 +116,11 @@ models = st.builds(
 )
 stops, flag = st.frozensets(token, max_size=4), st.booleans()
 decodings = st.builds(
-    streams.Decoding, contexts, samplings | with_history, small, stops, flag, flag, lookups
+    streams.Decoding, contexts, samplings | with_history, small, stops, flag, flag, lookups, words
 )
-draftings = st.builds(streams.Drafting, contexts, samplings | with_history, shapes, flag, flag)
+draftings = st.builds(
+    streams.Drafting, contexts, samplings | with_history, shapes, flag, flag, words
+)
 facts = st.builds(
     streams.Fact, small, tokens, small, small, token, small, logprobs, bound, small, small
 )
@@ -176,6 +178,10 @@ def test_what_is_said_on_a_stream_names_it(
         (types.Method, orchestrator_pb2.DraftMethod, "DRAFT_METHOD_"),
         (types.Schedule, orchestrator_pb2.DraftSchedule, "DRAFT_SCHEDULE_"),
         (Finish, orchestrator_pb2.FinishReason, "FINISH_REASON_"),
+        (types.Rule, common_pb2.Rule, "RULE_"),
+        (types.Method, common_pb2.Method, "METHOD_"),
+        (types.Schedule, common_pb2.Schedule, "SCHEDULE_"),
+        (Finish, rounds_pb2.Finish, "FINISH_"),
     ],
 )
 def test_choices_have_the_names_and_numbers_of_the_wire(

@@ -11,14 +11,14 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos import tree
-from protos.errors import InvalidRequest
-from protos.streams import Guess
-from protos.tandem.v1 import common_pb2, drafter_pb2, verifier_pb2
-from protos.types import Distribution
-from protos.wire import codec
-from protos.wire.drafting import decode_guess, decode_shape, draft_of
-from protos.wire.sampling import decode_sampling
+from tandem.protos import tree
+from tandem.protos.errors import InvalidRequest
+from tandem.protos.streams import Guess
+from tandem.protos.types import Distribution
+from tandem.protos.wire import codec
+from tandem.protos.wire.drafting import decode_guess, decode_shape, draft_of
+from tandem.protos.wire.sampling import decode_sampling
+from tandem.v1 import common_pb2, drafter_pb2, verifier_pb2
 
 
 def context(**fields: Any) -> common_pb2.Context:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from protos.service import cores
+from tandem.protos.service import cores
 
 
 @pytest.fixture

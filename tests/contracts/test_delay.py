@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from benchmarks.peers.delay import HOST, Link, State, linked
+from tandem.benchmarks.peers.delay import HOST, Link, State, linked
 
 ROUND_TRIP = 0.05
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -122,7 +122,7 @@ async def test_an_end_that_closes_closes_the_other_behind_all_bytes() -> None:
 async def test_the_command_takes_states_and_tells_bytes() -> None:
     async with echo() as address:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "benchmarks.peers.delay", address),
+            *(sys.executable, "-m", "tandem.benchmarks.peers.delay", address),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-import models
-from protos.errors import Unusable
-from protos.fingerprint import fingerprint, tokens_by_id
+from tandem import models
+from tandem.protos.errors import Unusable
+from tandem.protos.fingerprint import fingerprint, tokens_by_id
 
 VOCABULARY = {"a": 0, "b": 1, "ab": 2, "世": 3}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from protos import gguf
-from protos.errors import Unusable
+from tandem.protos import gguf
+from tandem.protos.errors import Unusable
 
 
 def text(value: str) -> bytes:

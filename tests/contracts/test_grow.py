@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-import models
-from models.grow import TOLERANCE, Grown, Shape, difference, grow, load
-from protos.errors import Unusable
+from tandem import models
+from tandem.models.grow import TOLERANCE, Grown, Shape, difference, grow, load
+from tandem.protos.errors import Unusable
 from tests import reference
 
 SHAPE = Shape(

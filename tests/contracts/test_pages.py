@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from protos.tandem.v1 import orchestrator_pb2 as api
+from tandem.v1 import orchestrator_pb2 as api
 from tests.documents import GUIDE, PAGES, ROOT, blocks, code, prose, rows, section, spans
 
 SCREEN, README_BYTES, WIDTH = 60, 6000, 120
-PACKAGES = ("protos", "engine", "drafter_service", "verifier_service", "orchestrator")
-KINDS = {"sh", "bash", "console", "python", "text", "mermaid"}
+PACKAGES = ("client", "protos", "engine", "drafter_service", "verifier_service", "orchestrator")
+KINDS = {"sh", "bash", "console", "python", "yaml", "text", "mermaid"}
 DEFINED = r"\b(?:class|def|message|rpc) {0}\b|^\s*{0}\s*[:=]|^\s*[\w<>, ]+ {0} = \d+"
 
 
@@ -77,8 +77,8 @@ def test_commands_name_targets_modules_and_extras_that_exist(page: Path) -> None
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     text = "\n".join(code(page))
     assert set(re.findall(r"^make ([a-z-]+)", text, re.MULTILINE)) <= targets
-    modules = re.findall(r"python -m ((?:models|benchmarks|examples)[\w.]*)", text)
-    places = [ROOT / module.replace(".", "/") for module in modules]
+    modules = re.findall(r"python -m ((?:tandem|examples)[\w.]*)", text)
+    places = [ROOT / module.removeprefix("tandem.").replace(".", "/") for module in modules]
     assert [p for p in places if not (p.is_dir() or p.with_suffix(".py").is_file())] == []
     extras = re.findall(r"(?:\"\.|tandem-serving)\[(\w+)\]", text)
     assert set(extras) <= set(project["optional-dependencies"])

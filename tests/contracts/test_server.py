@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import socket
 from typing import Any
+from urllib.request import urlopen
 
 import grpc
 import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client import CollectorRegistry
 
-from benchmarks.peers.delay import State, linked
-from protos import errors
-from protos.transport import rpc
+from tandem.benchmarks.peers.delay import State, linked
+from tandem.protos import errors
+from tandem.protos.service import process
+from tandem.protos.transport import rpc
 from tests.contracts.test_status import ROUNDS, VERIFIER, refusing
 
 
@@ -35,7 +38,7 @@ async def test_whoever_watches_health_is_told_when_a_server_drains() -> None:
     stop = asyncio.Event()
 
     async def serve() -> None:
-        async with rpc.serving("127.0.0.1", 0, {}) as address:
+        async with rpc.serving("127.0.0.1", 0, object()) as address:
             served.set_result(address)
             await stop.wait()
 
@@ -55,7 +58,7 @@ async def test_whoever_watches_health_is_told_when_a_server_drains() -> None:
 
 async def test_a_service_far_away_is_connected_to_at_once() -> None:
     """A connection takes longer than the pause between two attempts to make one."""
-    async with rpc.serving("127.0.0.1", 0, {}) as address, linked(address) as link:
+    async with rpc.serving("127.0.0.1", 0, object()) as address, linked(address) as link:
         await link.become(State(round_trip=0.8))
         async with rpc.connect(f"127.0.0.1:{link.port}") as channel:
             check = health_pb2_grpc.HealthStub(channel).Check
@@ -73,12 +76,32 @@ async def test_reflection_lists_the_services() -> None:
     assert names >= {VERIFIER, ROUNDS, "grpc.health.v1.Health"}
 
 
-async def test_a_port_in_use_is_refused_by_its_number() -> None:
-    async with rpc.serving("127.0.0.1", 0, {}) as address:
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_a_port_in_use_is_refused_by_its_number(host: str) -> None:
+    async with rpc.serving(host, 0, object()) as address:
         port = int(address.rpartition(":")[2])
-        with pytest.raises(errors.Unusable, match=f"port {port} on 127.0.0.1"):
-            async with rpc.serving("127.0.0.1", port, {}):
+        with pytest.raises(errors.Unusable, match=f"port {port} on {host}"):
+            async with rpc.serving(host, port, object()):
                 raise AssertionError("two servers share a port")
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+async def test_a_host_may_be_of_ipv6(host: str) -> None:
+    """With brackets or without; what is announced can be connected to as it is."""
+    async with rpc.serving(host, 0, object()) as address, rpc.connect(address) as channel:
+        assert address.startswith("[::1]:")
+        check = health_pb2_grpc.HealthStub(channel).Check
+        answer = await check(health_pb2.HealthCheckRequest(), timeout=10)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    assert rpc.free_port(host) in rpc.FREE_PORTS
+    with process.metrics_served(host, 0, CollectorRegistry()) as metrics:
+        assert metrics.startswith("[::1]:")
+        assert await asyncio.to_thread(status_of, f"http://{metrics}/metrics") == 200
+
+
+def status_of(url: str) -> int:
+    with urlopen(url, timeout=10) as page:
+        return int(page.status)
 
 
 def test_a_port_that_is_kept_for_a_service_is_given_to_nobody_else() -> None:
@@ -86,13 +109,13 @@ def test_a_port_that_is_kept_for_a_service_is_given_to_nobody_else() -> None:
     kept = rpc.free_port("127.0.0.1")
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
-        assert other.getsockname()[1] not in rpc.UNASKED
-        assert kept in rpc.UNASKED
+        assert other.getsockname()[1] not in rpc.FREE_PORTS
+        assert kept in rpc.FREE_PORTS
 
 
 def test_a_kept_port_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", rpc.free_port("127.0.0.1")))
         taken = other.getsockname()[1]
-        monkeypatch.setattr(rpc, "UNASKED", range(taken, taken + 100))
+        monkeypatch.setattr(rpc, "FREE_PORTS", range(taken, taken + 100))
         assert rpc.free_port("127.0.0.1") != taken

@@ -14,8 +14,8 @@ from grpc import aio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos import errors
-from protos.errors import (
+from tandem.protos import errors
+from tandem.protos.errors import (
     Busy,
     DeadlineExceeded,
     Internal,
@@ -25,14 +25,14 @@ from protos.errors import (
     Violation,
     is_transient,
 )
-from protos.tandem.v1 import (
+from tandem.protos.transport import rpc, status
+from tandem.v1 import (
     common_pb2,
     rounds_pb2,
     rounds_pb2_grpc,
     verifier_pb2,
     verifier_pb2_grpc,
 )
-from protos.transport import rpc, status
 
 VERIFIER = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name
 ROUNDS = rounds_pb2.DESCRIPTOR.services_by_name["RoundWorkerService"].full_name
@@ -86,12 +86,10 @@ class Refusing(
 @asynccontextmanager
 async def refusing(error: Exception | None) -> AsyncIterator[aio.Channel]:
     """A channel to a server that refuses."""
-    servicer = Refusing(error)
-    services = {
-        VERIFIER: lambda s: verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, s),
-        ROUNDS: lambda s: rounds_pb2_grpc.add_RoundWorkerServiceServicer_to_server(servicer, s),
-    }
-    async with rpc.serving("127.0.0.1", 0, services) as address, rpc.connect(address) as channel:
+    async with (
+        rpc.serving("127.0.0.1", 0, Refusing(error)) as address,
+        rpc.connect(address) as channel,
+    ):
         yield channel
 
 
@@ -195,7 +193,7 @@ async def test_a_bug_arrives_as_internal_without_its_text(bug: Exception) -> Non
 
 
 async def test_a_peer_that_is_not_there_is_lost() -> None:
-    async with rpc.serving("127.0.0.1", 0, {}) as address:
+    async with rpc.serving("127.0.0.1", 0, object()) as address:
         pass
     async with rpc.connect(address) as channel:
         assert type(await verified(channel)) is TransportLost

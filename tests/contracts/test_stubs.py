@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from protos import generate
+from tandem.protos import generate
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,16 @@ def test_every_schema_has_its_stubs(fresh: Path) -> None:
         for schema in schemas
         for end in (".py", ".pyi", "_grpc.py", "_grpc.pyi")
     }
+
+
+def test_the_client_api_and_internal_schemas_do_not_import_each_other() -> None:
+    """So that an internal message can be changed without looking at clients."""
+    imports = {
+        path.stem: set(re.findall(r'import "tandem/v1/(\w+).proto"', path.read_text()))
+        for path in (generate.ROOT / generate.STUBS).glob("*.proto")
+    }
+    assert imports.pop("orchestrator") == set()
+    assert "orchestrator" not in set().union(*imports.values())
 
 
 def test_a_changed_or_missing_stub_is_stale(fresh: Path, tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from protos.streams import Fact, Guess
-from protos.tandem.v1 import drafter_pb2, verifier_pb2
-from protos.wire.codec import encode_fact
-from protos.wire.drafting import encode_guess
+from tandem.protos.streams import Fact, Guess
+from tandem.protos.wire.codec import encode_fact
+from tandem.protos.wire.drafting import encode_guess
+from tandem.v1 import drafter_pb2, verifier_pb2
 
 VOCABULARY = 128_000
 FACT, REPORT, GUESS = 40, 24, 200  # bytes at the most: with figures, without, of NODES nodes

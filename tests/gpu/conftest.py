@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers.utils import logging
 
-import models
+from tandem import models
 from tests.families import build
 
 HERE = Path(__file__).parent

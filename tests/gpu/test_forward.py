@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.cache.kv import LayerGeometry
-from engine.exact.exactness import self_test
-from engine.forward.cuda import flash
-from engine.forward.cuda.graphs import Graphs
-from engine.forward.cuda.ladder import BASE
-from engine.model.load import load
-from engine.runner import Backend, Forward
+from tandem.engine.cache.pool import LayerGeometry
+from tandem.engine.exact.exactness import self_test
+from tandem.engine.forward.cuda import flash
+from tandem.engine.forward.cuda.graphs import CudaGraphs
+from tandem.engine.forward.cuda.sizes import BASE
+from tandem.engine.model.load import load
+from tandem.engine.runner import AttentionBackend, HFRunner
 from tests.families import SERVED
 from tests.talks import differing_rows, largest_difference, some_tokens, some_tree, talks
 
@@ -25,41 +25,41 @@ Family = Callable[[str], Path]
 POSITIONS = 2048
 CUDA = torch.device("cuda")
 HALVES = {"bfloat16": 0.2, "float16": 0.03}  # how far logits of about 3 may be off; a mistake: 1
-BY_ROWS = (Backend.ROWS, Backend.GRAPHS)
+BY_ROWS = (AttentionBackend.ROWS, AttentionBackend.GRAPHS)
 
 
 def forward_of(
-    folder: Path, dtype: str, backend: Backend | None = None, exact: bool = True
-) -> Forward:
-    return Forward(load(folder, dtype, "cuda"), POSITIONS, exact, backend)
+    folder: Path, dtype: str, backend: AttentionBackend | None = None, exact: bool = True
+) -> HFRunner:
+    return HFRunner(load(folder, dtype, "cuda"), POSITIONS, exact, backend)
 
 
 @pytest.mark.parametrize("size", [16, 32, 64, 80, 96, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_kernel_attends_to_runs_of_any_start_and_length(dtype: torch.dtype, size: int) -> None:
     """Overlapping, out of order, far apart, empty; and its sums are what we take them for."""
-    assert flash.problem([LayerGeometry(3, size, size)], dtype, CUDA) is None
+    assert flash.why_unsupported([LayerGeometry(3, size, size)], dtype, CUDA) is None
 
 
 def test_what_the_kernel_does_not_take_is_said_in_a_line() -> None:
     odd, single = LayerGeometry(2, 64, 32), LayerGeometry(2, 64, 64)
-    assert flash.problem([odd], torch.float16, CUDA) == "keys and values differ in size"
-    refusal = flash.problem([single], torch.float32, CUDA)
+    assert flash.why_unsupported([odd], torch.float16, CUDA) == "keys and values differ in size"
+    refusal = flash.why_unsupported([single], torch.float32, CUDA)
     assert refusal and "\n" not in refusal
 
 
 @pytest.mark.parametrize("name", [*SERVED, "qwen2_window"])
 def test_float32_goes_by_tiles_and_is_what_plain_passes_give(name: str, family: Family) -> None:
     forward = forward_of(family(name), "float32")
-    assert forward.backend is Backend.TILES and forward.problem
+    assert forward.backend is AttentionBackend.TILES and forward.problem
     assert largest_difference(forward, random.Random(0)) <= 1e-3
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("backend", Backend)
+@pytest.mark.parametrize("backend", AttentionBackend)
 @pytest.mark.parametrize("name", SERVED)
 def test_rows_are_what_plain_passes_give(
-    name: str, backend: Backend, dtype: str, family: Family
+    name: str, backend: AttentionBackend, dtype: str, family: Family
 ) -> None:
     forward = forward_of(family(name), dtype, backend)
     assert largest_difference(forward, random.Random(0)) <= HALVES[dtype]
@@ -69,14 +69,14 @@ def test_rows_are_what_plain_passes_give(
 @pytest.mark.parametrize("name", SERVED)
 def test_the_fastest_way_is_taken(name: str, dtype: str, family: Family) -> None:
     forward = forward_of(family(name), dtype)
-    assert (forward.backend, forward.problem) == (Backend.GRAPHS, None)
+    assert (forward.backend, forward.problem) == (AttentionBackend.GRAPHS, None)
     print(f"{name}, {dtype}: passes of {forward.sizes} rows agree")
     assert BASE in forward.sizes
 
 
 def test_a_sliding_window_is_left_to_tiles(family: Family) -> None:
     forward = forward_of(family("qwen2_window"), "bfloat16")
-    assert forward.backend is Backend.TILES
+    assert forward.backend is AttentionBackend.TILES
     assert forward.problem and "sliding window" in forward.problem
     assert largest_difference(forward, random.Random(0)) <= HALVES["bfloat16"]
 
@@ -85,7 +85,7 @@ def test_a_sliding_window_is_left_to_tiles(family: Family) -> None:
 @pytest.mark.parametrize("backend", BY_ROWS)
 @pytest.mark.parametrize("name", SERVED)
 def test_a_row_is_the_same_alone_and_in_company(
-    name: str, backend: Backend, dtype: str, family: Family
+    name: str, backend: AttentionBackend, dtype: str, family: Family
 ) -> None:
     """Bit for bit, across cuts, in trees, and in passes of several sizes."""
     forward = forward_of(family(name), dtype, backend)
@@ -95,7 +95,7 @@ def test_a_row_is_the_same_alone_and_in_company(
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("backend", BY_ROWS)
 def test_the_self_test_finds_passes_by_rows_exact(
-    backend: Backend, dtype: str, family: Family
+    backend: AttentionBackend, dtype: str, family: Family
 ) -> None:
     assert str(self_test(forward_of(family("llama"), dtype, backend), "llama")) == "exact"
 
@@ -130,12 +130,12 @@ def test_nothing_is_captured_while_serving(exact: bool, family: Family) -> None:
     """Neither in a self-test nor in trees: all forms were captured at start."""
     forward, rng = forward_of(family("llama"), "bfloat16", exact=exact), random.Random(4)
     runner = forward._runner
-    assert isinstance(runner, Graphs)
-    captured = forward.settle()
-    known = dict(runner._recordings)
+    assert isinstance(runner, CudaGraphs)
+    captured = forward.capture_passes()
+    known = dict(runner._captured)
     assert captured == len(known) and forward.problem is None
     assert largest_difference(forward, rng) <= HALVES["bfloat16"]
-    assert runner._recordings == known
+    assert runner._captured == known
 
 
 def test_memory_does_not_grow_with_steps(family: Family) -> None:

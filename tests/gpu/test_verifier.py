@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-import models
-from protos.types import NO_DRAFT, Context, DraftShape, SamplingParams
+from tandem import models
+from tandem.protos.types import NO_DRAFT, Context, DraftShape, SamplingParams
 
 prometheus, config, rpc, clients, drafter_service, verifier_service = (
     pytest.importorskip(module)  # a package that they need may be missing on a rented machine
     for module in (
         "prometheus_client",
-        "engine.config",
-        "protos.transport.rpc",
-        "orchestrator.fleet.clients",
-        "drafter_service.service",
-        "verifier_service.service",
+        "tandem.engine.config",
+        "tandem.protos.transport.rpc",
+        "tandem.orchestrator.fleet.clients",
+        "tandem.drafter_service.service",
+        "tandem.verifier_service.service",
     )
 )
 

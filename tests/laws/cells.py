@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.gguf.llama import Row
-from engine.gguf.runner import Runner
+from tandem.engine.gguf.llama import BatchRow
+from tandem.engine.gguf.runner import GGUFRunner
 
 WIDTH = 48  # tokens of the longest text
 BAD = 666  # a token that the model overflows on
@@ -43,7 +43,7 @@ class Decoder:
         own = [cell for cell in self.cells if sequence in cell.sequences]
         return sorted(own, key=lambda cell: cell.position)
 
-    def decode(self, rows: Sequence[Row]) -> npt.NDArray[np.float32]:
+    def decode(self, rows: Sequence[BatchRow]) -> npt.NDArray[np.float32]:
         """What the wanted rows see, [wanted, WIDTH]."""
         assert rows
         self.decodes, self.fed = self.decodes + 1, self.fed + len(rows)
@@ -58,7 +58,7 @@ class Decoder:
             seen[number, : len(path)] = [cell.token for cell in path]
         return np.full_like(seen, np.nan) if self.poisoned else seen
 
-    def _check(self, rows: Sequence[Row]) -> None:
+    def _check(self, rows: Sequence[BatchRow]) -> None:
         ends = {}
         for name in {name for row in rows for name in row.sequences}:
             held = self.of(name)
@@ -87,8 +87,8 @@ class Decoder:
         self.cells, self.poisoned = [], False
 
 
-def running(positions: int, sequences: int) -> tuple[Runner, Decoder]:
+def running(positions: int, sequences: int) -> tuple[GGUFRunner, Decoder]:
     """A runner of such a cache."""
     facts: Any = SimpleNamespace(vocab_size=WIDTH)
     decoder = Decoder(positions)
-    return Runner(facts, decoder, positions, sequences=sequences), decoder
+    return GGUFRunner(facts, decoder, positions, sequences=sequences), decoder

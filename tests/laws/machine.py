@@ -9,28 +9,29 @@ from contextlib import asynccontextmanager
 
 import torch
 
-from engine.cache.rooms import Room
-from engine.forward.segment import Segment
-from engine.schedule.batch import Limits
-from engine.schedule.scheduler import ModelThread, StepReport
-from engine.schedule.task import Job
-from protos import tree
+from tandem.engine.cache.ranges import KVRange
+from tandem.engine.forward.segment import Segment
+from tandem.engine.schedule.batch import StepLimits
+from tandem.engine.schedule.progress import StepReport
+from tandem.engine.schedule.scheduler import ModelThread
+from tandem.engine.schedule.task import Job
+from tandem.protos import tree
 
 VOCABULARY, MOST, SECONDS = 5, 8, 5.0
-LIMITS = Limits(sessions=MOST, tokens=128)
-ROOM = Room(0, 1 << 16)
+LIMITS = StepLimits(sessions=MOST, tokens=128)
+KV_RANGE = KVRange(0, 1 << 16)
 
 
-def segment(*tokens: int, room: Room = ROOM) -> Segment:
+def segment(*tokens: int, kv_range: KVRange = KV_RANGE) -> Segment:
     """Tokens to be fed to a new session, with logits for all."""
-    return Segment(room, 0, tokens, tree.chain(len(tokens)), len(tokens))
+    return Segment(kv_range, 0, tokens, tree.chain(len(tokens)), len(tokens))
 
 
-def steps(count: int, tokens: int = 1, room: Room = ROOM) -> Job:
+def steps(count: int, tokens: int = 1, kv_range: KVRange = KV_RANGE) -> Job:
     """A job that takes some steps and answers with the shapes of its logits."""
     shapes = []
     for _ in range(count):
-        logits = yield segment(*range(tokens), room=room)
+        logits = yield segment(*range(tokens), kv_range=kv_range)
         shapes.append(tuple(logits.shape))
     return shapes
 
@@ -57,9 +58,11 @@ class Machine:
         """How many sessions were in each step."""
         return [len(batch) for batch in self.batches]
 
-    def fed(self, room: Room) -> list[Segment]:
-        """What was fed to a room, in order."""
-        return [segment for batch in self.batches for segment in batch if segment.room is room]
+    def fed(self, kv_range: KVRange) -> list[Segment]:
+        """What was fed to a KV range, in order."""
+        return [
+            segment for batch in self.batches for segment in batch if segment.kv_range is kv_range
+        ]
 
     def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """Zeros, once the machine is open."""
@@ -82,13 +85,13 @@ class Machine:
         self.wanted.append(list(wanted))
         self.idle.append(threading.current_thread().name)
 
-    def thread(self, queue_limit: int = 100, limits: Limits = LIMITS) -> ModelThread:
+    def thread(self, queue_limit: int = 100, limits: StepLimits = LIMITS) -> ModelThread:
         """A thread that runs this machine."""
         return ModelThread(self.forward, limits, self.reports.append, self.rest, queue_limit)
 
     @asynccontextmanager
     async def running(
-        self, queue_limit: int = 100, limits: Limits = LIMITS
+        self, queue_limit: int = 100, limits: StepLimits = LIMITS
     ) -> AsyncIterator[ModelThread]:
         """A thread whose first step is held by a job of its own, so that what is queued now meets
         in the next.

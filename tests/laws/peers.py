@@ -1,4 +1,4 @@
-"""A verifier and a drafter that keep the session rule, as a crossing meets them."""
+"""A verifier and a drafter that keep the session rule, at the other end of a relay."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from protos.errors import Busy, InvalidRequest, SessionMiss, StaleTurn, TandemError, Unavailable
-from protos.tandem.v1 import common_pb2
-from protos.transport import status
-from protos.wire import codec
-from protos.wire.drafting import decode_guess
+from tandem.protos.errors import (
+    Busy,
+    InvalidRequest,
+    SessionMiss,
+    StaleTurn,
+    TandemError,
+    Unavailable,
+)
+from tandem.protos.streams import Decoding, Drafting, EncodedGuess, Fact, Flow, Guess
 from tests.laws import wires
-from tests.laws.wires import Call
+from tests.laws.wires import Call, Closing, OnStream
 
 VOCABULARY = 7
-FENCES = frozenset({"turn", "newest"})
+FENCES = frozenset({"turn", "newest", "close"})
+CLOSED = "closed"
 
 
 def follows(tokens: Sequence[int]) -> int:
@@ -59,43 +64,38 @@ class Service(wires.Server):
         self.held: dict[bytes, Held] = {}
         self.jobs: list[Job] = []
 
-    def decode(self, message: Any) -> Any:
-        """An opening's value."""
-        raise NotImplementedError
-
     def begin(self, job: Job) -> None:
         """Serve an opening."""
         raise NotImplementedError
 
-    def hear(self, job: Job, name: str, item: Any) -> None:
+    def take(self, job: Job, item: Any) -> None:
         """Take an item of a stream that is served."""
         raise NotImplementedError
 
-    def receive(self, call: Call, name: str, item: Any) -> None:
+    def receive(self, call: Call, item: OnStream | Closing) -> None:
         if not self.up:
             return
-        if name == "close":
-            self.close(call, item)
-        elif name == "open":
-            self.open(call, item)
+        if isinstance(item, Closing):
+            self.close(item)
+        elif isinstance(item.value, Decoding | Drafting):
+            self.open(call, item.stream, item.value)
         else:
             for job in self.jobs:
                 held = self.held.get(job.opening.context.session_id)
                 if held and job.live and (job.call, job.stream) == (call, item.stream):
-                    self.hear(job, name, item)
+                    self.take(job, item.value)
 
-    def open(self, call: Call, message: Any) -> None:
-        opening = self.decode(message)
+    def open(self, call: Call, stream: int, opening: Any) -> None:
         context = opening.context
         held = self.held.get(context.session_id)
         if self.rng.random() < self.evil:
             errors = Busy("full", 0.3), Unavailable("warming up"), SessionMiss("gone")
-            return self.fail(call, message.stream, self.rng.choice(errors))
+            return self.fail(call, stream, self.rng.choice(errors))
         if held and context.turn <= held.turn and "turn" in self.fences:
-            return self.fail(call, message.stream, StaleTurn("old"))
+            return self.fail(call, stream, StaleTurn("old"))
         if held and "newest" in self.fences:
             held.job.live = False
-        job = Job(call, message.stream, opening, context.length)
+        job = Job(call, stream, opening, context.length)
         if held:
             held.turn, held.job = max(held.turn, context.turn), job
             held.tokens[:] = context.tokens
@@ -105,13 +105,15 @@ class Service(wires.Server):
         self.begin(job)
 
     def fail(self, call: Call, stream: int, error: TandemError) -> None:
-        call.answer(common_pb2.Failure(stream=stream, status=status.pack(error)))
+        call.answer(OnStream(stream, error))
 
-    def close(self, call: Call, session_id: bytes) -> None:
-        """Forget a session; whoever has opened it since is told."""
-        if held := self.held.pop(session_id, None):
+    def close(self, closing: Closing) -> None:
+        """Forget a session, unless it was opened with a newer turn; whose it is is told."""
+        held = self.held.get(closing.session_id)
+        if held and ("close" not in self.fences or held.turn <= closing.turn):
+            del self.held[closing.session_id]
             if held.job.live:
-                self.fail(held.job.call, held.job.stream, SessionMiss("closed"))
+                self.fail(held.job.call, held.job.stream, SessionMiss(CLOSED))
             held.job.live = False
 
     def evict(self) -> None:
@@ -130,7 +132,7 @@ class Service(wires.Server):
             job.live = False
         for link in self.links:
             link.lose()
-        self.clock.later(3 * self.rng.random(), self._rise)
+        self.clock.call_later(3 * self.rng.random(), self._rise)
 
     def gone(self, call: Call) -> None:
         for job in self.jobs:
@@ -143,17 +145,16 @@ class Service(wires.Server):
 class Verifier(Service):
     """Decodes by itself; a guess makes a step longer, and nothing else."""
 
-    decode = staticmethod(codec.decode_decoding)
     longest = 0  # step
 
     def begin(self, job: Job) -> None:
         self._soon(job)
 
-    def hear(self, job: Job, name: str, item: Any) -> None:
-        if name == "flows":
+    def take(self, job: Job, item: Flow | Guess | EncodedGuess) -> None:
+        if isinstance(item, Flow):
             job.paused = item.paused
         else:
-            self._remember(job, decode_guess(item))
+            self._remember(job, item.message if isinstance(item, EncodedGuess) else item)
         if job.waits and self._may(job):
             job.waits = False
             self._soon(job)
@@ -174,7 +175,7 @@ class Verifier(Service):
         return not job.paused and (not job.opening.lockstep or job.length in job.behind)
 
     def _soon(self, job: Job) -> None:
-        self.clock.later(0.05 + 0.1 * self.rng.random(), lambda: self._step(job))
+        self.clock.call_later(0.05 + 0.1 * self.rng.random(), lambda: self._step(job))
 
     def _step(self, job: Job) -> None:
         held = self.held.get(job.opening.context.session_id)
@@ -186,7 +187,7 @@ class Verifier(Service):
         text, guessed, fresh = held.tokens, set(job.paths.values()), [follows(held.tokens)]
         while (*text, *fresh) in guessed and job.length + len(fresh) < job.opening.until:
             fresh.append(follows(text + fresh))
-        job.call.answer(common_pb2.Fact(stream=job.stream, start=job.length, tokens=fresh))
+        job.call.answer(OnStream(job.stream, Fact(job.length, tuple(fresh))))
         text += fresh
         job.length += len(fresh)
         self.longest = max(self.longest, len(fresh))
@@ -199,8 +200,6 @@ class Verifier(Service):
 class Drafter(Service):
     """Guesses rightly, wrongly and absurdly."""
 
-    decode = staticmethod(codec.decode_drafting)
-
     def begin(self, job: Job) -> None:
         if self.rng.random() < self.evil / 10:
             job.live = False
@@ -208,7 +207,7 @@ class Drafter(Service):
         else:
             self._guess(job)
 
-    def hear(self, job: Job, name: str, item: Any) -> None:
+    def take(self, job: Job, item: Fact) -> None:
         held = self.held[job.opening.context.session_id]
         held.tokens[item.start :] = item.tokens
         self._guess(job)
@@ -228,14 +227,15 @@ class Drafter(Service):
             behind = rng.randrange(behind + 9)  # a lie, or nonsense
         cut = len(tokens) if whole else rng.randrange(1, len(tokens) + 1)
         for half in (slice(0, cut), slice(cut, None)):
-            guess = common_pb2.Guess(
-                stream=job.stream,
+            start = first + (half.start or 0)
+            own = zip(range(start, start + len(tokens)), parents[half], strict=False)
+            guess = Guess(
                 behind=behind,
+                tokens=tuple(tokens[half]),
+                parents=tuple(number - back if back else 0 for number, back in own),
+                first=start,
                 source=job.opening.context.turn,
-                first=first + (half.start or 0),
-                tokens=tokens[half],
-                parents=parents[half],
             )
             for _ in range(1 if whole else rng.choice((0, 1, 1, 1, 2))):  # lost, or said twice
                 if guess.tokens:
-                    job.call.answer(guess)
+                    job.call.answer(OnStream(job.stream, EncodedGuess(behind, 99, guess)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from protos.streams import Guess
+from tandem.protos.streams import Guess
 
 Path = tuple[int, ...]
 

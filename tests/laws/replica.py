@@ -11,11 +11,11 @@ from itertools import combinations, count
 
 import torch
 
-from engine.cache.kv import LayerGeometry, Pool
-from engine.cache.rooms import BLOCK
-from engine.cache.session import Session
-from engine.cache.sessions import Sessions
-from protos.types import Context
+from tandem.engine.cache.pool import KVPool, LayerGeometry
+from tandem.engine.cache.ranges import BLOCK
+from tandem.engine.cache.session import Session
+from tandem.engine.cache.sessions import Sessions
+from tandem.protos.types import Context
 
 BLOCKS, MOST, LENGTH, TTL = 4, 2, 2 * BLOCK, 10.0
 Tokens = tuple[int, ...]
@@ -40,21 +40,21 @@ class Answer:
     reused: int
 
 
-def tiny_pool(blocks: int = BLOCKS) -> Pool:
+def tiny_pool(blocks: int = BLOCKS) -> KVPool:
     """A pool of one layer, one head and one number per token."""
     device = torch.device("cpu")
-    return Pool([LayerGeometry(1, 1, 1)], blocks * BLOCK, torch.float32, device)
+    return KVPool([LayerGeometry(1, 1, 1)], blocks * BLOCK, torch.float32, device)
 
 
 class Unfenced(Sessions):
     """Sessions that forget at which turn they are: what the fence is compared with."""
 
     @contextmanager
-    def extended(self, context: Context, nodes: int) -> Iterator[Session]:
+    def acquire(self, context: Context, nodes: int) -> Iterator[Session]:
         """As the rule, but every turn is a new one."""
         if session := self._open.get(context.session_id):
             session.turn = -1
-        with super().extended(context, nodes) as session:
+        with super().acquire(context, nodes) as session:
             yield session
 
 
@@ -78,18 +78,20 @@ class Replica:
         self.sessions = self._kind(
             self.pool, LENGTH, self._most, self._epochs.__next__, TTL, lambda: self.now
         )
-        self.rooms: dict[bytes, Session] = {}
+        self.opened: dict[bytes, Session] = {}
 
     @contextmanager
     def at_work(self, context: Context, nodes: int = 0) -> Iterator[Session]:
         """A call that the service has begun: what it starts with must be the sender's own."""
-        with torch.inference_mode(), self.sessions.extended(context, nodes) as session:
+        with torch.inference_mode(), self.sessions.acquire(context, nodes) as session:
             if not context.epoch:
                 self.clients[context.session_id] = context.client
-            assert session.room.capacity >= context.length + nodes, "no room for what was asked"
+            assert session.kv_range.capacity >= context.length + nodes, (
+                "no space for what was asked"
+            )
             assert not context.epoch or session.length == context.base
-            others = {name: other for name, other in self.rooms.items() if other is not session}
-            self.rooms = others | {context.session_id: session}  # it may be another's, taken over
+            others = {name: other for name, other in self.opened.items() if other is not session}
+            self.opened = others | {context.session_id: session}  # it may be another's, taken over
             yield session
 
     def serve(self, message: Message, guesses: Tokens = (), path: Sequence[int] = ()) -> Answer:
@@ -127,36 +129,44 @@ class Replica:
 
     def holds(self, session_id: bytes) -> bool:
         """Whether a session still has its memory."""
-        return session_id in self.rooms and self.rooms[session_id].room.capacity > 0
+        return session_id in self.opened and self.opened[session_id].kv_range.capacity > 0
 
     def held(self, session: Session) -> Tokens:
-        """The committed tokens as a session's room has them."""
+        """The committed tokens as a session's KV range has them."""
         return self._rows(self.pool.keys[0], session, session.length)
 
     def check_memory(self) -> None:
-        """Rooms lie in the pool, apart from each other, and nothing is taken but them."""
-        rooms = [session.room for session in self.rooms.values() if session.room.capacity]
-        assert all(room.start >= 0 and room.end <= self.pool.positions for room in rooms)
-        assert all(a.end <= b.start or b.end <= a.start for a, b in combinations(rooms, 2))
-        assert self.pool.taken == sum(room.capacity for room in rooms) <= self.pool.positions
-        assert self.sessions.usage == self.pool.taken / self.pool.positions
-        assert len(self.sessions) <= self.sessions.most
+        """KV ranges lie in the pool, apart from each other, and nothing is allocated but them."""
+        kv_ranges = [
+            session.kv_range for session in self.opened.values() if session.kv_range.capacity
+        ]
+        assert all(
+            kv_range.start >= 0 and kv_range.end <= self.pool.positions for kv_range in kv_ranges
+        )
+        assert all(a.end <= b.start or b.end <= a.start for a, b in combinations(kv_ranges, 2))
+        assert (
+            self.pool.allocated
+            == sum(kv_range.capacity for kv_range in kv_ranges)
+            <= self.pool.positions
+        )
+        assert self.sessions.usage == self.pool.allocated / self.pool.positions
+        assert len(self.sessions) <= self.sessions.max_sessions
 
     def _writer(self, session_id: bytes) -> int:
         """A number for a session's client; who is not known has only itself."""
         return int.from_bytes((self.clients.get(session_id) or b"\0" + session_id)[:3], "little")
 
     def _writers(self, session: Session, length: int) -> set[int]:
-        """Whose the first tokens of a session's room are."""
+        """Whose the first tokens of a session's KV range are."""
         return set(self._rows(self.pool.values[0], session, length))
 
     def _rows(self, store: torch.Tensor, session: Session, length: int) -> Tokens:
-        start = session.room.start
+        start = session.kv_range.start
         return tuple(int(row) for row in store[start : start + length, 0, 0].tolist())
 
     def _write(self, session: Session, start: int, tokens: Tokens, writer: int) -> None:
-        first = session.room.start + start
+        first = session.kv_range.start + start
         rows = slice(first, first + len(tokens))
-        assert rows.stop <= session.room.end
+        assert rows.stop <= session.kv_range.end
         self.pool.keys[0][rows, 0, 0] = torch.tensor(tokens, dtype=torch.float32)
         self.pool.values[0][rows] = writer

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from hypothesis import strategies as st
 
-from benchmarks.sampling import flat, peaked
-from protos.types import SamplingParams
+from tandem.benchmarks.sampling import flat, peaked
+from tandem.protos.types import SamplingParams
 
 Kind = Callable[[int, int], torch.Tensor]
 

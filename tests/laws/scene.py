@@ -1,4 +1,4 @@
-"""A crossing between simulated services, and what its reader gets."""
+"""A relay between simulated services, and what its reader gets."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from orchestrator.rounds.crossing import Crossing, Services
-from orchestrator.rounds.generation import Generation
-from protos.errors import TandemError
-from protos.types import DraftShape, Rule, SamplingParams
-from tests.laws.crossed import LENGTH, PROMPT, SESSION
+from tandem.orchestrator.rounds.relay import Relay, Services
+from tandem.protos.errors import TandemError
+from tandem.protos.rounds import RunRequest
+from tandem.protos.streams import Decoding, Drafting
+from tandem.protos.types import DraftShape, Rule, SamplingParams
 from tests.laws.peers import Drafter, Service, Verifier
-from tests.laws.wires import Call, Clock, Link
+from tests.laws.relayed import LENGTH, PROMPT, SESSION
+from tests.laws.wires import Call, Clock, Closing, Link, OnStream
 
 SHAPE = DraftShape(8, 2, 32)
 SCHEDULES = 500
@@ -21,7 +22,7 @@ GREEDY, LOCKSTEP = SamplingParams(), SamplingParams(rule=Rule.REJECT)
 
 
 class Scene:
-    """One crossing, calm services that remember what they were sent, and a reader."""
+    """One relay, calm services that remember what they were sent, and a reader."""
 
     def __init__(
         self,
@@ -33,33 +34,44 @@ class Scene:
         self.verifier, self.drafter = (kind(self.clock, rng, 0.0) for kind in (Verifier, Drafter))
         self.sent = {service: self._noting(service) for service in (self.verifier, self.drafter)}
         self.links = Link(self.verifier), Link(self.drafter)
-        self.generation = Generation(SESSION, PROMPT, sampling, LENGTH, stop)
+        request = RunRequest("id", SESSION, PROMPT, sampling, LENGTH, stop, shape)
         services = Services(*self.links, self.clock, count(1))
-        self.crossing = Crossing(self.generation, shape, "id", services, lambda: None)
+        self.relay = Relay(request, services, lambda: None)
+        self.generation = self.relay.generation
 
     @staticmethod
-    def _noting(service: Service) -> list[tuple[str, Any]]:
-        sent: list[tuple[str, Any]] = []
+    def _noting(service: Service) -> list[OnStream | Closing]:
+        sent: list[OnStream | Closing] = []
         receive = service.receive
 
-        def noting(call: Call, name: str, item: Any) -> None:
-            sent.append((name, item))
-            receive(call, name, item)
+        def noting(call: Call, item: OnStream | Closing) -> None:
+            sent.append(item)
+            receive(call, item)
 
         service.receive = noting  # type: ignore[method-assign]
         return sent
 
-    def sent_to(self, service: Service, name: str) -> list[Any]:
-        return [item for each, item in self.sent[service] if each == name]
+    def sent_to(self, service: Service, *kinds: type[Any]) -> list[tuple[int, Any]]:
+        """Values of these kinds, with their streams."""
+        items = [item for item in self.sent[service] if isinstance(item, OnStream)]
+        return [(item.stream, item.value) for item in items if isinstance(item.value, kinds)]
+
+    def opened(self, service: Service) -> list[Any]:
+        """Its openings."""
+        return [opening for _, opening in self.sent_to(service, Decoding, Drafting)]
+
+    def closed(self, service: Service) -> list[bytes]:
+        """The sessions that it was to forget."""
+        return [item.session_id for item in self.sent[service] if isinstance(item, Closing)]
 
     def wait(self, done: Callable[[], bool], seconds: float = 100.0) -> bool:
         return self.clock.pass_until(done, self.clock.time + seconds)
 
     def finish(self) -> list[int]:
         """Read to the end: the text."""
-        assert self.wait(lambda: self.crossing.ended)
-        assert self.crossing.error is None
-        text = [token for step in self.crossing.steps for token in step.tokens]
+        assert self.wait(lambda: self.relay.ended)
+        assert self.relay.error is None
+        text = [token for step in self.relay.steps for token in step.tokens]
         assert text == self.generation.completion
         return text
 
@@ -68,6 +80,6 @@ class Scene:
         if error is None:
             del service.open  # type: ignore[method-assign]
         else:
-            service.open = lambda call, message: service.fail(  # type: ignore[method-assign]
-                call, message.stream, error
+            service.open = lambda call, stream, opening: service.fail(  # type: ignore[method-assign]
+                call, stream, error
             )

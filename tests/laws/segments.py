@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from engine.cache.rooms import Room
-from engine.forward.segment import Segment
-from engine.schedule.batch import PIECE, SHORT, Limits, compose
-from engine.schedule.cost import CostModel
-from protos import tree
+from tandem.engine.cache.ranges import KVRange
+from tandem.engine.forward.segment import Segment
+from tandem.engine.schedule.batch import PIECE, SHORT, StepLimits, compose
+from tandem.engine.schedule.cost import CostModel
+from tandem.protos import tree
 
-ROOM = Room(0, 1 << 16)
+KV_RANGE = KVRange(0, 1 << 16)
 SLOWLY = (0.02, 0.004, 1e-7, 1e-4)  # seconds for a step, a token, a key, a session
 
 
@@ -26,7 +26,7 @@ class Known(CostModel):
 
 
 def composed(
-    segments: Sequence[Segment], cost: CostModel, limits: Limits, pace: float
+    segments: Sequence[Segment], cost: CostModel, limits: StepLimits, pace: float
 ) -> list[tuple[int, Segment]]:
     """A step to which no rows can be added: indices into `segments`, what of each is fed."""
     batch = compose(segments, lambda _: iter(()), cost, limits, pace)
@@ -46,7 +46,7 @@ def verifying(draw: st.DrawFn, least: int, most: int) -> Segment:
     length, drafted = draw(st.integers(least, most)), draw(trees(12))
     parents = tree.hang(length, drafted)
     context, wanted = draw(st.integers(0, 300)), 1 + len(drafted)
-    return Segment(ROOM, context, tuple(range(len(parents))), parents, wanted)
+    return Segment(KV_RANGE, context, tuple(range(len(parents))), parents, wanted)
 
 
 @st.composite
@@ -55,12 +55,12 @@ def drafting(draw: st.DrawFn) -> Segment:
     parents = draw(trees(20).filter(len))
     fed = draw(st.integers(1, len(parents)))
     wanted = draw(st.integers(1, fed))
-    return Segment(ROOM, draw(st.integers(0, 300)), tuple(range(fed)), parents, wanted)
+    return Segment(KV_RANGE, draw(st.integers(0, 300)), tuple(range(fed)), parents, wanted)
 
 
 shorts = verifying(1, SHORT) | drafting()
 longs = verifying(SHORT + 2, 400)
 terms = st.tuples(*[st.floats(0, 0.1)] * 4) | st.just((0.0, 0.0, 0.0, 0.0)) | st.just(SLOWLY)
 costs = terms.map(lambda known: Known(*known))
-limits_ = st.builds(Limits, st.integers(1, 8), st.integers(PIECE, 500), st.floats(0, 2))
+limits_ = st.builds(StepLimits, st.integers(1, 8), st.integers(PIECE, 500), st.floats(0, 2))
 paces = st.just(0.0) | st.floats(0, 2)

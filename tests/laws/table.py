@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 
-from protos import tree
-from protos.errors import SessionMiss, StaleTurn, TandemError
-from protos.types import Context, Draft, DraftShape, Proposal, SamplingParams, Verdict
-from verifier_service.acceptance import Standing, match, walk
+from tandem.protos import tree
+from tandem.protos.errors import SessionMiss, StaleTurn, TandemError
+from tandem.protos.types import Context, Draft, DraftShape, Proposal, SamplingParams, Verdict
+from tandem.verifier_service.acceptance import Decision, match, walk
 
 Tokens = tuple[int, ...]
 Guess = Callable[[Tokens], int]
@@ -83,7 +83,7 @@ class TableVerifier(Mirror):
                 path, node = (draft.tokens[node], *path), draft.parents[node]
             return next_token(tokens + path)
 
-        def decide(node: int, children: Sequence[int]) -> Standing:
+        def decide(node: int, children: Sequence[int]) -> Decision:
             return match(draft, children, choice(node))
 
         path, token = walk(draft.parents, decide)

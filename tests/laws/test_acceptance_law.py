@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from engine.sampling.drawing import Adjustment, probabilities
-from protos import tree
-from protos.types import Draft, Rule, SamplingParams
+from tandem.engine.sampling.sampler import LogitsProcessor, probabilities
+from tandem.protos import tree
+from tandem.protos.types import Draft, Rule, SamplingParams
+from tandem.verifier_service.acceptance import Decision, match, top1, walk
+from tandem.verifier_service.target_sampler import TargetSampler
 from tests.laws.world import (
     DRAFT,
     LENGTH,
@@ -25,8 +27,6 @@ from tests.laws.world import (
     rejection_law,
     sampled_drafts,
 )
-from verifier_service.acceptance import Standing, match, top1, walk
-from verifier_service.judge import Judge
 
 SAMPLING = [
     SamplingParams(temperature=1.0),
@@ -143,7 +143,7 @@ class Matching:
     text: Tokens
     draft: Draft
 
-    def decide(self, node: int, children: Sequence[int]) -> Standing:
+    def decide(self, node: int, children: Sequence[int]) -> Decision:
         path = (self.draft.tokens[each] for each in tree.path(self.draft.parents, node))
         return match(self.draft, children, self.noise.get((*self.text, *path), 0))
 
@@ -175,7 +175,7 @@ def test_a_rule_is_given_the_targets_distribution_behind_each_node(
         positions.append(position)
         return torch.zeros(1)
 
-    def reject(*given: Any) -> Standing:
+    def reject(*given: Any) -> Decision:
         targets.append(given[3])
         given[4](0)
         return None, 0
@@ -185,10 +185,10 @@ def test_a_rule_is_given_the_targets_distribution_behind_each_node(
         assert likeliest == int(targets[-1].argmax())
         return None, token
 
-    monkeypatch.setattr("verifier_service.judge.sampling.draw", draw)
-    monkeypatch.setattr("verifier_service.judge.uniform", uniform)
-    monkeypatch.setattr("verifier_service.judge.reject", reject)
-    monkeypatch.setattr("verifier_service.judge.top1", top1)
+    monkeypatch.setattr("tandem.verifier_service.target_sampler.sampling.draw", draw)
+    monkeypatch.setattr("tandem.verifier_service.target_sampler.uniform", uniform)
+    monkeypatch.setattr("tandem.verifier_service.target_sampler.reject", reject)
+    monkeypatch.setattr("tandem.verifier_service.target_sampler.top1", top1)
     for text in [(), (2,), (1, 0)]:
         draft = wide_tree(text)
         paths = [
@@ -196,7 +196,7 @@ def test_a_rule_is_given_the_targets_distribution_behind_each_node(
             for node in range(-1, len(draft))
         ]
         logits = torch.stack([TARGET[text + path] for path in paths])
-        judge = Judge(draft, params, logits, Adjustment(params, PROMPT + text))
+        judge = TargetSampler(draft, params, logits, LogitsProcessor(params, PROMPT + text))
         for node, path in enumerate(paths, start=-1):
             judge.decide(node, ())
             assert torch.equal(targets.pop(), world.behind(text, path))
@@ -217,7 +217,7 @@ def test_the_walk_asks_the_target_only_where_it_goes() -> None:
     asked: list[int] = []
     draft = Draft((0, 3, 1, 2, 4), (-1, 0, 0, -1, 3))
 
-    def decide(node: int, children: Sequence[int]) -> Standing:
+    def decide(node: int, children: Sequence[int]) -> Decision:
         asked.append(node)
         return match(draft, children, {-1: 2, 3: 4, 4: 1}[node])
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import ModelServiceConfig
-from engine.memory import LIBRARIES, LOGITS, available, for_cache
+from tandem.engine.config import ModelServiceConfig
+from tandem.engine.memory import LIBRARIES, LOGITS, available, cache_bytes
 
 MACHINE = "MemTotal:       2000 kB\nMemAvailable:    1000 kB\n"
 
@@ -44,16 +44,16 @@ def test_keys_and_values_take_their_share_of_what_passes_leave() -> None:
     """Of a device of 80 GB with a vocabulary of 128,000; with all of it, passes still fit."""
     free, vocabulary = 80_000_000_000, 128_000
     passes = LIBRARIES + LOGITS * 4 * vocabulary
-    assert for_cache(free, 1, vocabulary) == free - passes
-    assert for_cache(free, 0.4, vocabulary) == int(0.4 * (free - passes))
+    assert cache_bytes(free, 1, vocabulary) == free - passes
+    assert cache_bytes(free, 0.4, vocabulary) == int(0.4 * (free - passes))
     assert 2e9 < passes < 3e9
 
 
 def test_a_device_that_is_full_has_nothing_for_keys_and_values() -> None:
-    assert for_cache(LIBRARIES // 2, 0.9, 1000) == 0
+    assert cache_bytes(LIBRARIES // 2, 0.9, 1000) == 0
 
 
 def test_two_processes_that_look_at_once_do_not_take_more_than_there_is() -> None:
     """A verifier and a drafter on one device, each with the default share."""
     share = ModelServiceConfig.model_fields["kv_share"].default
-    assert 2 * for_cache(80_000_000_000, share, 128_000) < 80_000_000_000
+    assert 2 * cache_bytes(80_000_000_000, share, 128_000) < 80_000_000_000

@@ -7,26 +7,36 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.forward.segment import Segment
-from engine.schedule.batch import (
+from tandem.engine.forward.segment import Segment
+from tandem.engine.schedule.batch import (
     PIECE,
     RESTING_SECONDS,
     SHORT,
-    Limits,
     Pace,
+    StepLimits,
     is_decoding,
     is_long,
-    load,
+    load_of,
 )
-from engine.schedule.cost import CostModel, Load
-from protos import tree
-from protos.types import MAX_NODES
-from tests.laws.segments import ROOM, SLOWLY, Known, composed, costs, limits_, longs, paces, shorts
+from tandem.engine.schedule.cost import CostModel, StepLoad
+from tandem.protos import tree
+from tandem.protos.types import MAX_NODES
+from tests.laws.segments import (
+    KV_RANGE,
+    SLOWLY,
+    Known,
+    composed,
+    costs,
+    limits_,
+    longs,
+    paces,
+    shorts,
+)
 
 
 @given(st.lists(shorts | longs, max_size=12), costs, limits_, paces)
 def test_a_step_keeps_the_limits_and_feeds_what_comes_next_of_each(
-    segments: list[Segment], cost: CostModel, limits: Limits, pace: float
+    segments: list[Segment], cost: CostModel, limits: StepLimits, pace: float
 ) -> None:
     """One segment that cannot be cut goes however long it is, alone."""
     chosen = composed(segments, cost, limits, pace)
@@ -40,19 +50,23 @@ def test_a_step_keeps_the_limits_and_feeds_what_comes_next_of_each(
             assert is_long(whole)
             assert piece.tokens == whole.tokens[: len(piece.tokens)] != ()
             assert len(piece.tokens) <= len(whole.tokens) - whole.wanted
-            assert (piece.room, piece.context, piece.wanted) == (whole.room, whole.context, 0)
+            assert (piece.kv_range, piece.context, piece.wanted) == (
+                whole.kv_range,
+                whole.context,
+                0,
+            )
             assert piece.parents == tree.chain(len(piece.tokens))
 
 
 @given(st.lists(shorts | longs, min_size=1, max_size=12), costs, limits_, paces)
 def test_new_prompts_slow_a_step_no_more_than_allowed_but_for_the_least_piece(
-    segments: list[Segment], cost: CostModel, limits: Limits, pace: float
+    segments: list[Segment], cost: CostModel, limits: StepLimits, pace: float
 ) -> None:
     chosen = composed(segments, cost, limits, pace)
-    short = sum((load(segments[i]) for i, _ in chosen if not is_long(segments[i])), Load())
+    short = sum((load_of(segments[i]) for i, _ in chosen if not is_long(segments[i])), StepLoad())
     pieces = [piece for i, piece in chosen if is_long(segments[i])]
     bearable = (1 + limits.slack) * max(pace, cost.predict(short) if short.sessions else 0.0)
-    predicted = cost.predict(sum((load(piece) for _, piece in chosen), Load()))
+    predicted = cost.predict(sum((load_of(piece) for _, piece in chosen), StepLoad()))
     if bearable and pieces and predicted > bearable * (1 + 1e-9):
         assert len(pieces) == 1 and len(pieces[0].tokens) <= PIECE
 
@@ -68,16 +82,16 @@ def test_a_step_wastes_no_time_that_a_prompt_could_use(
     prompts: list[Segment], cost: CostModel, decoding: list[Segment], slack: float, pace: float
 ) -> None:
     """The prompt that is next gets as much as fits: one more token would be too slow."""
-    limits = Limits(sessions=8, tokens=600, slack=slack)
+    limits = StepLimits(sessions=8, tokens=600, slack=slack)
     chosen = composed([*decoding, *prompts], cost, limits, pace)
     fed = [piece for index, piece in chosen if index >= len(decoding)]
     assert fed, "a prompt gets on"
     last = prompts[len(fed) - 1]
     if len(fed[-1].tokens) == len(last.tokens):
         return
-    short = sum((load(segment) for segment in decoding), Load())
-    total = sum((load(piece) for _, piece in chosen), Load())
-    more = total + Load(1, last.context + len(fed[-1].tokens) + 1, 0)
+    short = sum((load_of(segment) for segment in decoding), StepLoad())
+    total = sum((load_of(piece) for _, piece in chosen), StepLoad())
+    more = total + StepLoad(1, last.context + len(fed[-1].tokens) + 1, 0)
     assert (
         total.tokens == limits.tokens
         or len(fed[-1].tokens) == last.head
@@ -89,7 +103,7 @@ def test_a_step_wastes_no_time_that_a_prompt_could_use(
 def test_with_nobody_decoding_prompts_take_the_whole_step(
     prompts: list[Segment], cost: CostModel, most: int
 ) -> None:
-    chosen = composed(prompts, cost, Limits(sessions=8, tokens=most, seconds=math.inf), 0.0)
+    chosen = composed(prompts, cost, StepLimits(sessions=8, tokens=most, seconds=math.inf), 0.0)
     assert [index for index, _ in chosen] == list(range(len(chosen))), "first come, first served"
     left = most
     for (_, piece), prompt in zip(chosen, prompts, strict=False):
@@ -105,42 +119,42 @@ def test_with_nobody_decoding_a_step_is_short_all_the_same(
 ) -> None:
     """Somebody may come, and would have to wait for its end."""
     cost = Known(*SLOWLY)
-    chosen = composed(prompts, cost, Limits(sessions=8, tokens=500, seconds=seconds), 0.0)
-    total = sum((load(piece) for _, piece in chosen), Load())
+    chosen = composed(prompts, cost, StepLimits(sessions=8, tokens=500, seconds=seconds), 0.0)
+    total = sum((load_of(piece) for _, piece in chosen), StepLoad())
     assert cost.predict(total) <= seconds or total.tokens <= PIECE
 
 
 def test_before_anything_is_known_of_costs_little_is_fed() -> None:
     """The first prompt may come to a slow model, and somebody right behind it."""
-    prompt = Segment(ROOM, 0, tuple(range(2000)), tree.chain(2000), 1)
-    ((_, piece),) = composed([prompt], CostModel(), Limits(), 0.0)
+    prompt = Segment(KV_RANGE, 0, tuple(range(2000)), tree.chain(2000), 1)
+    ((_, piece),) = composed([prompt], CostModel(), StepLimits(), 0.0)
     assert len(piece.tokens) == PIECE
 
 
 def test_the_pace_is_that_of_decoding_sessions_and_forgotten_when_they_rest() -> None:
     pace = Pace()
     assert pace.at(0.0) == 0.0
-    pace.saw(0.1, 10.0)
+    pace.observe(0.1, 10.0)
     assert pace.at(10.0) == pace.at(10.0 + RESTING_SECONDS) == 0.1
-    pace.saw(0.2, 10.5)
+    pace.observe(0.2, 10.5)
     assert 0.1 < pace.at(10.5) < 0.15, "one step does not make a pace"
     assert pace.at(10.6 + RESTING_SECONDS) == 0.0
-    pace.saw(0.3, 20.0)
+    pace.observe(0.3, 20.0)
     assert pace.at(20.0) == 0.3
 
 
 def test_only_what_nobody_waits_for_can_be_fed_ahead() -> None:
     """A level of a draft is never cut, however much of it there is."""
-    level = Segment(ROOM, 0, tuple(range(SHORT + 9)), tree.chain(SHORT + 19), 1)
+    level = Segment(KV_RANGE, 0, tuple(range(SHORT + 9)), tree.chain(SHORT + 19), 1)
     assert (level.head, is_long(level)) == (0, False)
-    assert is_long(Segment(ROOM, 0, tuple(range(99)), tree.chain(99), 98 - SHORT))
-    assert not is_long(Segment(ROOM, 0, tuple(range(99)), tree.chain(99), 99 - SHORT))
+    assert is_long(Segment(KV_RANGE, 0, tuple(range(99)), tree.chain(99), 98 - SHORT))
+    assert not is_long(Segment(KV_RANGE, 0, tuple(range(99)), tree.chain(99), 99 - SHORT))
 
 
 def test_who_waits_for_logits_is_decoding_but_for_long_prompts() -> None:
     """The largest draft included; a piece of a prompt, however short, is awaited by nobody."""
     draft = tree.chain(MAX_NODES)
-    assert is_decoding(Segment(ROOM, 9, (1, *draft), tree.hang(1, draft), 1 + MAX_NODES))
-    assert is_decoding(Segment(ROOM, 9, (1,), (-1,), 1))
-    prompt = Segment(ROOM, 0, tuple(range(99)), tree.chain(99), 1)
+    assert is_decoding(Segment(KV_RANGE, 9, (1, *draft), tree.hang(1, draft), 1 + MAX_NODES))
+    assert is_decoding(Segment(KV_RANGE, 9, (1,), (-1,), 1))
+    prompt = Segment(KV_RANGE, 0, tuple(range(99)), tree.chain(99), 1)
     assert not is_decoding(prompt) and not is_decoding(prompt.first(PIECE))

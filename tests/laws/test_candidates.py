@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.sampling import flat, peaked
-from engine.sampling.candidates import drawn
-from engine.sampling.drawing import LARGE, draw, draws, probabilities, warp
-from engine.sampling.noise import above, gumbel, uniform
-from protos.types import SamplingParams
+from tandem.benchmarks.sampling import flat, peaked
+from tandem.engine.sampling.candidates import draw_from_shortlist
+from tandem.engine.sampling.noise import gumbel, ids_above, uniform
+from tandem.engine.sampling.sampler import LARGE, draw, draws, probabilities, warp
+from tandem.protos.types import SamplingParams
 from tests.laws.rows import Kind, adjusted, options, rounded
 
 VOCABULARIES = [128_256, 151_936]
@@ -34,7 +34,7 @@ COMMON = [
 def test_what_is_drawn_is_what_the_definition_draws(
     row: torch.Tensor, params: SamplingParams, position: int, size: int
 ) -> None:
-    token = drawn(row, params, position, size)
+    token = draw_from_shortlist(row, params, position, size)
     assert token is None or [token] == draws(row[None], params, [position])
 
 
@@ -55,7 +55,7 @@ def test_a_large_vocabulary_is_drawn_from_as_defined(
 def test_the_definition_is_rarely_asked(kind: Kind, params: SamplingParams) -> None:
     """It would be slow."""
     row = kind(VOCABULARIES[0], 3)
-    unsure = sum(drawn(row, params, position) is None for position in range(60))
+    unsure = sum(draw_from_shortlist(row, params, position) is None for position in range(60))
     assert unsure <= 2
 
 
@@ -66,7 +66,7 @@ def test_the_definition_is_rarely_asked(kind: Kind, params: SamplingParams) -> N
 def test_no_token_with_more_noise_is_overlooked(
     seed: int, position: int, count: int, least: float
 ) -> None:
-    ids, found = torch.arange(count), above(seed, position, count, least)
+    ids, found = torch.arange(count), ids_above(seed, position, count, least)
     more = gumbel(seed, position, ids) > least
     assert set(ids[more].tolist()) <= set(found.tolist())
     enough = -math.expm1(-math.exp(0.001 - least))  # of the number that noise is made of

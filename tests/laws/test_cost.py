@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.schedule.cost import WARM, CostModel, Load, Rates
+from tandem.engine.schedule.cost import WARM, CostModel, Rates, StepLoad
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Machine:
     session: float
     multiple: int = 1
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: StepLoad) -> float:
         rows = -(-load.tokens // self.multiple) * self.multiple
         cost = self.step + self.token * rows
         return cost + self.key * load.attended + self.session * load.sessions
@@ -37,18 +37,18 @@ SMALL = Machine(3e-4, 2e-5, 1e-8, 1e-5)
 machines = pytest.mark.parametrize("machine", [CPU, GPU, SMALL], ids=["cpu", "gpu", "small"])
 
 
-def serving(draw: random.Random) -> Load:
+def serving(draw: random.Random) -> StepLoad:
     """Some sessions that draft or verify, and now and then a prompt beside them."""
-    load = Load()
+    load = StepLoad()
     for _ in range(draw.randint(1, 16)):
-        load += Load.chunk(draw.choice([1, 1, 1, draw.randint(2, 16)]), draw.randint(0, 4000))
+        load += StepLoad.chunk(draw.choice([1, 1, 1, draw.randint(2, 16)]), draw.randint(0, 4000))
     if draw.random() < 0.3:
-        load += Load.chunk(draw.randint(16, 512), draw.randint(0, 4000))
+        load += StepLoad.chunk(draw.randint(16, 512), draw.randint(0, 4000))
     return load
 
 
-def decoding(draw: random.Random) -> Load:
-    return Load.chunk(1, draw.randint(100, 1000))
+def decoding(draw: random.Random) -> StepLoad:
+    return StepLoad.chunk(1, draw.randint(100, 1000))
 
 
 def observe(
@@ -57,7 +57,7 @@ def observe(
     steps: int,
     noise: float = 0.15,
     hiccups: float = 0.0,
-    loads: Callable[[random.Random], Load] = serving,
+    loads: Callable[[random.Random], StepLoad] = serving,
     slower: float = 1.0,
 ) -> CostModel:
     """Teach a model this many steps, of which some share hiccups and takes ten times as long."""
@@ -76,12 +76,12 @@ def misfit(model: CostModel, machine: Machine, slower: float = 1.0) -> list[floa
     return [abs(model.predict(load) / slower / machine.seconds(load) - 1) for load in loads]
 
 
-loads = st.builds(Load, st.integers(0, 5000), st.integers(0, 10**9), st.integers(0, 500))
+loads = st.builds(StepLoad, st.integers(0, 5000), st.integers(0, 10**9), st.integers(0, 500))
 seconds = st.floats(1e-6, 1e4)
 histories = st.lists(st.tuples(loads, seconds), min_size=1, max_size=60)
 
 
-def taught(history: list[tuple[Load, float]]) -> CostModel:
+def taught(history: list[tuple[StepLoad, float]]) -> CostModel:
     model = CostModel()
     for load, took in history:
         model.learn(load, took)
@@ -131,7 +131,7 @@ def test_a_machine_that_changes_speed_is_followed(machine: Machine, slower: floa
 @machines
 def test_one_prompt_after_many_single_tokens_tells_what_tokens_cost(machine: Machine) -> None:
     model = observe(CostModel(), machine, 300, loads=decoding, noise=0.05)
-    prompt, token = Load.chunk(300, 0), Load.chunk(1, 500)
+    prompt, token = StepLoad.chunk(300, 0), StepLoad.chunk(1, 500)
     model.learn(prompt, machine.seconds(prompt))
     assert model.predict(prompt) == pytest.approx(machine.seconds(prompt), rel=0.1)
     assert model.predict(token) == pytest.approx(machine.seconds(token), rel=0.1)
@@ -140,7 +140,7 @@ def test_one_prompt_after_many_single_tokens_tells_what_tokens_cost(machine: Mac
 def test_the_error_is_of_predictions_made_before_learning() -> None:
     model = observe(CostModel(), CPU, WARM)
     assert model.error == 0
-    load = Load.chunk(10, 100)
+    load = StepLoad.chunk(10, 100)
     predicted = model.predict(load)
     model.learn(load, 3 * predicted)
     assert model.error == pytest.approx(2 / 3)
@@ -148,7 +148,7 @@ def test_the_error_is_of_predictions_made_before_learning() -> None:
 
 def test_the_error_shrinks_to_the_noise_and_grows_when_the_machine_changes() -> None:
     model = observe(CostModel(), CPU, WARM + 1, noise=0.15)
-    model.learn(Load.chunk(10, 100), 10.0)
+    model.learn(StepLoad.chunk(10, 100), 10.0)
     early = model.error
     late = observe(model, CPU, 600).error
     assert 0.08 < late < 0.15 < early
@@ -158,24 +158,29 @@ def test_the_error_shrinks_to_the_noise_and_grows_when_the_machine_changes() -> 
 
 def test_nothing_is_known_before_the_first_step() -> None:
     model = CostModel()
-    assert model.predict(Load.chunk(100, 100)) == 0
-    assert model.tokens_within(1.0, Load(), 1000, 64) == 0
+    assert model.predict(StepLoad.chunk(100, 100)) == 0
+    assert model.tokens_within(1.0, StepLoad(), 1000, 64) == 0
 
 
 @given(st.integers(1, 500), st.integers(0, 10_000), seconds)
 def test_after_one_step_more_load_costs_more(tokens: int, keys: int, took: float) -> None:
-    load = Load.chunk(tokens, keys)
+    load = StepLoad.chunk(tokens, keys)
     model = taught([(load, took)])
     assert model.predict(load) == pytest.approx(took, rel=0.01)
-    more = [load + Load(1, 0, 0), load + Load(0, 1, 0), load + Load(0, 0, 1), load + load]
-    assert 0 < model.predict(Load.chunk(1, 0)) <= model.predict(load)
+    more = [
+        load + StepLoad(1, 0, 0),
+        load + StepLoad(0, 1, 0),
+        load + StepLoad(0, 0, 1),
+        load + load,
+    ]
+    assert 0 < model.predict(StepLoad.chunk(1, 0)) <= model.predict(load)
     assert all(model.predict(load) < model.predict(other) < math.inf for other in more)
     assert model.predict(load + load) < 2 * took, "a step has a price of its own"
 
 
 @given(histories, loads, loads)
 def test_no_history_makes_a_prediction_negative_or_more_load_cheaper(
-    history: list[tuple[Load, float]], load: Load, more: Load
+    history: list[tuple[StepLoad, float]], load: StepLoad, more: StepLoad
 ) -> None:
     model = taught(history)
     assert 0 <= model.predict(load) <= model.predict(load + more) < math.inf
@@ -184,34 +189,39 @@ def test_no_history_makes_a_prediction_negative_or_more_load_cheaper(
 
 
 def test_a_step_too_short_for_the_clock_is_no_failure() -> None:
-    assert 0 < taught([(Load.chunk(1, 0), 0.0)]).predict(Load.chunk(1, 0)) < 1e-6
+    assert 0 < taught([(StepLoad.chunk(1, 0), 0.0)]).predict(StepLoad.chunk(1, 0)) < 1e-6
 
 
 def test_a_term_that_fades_for_very_long_stays_finite() -> None:
-    model = taught([(Load(1, 1000, 1), 0.01)])
+    model = taught([(StepLoad(1, 1000, 1), 0.01)])
     for _ in range(2):
         model._gram *= 1e-200  # as a hundred thousand steps do
         model._sum *= 1e-200
-        model.learn(Load(1, 0, 1), 0.01)
-        assert 0 < model.predict(Load(1, 1000, 1)) < math.inf
+        model.learn(StepLoad(1, 0, 1), 0.01)
+        assert 0 < model.predict(StepLoad(1, 1000, 1)) < math.inf
 
 
 @given(histories, loads, st.integers(0, 10_000), st.integers(0, 600), st.floats(0, 100))
 def test_tokens_within_is_the_most_that_fits(
-    history: list[tuple[Load, float]], base: Load, keys: int, most: int, budget: float
+    history: list[tuple[StepLoad, float]], base: StepLoad, keys: int, most: int, budget: float
 ) -> None:
     model = taught(history)
     tokens = model.tokens_within(budget, base, keys, most)
     assert 0 <= tokens <= most
     if tokens > 0:
-        assert model.predict(base + Load.chunk(tokens, keys)) <= budget
+        assert model.predict(base + StepLoad.chunk(tokens, keys)) <= budget
     if tokens < most:
-        assert model.predict(base + Load.chunk(tokens + 1, keys)) > budget
+        assert model.predict(base + StepLoad.chunk(tokens + 1, keys)) > budget
 
 
 @given(histories, loads, loads, st.integers(0, 10_000), st.floats(0, 100), st.floats(0, 100))
 def test_more_time_admits_more_tokens_and_more_load_fewer(
-    history: list[tuple[Load, float]], base: Load, more: Load, keys: int, one: float, two: float
+    history: list[tuple[StepLoad, float]],
+    base: StepLoad,
+    more: StepLoad,
+    keys: int,
+    one: float,
+    two: float,
 ) -> None:
     model = taught(history)
     tokens = model.tokens_within(min(one, two), base, keys, 512)
@@ -222,18 +232,18 @@ def test_more_time_admits_more_tokens_and_more_load_fewer(
 
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 500))
 def test_a_prompt_in_two_chunks_attends_as_much_as_in_one(one: int, two: int, keys: int) -> None:
-    parts = Load.chunk(one, keys) + Load.chunk(two, keys + one)
-    assert parts == Load.chunk(one + two, keys) + Load(sessions=1)
+    parts = StepLoad.chunk(one, keys) + StepLoad.chunk(two, keys + one)
+    assert parts == StepLoad.chunk(one + two, keys) + StepLoad(sessions=1)
     rows = range(1, one + 1)
-    assert Load.chunk(one, keys) == Load(one, sum(keys + row for row in rows), 1)
+    assert StepLoad.chunk(one, keys) == StepLoad(one, sum(keys + row for row in rows), 1)
 
 
 def test_rates_follow_what_steps_take_and_forget_a_slow_start() -> None:
     rates = Rates()
     assert (rates.step, rates.row, rates.token) == (0.0, 0.0, 0.0)
-    rates.saw(2.0, 1, 1.0)  # first use of a kernel, say
+    rates.observe(2.0, 1, 1.0)  # first use of a kernel, say
     for _ in range(60):
-        rates.saw(0.008, 4, 2.0)
+        rates.observe(0.008, 4, 2.0)
     assert (rates.step, rates.row, rates.token) == pytest.approx((0.008, 0.002, 0.004))
-    rates.saw(10.0, 4, 2.0)
+    rates.observe(10.0, 4, 2.0)
     assert rates.step < 0.009, "one that hiccups hardly counts"

@@ -11,17 +11,17 @@ from itertools import count
 import pytest
 import torch
 
-from engine.cache.sessions import Sessions
-from engine.forward.segment import Segment
-from engine.sampling.drawing import probabilities
-from protos import tree
-from protos.streams import Decoding, Guess
-from protos.types import Context, Draft, Rule, SamplingParams
+from tandem.engine.cache.sessions import Sessions
+from tandem.engine.forward.segment import Segment
+from tandem.engine.sampling.sampler import probabilities
+from tandem.protos import tree
+from tandem.protos.streams import Decoding, Guess
+from tandem.protos.types import Context, Draft, Rule, SamplingParams
+from tandem.verifier_service.acceptance import Decision, acceptance_chances
 from tests.laws.replica import tiny_pool
 from tests.laws.scripts import Script, outcomes
 from tests.laws.verifying import Mailbox, decoding
 from tests.laws.world import LENGTH, PROMPT, TARGET, VOCABULARY, Tokens, World, sampled_drafts
-from verifier_service.acceptance import Standing, trials
 
 Law = dict[Tokens, float]
 Guesser = Callable[[Tokens], Sequence[Guess]]
@@ -39,25 +39,25 @@ OPTIONS = [
 def run(script: Script, params: SamplingParams, guesser: Guesser, rows: int) -> Tokens:
     """The completion of one run of the job; each step feeds at most `rows` guessed nodes."""
     sessions = Sessions(tiny_pool(), 64, 2, count(1).__next__, 9.0, lambda: 0.0)
-    port, until = Mailbox(), len(PROMPT) + LENGTH
+    stream, until = Mailbox(), len(PROMPT) + LENGTH
     lockstep = params.rule is not Rule.MATCH
     opening = Decoding(Context(b"s", 1, 0, PROMPT), params, until, lockstep=lockstep)
-    offer = decoding(sessions, opening, port)
-    job, text = offer.run(), ()
+    step_input = decoding(sessions, opening, stream)
+    job, text = step_input.run(), ()
     next(job)
     with torch.inference_mode():
         while len(text) < LENGTH:
-            port.inbox.extend(guesser(text))
-            segment = offer.ready()
+            stream.inbox.extend(guesser(text))
+            segment = step_input.ready()
             assert segment is not None
-            if more := sum(1 for _ in itertools.islice(offer.chances(), rows)):
-                segment = offer.segment(more)
+            if more := sum(1 for _ in itertools.islice(step_input.chances(), rows)):
+                segment = step_input.segment(more)
             try:
                 job.send(logits(segment, text))
             except StopIteration:
-                assert len(port.said[-1].tokens) + len(text) == LENGTH
-            assert port.said[-1].start == len(PROMPT) + len(text)
-            text += port.said[-1].tokens
+                assert len(stream.said[-1].tokens) + len(text) == LENGTH
+            assert stream.said[-1].start == len(PROMPT) + len(text)
+            text += stream.said[-1].tokens
     return text
 
 
@@ -89,16 +89,16 @@ def run_with(script: Script, params: SamplingParams, guesser: Guesser, rows: int
 
     def reject(
         draft: Draft, node: int, children: Sequence[int], target: torch.Tensor, *_: object
-    ) -> Standing:
-        chances, residual = trials(draft, node, children, target)
+    ) -> Decision:
+        chances, residual = acceptance_chances(draft, node, children, target)
         for child, chance in zip(children, chances, strict=True):
             if script.choose([chance, 1 - chance]) == 0:
                 return child, draft.tokens[child]
         return None, script.choose(residual.tolist())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("verifier_service.judge.sampling.draw", draw)
-        patch.setattr("verifier_service.judge.reject", reject)
+        patch.setattr("tandem.verifier_service.target_sampler.sampling.draw", draw)
+        patch.setattr("tandem.verifier_service.target_sampler.reject", reject)
         return run(script, params, guesser, rows)
 
 

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cache.rooms import BLOCK
-from engine.cache.sessions import LONGEST_RETRY_SECONDS, SETTLED_SECONDS
-from protos.errors import Busy, SessionMiss
-from protos.types import NO_DRAFT, Context, SamplingParams
+from tandem.engine.cache.ranges import BLOCK
+from tandem.engine.cache.sessions import IDLE_SECONDS, LONGEST_RETRY_SECONDS
+from tandem.protos.errors import Busy, SessionMiss
+from tandem.protos.types import NO_DRAFT, Context, SamplingParams
 from tests.laws.replica import BLOCKS, LENGTH, TTL, Message, Replica, Tokens
 from tests.laws.verifying import verify
 
@@ -32,7 +32,7 @@ def filled(retired: tuple[bool, ...] = (False,) * BLOCKS, most: int = MANY) -> R
         if closed:
             replica.close(bytes([number]))
         replica.now += 1.0
-    replica.now += SETTLED_SECONDS - 1.0
+    replica.now += IDLE_SECONDS - 1.0
     return replica
 
 
@@ -52,7 +52,7 @@ def test_closed_sessions_go_first_then_those_used_least_recently(
         if retired[number]:
             replica.close(bytes([number]))
         replica.now += 1.0
-    replica.now += SETTLED_SECONDS - 1.0
+    replica.now += IDLE_SECONDS - 1.0
     assert len(replica.sessions) == retired.count(False)
     left = sorted(order, key=lambda number: (not retired[number], order.index(number)))
     for gone in range(1, BLOCKS + 1):
@@ -71,12 +71,12 @@ def test_sessions_at_work_or_not_yet_settled_are_never_evicted(growing: bool) ->
         for number in range(BLOCKS - 1 - growing):
             work.enter_context(replica.at_work(Context(bytes([number]), 2, 0, (1,))))
         replica.serve(Message(Context(b"\3", 2, 0, (1,)), (1,)))
-        replica.now += SETTLED_SECONDS - 0.1
+        replica.now += IDLE_SECONDS - 0.1
         with pytest.raises(Busy, match="no memory") as refused, replica.at_work(wanted):
             pass
-        assert 0 < refused.value.retry_after < SETTLED_SECONDS
+        assert 0 < refused.value.retry_after < IDLE_SECONDS
         assert (alive(replica), replica.sessions.counts.evicted) == ([0, 1, 2, 3], 0)
-        assert replica.rooms[b"\2"].length == (BLOCK if growing else 0), "nothing has changed"
+        assert replica.opened[b"\2"].length == (BLOCK if growing else 0), "nothing has changed"
         replica.check_memory()
         replica.now += 0.1
         with replica.at_work(wanted):
@@ -90,18 +90,18 @@ def test_a_long_call_ends_the_wait_of_others_only_when_it_has_settled() -> None:
         replica.now += 100.0
     with pytest.raises(Busy, match="all 1 sessions"):
         replica.open(b"b", (1,))
-    replica.now += SETTLED_SECONDS
+    replica.now += IDLE_SECONDS
     replica.open(b"b", (1,))
     assert (len(replica.sessions), replica.sessions.counts.evicted) == (1, 1)
 
 
 def test_a_session_that_grows_evicts_others_and_keeps_what_it_holds() -> None:
     replica = filled()
-    before = replica.rooms[b"\2"]
+    before = replica.opened[b"\2"]
     said = tuple(range(BLOCK))
     answer = replica.serve(Message(Context(b"\2", 2, BLOCK, (5, 6), 3), (*said, 5, 6)))
     assert (answer.held, answer.epoch) == (BLOCK + 2, 3)
-    assert replica.rooms[b"\2"] is before
+    assert replica.opened[b"\2"] is before
     assert 2 in alive(replica) and len(alive(replica)) < BLOCKS
     replica.check_memory()
 
@@ -142,10 +142,10 @@ def test_whoever_is_told_busy_has_driven_nobody_out() -> None:
 def test_once_all_have_settled_everybody_is_served(
     calls: list[tuple[bytes, int, int, bool]],
 ) -> None:
-    """In a pool that has just the room for the longest session, wherever the others lie."""
+    """In a pool that has just the space for the longest session, wherever the others lie."""
     replica = Replica(blocks=2 * LENGTH // BLOCK, most=3)
     for turn, (name, length, nodes, closes) in enumerate(calls, start=1):
-        replica.now += SETTLED_SECONDS
+        replica.now += IDLE_SECONDS
         context = Context(name, turn, 0, (7,) * length, client=b"x")
         with replica.at_work(context, nodes) as session:
             replica.sessions.keep(session, context, ())
@@ -159,7 +159,7 @@ def test_no_more_sessions_are_open_than_may_be(calls: list[tuple[bytes, bool]]) 
     """One that was closed and comes back counts as any other."""
     replica = Replica(blocks=8, most=2)
     for turn, (name, closes) in enumerate(calls, start=1):
-        replica.now += SETTLED_SECONDS
+        replica.now += IDLE_SECONDS
         replica.open(name, (7,) * BLOCK, client=b"x", turn=turn)
         assert len(replica.sessions) <= 2
         if closes:
@@ -167,19 +167,19 @@ def test_no_more_sessions_are_open_than_may_be(calls: list[tuple[bytes, bool]]) 
 
 
 def test_a_full_house_drops_no_closed_session_whose_memory_nobody_wants() -> None:
-    """The limit is on open sessions: dropping a closed one makes no room."""
+    """The limit is on open sessions: dropping a closed one makes no space."""
     replica = Replica(blocks=8, most=1)
     said = tuple(range(BLOCK))
     replica.open(b"a", said, client=b"x")
     replica.close(b"a")
     replica.open(b"b", (1,))
-    replica.now += SETTLED_SECONDS
+    replica.now += IDLE_SECONDS
     assert replica.open(b"c", (*said, 5), client=b"x").reused == BLOCK
     assert not replica.holds(b"b")
 
 
 def test_the_more_calls_are_refused_the_longer_they_are_told_to_wait() -> None:
-    """Up to a limit, and until there is room again."""
+    """Up to a limit, and until there is space again."""
     replica, waits = Replica(most=1), list[float]()
     for turn in (1, 2):
         replica.open(b"a", (1,), turn=turn)
@@ -202,7 +202,7 @@ def test_a_call_that_is_given_up_leaves_a_session_that_can_be_evicted() -> None:
         with pytest.raises(Busy):
             replica.open(b"b", (1,))
         job.close()
-    replica.now += SETTLED_SECONDS
+    replica.now += IDLE_SECONDS
     assert replica.open(b"b", (1,)).held == 1
     assert replica.sessions.counts.evicted == 1
 
@@ -211,21 +211,22 @@ def test_a_session_at_work_may_be_moved_and_goes_on_where_it_lies() -> None:
     """Memory in pieces is memory: nobody is turned away because of where the others lie."""
     replica = filled()
     said = tuple(range(BLOCK))
-    left, own, right, _ = sorted(range(BLOCKS), key=lambda n: replica.rooms[bytes([n])].room.start)
+    starts = [replica.opened[bytes([n])].kv_range.start for n in range(BLOCKS)]
+    left, own, right, _ = sorted(range(BLOCKS), key=starts.__getitem__)
     name, epoch = bytes([own]), own + 1
     with replica.at_work(Context(name, 2, BLOCK - 1, (9,), epoch)) as session:
-        before = session.room.start
+        before = session.kv_range.start
         replica.close(bytes([left]))
         replica.close(bytes([right]))
         assert replica.open(b"new", tuple(range(LENGTH))).held == LENGTH
-        assert session.room.start != before
+        assert session.kv_range.start != before
         assert replica.held(session) == said[: BLOCK - 1]
         replica.check_memory()
     replica.serve(Message(Context(name, 3, BLOCK - 1, (5,), epoch), (*said[: BLOCK - 1], 5)))
 
 
 def test_a_call_that_fails_leaves_nothing_that_is_not_a_number() -> None:
-    """Whatever the model wrote behind what is committed: the room's next user reads over it."""
+    """Whatever the model wrote behind what is committed: the KV range's next user reads over it."""
     replica = Replica()
     replica.open(b"a", (1, 2))
     with (
@@ -233,7 +234,7 @@ def test_a_call_that_fails_leaves_nothing_that_is_not_a_number() -> None:
         replica.at_work(Context(b"a", 2, 2, (3,), 1), BLOCK) as session,
     ):
         for store in (*replica.pool.keys, *replica.pool.values):
-            store[session.room.start + 2 : session.room.end] = float("nan")
+            store[session.kv_range.start + 2 : session.kv_range.end] = float("nan")
         raise ZeroDivisionError
     assert all(not store.isnan().any() for store in (*replica.pool.keys, *replica.pool.values))
     assert replica.held(session) == (1, 2)
@@ -243,7 +244,7 @@ def test_memory_is_held_for_the_draft_as_well() -> None:
     replica = Replica(blocks=1)
     said: Tokens = (1,) * (BLOCK - 2)
     with replica.at_work(Context(b"a", 1, 0, said), 2) as session:
-        assert session.room.capacity == BLOCK
+        assert session.kv_range.capacity == BLOCK
     with pytest.raises(Busy), replica.at_work(Context(b"a", 2, 0, said), 3):
         pass
-    assert replica.rooms[b"a"].turn == 1
+    assert replica.opened[b"a"].turn == 1

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from drafter_service.foreign.chains import DOUBT, Chain
-from protos.types import DraftShape
+from tandem.drafter_service.foreign.chains import LEAST_CHANCE, Chain
+from tandem.protos.types import DraftShape
 
 LOGITS = torch.tensor([0.0, math.log(8.0), 0.0])  # the likeliest token has .8
 
@@ -35,8 +35,8 @@ def test_what_is_drawn_at_a_temperature_is_less_sure() -> None:
 def test_a_chain_ends_where_it_is_not_accepted_any_more() -> None:
     chain = Chain(DraftShape.chain(9), temperature=1.0)
     while chain.add(LOGITS):
-        assert chain.chances[-1] >= DOUBT
-    assert chain.chances[-2] >= DOUBT > chain.chances[-1]
+        assert chain.chances[-1] >= LEAST_CHANCE
+    assert chain.chances[-2] >= LEAST_CHANCE > chain.chances[-1]
     assert chain.tokens == [1] * len(chain.chances)
 
 

@@ -1,4 +1,4 @@
-"""Gated layers by our own kernels: right, and a row has the same bits in any company."""
+"""Gated layers by our own kernels: right, and batch-invariant."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from transformers.models.arcee.modeling_arcee import ArceeMLP
 from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.phi3.modeling_phi3 import Phi3MLP
 
-from engine.forward.cpu.gated import Gated, gated
-from engine.forward.cpu.kernels import Activation, Kernels, kernels
-from engine.forward.cpu.panels import PanelLinear
+from tandem.engine.forward.cpu.gated import GatedMLP, gated_mlp
+from tandem.engine.forward.cpu.kernels import Activation, Kernels, kernels
+from tandem.engine.forward.cpu.panels import PanelLinear
 
 WIDTH = 96
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -22,14 +22,16 @@ ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU_TAN
 pytestmark = pytest.mark.skipif(kernels() is None, reason="the kernels were not built")
 
 
-def made(act: str, inner: int, dtype: torch.dtype, biased: bool = False) -> tuple[nn.Module, Gated]:
+def made(
+    act: str, inner: int, dtype: torch.dtype, biased: bool = False
+) -> tuple[nn.Module, GatedMLP]:
     """A layer of transformers, and ours."""
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=WIDTH, intermediate_size=inner, hidden_act=act, mlp_bias=biased
     )
     layer = LlamaMLP(config).requires_grad_(False).to(dtype)
-    own = gated(layer, PanelLinear)
+    own = gated_mlp(layer, PanelLinear)
     assert own
     return layer, own
 
@@ -51,7 +53,7 @@ def test_a_gated_layer_is_what_it_is_in_float64(
 def test_both_halves_may_be_one_layer(build: Kernels) -> None:
     config = Phi3Config(hidden_size=WIDTH, intermediate_size=64, pad_token_id=0)
     layer = Phi3MLP(config).requires_grad_(False)
-    own, rows = gated(layer, PanelLinear), torch.randn(3, WIDTH)
+    own, rows = gated_mlp(layer, PanelLinear), torch.randn(3, WIDTH)
     assert own and torch.allclose(own(rows), layer(rows), atol=1e-6)
 
 
@@ -93,9 +95,9 @@ class Backwards(LlamaMLP):
 @pytest.mark.parametrize("act", ["silu", "relu", "gelu"])
 def test_layers_that_compute_something_else_are_left_alone(act: str, build: Kernels) -> None:
     config = LlamaConfig(hidden_size=WIDTH, intermediate_size=64, hidden_act=act)
-    assert (gated(LlamaMLP(config), PanelLinear) is None) == (act != "silu")
-    assert gated(Backwards(config), PanelLinear) is None
-    assert gated(nn.Linear(4, 4), PanelLinear) is None
+    assert (gated_mlp(LlamaMLP(config), PanelLinear) is None) == (act != "silu")
+    assert gated_mlp(Backwards(config), PanelLinear) is None
+    assert gated_mlp(nn.Linear(4, 4), PanelLinear) is None
 
 
 class Clamped(LlamaMLP):
@@ -111,13 +113,13 @@ def test_a_layer_that_clamps_is_left_alone(build: Kernels) -> None:
     layer = Clamped(LlamaConfig(hidden_size=WIDTH, intermediate_size=64)).requires_grad_(False)
     for part in (layer.gate_proj, layer.up_proj):
         part.weight.normal_(0, 0.02)
-    assert gated(layer, PanelLinear) is None
+    assert gated_mlp(layer, PanelLinear) is None
 
 
 @pytest.mark.parametrize("act", ["silu", "gelu_pytorch_tanh"])
 def test_a_layer_without_a_gate_is_left_alone(act: str, build: Kernels) -> None:
     config = ArceeConfig(hidden_size=WIDTH, intermediate_size=64, hidden_act=act)
-    assert gated(ArceeMLP(config), PanelLinear) is None
+    assert gated_mlp(ArceeMLP(config), PanelLinear) is None
 
 
 def test_a_layer_may_be_given_no_rows(build: Kernels) -> None:

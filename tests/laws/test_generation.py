@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.rounds.generation import Finish, Generation
-from protos.types import SamplingParams
+from tandem.orchestrator.rounds.generation import Generation
+from tandem.protos.rounds import Finish
+from tandem.protos.types import SamplingParams
 
 PROMPT = (10, 11, 12)
 facts = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=9), min_size=1, max_size=12)

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafter_service.tree.growth import Growth
-from drafter_service.tree.node import Node
-from drafter_service.tree.text import news
-from protos import tree
-from protos.errors import SessionMiss
-from protos.types import MAX_LEVELS, DraftShape, Schedule
+from tandem.drafter_service.tree.node import DraftNode
+from tandem.drafter_service.tree.session_text import new_tokens
+from tandem.drafter_service.tree.token_tree import TokenTree
+from tandem.protos import tree
+from tandem.protos.errors import SessionMiss
+from tandem.protos.types import MAX_LEVELS, DraftShape, Schedule
 from tests.laws.receiver import Receiver
-from tests.laws.test_growth import Path, World, expand, rows, shapes, worlds
+from tests.laws.test_token_tree import Path, World, expand, rows, shapes, worlds
 
 PROMPT = (3, 1, 4)
 PLENTY = 10_000
@@ -35,13 +35,13 @@ class Drafter:
 
     def __init__(self, world: World, shape: DraftShape) -> None:
         self.world, self.shape = world, shape
-        self.growth = Growth(shape, len(PROMPT), PLENTY, source=5)
+        self.growth = TokenTree(shape, len(PROMPT), PLENTY, source=5)
         self.text: Path = PROMPT
         self.memory: list[Path] = []  # behind the text: whose keys lie at each place
         self.receiver = Receiver(PROMPT)
         self.read()
 
-    def path(self, node: Node) -> Path:
+    def path(self, node: DraftNode) -> Path:
         """The text that ends with a node."""
         return self.text + tuple(self.growth.path(node))
 
@@ -49,7 +49,7 @@ class Drafter:
         """The root is fed."""
         expand(self.growth, [self.growth.root], lambda path: self.world.children(self.text + path))
 
-    def feed(self, nodes: list[Node]) -> None:
+    def feed(self, nodes: list[DraftNode]) -> None:
         """Nodes of the frontier are fed, in any order."""
         assert [self.path(node)[:-1] for node in nodes] == [
             (self.text, *self.memory)[parent + 1]
@@ -59,10 +59,10 @@ class Drafter:
         self.growth.feed(nodes)
         expand(self.growth, nodes, lambda path: self.world.children(self.text + path))
 
-    def send(self) -> list[Node]:
+    def send(self) -> list[DraftNode]:
         """What is new goes out; returns the window."""
         window = self.growth.window()
-        if guess := self.growth.fresh(window):
+        if guess := self.growth.unsent(window):
             assert guess.source == 5 and guess.behind == len(self.text)
             self.receiver.take(guess)
             for number, parent in enumerate(guess.parents, guess.first):
@@ -82,7 +82,7 @@ class Drafter:
         del self.memory[:count]
         return count == len(tokens)
 
-    def run(self, noise: random.Random, steps: int) -> Iterator[list[Node]]:
+    def run(self, noise: random.Random, steps: int) -> Iterator[list[DraftNode]]:
         """Feed and follow at random; the window after each step."""
         for _ in range(steps):
             window = self.send()
@@ -97,9 +97,9 @@ class Drafter:
                     self.read()
 
 
-def again(drafter: Drafter) -> Growth:
+def again(drafter: Drafter) -> TokenTree:
     """A tree that begins where the text is now, with the same nodes fed, in the order of places."""
-    growth = Growth(drafter.shape, len(drafter.text), PLENTY)
+    growth = TokenTree(drafter.shape, len(drafter.text), PLENTY)
     nodes = [growth.root]
     expand(growth, nodes, lambda path: drafter.world.children(drafter.text + path))
     for text in drafter.memory:
@@ -175,10 +175,10 @@ def test_a_surprise_leaves_nothing_but_its_numbers() -> None:
 
 def test_facts_that_overlap_say_nothing_twice_and_none_may_be_missing() -> None:
     inbox = deque([(3, (1, 2)), (3, (1, 2)), (4, (2, 5, 6)), (7, (8,)), (2, (9,))])
-    assert news(inbox, 3) == [1, 2, 5, 6, 8]
+    assert new_tokens(inbox, 3) == [1, 2, 5, 6, 8]
     assert not inbox
     with pytest.raises(SessionMiss):
-        news(deque([(5, (1,))]), 4)
+        new_tokens(deque([(5, (1,))]), 4)
 
 
 HEURISTIC = DraftShape(4, 2, 8, schedule=Schedule.HEURISTIC)
@@ -186,14 +186,14 @@ HEURISTIC = DraftShape(4, 2, 8, schedule=Schedule.HEURISTIC)
 
 def levels_after(*texts: Path, shape: DraftShape = HEURISTIC) -> list[int]:
     """The levels of a drafter that always says 1, or 2 at most, after each of these facts."""
-    growth = Growth(shape, 0, PLENTY)
+    growth = TokenTree(shape, 0, PLENTY)
     found = []
     for text in texts:
         expand(growth, [growth.root], lambda path: rows(-0.5, -1.0))
         while frontier := growth.frontier(growth.window()):
             growth.feed(frontier)
             expand(growth, frontier, lambda path: rows(-0.5, -1.0))
-        growth.follow(text, anew=True)
+        growth.follow(text, restart=True)
         found.append(growth.shape.levels)
         assert growth.shape.nodes == 2 * growth.shape.levels
     return found

@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from drafter_service.tree.guesses import (
+from tandem.drafter_service.tree.expansion import (
     FIRST_TOP_P,
     SENT,
     branching,
-    guesser,
-    likely,
-    medusa_lite,
-    sampled,
+    expander,
+    likeliest_children,
+    medusa_lite_children,
+    sampled_children,
 )
-from engine.sampling.drawing import LARGE
-from engine.sampling.noise import gumbel
-from protos.types import DraftShape, Method, Rule, SamplingParams
+from tandem.engine.sampling.noise import gumbel
+from tandem.engine.sampling.sampler import LARGE
+from tandem.protos.types import DraftShape, Method, Rule, SamplingParams
 
 LOGITS = torch.tensor([[0.5, 2.0, -1.0, 1.5, 0.0, -3.0]])
 VISIBLE = torch.tensor([True, True, True, False, True, True])
@@ -33,7 +33,7 @@ def test_every_guess_says_how_likely_the_draft_model_finds_it(
 ) -> None:
     """Or `confidence` would never end a draft."""
     params = SamplingParams(temperature=temperature, rule=rule, seed=3)
-    guess_ = guesser(DraftShape(4, 2, 8, method, confidence=0.1), params, ROOT, VISIBLE)
+    guess_ = expander(DraftShape(4, 2, 8, method, confidence=0.1), params, ROOT, VISIBLE)
     for position in (ROOT, ROOT + 1):
         (guess,) = guess_(LOGITS, [position])
         for child in guess.children:
@@ -45,7 +45,7 @@ def test_where_the_likeliest_token_stands_the_likeliest_is_guessed() -> None:
     asked = SamplingParams(temperature=1.0, repetition_penalty=1.5, rule=Rule.TOP1)
     for seed in range(20):
         shape, params = DraftShape(4, 3, 8), replace(asked, seed=seed)
-        (guess,) = guesser(shape, params, ROOT, VISIBLE)(LOGITS, [ROOT])
+        (guess,) = expander(shape, params, ROOT, VISIBLE)(LOGITS, [ROOT])
         assert [child.token for child in guess.children] == [1, 3, 0]
 
 
@@ -53,12 +53,12 @@ def test_drawn_tokens_come_from_what_is_sent_and_none_comes_twice() -> None:
     logits = torch.randn(1, 200, generator=torch.Generator().manual_seed(1)) * 3
     for seed in range(50):
         params = SamplingParams(temperature=1.0, rule=Rule.REJECT, seed=seed)
-        (guess,) = sampled(params, 4, ROOT)(logits, [ROOT])
+        (guess,) = sampled_children(params, 4, ROOT)(logits, [ROOT])
         assert guess.drawn is not None and len(guess.drawn.tokens) <= SENT
         tokens = [child.token for child in guess.children]
         assert len(set(tokens)) == 4 and set(tokens) <= set(guess.drawn.tokens)
         assert min(guess.drawn.weights) > 0
-        (deeper,) = sampled(params, 4, ROOT)(logits, [ROOT + 1])
+        (deeper,) = sampled_children(params, 4, ROOT)(logits, [ROOT + 1])
         assert len(deeper.children) == 1
 
 
@@ -67,7 +67,7 @@ def test_a_token_is_drawn_as_often_as_its_weight_says() -> None:
     count, seen = 3000, torch.zeros(6)
     for seed in range(count):
         params = SamplingParams(temperature=1.0, rule=Rule.REJECT, seed=seed)
-        (guess,) = sampled(params, 2, ROOT)(LOGITS, [ROOT])
+        (guess,) = sampled_children(params, 2, ROOT)(LOGITS, [ROOT])
         seen[guess.children[0].token] += 1
     expected = LOGITS[0].softmax(-1) * count
     assert ((seen - expected) ** 2 / expected).sum() < 20.5  # 5 degrees of freedom, p = .001
@@ -78,7 +78,7 @@ def test_first_tokens_are_visible_ones_of_the_nucleus_in_the_order_of_the_noise(
     temperature: float,
 ) -> None:
     params = SamplingParams(temperature=temperature, seed=8)
-    (guess,) = medusa_lite(params, 3, ROOT, VISIBLE)(LOGITS, [ROOT])
+    (guess,) = medusa_lite_children(params, 3, ROOT, VISIBLE)(LOGITS, [ROOT])
     scores = (LOGITS[0] / (temperature or 0.9)).log_softmax(-1)
     total, pool = 0.0, []
     for token in scores.argsort(descending=True).tolist():
@@ -94,19 +94,19 @@ def test_first_tokens_are_those_that_the_target_may_draw() -> None:
     params = SamplingParams(1.0, top_k=1, seed=8)
     for temperature, count in ((1.0, 1), (0.0, 2)):
         given = replace(params, temperature=temperature)
-        (guess,) = medusa_lite(given, 3, ROOT, VISIBLE)(LOGITS, [ROOT])
+        (guess,) = medusa_lite_children(given, 3, ROOT, VISIBLE)(LOGITS, [ROOT])
         assert len(guess.children) == count
 
 
 def test_without_a_visible_token_the_likeliest_is_proposed() -> None:
     nothing = torch.zeros(6, dtype=torch.bool)
-    (guess,) = medusa_lite(SamplingParams(), 3, ROOT, nothing)(LOGITS, [ROOT])
+    (guess,) = medusa_lite_children(SamplingParams(), 3, ROOT, nothing)(LOGITS, [ROOT])
     assert [child.token for child in guess.children] == [1]
 
 
 def test_branches_go_on_with_the_likeliest_token() -> None:
     rows = torch.cat([LOGITS, -LOGITS])
-    guesses = medusa_lite(SamplingParams(1.0), 3, ROOT, VISIBLE)(rows, [ROOT + 2] * 2)
+    guesses = medusa_lite_children(SamplingParams(1.0), 3, ROOT, VISIBLE)(rows, [ROOT + 2] * 2)
     assert [[child.token for child in guess.children] for guess in guesses] == [[1], [5]]
 
 
@@ -122,7 +122,7 @@ def test_as_many_whole_branches_as_the_nodes_allow(shape: DraftShape, branches: 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_a_row_is_guessed_for_its_own_position_in_any_company(temperature: float) -> None:
     logits = torch.randn(3, 500, generator=torch.Generator().manual_seed(2)) * 3
-    guess = likely(SamplingParams(temperature, seed=4), 3)
+    guess = likeliest_children(SamplingParams(temperature, seed=4), 3)
     together = guess(logits, [7, 9, 7])
     for row, position, expansion in zip(logits, [7, 9, 7], together, strict=True):
         (alone,) = guess(row[None], [position])
@@ -133,7 +133,7 @@ def test_a_row_is_guessed_for_its_own_position_in_any_company(temperature: float
 
 def test_a_branch_of_medusa_lite_says_how_likely_it_is() -> None:
     for position in (ROOT, ROOT + 1):
-        (guess,) = medusa_lite(SamplingParams(1.0), 3, ROOT, VISIBLE)(LOGITS, [position])
+        (guess,) = medusa_lite_children(SamplingParams(1.0), 3, ROOT, VISIBLE)(LOGITS, [position])
         for child in guess.children:
             assert child.gain == pytest.approx(LOGITS[0].log_softmax(-1)[child.token].item())
 
@@ -147,12 +147,12 @@ def test_children_in_a_large_vocabulary_are_those_of_the_whole_row(
     row = torch.randn(1, LARGE, generator=torch.Generator().manual_seed(5)) * peak
     params, visible = SamplingParams(*options, seed=9), torch.arange(LARGE) % 3 > 0
     guesses = [
-        likely(params, 4, sure=True),
-        sampled(params, 4, ROOT),
-        medusa_lite(params, 4, ROOT, visible),
+        likeliest_children(params, 4, sure=True),
+        sampled_children(params, 4, ROOT),
+        medusa_lite_children(params, 4, ROOT, visible),
     ]
     found = [guess(row, [ROOT])[0].children for guess in guesses]
-    monkeypatch.setattr("engine.sampling.drawing.LARGE", LARGE + 1)
+    monkeypatch.setattr("tandem.engine.sampling.sampler.LARGE", LARGE + 1)
     for children, guess in zip(found, guesses, strict=True):
         (whole,) = guess(row, [ROOT])
         assert [child.token for child in children] == [child.token for child in whole.children]

@@ -8,10 +8,10 @@ from collections.abc import Callable, Generator, Sequence
 import pytest
 import torch
 
-from engine.forward.segment import Segment
-from engine.schedule.scheduler import ModelThread
-from engine.schedule.task import Job
-from protos.errors import Internal, InvalidRequest, Unavailable
+from tandem.engine.forward.segment import Segment
+from tandem.engine.schedule.scheduler import ModelThread
+from tandem.engine.schedule.task import Job
+from tandem.protos.errors import Internal, InvalidRequest, Unavailable
 from tests.laws.machine import (
     LIMITS,
     SECONDS,

@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos import tree
-from protos.streams import Guess
-from verifier_service.guesses import LEAST_TRUST, MOST, MOST_TRUST, REMEMBERED, Guesses, Trust
+from tandem.protos import tree
+from tandem.protos.streams import Guess
+from tandem.verifier_service.guesses import (
+    LEAST_TRUST,
+    MOST,
+    MOST_TRUST,
+    REMEMBERED,
+    Guesses,
+    Trust,
+)
 
 Tokens = tuple[int, ...]
 Paths = dict[Tokens, float]  # tokens behind the first text, to log-probability
@@ -138,20 +145,20 @@ def test_trust_makes_as_many_be_accepted_as_are_expected(truth: float, lie: floa
     trust = Trust()
     for step in range(4000):
         accepted = int(truth * (step + 1)) - int(truth * step)
-        trust.saw(min(1.0, lie * math.exp(trust.log)), accepted, 1)
+        trust.observe(min(1.0, lie * math.exp(trust.log)), accepted, 1)
     assert min(1.0, lie * math.exp(trust.log)) == pytest.approx(truth, abs=0.05)
 
 
 def test_trust_is_bounded_and_comes_back() -> None:
     trust = Trust()
     for _ in range(10_000):
-        trust.saw(1.0, 0, 1)
+        trust.observe(1.0, 0, 1)
     assert trust.log == LEAST_TRUST
     for _ in range(3000):
-        trust.saw(0.0, 0, 0)
+        trust.observe(0.0, 0, 0)
     assert trust.log > 0.1 * LEAST_TRUST
     for _ in range(10_000):
-        trust.saw(0.1, 4, 4)
+        trust.observe(0.1, 4, 4)
     assert trust.log == MOST_TRUST
 
 
@@ -163,10 +170,10 @@ def test_no_child_is_likelier_than_its_parent_however_much_is_trusted() -> None:
 
 def test_an_empty_tree_promises_what_drafters_are_trusted_with() -> None:
     guesses = Guesses(5, UNTIL)
-    assert guesses.hope(1.0) == (0.0, 1.0)
-    assert guesses.hope(0.25) == (0.0, 0.25)
+    assert guesses.expected_gain(1.0) == (0.0, 1.0)
+    assert guesses.expected_gain(0.25) == (0.0, 0.25)
     guesses.add(Guess(5, (1, 2, 3), (0, 1, 0), (-0.1, -0.5, -2.0)))
-    expected, promise = guesses.hope(0.25)
+    expected, promise = guesses.expected_gain(0.25)
     assert expected == pytest.approx(math.exp(-0.1) + math.exp(-0.6) + math.exp(-2))
     assert promise == pytest.approx(math.exp(-0.6))
 
@@ -178,8 +185,8 @@ def test_what_a_first_level_promises_is_how_often_it_is_right() -> None:
     guesses.add(Guess(5, (1, 2, 3), (0, 0, 1), (-1.0, -0.1, -0.1)))
     assert guesses.likeliest() == 2
     for _ in range(200):
-        trust.turned_out(False)
+        trust.observe_likeliest(False)
     assert trust.promise < 0.01
     for _ in range(1000):
-        trust.saw(0.0, 0, 0)
+        trust.observe(0.0, 0, 0)
     assert trust.promise > 0.8

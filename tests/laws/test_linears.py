@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from engine.forward.cpu.kernels import kernels
-from engine.forward.cpu.panels import PanelLinear
-from engine.model.linears import JoinedLinear, join, linear, replace, watching
+from tandem.engine.forward.cpu.kernels import kernels
+from tandem.engine.forward.cpu.panels import PanelLinear
+from tandem.engine.model.linears import MergedLinear, merge, recording_inputs, replace, replacement
 
 WIDTH, WIDER = 96, 1100
 ROWS = range(1, 65)
@@ -38,20 +38,20 @@ def made(joined: bool) -> Any:
     """The same block each time, its layers in panels."""
     torch.manual_seed(0)
     block = Block()
-    with torch.inference_mode(), watching(block) as groups:
+    with torch.inference_mode(), recording_inputs(block) as groups:
         block(torch.zeros(4, WIDTH))
     if joined:
-        join(block, groups, PanelLinear)
-    replace(block, lambda layer: linear(layer, PanelLinear))
+        merge(block, groups, PanelLinear)
+    replace(block, lambda layer: replacement(layer, PanelLinear))
     return block
 
 
 def test_layers_on_the_same_rows_are_joined_where_they_can_be() -> None:
     """Not those of which only one has a bias, nor one that is called more than once."""
     kinds = {name: type(layer) for name, layer in made(joined=True).named_children()}
-    joined = {name for name, kind in kinds.items() if kind is JoinedLinear}
+    joined = {name for name, kind in kinds.items() if kind is MergedLinear}
     assert joined == {"left", "right"}
-    assert set(kinds.values()) == {JoinedLinear, PanelLinear}
+    assert set(kinds.values()) == {MergedLinear, PanelLinear}
 
 
 @torch.inference_mode()
@@ -84,6 +84,6 @@ def test_joined_layers_may_be_asked_in_any_order_and_for_other_rows() -> None:
 def test_a_layer_with_two_names_is_laid_out_once() -> None:
     shared = nn.Linear(WIDTH, WIDTH)
     network = nn.ModuleDict({"one": nn.Sequential(shared), "other": nn.Sequential(shared)})
-    replace(network, lambda layer: linear(layer, PanelLinear))
+    replace(network, lambda layer: replacement(layer, PanelLinear))
     one, other = network.get_submodule("one.0"), network.get_submodule("other.0")
     assert type(one) is PanelLinear and one is other

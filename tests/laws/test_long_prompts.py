@@ -11,13 +11,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine.cache.rooms import Room
-from engine.cache.session import Ended
-from engine.forward.segment import Segment
-from engine.schedule.batch import PIECE, Limits
-from engine.schedule.task import Job
-from protos import tree
-from protos.errors import Internal
+from tandem.engine.cache.ranges import KVRange
+from tandem.engine.cache.session import JobEnded
+from tandem.engine.forward.segment import Segment
+from tandem.engine.schedule.batch import PIECE, StepLimits
+from tandem.engine.schedule.task import Job
+from tandem.protos import tree
+from tandem.protos.errors import Internal
 from tests.laws.machine import (
     LIMITS,
     MOST,
@@ -33,9 +33,9 @@ from tests.laws.machine import (
 ONE = [(1, VOCABULARY)]
 
 
-def prompt(room: Room, length: int, wanted: int = 1) -> Job:
+def prompt(kv_range: KVRange, length: int, wanted: int = 1) -> Job:
     """A job that feeds many tokens at once and answers with the shape of its logits."""
-    logits = yield Segment(room, 0, tuple(range(length)), tree.chain(length), wanted)
+    logits = yield Segment(kv_range, 0, tuple(range(length)), tree.chain(length), wanted)
     return tuple(logits.shape)
 
 
@@ -53,7 +53,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine()
     machine.costs = (2e-5, 1e-5)
     monkeypatch.setattr(
-        "engine.schedule.scheduler.time", SimpleNamespace(perf_counter=machine.clock)
+        "tandem.engine.schedule.scheduler.time", SimpleNamespace(perf_counter=machine.clock)
     )
     return machine
 
@@ -75,14 +75,14 @@ def arriving(machine: Machine, come: Callable[[int], bool], start: Callable[[], 
 
 @pytest.mark.parametrize("wanted", [1, 70])
 async def test_a_long_prompt_and_sessions_that_decode_share_steps(wanted: int) -> None:
-    machine, room = Machine(), Room(0, 1024)
+    machine, kv_range = Machine(), KVRange(0, 1024)
     async with machine.running() as thread:
-        long = queue(thread, b"long", lambda: prompt(room, 1000, wanted))
+        long = queue(thread, b"long", lambda: prompt(kv_range, 1000, wanted))
         short = [queue(thread, bytes([i]), lambda: steps(6, tokens=2)) for i in range(3)]
         await settle()
         machine.open.set()
         assert await results(long, *short) == [(wanted, VOCABULARY)] + [[(2, VOCABULARY)] * 6] * 3
-    check_fed(machine.fed(room), 1000, wanted)
+    check_fed(machine.fed(kv_range), 1000, wanted)
     assert machine.sizes[:7] == [1] + [4] * 6, "nobody missed a step"
     tokens = [sum(len(piece.tokens) for piece in batch) for batch in machine.batches]
     assert max(tokens) <= LIMITS.tokens
@@ -95,11 +95,11 @@ async def test_beside_a_session_that_decodes_a_dear_prompt_comes_in_least_pieces
     machine: Machine,
 ) -> None:
     """A piece does not set the pace for the next one, however short it is."""
-    room, long = Room(0, 1024), list[asyncio.Task[object]]()
+    kv_range, long = KVRange(0, 1024), list[asyncio.Task[object]]()
     async with machine.running() as thread:
 
         def begin() -> None:
-            long.append(queue(thread, b"long", lambda: prompt(room, 400)))
+            long.append(queue(thread, b"long", lambda: prompt(kv_range, 400)))
 
         arriving(machine, lambda step: step == 20, begin)  # the cost is known by then
         short = queue(thread, b"short", lambda: steps(60))
@@ -107,7 +107,7 @@ async def test_beside_a_session_that_decodes_a_dear_prompt_comes_in_least_pieces
         machine.open.set()
         await results(short)
         await results(*long)
-    check_fed(machine.fed(room), 400)
+    check_fed(machine.fed(kv_range), 400)
     beside = [batch for batch in machine.batches if len(batch) == 2]
     sizes = [sum(len(piece.tokens) for piece in batch) - 1 for batch in beside]
     assert max(sizes[3:-1]) <= PIECE
@@ -115,7 +115,7 @@ async def test_beside_a_session_that_decodes_a_dear_prompt_comes_in_least_pieces
 
 async def test_with_nobody_decoding_prompts_take_whole_steps(machine: Machine) -> None:
     """The rest of a step that one prompt leaves to the next is no session that decodes."""
-    one, other = Room(0, 2048), Room(2048, 2048)
+    one, other = KVRange(0, 2048), KVRange(2048, 2048)
     with machine.thread() as thread:
         length = PIECE + 7 * LIMITS.tokens + 104  # a piece at first: nothing is known of costs
         first = queue(thread, b"one", lambda: prompt(one, length))
@@ -130,12 +130,12 @@ async def test_with_nobody_decoding_prompts_take_whole_steps(machine: Machine) -
 
 
 async def test_a_step_that_fails_in_the_middle_of_a_prompt_fails_it_once() -> None:
-    machine, room, closed = Machine(), Room(0, 1024), list[str]()
+    machine, kv_range, closed = Machine(), KVRange(0, 1024), list[str]()
     machine.fails_at = 4
 
     def rolls_back() -> Generator[Segment, torch.Tensor, object]:
         try:
-            return (yield from prompt(room, 1000))
+            return (yield from prompt(kv_range, 1000))
         finally:
             closed.append("rolled back")
 
@@ -149,13 +149,13 @@ async def test_a_step_that_fails_in_the_middle_of_a_prompt_fails_it_once() -> No
     assert isinstance(failed, Internal)
     assert good == ONE
     assert closed == ["rolled back"]
-    assert len(machine.fed(room)) == 3, "nothing of it is fed after that"
+    assert len(machine.fed(kv_range)) == 3, "nothing of it is fed after that"
 
 
 async def test_a_job_that_was_left_out_of_a_step_that_fails_goes_on() -> None:
     machine = Machine()
     machine.fails_at = 2
-    async with machine.running(limits=Limits(sessions=2)) as thread:
+    async with machine.running(limits=StepLimits(sessions=2)) as thread:
         tasks = [queue(thread, bytes([i]), lambda: steps(1)) for i in range(3)]
         await settle()
         machine.open.set()
@@ -166,27 +166,27 @@ async def test_a_job_that_was_left_out_of_a_step_that_fails_goes_on() -> None:
 
 async def test_a_prompt_whose_caller_has_gone_ends_before_the_sessions_next_call() -> None:
     """Its session must not be touched by two jobs at once."""
-    machine, room = Machine(), Room(0, 1024)
+    machine, kv_range = Machine(), KVRange(0, 1024)
     async with machine.running() as thread:
-        long = queue(thread, b"a", lambda: prompt(room, 500))
+        long = queue(thread, b"a", lambda: prompt(kv_range, 500))
         arriving(machine, lambda step: step == 2, long.cancel)
         await settle()
         machine.open.set()
         (gone,) = await results(long)
         assert isinstance(gone, asyncio.CancelledError)
         assert await results(queue(thread, b"a", lambda: steps(1))) == [ONE]
-    assert 0 < sum(len(piece.tokens) for piece in machine.fed(room)) < 500
-    assert machine.batches[-1][0].room is not room
+    assert 0 < sum(len(piece.tokens) for piece in machine.fed(kv_range)) < 500
+    assert machine.batches[-1][0].kv_range is not kv_range
 
 
 async def test_a_prompt_whose_caller_has_gone_leaves_what_was_fed() -> None:
     """The same call may be made again, and finds it."""
-    machine, room, ended = Machine(), Room(0, 1024), list[object]()
+    machine, kv_range, ended = Machine(), KVRange(0, 1024), list[object]()
 
     def told() -> Generator[Segment, torch.Tensor, object]:
         try:
-            return (yield from prompt(room, 1000))
-        except Ended as end:
+            return (yield from prompt(kv_range, 1000))
+        except JobEnded as end:
             ended.append(end.fed)
             raise
 
@@ -198,7 +198,7 @@ async def test_a_prompt_whose_caller_has_gone_leaves_what_was_fed() -> None:
         (gone,) = await results(long)
         assert isinstance(gone, asyncio.CancelledError)
         await asyncio.wait_for(thread.run(b"a", lambda: ended.append("closed"), closing=True), 5)
-    fed = sum(len(piece.tokens) for piece in machine.fed(room))
+    fed = sum(len(piece.tokens) for piece in machine.fed(kv_range))
     assert ended == [fed, "closed"]
     assert 0 < fed < 1000
 

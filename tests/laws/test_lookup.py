@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos import tree
-from protos.types import Draft, DraftShape
-from protos.wire.drafting import draft_of
-from verifier_service.lookup import CHANCES, LOOKED_AT, REACH, Lookup
+from tandem.protos import tree
+from tandem.protos.types import Draft, DraftShape
+from tandem.protos.wire.drafting import draft_of
+from tandem.verifier_service.lookup import CHANCES, LOOKED_AT, REACH, NgramLookup
 
 Tokens = tuple[int, ...]
 SIZES = tuple(CHANCES)
@@ -21,7 +21,7 @@ shapes = st.builds(
 
 def drafted(text: Tokens, shape: DraftShape) -> Draft:
     """What is guessed behind a text."""
-    lookup = Lookup(shape)
+    lookup = NgramLookup(shape)
     lookup.extend(text)
     guess = lookup.guess()
     assert guess.behind == len(text)
@@ -68,7 +68,7 @@ def paths_of(draft: Draft) -> list[Tokens]:
 def test_a_guess_is_what_a_search_through_the_whole_text_finds_however_it_grew(
     parts: list[Tokens], shape: DraftShape
 ) -> None:
-    lookup, text = Lookup(shape), ()
+    lookup, text = NgramLookup(shape), ()
     for part in parts:
         lookup.extend(part)
         text += part
@@ -79,7 +79,7 @@ def test_a_guess_is_what_a_search_through_the_whole_text_finds_however_it_grew(
 def test_no_node_is_likelier_than_its_match_and_later_matches_are_less_likely(
     text: Tokens, shape: DraftShape
 ) -> None:
-    lookup = Lookup(shape)
+    lookup = NgramLookup(shape)
     lookup.extend(text)
     guess = lookup.guess()
     assert all(score < 0 for score in guess.scores)

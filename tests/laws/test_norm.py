@@ -1,4 +1,4 @@
-"""Norms by our own kernels: right, and a row has the same bits in any company."""
+"""Norms by our own kernels: right, and batch-invariant."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import nn
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from engine.forward.cpu.kernels import Kernels, kernels
-from engine.forward.cpu.norm import Norm, norm
+from tandem.engine.forward.cpu.kernels import Kernels, kernels
+from tandem.engine.forward.cpu.norm import RMSNorm, rms_norm
 
 SIZES = (1, 7, 96, 100, 768)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -18,12 +18,12 @@ ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-1
 pytestmark = pytest.mark.skipif(kernels() is None, reason="the kernels were not built")
 
 
-def made(kind: type[nn.Module], size: int, dtype: torch.dtype) -> tuple[nn.Module, Norm]:
+def made(kind: type[nn.Module], size: int, dtype: torch.dtype) -> tuple[nn.Module, RMSNorm]:
     """A layer of transformers with some weight, and ours."""
     torch.manual_seed(0)
     layer = kind(size).requires_grad_(False)
     layer.weight = nn.Parameter(torch.randn(size), requires_grad=False)
-    own = norm(layer.to(dtype))
+    own = rms_norm(layer.to(dtype))
     assert own
     return layer, own
 
@@ -62,9 +62,9 @@ def test_a_row_has_the_same_bits_in_any_company_and_by_any_number_of_threads(
 def test_layers_that_compute_something_else_are_left_alone(build: Kernels) -> None:
     """Norms around a mean, in half precision too, where they nearly agree on rows without one."""
     for dtype in DTYPES:
-        assert norm(nn.LayerNorm(256, dtype=dtype)) is None
-    assert norm(nn.Linear(4, 4)) is None
-    assert norm(nn.Identity()) is None
+        assert rms_norm(nn.LayerNorm(256, dtype=dtype)) is None
+    assert rms_norm(nn.Linear(4, 4)) is None
+    assert rms_norm(nn.Identity()) is None
 
 
 def test_rows_of_another_dtype_are_left_to_the_layer(build: Kernels) -> None:
@@ -101,19 +101,19 @@ class Asking(LlamaRMSNorm):
 def test_norms_that_differ_for_some_rows_only_are_left_alone(
     kind: type[nn.Module], build: Kernels
 ) -> None:
-    assert norm(kind(96).requires_grad_(False)) is None
+    assert rms_norm(kind(96).requires_grad_(False)) is None
 
 
 def test_weights_near_0_tell_norms_apart(build: Kernels) -> None:
     layer = nn.LayerNorm(96).requires_grad_(False)
     layer.weight.fill_(1e-7)
-    assert norm(layer) is None
+    assert rms_norm(layer) is None
 
 
 def test_layers_with_hooks_are_left_alone(build: Kernels) -> None:
     layer = LlamaRMSNorm(96).requires_grad_(False)
     layer.register_forward_hook(lambda module, given, out: 2 * out)
-    assert norm(layer) is None
+    assert rms_norm(layer) is None
 
 
 def test_rows_of_another_width_are_refused(build: Kernels) -> None:

@@ -1,6 +1,4 @@
-"""Linear layers in panels: right, and a row has the same bits in any company, by any number of
-threads, with every build that this processor runs.
-"""
+"""Linear layers in panels: right, batch-invariant by any number of threads, with every build."""
 
 from __future__ import annotations
 
@@ -9,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.forward.cpu import panels
-from engine.forward.cpu.kernels import Kernels, kernels, runnable
-from engine.forward.cpu.panels import LEVELS, PanelLinear, RoundedLinear
+from tandem.engine.forward.cpu import panels
+from tandem.engine.forward.cpu.kernels import Kernels, kernels, runnable
+from tandem.engine.forward.cpu.panels import LEVELS, Int8Linear, PanelLinear
 
 SHAPES = [(1, 1), (31, 7), (96, 96), (768, 768), (200, 1100), (1030, 300)]  # outputs, inputs
 MOST = 1000  # rows, more than are kept at once
@@ -43,7 +41,7 @@ def test_a_product_is_what_it_is_in_float64(
         assert ((out.double() - exact).abs() <= rounding).all()
 
 
-@pytest.mark.parametrize("kind", [PanelLinear, RoundedLinear])
+@pytest.mark.parametrize("kind", [PanelLinear, Int8Linear])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_row_has_the_same_bits_in_any_company_and_by_any_number_of_threads(
@@ -73,7 +71,7 @@ def test_rows_that_are_no_numbers_harm_no_others(build: Kernels) -> None:
 def test_weights_of_8_bits_are_off_by_half_a_level_at_most(build: Kernels) -> None:
     torch.manual_seed(0)
     weight = some(50, 200)
-    read_back = RoundedLinear(weight, None)(torch.eye(200)).t()
+    read_back = Int8Linear(weight, None)(torch.eye(200)).t()
     assert ((read_back - weight).abs() <= 0.501 * weight.abs().amax(1, keepdim=True) / LEVELS).all()
 
 
@@ -86,20 +84,20 @@ def test_a_layer_takes_rows_of_any_layout(build: Kernels) -> None:
 
 def test_what_kernels_do_not_take_is_said_in_a_line() -> None:
     cpu = torch.device("cpu")
-    assert panels.problem(torch.float32, cpu) is None
-    assert panels.problem(torch.float64, cpu) == "they do not take float64"
-    assert panels.problem(torch.float32, torch.device("cuda")) == "they are not for cuda"
+    assert panels.why_unsupported(torch.float32, cpu) is None
+    assert panels.why_unsupported(torch.float64, cpu) == "they do not take float64"
+    assert panels.why_unsupported(torch.float32, torch.device("cuda")) == "they are not for cuda"
 
 
 def test_rows_of_another_dtype_are_refused(build: Kernels) -> None:
-    for kind in (PanelLinear, RoundedLinear):
+    for kind in (PanelLinear, Int8Linear):
         layer = kind(some(40, 30, dtype=torch.bfloat16), None)
         with pytest.raises(RuntimeError, match=r"rows of .* for a weight of"):
             layer(some(3, 30))
 
 
 def test_a_build_of_other_sources_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.forward.cpu.kernels.SOURCES", 1)
+    monkeypatch.setattr("tandem.engine.forward.cpu.kernels.SOURCES", 1)
     assert kernels.__wrapped__() is None
 
 
@@ -108,14 +106,14 @@ def test_a_build_that_cannot_be_loaded_is_passed_over(
 ) -> None:
     spoilt, best = tmp_path / "_avx512.so", next(runnable())
     spoilt.write_bytes(b"no library")
-    monkeypatch.setattr("engine.forward.cpu.kernels.runnable", lambda: [spoilt, best])
+    monkeypatch.setattr("tandem.engine.forward.cpu.kernels.runnable", lambda: [spoilt, best])
     found = kernels.__wrapped__()
     assert found and best.name.startswith(f"_{found.name}.")
-    monkeypatch.setattr("engine.forward.cpu.kernels.runnable", lambda: [spoilt])
+    monkeypatch.setattr("tandem.engine.forward.cpu.kernels.runnable", lambda: [spoilt])
     assert kernels.__wrapped__() is None
 
 
 def test_without_a_compiler_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(panels, "kernels", lambda: None)
-    problem = panels.problem(torch.float32, torch.device("cpu"))
+    problem = panels.why_unsupported(torch.float32, torch.device("cpu"))
     assert problem and "for want of a compiler" in problem

@@ -1,4 +1,4 @@
-"""Attention along paths: right, and a row has the same bits in any company, wherever its keys lie,
+"""Attention along paths: right, and batch-invariant, wherever its keys lie,
 by any number of threads, with every build that this processor runs.
 """
 
@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from engine.cache.rooms import Room
-from engine.forward.cpu.kernels import Kernels
-from engine.forward.cpu.paths import Paths, lay_out
-from engine.forward.mixing import Rule
-from engine.forward.segment import Segment
-from protos import tree
+from tandem.engine.cache.ranges import KVRange
+from tandem.engine.forward.cpu.kernels import Kernels
+from tandem.engine.forward.cpu.paths import Paths, path_plan
+from tandem.engine.forward.dense import AttentionOptions
+from tandem.engine.forward.segment import Segment
+from tandem.protos import tree
 
 PLACES = 700
 RULES = {
-    "plain": Rule(),
-    "scaled": Rule(scaling=0.3),
-    "window": Rule(window=21),
-    "capped": Rule(softcap=1.5),
-    "sinks": Rule(sinks=torch.tensor([0.5, -1.0, 3.0, 0.0, 9.0, -9.0])),
+    "plain": AttentionOptions(),
+    "scaled": AttentionOptions(scaling=0.3),
+    "window": AttentionOptions(window=21),
+    "capped": AttentionOptions(softcap=1.5),
+    "sinks": AttentionOptions(sinks=torch.tensor([0.5, -1.0, 3.0, 0.0, 9.0, -9.0])),
 }
 SIZES = [(64, 64), (40, 40), (72, 24), (3, 5), (128, 128), (256, 256)]  # of keys and values
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -63,20 +63,20 @@ def scene(sizes: tuple[int, int], kv_heads: int, dtype: torch.dtype, seed: int =
     rng, segments = random.Random(seed), []
     for start, context, count in ((10, 79, 7), (200, 301, 24)):
         parents = tuple(rng.randrange(-1, node) if node > 2 else node - 1 for node in range(count))
-        segments.append(Segment(Room(start, 400), context, (0,) * count, parents, count))
-    plan, seen = lay_out(segments), []
+        segments.append(Segment(KVRange(start, 400), context, (0,) * count, parents, count))
+    plan, seen = path_plan(segments), []
     for segment in segments:
-        first = segment.room.start + segment.context
+        first = segment.kv_range.start + segment.context
         for node in range(len(segment.tokens)):
             path = [first + each for each in tree.path(segment.parents, node)]
-            seen.append([*range(segment.room.start, first), *path])
+            seen.append([*range(segment.kv_range.start, first), *path])
     keys = torch.randn(PLACES, kv_heads, sizes[0]).to(dtype)
     values = torch.randn(PLACES, kv_heads, sizes[1]).to(dtype)
     query = torch.randn(len(seen), HEADS[kv_heads], sizes[0]).to(dtype)
     return Scene(query, keys, values, seen, plan.paths)
 
 
-def spelled_out(given: Scene, rule: Rule) -> torch.Tensor:
+def spelled_out(given: Scene, rule: AttentionOptions) -> torch.Tensor:
     """The same in float64, row by row."""
     rows = []
     repeat = given.query.shape[1] // given.keys.shape[1]
@@ -95,7 +95,7 @@ def spelled_out(given: Scene, rule: Rule) -> torch.Tensor:
     return torch.stack(rows)
 
 
-def attended(build: Kernels, given: Scene, rule: Rule) -> torch.Tensor:
+def attended(build: Kernels, given: Scene, rule: AttentionOptions) -> torch.Tensor:
     return build.attend(given.query, given.keys, given.values, given.paths, rule)
 
 
@@ -142,13 +142,15 @@ def test_it_does_not_matter_where_keys_lie(rule: str, build: Kernels) -> None:
 
 def test_numbers_that_are_none_harm_only_those_who_see_them(build: Kernels) -> None:
     given = scene((64, 64), 2, torch.float32)
-    right = attended(build, given, Rule())
+    right = attended(build, given, AttentionOptions())
     unseen = set(range(PLACES)) - {place for places in given.seen for place in places}
     keys, values = given.keys.clone(), given.values.clone()
     keys[list(unseen)], values[list(unseen)] = torch.nan, torch.inf
-    assert torch.equal(attended(build, replace(given, keys=keys, values=values), Rule()), right)
+    assert torch.equal(
+        attended(build, replace(given, keys=keys, values=values), AttentionOptions()), right
+    )
     keys[given.seen[3][40]] = torch.nan
-    spoilt = attended(build, replace(given, keys=keys, values=values), Rule())
+    spoilt = attended(build, replace(given, keys=keys, values=values), AttentionOptions())
     sees = torch.tensor([given.seen[3][40] in places for places in given.seen])
     assert spoilt[sees].isnan().all() and torch.equal(spoilt[~sees], right[~sees])
 
@@ -157,20 +159,20 @@ def test_scores_of_any_size_make_weights(build: Kernels) -> None:
     """Far beyond what exponentials of float32 hold."""
     given = scene((64, 64), 2, torch.float32)
     loud = replace(given, query=given.query * 1e4)
-    wanted = spelled_out(loud, Rule())
-    assert (attended(build, loud, Rule()).double() - wanted).abs().max() < 1e-2
+    wanted = spelled_out(loud, AttentionOptions())
+    assert (attended(build, loud, AttentionOptions()).double() - wanted).abs().max() < 1e-2
 
 
 def test_queries_that_do_not_fit_the_keys_are_refused(build: Kernels) -> None:
     given = scene((64, 64), 2, torch.float32)
     for query in (given.query.bfloat16(), given.query[..., :32].contiguous()):
         with pytest.raises(RuntimeError, match="on keys of 64"):
-            attended(build, replace(given, query=query), Rule())
+            attended(build, replace(given, query=query), AttentionOptions())
 
 
 def test_a_straight_path_is_that_of_a_chain(build: Kernels) -> None:
-    chain = lay_out([Segment(Room(0, 64), 9, (0,) * 5, tree.chain(5), 5)]).paths
+    chain = path_plan([Segment(KVRange(0, 64), 9, (0,) * 5, tree.chain(5), 5)]).paths
     straight = Paths.straight(9, 5)
     for one, other in ((chain.starts, straight.starts), (chain.prefixes, straight.prefixes)):
         assert torch.equal(one, other)
-    assert not chain.tails.any() and not len(chain.places)
+    assert not chain.tails.any() and not len(chain.slots)

@@ -1,5 +1,5 @@
-"""The pool against a list of numbers per room: rooms keep apart, keep what they hold, and are
-refused only when there is no place for them.
+"""The pool against a list of numbers per KV range: KV ranges keep apart, keep what they hold, and
+are refused only when there is no place for them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.cache.kv import LayerGeometry, Pool
-from engine.cache.rooms import BLOCK, SPARSE, Room
+from tandem.engine.cache.pool import KVPool, LayerGeometry
+from tandem.engine.cache.ranges import BLOCK, SPARSE, KVRange
 
 LAYERS = (LayerGeometry(1, 2, 1), LayerGeometry(2, 1, 3))
 BLOCKS = 8
@@ -28,28 +28,28 @@ lengths = st.integers(0, 3 * BLOCK + 1)
 which = st.integers(0, 1 << 20)
 
 
-def new_pool(blocks: int = BLOCKS) -> Pool:
+def new_pool(blocks: int = BLOCKS) -> KVPool:
     """A pool of two layers of different shapes."""
-    return Pool(LAYERS, blocks * BLOCK, torch.float32, CPU)
+    return KVPool(LAYERS, blocks * BLOCK, torch.float32, CPU)
 
 
 def blocks_for(length: int) -> int:
-    """Positions that a room for `length` has at least: whole blocks, never none."""
+    """Positions that a KV range for `length` has at least: whole blocks, never none."""
     return max(1, -(-length // BLOCK)) * BLOCK
 
 
-def write(pool: Pool, place: int, numbers: list[int]) -> None:
+def write(pool: KVPool, place: int, numbers: list[int]) -> None:
     """Store numbers in every head of every layer, keys, values and layers told apart."""
     for offset, store in enumerate((*pool.keys, *pool.values)):
         rows = torch.tensor(numbers, dtype=torch.float32) + offset / 8
         store[place : place + len(numbers)] = rows[:, None, None]
 
 
-def read(pool: Pool, room: Room, length: int) -> list[int]:
-    """The first numbers of a room, which must be the same in all stores."""
+def read(pool: KVPool, kv_range: KVRange, length: int) -> list[int]:
+    """The first numbers of a KV range, which must be the same in all stores."""
     expected: list[float] | None = None
     for offset, store in enumerate((*pool.keys, *pool.values)):
-        rows = store[room.start : room.start + length].flatten(1) - offset / 8
+        rows = store[kv_range.start : kv_range.start + length].flatten(1) - offset / 8
         assert bool((rows == rows[:, :1]).all()), "a row is torn"
         numbers = rows[:, 0].tolist()
         assert expected in (None, numbers), "stores differ"
@@ -58,112 +58,118 @@ def read(pool: Pool, room: Room, length: int) -> list[int]:
 
 
 class Memory(RuleBasedStateMachine):
-    """Rooms come, grow, are written, moved about and go, in any order."""
+    """KV ranges come, grow, are written, moved about and go, in any order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = new_pool()
-        self.rooms: list[tuple[Room, list[int]]] = []
+        self.kv_ranges: list[tuple[KVRange, list[int]]] = []
         self.fresh = count(1)
 
     def gaps(self) -> list[tuple[int, int]]:
-        """Stretches between rooms, as long as can be: start and length."""
-        ends = [(0, 0), *sorted((room.start, room.end) for room, _ in self.rooms)]
+        """Stretches between KV ranges, as long as can be: start and length."""
+        ends = [(0, 0), *sorted((kv_range.start, kv_range.end) for kv_range, _ in self.kv_ranges)]
         ends.append((self.pool.positions, self.pool.positions))
         return [(end, start - end) for (_, end), (start, _) in pairwise(ends) if start > end]
 
-    def fill(self, room: Room, numbers: list[int]) -> None:
-        """Number the positions of a room behind the first ones."""
-        new = [next(self.fresh) for _ in range(room.capacity - len(numbers))]
-        write(self.pool, room.start + len(numbers), new)
+    def fill(self, kv_range: KVRange, numbers: list[int]) -> None:
+        """Number the positions of a KV range behind the first ones."""
+        new = [next(self.fresh) for _ in range(kv_range.capacity - len(numbers))]
+        write(self.pool, kv_range.start + len(numbers), new)
         numbers += new
 
     @rule(length=lengths)
     def take(self, length: int) -> None:
-        """A room comes if so much is free, wherever it lies; nobody moves if a hole has it: the
+        """A KV range comes if so much is free, wherever it lies; nobody moves if a hole has it: the
         largest if that is much larger, else the smallest.
         """
         gaps = self.gaps()
-        before = [(room.start, room.capacity) for room, _ in self.rooms]
-        room = self.pool.take(length)
-        assert (room is None) == (sum(size for _, size in gaps) < blocks_for(length))
-        if room is None:
+        before = [(kv_range.start, kv_range.capacity) for kv_range, _ in self.kv_ranges]
+        kv_range = self.pool.allocate(length)
+        assert (kv_range is None) == (sum(size for _, size in gaps) < blocks_for(length))
+        if kv_range is None:
             return
-        assert room.capacity == blocks_for(length)
+        assert kv_range.capacity == blocks_for(length)
         if fitting := [size for _, size in gaps if size >= blocks_for(length)]:
             roomy = max(fitting) >= SPARSE * blocks_for(length)
             chosen = max(fitting) if roomy else min(fitting)
-            assert [(room.start, room.capacity) for room, _ in self.rooms] == before
+            assert [(kv_range.start, kv_range.capacity) for kv_range, _ in self.kv_ranges] == before
             assert any(
-                size == chosen and start <= room.start and room.end <= start + size
+                size == chosen and start <= kv_range.start and kv_range.end <= start + size
                 for start, size in gaps
             )
-        self.rooms.append((room, []))
-        self.fill(*self.rooms[-1])
+        self.kv_ranges.append((kv_range, []))
+        self.fill(*self.kv_ranges[-1])
 
-    @precondition(lambda self: self.rooms)
+    @precondition(lambda self: self.kv_ranges)
     @rule(which=which, length=lengths)
     def grow(self, which: int, length: int) -> None:
-        """A room that grows keeps what it holds; one that cannot is left alone."""
-        room, numbers = self.rooms[which % len(self.rooms)]
-        before, free = (room.start, room.capacity), sum(size for _, size in self.gaps())
-        if self.pool.grow(room, length):
-            assert room.capacity >= max(before[1], blocks_for(length))
+        """A KV range that grows keeps what it holds; one that cannot is left alone."""
+        kv_range, numbers = self.kv_ranges[which % len(self.kv_ranges)]
+        before, free = (kv_range.start, kv_range.capacity), sum(size for _, size in self.gaps())
+        if self.pool.grow(kv_range, length):
+            assert kv_range.capacity >= max(before[1], blocks_for(length))
             if blocks_for(length) <= before[1]:
-                assert (room.start, room.capacity) == before, "it was large enough"
-            self.fill(room, numbers)
+                assert (kv_range.start, kv_range.capacity) == before, "it was large enough"
+            self.fill(kv_range, numbers)
             return
-        assert (room.start, room.capacity) == before
+        assert (kv_range.start, kv_range.capacity) == before
         assert before[1] + free < blocks_for(length)
 
-    @precondition(lambda self: self.rooms)
+    @precondition(lambda self: self.kv_ranges)
     @rule(which=which)
-    def give_back(self, which: int) -> None:
-        """A room goes, once."""
-        room, _ = self.rooms.pop(which % len(self.rooms))
-        self.pool.give_back(room)
+    def release(self, which: int) -> None:
+        """A KV range goes, once."""
+        kv_range, _ = self.kv_ranges.pop(which % len(self.kv_ranges))
+        self.pool.release(kv_range)
         with pytest.raises(AssertionError):
-            self.pool.give_back(room)
+            self.pool.release(kv_range)
 
-    @precondition(lambda self: self.rooms)
+    @precondition(lambda self: self.kv_ranges)
     @rule(which=which, data=st.data())
     def compact(self, which: int, data: st.DataObject) -> None:
         """The rows of a path come to lie in a row."""
-        room, numbers = self.rooms[which % len(self.rooms)]
-        start = data.draw(st.integers(0, room.capacity - 1))
+        kv_range, numbers = self.kv_ranges[which % len(self.kv_ranges)]
+        start = data.draw(st.integers(0, kv_range.capacity - 1))
         path = sorted(
-            data.draw(st.sets(st.integers(0, min(9, room.capacity - start - 1)), max_size=5))
+            data.draw(st.sets(st.integers(0, min(9, kv_range.capacity - start - 1)), max_size=5))
         )
-        self.pool.compact(room, start, path)
+        self.pool.compact(kv_range, start, path)
         numbers[start : start + len(path)] = [numbers[start + node] for node in path]
 
-    @precondition(lambda self: len(self.rooms) > 1)
+    @precondition(lambda self: len(self.kv_ranges) > 1)
     @rule(pair=st.tuples(which, which), length=st.integers(0, 2 * BLOCK))
     def copy(self, pair: tuple[int, int], length: int) -> None:
-        """The first rows of one room are written to another."""
-        (source, there), (target, here) = (self.rooms[place % len(self.rooms)] for place in pair)
+        """The first rows of one KV range are written to another."""
+        (source, there), (target, here) = (
+            self.kv_ranges[place % len(self.kv_ranges)] for place in pair
+        )
         length = min(length, source.capacity, target.capacity)
         self.pool.copy(source, target, length)
         here[:length] = there[:length]
 
     @invariant()
-    def rooms_are_apart_and_nothing_is_lost(self) -> None:
-        """Rooms lie in the pool, whole blocks each; what is not theirs is free."""
-        rooms = [room for room, _ in self.rooms]
-        assert all(room.start >= 0 and room.end <= self.pool.positions for room in rooms)
-        assert all(room.start % BLOCK == room.capacity % BLOCK == 0 for room in rooms)
-        assert all(a.end <= b.start or b.end <= a.start for a, b in combinations(rooms, 2))
-        assert self.pool.taken == sum(room.capacity for room in rooms)
-        assert self.pool.taken + sum(size for _, size in self.gaps()) == self.pool.positions
+    def ranges_do_not_overlap_and_nothing_is_lost(self) -> None:
+        """KV ranges lie in the pool, whole blocks each; what is not theirs is free."""
+        kv_ranges = [kv_range for kv_range, _ in self.kv_ranges]
+        assert all(
+            kv_range.start >= 0 and kv_range.end <= self.pool.positions for kv_range in kv_ranges
+        )
+        assert all(
+            kv_range.start % BLOCK == kv_range.capacity % BLOCK == 0 for kv_range in kv_ranges
+        )
+        assert all(a.end <= b.start or b.end <= a.start for a, b in combinations(kv_ranges, 2))
+        assert self.pool.allocated == sum(kv_range.capacity for kv_range in kv_ranges)
+        assert self.pool.allocated + sum(size for _, size in self.gaps()) == self.pool.positions
 
     @invariant()
-    def rooms_hold_what_was_written(self) -> None:
-        """No room's rows were touched for another's sake."""
-        for room, numbers in self.rooms:
-            assert read(self.pool, room, len(numbers)) == numbers
+    def ranges_hold_what_was_written(self) -> None:
+        """No KV range's rows were touched for another's sake."""
+        for kv_range, numbers in self.kv_ranges:
+            assert read(self.pool, kv_range, len(numbers)) == numbers
 
 
-def test_rooms_keep_apart_keep_their_rows_and_leave_no_position_unused() -> None:
+def test_ranges_do_not_overlap_keep_their_rows_and_leave_no_position_unused() -> None:
     quick = settings(
         max_examples=100,
         stateful_step_count=40,
@@ -175,52 +181,54 @@ def test_rooms_keep_apart_keep_their_rows_and_leave_no_position_unused() -> None
 
 
 @given(st.integers(0, BLOCKS - 1), st.integers(1, BLOCKS), st.integers(1, BLOCKS))
-def test_a_room_alone_in_the_pool_can_grow_to_all_of_it(before: int, size: int, want: int) -> None:
+def test_a_range_alone_in_the_pool_can_grow_to_all_of_it(before: int, size: int, want: int) -> None:
     """Wherever it lies: what is free on both sides is one stretch with its own place."""
     with torch.inference_mode():
         pool = new_pool()
-        first = pool.take(before * BLOCK) if before else None
-        room = pool.take(min(size, BLOCKS - before) * BLOCK)
-        assert room is not None
-        numbers = list(range(room.capacity))
-        write(pool, room.start, numbers)
+        first = pool.allocate(before * BLOCK) if before else None
+        kv_range = pool.allocate(min(size, BLOCKS - before) * BLOCK)
+        assert kv_range is not None
+        numbers = list(range(kv_range.capacity))
+        write(pool, kv_range.start, numbers)
         if first:
-            pool.give_back(first)
-        assert pool.grow(room, want * BLOCK), "it stands in its own way"
-        assert read(pool, room, len(numbers)) == numbers
-        assert pool.taken == room.capacity >= want * BLOCK
+            pool.release(first)
+        assert pool.grow(kv_range, want * BLOCK), "it stands in its own way"
+        assert read(pool, kv_range, len(numbers)) == numbers
+        assert pool.allocated == kv_range.capacity >= want * BLOCK
 
 
 @torch.inference_mode()
-def test_in_a_pool_with_much_room_sessions_grow_where_they_are() -> None:
+def test_in_a_pool_with_much_space_sessions_grow_where_they_are() -> None:
     """A move takes as long as a step, and all sessions wait for it."""
     pool = new_pool(128)
-    rooms = [room for size in (1, 3, 2, 1, 16, 2, 1, 1) if (room := pool.take(size * BLOCK))]
-    starts = [room.start for room in rooms]
+    kv_ranges = [
+        kv_range for size in (1, 3, 2, 1, 16, 2, 1, 1) if (kv_range := pool.allocate(size * BLOCK))
+    ]
+    starts = [kv_range.start for kv_range in kv_ranges]
     for size in range(2, 6):
-        for room in rooms:
-            assert pool.grow(room, size * BLOCK)
-    assert [room.start for room in rooms] == starts
+        for kv_range in kv_ranges:
+            assert pool.grow(kv_range, size * BLOCK)
+    assert [kv_range.start for kv_range in kv_ranges] == starts
 
 
 @pytest.mark.parametrize("sizes", [(1, 40, 45), (1, 1, 1, 1, 65)])
 @torch.inference_mode()
-def test_keeping_distance_leaves_place_for_large_rooms(sizes: tuple[int, ...]) -> None:
+def test_keeping_distance_leaves_place_for_large_ranges(sizes: tuple[int, ...]) -> None:
     pool = new_pool(128)
-    rooms = [room for size in sizes[:-1] if (room := pool.take(size * BLOCK))]
-    starts = [room.start for room in rooms]
-    assert pool.take(sizes[-1] * BLOCK)
-    assert [room.start for room in rooms] == starts
+    kv_ranges = [kv_range for size in sizes[:-1] if (kv_range := pool.allocate(size * BLOCK))]
+    starts = [kv_range.start for kv_range in kv_ranges]
+    assert pool.allocate(sizes[-1] * BLOCK)
+    assert [kv_range.start for kv_range in kv_ranges] == starts
 
 
-def test_wiping_touches_one_room_alone() -> None:
+def test_wiping_touches_one_range_alone() -> None:
     pool = new_pool(3)
     with torch.inference_mode():
-        rooms = [pool.take(BLOCK) for _ in range(3)]
-        assert all(rooms)
-        first, bad, last = [room for room in rooms if room]
-        for number, room in enumerate((first, bad, last), start=1):
-            write(pool, room.start, [number] * BLOCK)
+        kv_ranges = [pool.allocate(BLOCK) for _ in range(3)]
+        assert all(kv_ranges)
+        first, bad, last = [kv_range for kv_range in kv_ranges if kv_range]
+        for number, kv_range in enumerate((first, bad, last), start=1):
+            write(pool, kv_range.start, [number] * BLOCK)
         for store in (*pool.keys, *pool.values):
             store[bad.start : bad.end] = float("nan")
         pool.wipe(bad)

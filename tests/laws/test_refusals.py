@@ -7,20 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.frontend.request import MAX_STOP_STRINGS, check_resumable, order
-from protos.errors import InvalidRequest
-from protos.tandem.v1 import orchestrator_pb2 as api
-from protos.types import EXACT, MAX_LEVELS, MAX_NODES
-from tests.laws.orders import (
-    LIMITS,
+from tandem.orchestrator.frontend.checks import MAX_STOP_STRINGS, check_resumable
+from tandem.orchestrator.frontend.servicer import decode_request
+from tandem.protos.errors import InvalidRequest
+from tandem.protos.types import EXACT, MAX_LEVELS, MAX_NODES
+from tandem.v1 import orchestrator_pb2 as api
+from tests.laws.requests import (
     MODEL,
     ask,
     ids,
-    ordered,
+    run_of,
     sampling,
     speculation,
     stopping,
-    tokenise,
     violations,
 )
 
@@ -56,8 +55,8 @@ BAD = [
     (ids(), "token_ids", "is empty"),
     (api.GenerateRequest(), "prompt", "is empty"),
     (ids(1, 100), "token_ids", "has token 100, above the vocabulary's last, 99"),
-    (ask(text="a" * 50), "text", "has 50 tokens, which leave no room in the context of 50"),
-    (ask(text="a" * 60), "text", "has 60 tokens, which leave no room in the context of 50"),
+    (ask(text="a" * 50), "text", "has 50 tokens, which leave no token free in the context of 50"),
+    (ask(text="a" * 60), "text", "has 60 tokens, which leave no token free in the context of 50"),
     (
         stopping(max_new_tokens=48),
         "stopping.max_new_tokens",
@@ -123,9 +122,9 @@ def test_a_field_that_is_off_asks_for_nothing() -> None:
         min_p=0, repetition_penalty=1, presence_penalty=0, frequency_penalty=0, top_k=0, top_p=1
     )
     rule = api.Speculation(rule=api.ACCEPTANCE_RULE_MATCH)
-    assert ordered(
+    assert run_of(
         ask(sampling=off, speculation=rule, stopping=api.Stopping(min_new_tokens=0))
-    ) == ordered(ask())
+    ) == run_of(ask())
 
 
 def test_every_bad_field_is_named_at_once() -> None:
@@ -156,25 +155,32 @@ def test_a_bad_prompt_is_named_beside_other_bad_fields() -> None:
 
 
 def test_a_text_that_can_never_fit_is_refused_before_it_is_tokenised() -> None:
-    def never(text: str) -> list[int]:
+    def never(text: str) -> tuple[int, ...]:
         raise AssertionError("tokenised")
 
     with pytest.raises(InvalidRequest, match="text has 1001 bytes, above the 1000"):
-        order(ask(text="x" * 1001), "id", LIMITS, never)
+        run_of(ask(text="x" * 1001), tokenise=never)
 
 
 @pytest.mark.parametrize("request_id", ["ä", "a\nb", "a\0b", "x" * 129])
 def test_a_request_id_that_cannot_travel_is_refused(request_id: str) -> None:
     with pytest.raises(InvalidRequest, match="request_id"):
-        order(ask(), request_id, LIMITS, tokenise)
+        run_of(ask(request_id=request_id))
 
 
-RESUMED = api.StreamGenerateRequest(request=sampling(seed=3), resume_from=7)
+RESUMED = decode_request(sampling(seed=3), resume_from=7)
 
 
 def test_an_answer_is_continued_only_where_rows_do_not_depend_on_their_company() -> None:
     check_resumable(RESUMED, replace(MODEL, exactness=EXACT))
     inexact = replace(MODEL, exactness="exact unavailable: switched off")
-    check_resumable(api.StreamGenerateRequest(request=ask()), inexact)
-    with pytest.raises(InvalidRequest, match=r"resume_from needs rows .* switched off"):
+    check_resumable(decode_request(ask()), inexact)
+    with pytest.raises(InvalidRequest, match=r"resume_from needs batch-invariant .* switched off"):
         check_resumable(RESUMED, inexact)
+
+
+def test_a_rule_whose_text_depends_on_drafts_is_not_continued() -> None:
+    request = sampling(seed=3)
+    request.speculation.rule = api.ACCEPTANCE_RULE_REJECT
+    with pytest.raises(InvalidRequest, match="resume_from needs rule MATCH: under REJECT"):
+        check_resumable(decode_request(request, resume_from=7), replace(MODEL, exactness=EXACT))

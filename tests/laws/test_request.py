@@ -1,4 +1,4 @@
-"""A request is completed with defaults, and all that it asks for is ordered."""
+"""A request is completed with defaults, and all that it asks for reaches the round worker."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.frontend.request import Limits, order
-from protos.tandem.v1 import orchestrator_pb2 as api
-from protos.types import (
+from tandem.orchestrator.frontend.checks import ServedModel
+from tandem.protos.rounds import RunRequest
+from tandem.protos.types import (
     MAX_NODES,
     DraftShape,
     Method,
@@ -17,40 +17,44 @@ from protos.types import (
     SamplingParams,
     Schedule,
 )
-from protos.wire.drafting import decode_shape
-from protos.wire.sampling import decode_sampling
-from tests.laws.orders import MODEL, SHAPE, ask, ordered, sampling, speculation, stopping, tokenise
+from tandem.v1 import orchestrator_pb2 as api
+from tests.laws.requests import MODEL, SHAPE, ask, run_of, sampling, speculation, stopping, tokenise
+
+
+def drawn_as(run: RunRequest) -> SamplingParams:
+    """Its sampling, without what matters only to options that it does not have."""
+    return replace(run.sampling, prompt_length=0, end_tokens=())
 
 
 def test_a_request_of_a_prompt_alone_gets_every_default() -> None:
-    run = ordered(ask(text="abc"))
-    assert (run.request_id, list(run.prompt), list(run.completion)) == ("id-1", tokenise("abc"), [])
-    assert decode_sampling(run.sampling) == SamplingParams(1.0, 0, 1.0, 0)
+    run = run_of(ask(text="abc", request_id="id-1"))
+    assert (run.request_id, run.prompt, run.completion) == ("id-1", tokenise("abc"), ())
+    assert drawn_as(run) == SamplingParams(1.0, 0, 1.0, 0)
     assert run.max_new_tokens == 47, "all that the context has room for, as that is less than 128"
-    assert list(run.stop_token_ids) == [0, 7]
-    assert decode_shape(run.shape) == SHAPE
+    assert run.stop_token_ids == {0, 7}
+    assert run.shape == SHAPE
 
 
 def test_the_default_length_is_128_where_there_is_room() -> None:
-    roomy = Limits(ModelDescription("tiny", "", 100, 4096, (), "", ""), SHAPE, 1000, {})
-    assert order(ask(), "", roomy, tokenise).max_new_tokens == 128
+    roomy = ServedModel(ModelDescription("tiny", "", 100, 4096, (), "", ""), SHAPE, 1000, {})
+    assert run_of(ask(), roomy).max_new_tokens == 128
 
 
-def test_what_is_asked_for_is_ordered() -> None:
+def test_what_is_asked_for_reaches_the_worker() -> None:
     request = api.GenerateRequest(
         token_ids=api.TokenIds(ids=[0, 99]),
         model="tiny",
         sampling=api.Sampling(temperature=0.5, top_p=0.5, top_k=3, seed=0),
         stopping=api.Stopping(max_new_tokens=48, stop=["x", "yz"], stop_token_ids=[9, 7]),
     )
-    result = ordered(request)
-    assert list(result.prompt) == [0, 99]
-    assert decode_sampling(result.sampling) == SamplingParams(0.5, 3, 0.5, 0)
+    result = run_of(request)
+    assert result.prompt == (0, 99)
+    assert drawn_as(result) == SamplingParams(0.5, 3, 0.5, 0)
     assert result.max_new_tokens == 48
-    assert list(result.stop_token_ids) == [0, 7, 9]
+    assert result.stop_token_ids == {0, 7, 9}
 
 
-def test_every_sampling_option_is_ordered() -> None:
+def test_every_sampling_option_reaches_the_worker() -> None:
     request = ask(
         text="abc",
         sampling=api.Sampling(
@@ -66,7 +70,7 @@ def test_every_sampling_option_is_ordered() -> None:
         speculation=api.Speculation(rule=api.ACCEPTANCE_RULE_REJECT),
         logprobs=0,
     )
-    assert decode_sampling(ordered(request).sampling) == SamplingParams(
+    assert run_of(request).sampling == SamplingParams(
         temperature=0.5,
         seed=7,
         min_p=0.25,
@@ -95,21 +99,21 @@ def test_every_sampling_option_is_ordered() -> None:
 def test_who_names_the_levels_gets_them_unless_a_schedule_is_named(
     wish: dict[str, int], schedule: Schedule
 ) -> None:
-    assert decode_shape(ordered(speculation(**wish)).shape).schedule is schedule
+    assert run_of(speculation(**wish)).shape.schedule is schedule
 
 
 def test_method_and_confidence_are_part_of_the_shape() -> None:
     wish = {"method": api.DRAFT_METHOD_MEDUSA_LITE, "confidence_threshold": 0.5, "branches": 3}
-    shape = decode_shape(ordered(speculation(**wish)).shape)
+    shape = run_of(speculation(**wish)).shape
     assert shape == DraftShape(6, 3, 18, Method.MEDUSA_LITE, confidence=0.5)
 
 
 def test_temperature_0_is_greedy_and_not_the_default() -> None:
-    assert decode_sampling(ordered(sampling(temperature=0, seed=3)).sampling).greedy
+    assert run_of(sampling(temperature=0, seed=3)).sampling.greedy
 
 
 def test_ignored_ends_of_text_leave_only_the_clients_own_stop_tokens() -> None:
-    assert list(ordered(stopping(ignore_eos=True, stop_token_ids=[9])).stop_token_ids) == [9]
+    assert run_of(stopping(ignore_eos=True, stop_token_ids=[9])).stop_token_ids == {9}
 
 
 @pytest.mark.parametrize(
@@ -128,8 +132,8 @@ def test_ignored_ends_of_text_leave_only_the_clients_own_stop_tokens() -> None:
     ],
 )
 def test_a_wish_for_speculation_becomes_a_shape(wish: dict[str, int], shape: DraftShape) -> None:
-    ordered_ = decode_shape(ordered(speculation(**wish)).shape)
-    assert replace(ordered_, schedule=Schedule.GOODPUT) == shape
+    found = run_of(speculation(**wish)).shape
+    assert replace(found, schedule=Schedule.GOODPUT) == shape
 
 
 @pytest.mark.parametrize(
@@ -145,20 +149,20 @@ def test_a_wish_for_speculation_becomes_a_shape(wish: dict[str, int], shape: Dra
 def test_where_all_that_is_guessed_is_verified_less_is_guessed_unless_more_is_named(
     wish: dict[str, int], shape: DraftShape
 ) -> None:
-    wide = Limits(MODEL, DraftShape(32, 4, 64), 1000, {})
-    ordered_ = decode_shape(order(speculation(**wish), "id", wide, tokenise).shape)
-    assert replace(ordered_, schedule=Schedule.GOODPUT) == shape
+    wide = ServedModel(MODEL, DraftShape(32, 4, 64), 1000, {})
+    found = run_of(speculation(**wish), wide).shape
+    assert replace(found, schedule=Schedule.GOODPUT) == shape
 
 
 def test_a_chain_longer_than_the_default_is_not_cut_to_the_default() -> None:
     """Where chains are the default, who asks for more levels gets a node for each: nothing is
     silently ignored.
     """
-    chains = Limits(MODEL, DraftShape.chain(6), 1000, {})
-    run = order(speculation(num_speculative_tokens=12), "id", chains, tokenise)
-    assert decode_shape(run.shape) == replace(DraftShape.chain(12), schedule=Schedule.CONSTANT)
+    chains = ServedModel(MODEL, DraftShape.chain(6), 1000, {})
+    run = run_of(speculation(num_speculative_tokens=12), chains)
+    assert run.shape == replace(DraftShape.chain(12), schedule=Schedule.CONSTANT)
 
 
 def test_a_stop_string_that_is_a_special_token_is_that_token() -> None:
-    run = ordered(stopping(stop=["<|end|>", "end"], ignore_eos=True))
-    assert list(run.stop_token_ids) == [42]
+    run = run_of(stopping(stop=["<|end|>", "end"], ignore_eos=True))
+    assert run.stop_token_ids == {42}

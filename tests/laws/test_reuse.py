@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cache.rooms import BLOCK
-from engine.cache.session import Ended
-from engine.cache.sessions import SETTLED_SECONDS, Sessions
-from protos.errors import SessionMiss
-from protos.types import Context, Draft, SamplingParams
+from tandem.engine.cache.ranges import BLOCK
+from tandem.engine.cache.session import JobEnded
+from tandem.engine.cache.sessions import IDLE_SECONDS, Sessions
+from tandem.protos.errors import SessionMiss
+from tandem.protos.types import Context, Draft, SamplingParams
 from tests.laws.replica import LENGTH, TTL, Message, Replica, Tokens, tiny_pool
 from tests.laws.verifying import verify
 
@@ -89,7 +89,7 @@ def test_what_was_copied_outlives_its_donor(closes: bool) -> None:
     replica.open(b"a", SAID, b"x")
     if closes:
         replica.close(b"a")
-    replica.now += SETTLED_SECONDS
+    replica.now += IDLE_SECONDS
     second = replica.open(b"b", (*SAID, 1), b"x")
     assert second.reused == len(SAID)
     replica.open(b"c", (9,) * LENGTH)  # takes the donor's memory and writes over it
@@ -151,7 +151,7 @@ def test_a_closed_session_stays_no_longer_than_an_idle_one() -> None:
     replica.expire(TTL)
     assert replica.holds(b"a")
     replica.expire(0.1)
-    assert (replica.pool.taken, replica.sessions.counts.expired) == (0, 0)
+    assert (replica.pool.allocated, replica.sessions.counts.expired) == (0, 0)
     assert replica.open(b"b", SAID, b"x").reused == 0
 
 
@@ -219,23 +219,23 @@ def test_a_call_that_opens_a_session_again_finds_what_it_said_before(client: byt
     """A prompt that takes longer than its caller waits is not read anew for ever."""
     sessions = Sessions(tiny_pool(), LENGTH, 2, count(1).__next__, TTL, lambda: 0.0)
     first = Context(b"s", 1, 0, (1, 2, 3, 4), client=client)
-    with sessions.extended(first, 0) as held:
+    with sessions.acquire(first, 0) as held:
         sessions.keep(held, first, ())
-    with sessions.extended(replace(first, turn=2), 0) as held:
+    with sessions.acquire(replace(first, turn=2), 0) as held:
         assert list(held.tokens) == [1, 2, 3], "the newest token is always fed"
     again = Context(b"s", 3, 0, (1, 2, 9, 9), client=client)
-    with sessions.extended(again, 0) as held:
+    with sessions.acquire(again, 0) as held:
         assert list(held.tokens) == [1, 2]
         assert list(held.committed(again)) == [1, 2, 9, 9]
-    with sessions.extended(replace(again, turn=4, client=b"other"), 0) as held:
+    with sessions.acquire(replace(again, turn=4, client=b"other"), 0) as held:
         assert held.length == 0
 
 
 def test_what_was_fed_of_a_prompt_that_ends_early_serves_its_clients_next_session() -> None:
     sessions = Sessions(tiny_pool(), LENGTH, 2, count(1).__next__, TTL, lambda: 0.0)
     prompt, fed = tuple(range(BLOCK + 9)), BLOCK + 4
-    with pytest.raises(Ended), sessions.extended(Context(b"s", 1, 0, prompt, client=b"x"), 0):
-        raise Ended(fed)
+    with pytest.raises(JobEnded), sessions.acquire(Context(b"s", 1, 0, prompt, client=b"x"), 0):
+        raise JobEnded(fed)
     sessions.close(b"s")
-    with sessions.extended(Context(b"t", 1, 0, prompt, client=b"x"), 0) as held:
+    with sessions.acquire(Context(b"t", 1, 0, prompt, client=b"x"), 0) as held:
         assert list(held.tokens) == list(prompt[:fed])

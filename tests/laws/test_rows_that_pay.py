@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.forward.segment import Segment
-from engine.schedule.batch import Limits, compose
-from engine.schedule.cost import CostModel
-from protos.types import MAX_NODES
-from tests.laws.segments import ROOM, Known, longs
+from tandem.engine.forward.segment import Segment
+from tandem.engine.schedule.batch import StepLimits, compose
+from tandem.engine.schedule.cost import CostModel
+from tandem.protos.types import MAX_NODES
+from tests.laws.segments import KV_RANGE, Known, longs
 
 STEP, ROW = 0.02, 0.0004
 chances_ = st.lists(st.floats(0.001, 1), max_size=12).map(lambda c: sorted(c, reverse=True))
@@ -20,10 +20,14 @@ chances_ = st.lists(st.floats(0.001, 1), max_size=12).map(lambda c: sorted(c, re
 
 def root(context: int = 50) -> Segment:
     """The newest token of a session."""
-    return Segment(ROOM, context, (1,), (-1,), 1)
+    return Segment(KV_RANGE, context, (1,), (-1,), 1)
 
 
-def rows(chances: list[list[float]], cost: CostModel, limits: Limits = Limits()) -> list[int]:  # noqa: B008
+def rows(
+    chances: list[list[float]],
+    cost: CostModel,
+    limits: StepLimits = StepLimits(),  # noqa: B008
+) -> list[int]:
     """How many rows each session gets."""
     batch = compose([root()] * len(chances), lambda i: iter(chances[i]), cost, limits, 0.0)
     assert [share.index for share in batch.shares] == list(range(len(chances)))
@@ -67,21 +71,21 @@ def test_in_a_crowd_a_row_must_be_likelier() -> None:
 
 def test_rows_keep_the_limits() -> None:
     free = Known(STEP, 0.0, 0.0, 0.0)
-    assert sum(rows([[1.0] * 40] * 8, free, Limits(tokens=100))) == 92
+    assert sum(rows([[1.0] * 40] * 8, free, StepLimits(tokens=100))) == 92
     assert rows([[1.0] * 100], free) == [MAX_NODES]
-    assert rows([[1.0] * 9] * 9, free, Limits(sessions=9))[-1] == 9
+    assert rows([[1.0] * 9] * 9, free, StepLimits(sessions=9))[-1] == 9
 
 
 @given(longs)
 def test_a_long_prompt_gets_no_rows(prompt: Segment) -> None:
     chances = {0: [0.9] * 5, 1: [0.9] * 5}
     cost = Known(STEP, ROW, 0.0, 0.0)
-    batch = compose([prompt, root()], lambda i: iter(chances[i]), cost, Limits(), 0.0)
+    batch = compose([prompt, root()], lambda i: iter(chances[i]), cost, StepLimits(), 0.0)
     assert all(share.rows == 0 for share in batch.shares if share.index == 0)
     assert [share.rows for share in batch.shares if share.index == 1] == [5]
 
 
 def test_the_price_is_what_the_next_row_would_have_had_to_have() -> None:
     cost = Known(STEP, ROW, 0.0, 0.0)
-    batch = compose([root()] * 4, lambda _: iter(()), cost, Limits(), 0.0)
+    batch = compose([root()] * 4, lambda _: iter(()), cost, StepLimits(), 0.0)
     assert batch.price == pytest.approx(ROW * 4 / (STEP + 4 * ROW))

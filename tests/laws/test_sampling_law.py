@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafter_service.tree.guesses import likely
-from engine.sampling.drawing import Adjustment, draw, logprobs, warp
-from engine.sampling.noise import gumbel
-from protos.types import SamplingParams
+from tandem.drafter_service.tree.expansion import likeliest_children
+from tandem.engine.sampling.noise import gumbel
+from tandem.engine.sampling.sampler import LogitsProcessor, draw, logprobs, warp
+from tandem.protos.types import SamplingParams
 
 
 def by_hand(logits: list[float], params: SamplingParams) -> list[float]:
@@ -129,7 +129,7 @@ def test_a_drafter_with_the_targets_logits_ranks_the_targets_draw_first(
     """However flat they are."""
     logits = torch.randn(1, 4096, generator=torch.Generator().manual_seed(seed))
     params = SamplingParams(temperature=0.9, seed=seed, **options)
-    (guess,) = likely(params, 4)(logits, [position])
+    (guess,) = likeliest_children(params, 4)(logits, [position])
     assert guess.children[0].token == draw(logits[0], params, position)
 
 
@@ -139,7 +139,7 @@ PROMPT, COMPLETION = (0, 1, 1), (3, 3, 4)
 
 def adjusted(params: SamplingParams, path: tuple[int, ...] = ()) -> list[float]:
     """The logits behind prompt, completion and a path."""
-    adjustment = Adjustment(replace(params, prompt_length=3), PROMPT + COMPLETION)
+    adjustment = LogitsProcessor(replace(params, prompt_length=3), PROMPT + COMPLETION)
     return adjustment.apply(LOGITS, path).tolist()
 
 
@@ -169,12 +169,12 @@ def test_ends_are_barred_until_there_are_enough_tokens_whatever_their_bias() -> 
 
 
 def test_nothing_on_leaves_the_logits_as_they_are() -> None:
-    assert Adjustment(SamplingParams(1.0, seed=3), PROMPT).apply(LOGITS) is LOGITS
+    assert LogitsProcessor(SamplingParams(1.0, seed=3), PROMPT).apply(LOGITS) is LOGITS
 
 
 def test_rows_are_adjusted_each_behind_its_own_path() -> None:
     params = SamplingParams(frequency_penalty=1.0, prompt_length=3)
-    adjustment, paths = Adjustment(params, PROMPT), [(), (3,), (3, 3)]
+    adjustment, paths = LogitsProcessor(params, PROMPT), [(), (3,), (3, 3)]
     rows = adjustment.rows(LOGITS.repeat(3, 1), paths)
     assert rows[:, 3].tolist() == [3.0, 2.0, 1.0]
 

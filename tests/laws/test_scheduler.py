@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cache.rooms import Room
-from engine.schedule.task import Job, Task, startable
-from protos.errors import Busy, TandemError
+from tandem.engine.cache.ranges import KVRange
+from tandem.engine.schedule.task import Job, Task, startable
+from tandem.protos.errors import Busy, TandemError
 from tests.laws.machine import (
     MOST,
     SECONDS,
@@ -77,7 +77,7 @@ async def test_jobs_that_are_done_are_not_waited_for(
     machine = Machine()
     machine.costs = (100.0, 0.0)
     monkeypatch.setattr(
-        "engine.schedule.scheduler.time", SimpleNamespace(perf_counter=machine.clock)
+        "tandem.engine.schedule.scheduler.time", SimpleNamespace(perf_counter=machine.clock)
     )
     async with machine.running() as thread:
         tasks = [
@@ -118,20 +118,20 @@ async def test_no_step_has_more_sessions_than_allowed() -> None:
 
 async def test_who_was_left_out_of_a_step_is_in_the_next() -> None:
     """Jobs that do not fit all at once take turns: nobody is a step ahead of another for long."""
-    machine, rooms = Machine(), [Room(place, 1) for place in range(MOST + 3)]
+    machine, kv_ranges = Machine(), [KVRange(place, 1) for place in range(MOST + 3)]
     async with machine.running() as thread:
         tasks = [
-            queue(thread, bytes([place]), lambda room=room: steps(8, room=room))  # type: ignore[misc]
-            for place, room in enumerate(rooms)
+            queue(thread, bytes([place]), lambda kv_range=kv_range: steps(8, kv_range=kv_range))  # type: ignore[misc]
+            for place, kv_range in enumerate(kv_ranges)
         ]
         await settle()
         machine.open.set()
         await results(*tasks)
-    turns = dict.fromkeys(map(id, rooms), 0)
+    turns = dict.fromkeys(map(id, kv_ranges), 0)
     assert machine.sizes[1:] == [MOST] * (MOST + 3)
     for batch in machine.batches[1:]:
         for piece in batch:
-            turns[id(piece.room)] += 1
+            turns[id(piece.kv_range)] += 1
         assert max(turns.values()) - min(turns.values()) <= 1
 
 
@@ -211,7 +211,7 @@ async def test_a_call_after_the_scope_ended_is_refused() -> None:
         await asyncio.wait_for(thread.run(b"a", lambda: steps(1)), 1.0)
 
 
-async def test_what_frees_room_is_done_even_if_its_caller_has_gone() -> None:
+async def test_what_frees_memory_is_done_even_if_its_caller_has_gone() -> None:
     machine, freed = Machine(), threading.Event()
     async with machine.running() as thread:
         busy = queue(thread, b"a", lambda: steps(2))

@@ -1,5 +1,5 @@
-"""Rooms and trees on few sequences of a shared cache: whatever happened before, a row sees its own
-path and nothing else, and llama.cpp would take every batch.
+"""KV ranges and trees on few sequences of a shared cache: whatever happened before, a row sees its
+own path and nothing else, and llama.cpp would take every batch.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.cache.rooms import BLOCK, Room
-from engine.forward.segment import Segment
-from engine.gguf.path import Path
-from protos import tree
+from tandem.engine.cache.ranges import BLOCK, KVRange
+from tandem.engine.forward.segment import Segment
+from tandem.engine.gguf.path import SequencePath
+from tandem.protos import tree
 from tests.laws.cells import BAD, WIDTH, running
 
-ROOMS = 4
+RANGES = 4
 which = st.integers(0, 1 << 20)
 tokens = st.integers(1, 9)
 
 
 @dataclass
 class Own:
-    """A room as its owner knows it: a text, and nodes behind it that were fed."""
+    """A KV range as its owner knows it: a text, and nodes behind it that were fed."""
 
-    room: Room
+    kv_range: KVRange
     text: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
@@ -45,33 +45,33 @@ class Own:
 
 
 class Cache(RuleBasedStateMachine):
-    """Rooms come, read, grow trees, move along them, go back, share, overflow and go."""
+    """KV ranges come, read, grow trees, move along them, go back, share, overflow and go."""
 
     @initialize(sequences=st.integers(1, 7))
     def start(self, sequences: int) -> None:
-        """Few sequences, and no more cells than rooms count."""
+        """Few sequences, and no more cells than KV ranges count."""
         self.sequences = sequences
-        self.runner, self.decoder = running(ROOMS * BLOCK, sequences)
-        self.rooms: list[Own] = []
+        self.runner, self.decoder = running(RANGES * BLOCK, sequences)
+        self.kv_ranges: list[Own] = []
 
     def some(self, number: int) -> Own:
-        """One of the rooms."""
-        return self.rooms[number % len(self.rooms)]
+        """One of the KV ranges."""
+        return self.kv_ranges[number % len(self.kv_ranges)]
 
     @rule()
     def take(self) -> None:
-        """A room comes if there is one left."""
-        room = self.runner.pool.take(WIDTH)
-        assert (room is None) == (len(self.rooms) == ROOMS)
-        if room:
-            self.rooms.append(Own(room))
+        """A KV range comes if there is one left."""
+        kv_range = self.runner.pool.allocate(WIDTH)
+        assert (kv_range is None) == (len(self.kv_ranges) == RANGES)
+        if kv_range:
+            self.kv_ranges.append(Own(kv_range))
 
-    @precondition(lambda self: self.rooms)
+    @precondition(lambda self: self.kv_ranges)
     @rule(data=st.data(), bad=st.sampled_from((False,) * 7 + (True,)))
     def feed(self, data: st.DataObject, bad: bool) -> None:
-        """A step of some rooms, each with more nodes of its tree anywhere; one may overflow."""
+        """A step of some KV ranges, each with more nodes of its tree anywhere; one may overflow."""
         fed: list[tuple[Own, Segment]] = []
-        for own in data.draw(st.lists(st.sampled_from(self.rooms), unique_by=id, min_size=1)):
+        for own in data.draw(st.lists(st.sampled_from(self.kv_ranges), unique_by=id, min_size=1)):
             new = data.draw(st.lists(tokens, min_size=1, max_size=6))
             if len(own.text) + len(own.drafted) + len(new) >= WIDTH:
                 continue
@@ -82,22 +82,22 @@ class Cache(RuleBasedStateMachine):
                 own.drafted.append(token)
             wanted = data.draw(st.integers(0, len(new)))
             fed.append(
-                (own, Segment(own.room, len(own.text), tuple(new), tuple(own.parents), wanted))
+                (own, Segment(own.kv_range, len(own.text), tuple(new), tuple(own.parents), wanted))
             )
         logits = self.runner([segment for _, segment in fed]) if fed else []
         for (own, segment), rows in zip(fed, logits, strict=True):
             assert rows.shape == (segment.wanted, WIDTH)
             if BAD in segment.tokens:
                 assert bool(rows.isnan().all())
-                assert not self.runner.pool.finite(own.room, 1)
+                assert not self.runner.pool.finite(own.kv_range, 1)
                 self.forget(own, 0)
                 continue
-            assert self.runner.pool.finite(own.room, 1)
+            assert self.runner.pool.finite(own.kv_range, 1)
             for node, row in enumerate(rows, len(own.parents) - segment.wanted):
                 path = own.path(node)
                 assert row.tolist() == path + [0.0] * (WIDTH - len(path))
 
-    @precondition(lambda self: self.rooms)
+    @precondition(lambda self: self.kv_ranges)
     @rule(number=which, data=st.data())
     def commit(self, number: int, data: st.DataObject) -> None:
         """The text goes on along the tree; some of what is behind it stays, in any order that has
@@ -114,12 +114,12 @@ class Cache(RuleBasedStateMachine):
             if parent in places and node not in places and data.draw(st.booleans()):
                 places[node] = len(kept)
                 kept.append(node)
-        self.runner.pool.compact(own.room, len(own.text), [*path, *kept])
+        self.runner.pool.compact(own.kv_range, len(own.text), [*path, *kept])
         own.text = own.path(chosen)
         own.parents = [places[own.parents[node]] for node in kept]
         own.drafted = [own.drafted[node] for node in kept]
 
-    @precondition(lambda self: self.rooms)
+    @precondition(lambda self: self.kv_ranges)
     @rule(number=which, length=st.integers(0, WIDTH), wiped=st.booleans())
     def go_back(self, number: int, length: int, wiped: bool) -> None:
         """The text is shorter now, which the next step says, or a wipe."""
@@ -129,37 +129,37 @@ class Cache(RuleBasedStateMachine):
             self.forget(own, length)
         own.text, own.drafted, own.parents = own.text[:length], [], []
 
-    @precondition(lambda self: len(self.rooms) > 1)
+    @precondition(lambda self: len(self.kv_ranges) > 1)
     @rule(pair=st.tuples(which, which), length=st.integers(0, WIDTH))
     def share(self, pair: tuple[int, int], length: int) -> None:
-        """A room begins as another does."""
+        """A KV range begins as another does."""
         source, target = self.some(pair[0]), self.some(pair[1])
         if source is target:
             return
         length = min(length, len(source.text))
-        self.runner.pool.copy(source.room, target.room, length)
+        self.runner.pool.copy(source.kv_range, target.kv_range, length)
         target.text, target.drafted, target.parents = source.text[:length], [], []
 
-    @precondition(lambda self: self.rooms)
+    @precondition(lambda self: self.kv_ranges)
     @rule(number=which)
-    def give_back(self, number: int) -> None:
-        """A room goes, once."""
-        own = self.rooms.pop(number % len(self.rooms))
-        self.runner.pool.give_back(own.room)
+    def release(self, number: int) -> None:
+        """A KV range goes, once."""
+        own = self.kv_ranges.pop(number % len(self.kv_ranges))
+        self.runner.pool.release(own.kv_range)
         with pytest.raises(AssertionError):
-            self.runner.pool.give_back(own.room)
+            self.runner.pool.release(own.kv_range)
 
     def forget(self, own: Own, length: int) -> None:
-        """A room is wiped."""
-        self.runner.pool.wipe(own.room, length)
+        """A KV range is wiped."""
+        self.runner.pool.wipe(own.kv_range, length)
         own.text, own.drafted, own.parents = own.text[:length], [], []
 
     @invariant()
-    def every_cell_is_some_rooms(self) -> None:
+    def every_cell_is_some_ranges(self) -> None:
         """No more cells than places, and none for a sequence that is free."""
         used = {name for cell in self.decoder.cells for name in cell.sequences}
         assert len(used) <= self.sequences
-        if not self.rooms:
+        if not self.kv_ranges:
             assert not self.decoder.cells
 
 
@@ -178,48 +178,48 @@ def test_on_few_sequences_every_row_sees_its_own_path() -> None:
 def test_a_tree_with_more_leaves_than_sequences_takes_several_decodes() -> None:
     """And the branch that was kept is fed again where its sequence was needed by another."""
     runner, decoder = running(BLOCK, 3)
-    room = runner.pool.take(WIDTH)
-    assert room
-    draft = Segment(room, 0, (1, *range(2, 12)), (-1, *[0] * 10), 11)
+    kv_range = runner.pool.allocate(WIDTH)
+    assert kv_range
+    draft = Segment(kv_range, 0, (1, *range(2, 12)), (-1, *[0] * 10), 11)
     (logits,) = runner([draft])
     assert decoder.decodes > 1
     assert [row[:2].tolist() for row in logits[1:]] == [[1, token] for token in range(2, 12)]
-    runner.pool.compact(room, 0, [0, 1])
-    (after,) = runner([Segment(room, 2, (5,), (-1,), 1)])
+    runner.pool.compact(kv_range, 0, [0, 1])
+    (after,) = runner([Segment(kv_range, 2, (5,), (-1,), 1)])
     assert after[0, :3].tolist() == [1, 2, 5]
 
 
 def test_a_fork_shares_the_cells_of_its_text() -> None:
     runner, decoder = running(BLOCK, 8)
-    room = runner.pool.take(WIDTH)
-    assert room
-    runner([Segment(room, 0, tuple(range(1, 21)), tree.chain(20), 1)])
-    runner([Segment(room, 20, (5, 6, 7), (-1, -1, -1), 3)])
+    kv_range = runner.pool.allocate(WIDTH)
+    assert kv_range
+    runner([Segment(kv_range, 0, tuple(range(1, 21)), tree.chain(20), 1)])
+    runner([Segment(kv_range, 20, (5, 6, 7), (-1, -1, -1), 3)])
     assert (len(decoder.cells), decoder.decodes) == (23, 2)
 
 
 def test_a_growing_tree_is_fed_once() -> None:
     """Whatever grows where, and when the text goes on along a branch."""
     runner, decoder = running(BLOCK, 8)
-    room = runner.pool.take(WIDTH)
-    assert room
-    runner([Segment(room, 0, (1, 2), (-1, 0), 1)])
-    runner([Segment(room, 2, (3, 4), (-1, -1), 2)])
-    runner([Segment(room, 2, (5, 6), (-1, -1, 1, 0), 2)])
-    runner([Segment(room, 2, (7, 8), (-1, -1, 1, 0, 3, 2), 2)])
-    runner.pool.compact(room, 2, [1, 2, 5])
-    (logits,) = runner([Segment(room, 3, (9,), (-1, 0, 1), 1)])
+    kv_range = runner.pool.allocate(WIDTH)
+    assert kv_range
+    runner([Segment(kv_range, 0, (1, 2), (-1, 0), 1)])
+    runner([Segment(kv_range, 2, (3, 4), (-1, -1), 2)])
+    runner([Segment(kv_range, 2, (5, 6), (-1, -1, 1, 0), 2)])
+    runner([Segment(kv_range, 2, (7, 8), (-1, -1, 1, 0, 3, 2), 2)])
+    runner.pool.compact(kv_range, 2, [1, 2, 5])
+    (logits,) = runner([Segment(kv_range, 3, (9,), (-1, 0, 1), 1)])
     assert logits[0, :6].tolist() == [1, 2, 4, 5, 8, 9]
     assert (decoder.fed, len(decoder.cells)) == (9, 6)
 
 
 def test_one_that_overflows_does_not_harm_its_neighbours() -> None:
     runner, _ = running(2 * BLOCK, 4)
-    rooms = [runner.pool.take(WIDTH) for _ in range(2)]
+    kv_ranges = [runner.pool.allocate(WIDTH) for _ in range(2)]
     segments = [
-        Segment(room, 0, (token,), (-1,), 1)
-        for room, token in zip(rooms, (BAD, 3), strict=True)
-        if room
+        Segment(kv_range, 0, (token,), (-1,), 1)
+        for kv_range, token in zip(kv_ranges, (BAD, 3), strict=True)
+        if kv_range
     ]
     bad, good = runner(segments)
     assert bool(bad.isnan().all())
@@ -227,9 +227,11 @@ def test_one_that_overflows_does_not_harm_its_neighbours() -> None:
 
 
 def test_a_path_has_one_way_to_be_written() -> None:
-    assert Path.of(2, (2, 3, 9)) == Path(4, (9,))
-    assert Path(4, (9,)).first(3) == Path(3)
-    assert Path(3).begins(Path(4, (9,))) and not Path(4, (8,)).begins(Path(4, (9, 8)))
+    assert SequencePath.of(2, (2, 3, 9)) == SequencePath(4, (9,))
+    assert SequencePath(4, (9,)).first(3) == SequencePath(3)
+    assert SequencePath(3).is_prefix_of(SequencePath(4, (9,))) and not SequencePath(
+        4, (8,)
+    ).is_prefix_of(SequencePath(4, (9, 8)))
     assert torch.equal(
-        torch.tensor([Path(4, (9,))[n] for n in range(5)]), torch.tensor([0, 1, 2, 3, 9])
+        torch.tensor([SequencePath(4, (9,))[n] for n in range(5)]), torch.tensor([0, 1, 2, 3, 9])
     )

@@ -19,11 +19,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.cache.rooms import BLOCK
-from engine.cache.sessions import SETTLED_SECONDS, Sessions
-from protos import tree
-from protos.errors import Busy, SessionMiss, StaleTurn, TransportLost
-from protos.types import Context
+from tandem.engine.cache.ranges import BLOCK
+from tandem.engine.cache.sessions import IDLE_SECONDS, Sessions
+from tandem.protos import tree
+from tandem.protos.errors import Busy, SessionMiss, StaleTurn, TransportLost
+from tandem.protos.types import Context
 from tests.laws.replica import LENGTH, TTL, Answer, Message, Replica, Tokens, Unfenced
 
 SHARED = tuple(range(100, 100 + BLOCK + 2))  # a beginning that is worth keeping
@@ -33,7 +33,7 @@ guesses = st.lists(tokens, max_size=4).map(tuple)
 fates = st.sampled_from(("answered", "answered", "answered", "request lost", "answer lost", "late"))
 services = st.sampled_from(("drafter", "verifier"))
 names = st.sampled_from(sorted(CLIENTS))
-pauses = st.sampled_from((SETTLED_SECONDS, 0.0, SETTLED_SECONDS / 2))
+pauses = st.sampled_from((IDLE_SECONDS, 0.0, IDLE_SECONDS / 2))
 
 
 @dataclass
@@ -190,7 +190,7 @@ class Faults(RuleBasedStateMachine):
         """All sessions were idle for too long."""
         replica = self.replicas[service]
         replica.expire(TTL + 1)
-        assert (len(replica.sessions), replica.pool.taken) == (0, 0)
+        assert (len(replica.sessions), replica.pool.allocated) == (0, 0)
 
     @rule(service=services)
     def restart(self, service: str) -> None:

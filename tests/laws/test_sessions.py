@@ -10,13 +10,13 @@ from itertools import count
 import pytest
 import torch
 
-from engine.cache.rooms import BLOCK
-from engine.cache.session import Ended
-from engine.cache.sessions import Sessions
-from engine.forward.segment import Segment
-from protos import tree
-from protos.errors import Busy, Internal, InvalidRequest, SessionMiss, StaleTurn
-from protos.types import Context
+from tandem.engine.cache.ranges import BLOCK
+from tandem.engine.cache.session import JobEnded
+from tandem.engine.cache.sessions import Sessions
+from tandem.engine.forward.segment import Segment
+from tandem.protos import tree
+from tandem.protos.errors import Busy, Internal, InvalidRequest, SessionMiss, StaleTurn
+from tandem.protos.types import Context
 from tests.laws.replica import LENGTH, TTL, Message, Replica, tiny_pool
 
 ONE_ID = b"a"
@@ -65,13 +65,17 @@ def test_what_is_not_held_is_a_miss_that_opens_nothing(context: Context) -> None
     replica = Replica()
     with pytest.raises(SessionMiss), replica.at_work(context):
         pass
-    assert (len(replica.sessions), replica.pool.taken, replica.sessions.counts.misses) == (0, 0, 1)
+    assert (len(replica.sessions), replica.pool.allocated, replica.sessions.counts.misses) == (
+        0,
+        0,
+        1,
+    )
 
 
 def test_a_base_beyond_what_is_held_is_a_miss_that_changes_nothing() -> None:
     replica = Replica()
     replica.open(ONE_ID, (1, 2))
-    session = replica.rooms[ONE_ID]
+    session = replica.opened[ONE_ID]
     with pytest.raises(SessionMiss), replica.at_work(Context(ONE_ID, 2, 3, (9,), 1)):
         pass
     assert (session.length, session.turn, session.active) == (2, 1, False)
@@ -90,7 +94,7 @@ def test_expiry_spares_sessions_at_work_and_sessions_in_use() -> None:
     replica.expire(TTL)  # counted from the end of its work
     assert len(replica.sessions) == 1
     replica.expire(0.1)
-    assert (len(replica.sessions), replica.pool.taken) == (0, 0)
+    assert (len(replica.sessions), replica.pool.allocated) == (0, 0)
     with pytest.raises(SessionMiss):
         replica.serve(Message(Context(ONE_ID, 3, 1, (2,), 1), (1, 2)))
 
@@ -112,10 +116,10 @@ def test_a_full_house_is_busy_until_a_session_is_closed() -> None:
     with pytest.raises(Busy, match="all 1 sessions") as refused:
         replica.open(b"b", (1,))
     assert refused.value.retry_after > 0
-    assert (len(replica.sessions), replica.pool.taken) == (1, BLOCK)
+    assert (len(replica.sessions), replica.pool.allocated) == (1, BLOCK)
     for _ in range(2):
         replica.close(ONE_ID)
-    assert (len(replica.sessions), replica.pool.taken) == (0, 0)
+    assert (len(replica.sessions), replica.pool.allocated) == (0, 0)
     assert replica.open(b"b", (1,)).held == 1
 
 
@@ -125,7 +129,7 @@ def test_a_context_above_the_limit_is_refused_with_both_numbers() -> None:
         pytest.raises(
             InvalidRequest, match=r"context\.tokens reach token 9, above the context of 8"
         ) as refused,
-        sessions.extended(Context(ONE_ID, 1, 0, tuple(range(9))), 0),
+        sessions.acquire(Context(ONE_ID, 1, 0, tuple(range(9))), 0),
     ):
         pass
     assert [violation.field for violation in refused.value.violations] == ["context.tokens"]
@@ -185,17 +189,17 @@ def test_a_session_whose_model_overflowed_is_forgotten_at_once(client: bytes) ->
     said = tuple(range(BLOCK + 1))
     context = Context(b"s", 1, 0, said, client=client)
     segment = tree.chain(len(said))
-    with torch.inference_mode(), sessions.extended(context, 0) as held:
+    with torch.inference_mode(), sessions.acquire(context, 0) as held:
         sessions.keep(held, context, ())
-        feeding = sessions.feed(context, Segment(held.room, 0, said, segment, 1))
+        feeding = sessions.feed(context, Segment(held.kv_range, 0, said, segment, 1))
         next(feeding)
         for stored in (*pool.keys, *pool.values):
-            stored[held.room.start : held.room.end] = float("nan")
+            stored[held.kv_range.start : held.kv_range.end] = float("nan")
         with pytest.raises(Internal, match="overflowed"):
             feeding.send(torch.tensor([[1.0, float("nan")]]))
-    assert (len(sessions), pool.taken) == (0, 0)
+    assert (len(sessions), pool.allocated) == (0, 0)
     assert all(stored.isfinite().all() for stored in (*pool.keys, *pool.values))
-    with sessions.extended(Context(b"t", 1, 0, said, client=client), 0) as next_one:
+    with sessions.acquire(Context(b"t", 1, 0, said, client=client), 0) as next_one:
         assert next_one.length == 0
 
 
@@ -231,15 +235,15 @@ def test_sessions_may_be_counted_while_others_come_and_go() -> None:
 
 @pytest.mark.parametrize("where", [0, BLOCK + 3])
 def test_of_a_prompt_that_ends_early_nothing_stays_if_the_model_overflowed(where: int) -> None:
-    """Nobody has seen its logits, and whose room it is next multiplies what lies there by zero."""
+    """The next session in its KV range multiplies what lies there by zero."""
     pool, prompt = tiny_pool(), tuple(range(BLOCK + 9))
     sessions = Sessions(pool, LENGTH, 2, count(1).__next__, TTL, lambda: 0.0)
     context = Context(b"s", 1, 0, prompt, client=b"x")
-    with pytest.raises(Ended), sessions.extended(context, 0) as held:
+    with pytest.raises(JobEnded), sessions.acquire(context, 0) as held:
         for stored in (*pool.keys, *pool.values):
-            stored[held.room.start + where] = float("inf")
-        raise Ended(BLOCK + 4)
+            stored[held.kv_range.start + where] = float("inf")
+        raise JobEnded(BLOCK + 4)
     sessions.close(b"s")
     assert all(stored.isfinite().all() for stored in (*pool.keys, *pool.values))
-    with sessions.extended(Context(b"t", 1, 0, prompt, client=b"x"), 0) as held:
+    with sessions.acquire(Context(b"t", 1, 0, prompt, client=b"x"), 0) as held:
         assert not held.length

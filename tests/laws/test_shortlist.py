@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.sampling import flat, peaked
-from engine.sampling.drawing import LARGE, leading, logprobs, warp
-from engine.sampling.shortlist import COLUMNS, Shortlist, likeliest
-from protos.types import SamplingParams
+from tandem.benchmarks.sampling import flat, peaked
+from tandem.engine.sampling.sampler import LARGE, leading, logprobs, warp
+from tandem.engine.sampling.shortlist import COLUMNS, Shortlist, likeliest
+from tandem.protos.types import SamplingParams
 from tests.laws.rows import Kind, adjusted, options, rounded, steps
 
 

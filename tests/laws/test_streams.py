@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import verifier_service.judge as judge_module
-from drafter_service.tree.guesses import sampled
-from engine.sampling.drawing import Adjustment, probabilities
-from engine.sampling.noise import Stream
-from protos.types import Draft, Rule, SamplingParams
-from verifier_service.acceptance import walk
-from verifier_service.judge import Judge
+import tandem.verifier_service.target_sampler as target_sampler
+from tandem.drafter_service.tree.expansion import sampled_children
+from tandem.engine.sampling.noise import NoiseStream
+from tandem.engine.sampling.sampler import LogitsProcessor, probabilities
+from tandem.protos.types import Draft, Rule, SamplingParams
+from tandem.verifier_service.acceptance import walk
+from tandem.verifier_service.target_sampler import TargetSampler
 
 TARGET = torch.tensor([1.2, 0.6, -2.5, -0.4, -1.0])
 DRAFTED = torch.tensor([-0.6, 1.6, 2.2, 0.1, -0.2])
@@ -27,13 +27,13 @@ LIKELY = 18.5  # chi-square of 4 degrees of freedom that is exceeded once in 1,0
 def first_token(seed: int, branches: int) -> int:
     """What one round emits first."""
     params = SamplingParams(temperature=1.0, seed=seed, rule=Rule.REJECT)
-    (guess,) = sampled(params, branches, root=2)(DRAFTED[None], [2])
+    (guess,) = sampled_children(params, branches, root=2)(DRAFTED[None], [2])
     assert guess.drawn is not None
     tokens = tuple(child.token for child in guess.children)
     nothing = type(guess.drawn)()
     draft = Draft(tokens, (-1,) * len(tokens), (guess.drawn, *(nothing,) * len(tokens)))
     logits = TARGET.repeat(1 + len(tokens), 1)
-    judge = Judge(draft, params, logits, Adjustment(params, (7, 7)))
+    judge = TargetSampler(draft, params, logits, LogitsProcessor(params, (7, 7)))
     accepted, token = walk(draft.parents, judge.decide)
     return draft.tokens[accepted[0]] if accepted else token
 
@@ -54,10 +54,10 @@ def test_separate_streams_emit_the_distribution_of_the_target(branches: int) -> 
 def test_a_stream_that_is_also_the_drafts_is_seen(
     aliased: str, branches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    streams = {each.name: each for each in Stream} | {aliased: Stream.DRAFT}
-    monkeypatch.setattr(judge_module, "Stream", SimpleNamespace(**streams))
+    streams = {each.name: each for each in NoiseStream} | {aliased: NoiseStream.DRAFT}
+    monkeypatch.setattr(target_sampler, "NoiseStream", SimpleNamespace(**streams))
     assert chi_square(branches) > LIKELY
 
 
 def test_streams_are_told_apart() -> None:
-    assert len({each.value for each in Stream}) == len(Stream) == 4
+    assert len({each.value for each in NoiseStream}) == len(NoiseStream) == 4

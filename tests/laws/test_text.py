@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
-import models
-from orchestrator.frontend.text import TextStream, load_tokenizer
-from protos.errors import Unusable
+from tandem import models
+from tandem.orchestrator.frontend.text import TextStream, load_tokenizer
+from tandem.protos.errors import Unusable
 
 LOST = "\ufffd"
 TOKENIZER: Tokenizer = load_tokenizer(models.TARGET)
@@ -192,7 +192,7 @@ def test_what_may_become_a_stop_string_is_held_back_until_it_does_not() -> None:
 
 def test_a_stop_string_may_begin_where_none_may_end() -> None:
     begin, end = ids_of("so Lil"), ids_of("ly")
-    stream = TextStream(TOKENIZER, PROMPT, ["Lilly", "il"], least=len(begin))
+    stream = TextStream(TOKENIZER, PROMPT, ["Lilly", "il"], min_tokens=len(begin))
     assert [stream.push(begin)[0], stream.push(end)[0]] == ["so ", ""]
     assert stream.matched == "Lilly"
 

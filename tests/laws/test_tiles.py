@@ -6,11 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cache.kv import Index
-from engine.cache.rooms import BLOCK, Room
-from engine.forward.segment import Segment
-from engine.forward.tiles import COARSE, Tile, TilePlan, lay_out
-from protos import tree
+from tandem.engine.cache.pool import SlotIndex
+from tandem.engine.cache.ranges import BLOCK, KVRange
+from tandem.engine.forward.segment import Segment
+from tandem.engine.forward.tiles import COARSE, Tile, TilePlan, tile_plan
+from tandem.protos import tree
 
 CPU = torch.device("cpu")
 CAPACITY = 4 * BLOCK
@@ -22,22 +22,22 @@ parents_of_trees = st.integers(0, 24).flatmap(
 
 @st.composite
 def segments(draw: st.DrawFn) -> Segment:
-    """What a verifier feeds, or one level of a drafter; the room is given later."""
+    """What a verifier feeds, or one level of a drafter; the KV range is given later."""
     length, drafted = draw(st.integers(1, BLOCK + 9)), draw(parents_of_trees)
     parents = tree.hang(length, drafted)
     cached = draw(st.integers(0, len(parents) - 1)) if draw(st.booleans()) else 0
     fed = len(parents) - cached
     wanted = draw(st.integers(0, fed))
     tokens = tuple(draw(st.integers(1, 9)) for _ in range(fed))
-    return Segment(Room(0, CAPACITY), draw(st.integers(0, 70)), tokens, parents, wanted)
+    return Segment(KVRange(0, CAPACITY), draw(st.integers(0, 70)), tokens, parents, wanted)
 
 
 def steps() -> st.SearchStrategy[list[Segment]]:
-    """Segments of several sessions, each in a room of its own, in any order."""
+    """Segments of several sessions, each in a KV range of its own, in any order."""
 
     def place(found: list[Segment], order: list[int]) -> list[Segment]:
         for segment, number in zip(found, order, strict=False):
-            segment.room.start = number * CAPACITY
+            segment.kv_range.start = number * CAPACITY
         return found
 
     return st.builds(place, st.lists(segments(), min_size=1, max_size=3), st.permutations(range(3)))
@@ -46,7 +46,7 @@ def steps() -> st.SearchStrategy[list[Segment]]:
 def stored(found: list[Segment]) -> dict[int, Name]:
     """Which key lies at which place of the pool before the step."""
     return {
-        segment.room.start + place: (number, place)
+        segment.kv_range.start + place: (number, place)
         for number, segment in enumerate(found)
         for place in range(segment.context + segment.cached)
     }
@@ -64,7 +64,7 @@ def fed(found: list[Segment]) -> list[Name]:
 def played(step: TilePlan, found: list[Segment]) -> dict[int, list[Name]]:
     """What each row saw, in the order of its positions."""
     keys, pool = fed(found), stored(found)
-    for row, place in zip(range(step.count), numbers(step.stored), strict=True):
+    for row, place in zip(range(step.count), numbers(step.slots), strict=True):
         pool[place] = keys[row]
     seen: dict[int, list[Name]] = {}
     for tile in step.tiles:
@@ -74,7 +74,7 @@ def played(step: TilePlan, found: list[Segment]) -> dict[int, list[Name]]:
     return seen
 
 
-def numbers(index: Index) -> list[int]:
+def numbers(index: SlotIndex) -> list[int]:
     """What an index says."""
     if isinstance(index, slice):
         return list(range(index.start, index.stop))
@@ -99,7 +99,7 @@ def own_path(segment: Segment, number: int, node: int) -> list[Name]:
 
 @given(steps())
 def test_every_row_sees_its_context_its_ancestors_and_itself(found: list[Segment]) -> None:
-    seen = played(lay_out(found, CPU), found)
+    seen = played(tile_plan(found, CPU), found)
     row = 0
     for number, segment in enumerate(found):
         for node in range(segment.cached, len(segment.parents)):
@@ -111,7 +111,7 @@ def test_every_row_sees_its_context_its_ancestors_and_itself(found: list[Segment
 @given(steps())
 def test_a_tile_knows_the_positions_of_rows_and_keys(found: list[Segment]) -> None:
     """A window counts positions, not places."""
-    step = lay_out(found, CPU)
+    step = tile_plan(found, CPU)
     for tile, segment in zip(step.tiles, found, strict=True):
         own = [segment.context + depth for depth in tree.depths(segment.parents)]
         assert tile.row_positions.tolist() == own[segment.cached :]
@@ -127,7 +127,7 @@ def enough(rows: int, needed: int) -> bool:
 def test_a_step_feeds_all_tokens_at_their_positions_and_asks_for_the_last_rows(
     found: list[Segment],
 ) -> None:
-    step = lay_out(found, CPU)
+    step = tile_plan(found, CPU)
     tokens = [token for segment in found for token in segment.tokens]
     positions = [
         segment.context + depth

@@ -17,10 +17,10 @@ from tokenizers import (
     trainers,
 )
 
-from benchmarks.peers.prompts import story_prompts
-from drafter_service.foreign.mirror import TAIL, Mirror
-from drafter_service.foreign.translation import LOST, Translation
-from models import EMBEDDED, TARGET
+from tandem.benchmarks.peers.prompts import story_prompts
+from tandem.drafter_service.foreign.target_text import TAIL, TargetText
+from tandem.drafter_service.foreign.translation import LOST, Translation
+from tandem.models import EMBEDDED, TARGET
 
 PAIRS = [
     ("embedded", "foreign"),
@@ -125,9 +125,9 @@ def test_any_draft_continues_any_committed_tokens(
     theirs, own = pair
     committed = until(ids_of(theirs, text), cut) + data.draw(ids(theirs) | st.just([]))
     drafted = data.draw(ids(own) | st.just(ids_of(own, draft)))
-    for token in translation(*pair).to_own(committed):
+    for token in translation(*pair).to_draft(committed):
         assert 0 <= token < tokenizer(own).get_vocab_size()
-    said = translation(*pair).to_theirs(committed, drafted)
+    said = translation(*pair).to_target(committed, drafted)
     before = text_of(theirs, committed).rstrip(LOST)
     assert text_of(theirs, committed + said).startswith(before)
 
@@ -140,8 +140,8 @@ def test_the_same_tokenizer_translates_a_draft_to_itself(text: str, cut: float) 
         committed.pop()
     drafted = whole[len(committed) :]
     same = translation("embedded", "embedded")
-    assert same.to_theirs(committed, drafted) == drafted
-    assert same.to_own(committed) == committed
+    assert same.to_target(committed, drafted) == drafted
+    assert same.to_draft(committed) == committed
 
 
 @given(text=texts, draft=texts, cut=cuts)
@@ -150,8 +150,8 @@ def test_what_is_said_is_the_beginning_of_what_was_meant(text: str, draft: str, 
     committed = until(ids_of("embedded", text), cut)
     before = text_of("embedded", committed).rstrip(LOST)
     there = translation("embedded", "foreign")
-    assert text_of("foreign", there.to_own(committed)) == before
-    said = there.to_theirs(committed, ids_of("foreign", draft))
+    assert text_of("foreign", there.to_draft(committed)) == before
+    said = there.to_target(committed, ids_of("foreign", draft))
     after = text_of("embedded", committed + said).rstrip(LOST)
     assert after == before + draft or not said
 
@@ -162,9 +162,9 @@ def test_half_a_character_is_left_out_and_its_other_half_can_be_drafted(text: st
     whole = ids_of("embedded", text + " 世")
     half = whole[:-1]
     assert text_of("embedded", half).endswith(LOST), "a character of several tokens"
-    assert text_of("foreign", there.to_own(half)) == text_of("embedded", half).rstrip(LOST)
-    assert there.to_theirs(half, ids_of("foreign", "世")) == whole[-1:]
-    assert there.to_theirs(half, ids_of("foreign", "x")) == []
+    assert text_of("foreign", there.to_draft(half)) == text_of("embedded", half).rstrip(LOST)
+    assert there.to_target(half, ids_of("foreign", "世")) == whole[-1:]
+    assert there.to_target(half, ids_of("foreign", "x")) == []
 
 
 def test_the_end_of_a_text_is_told_by_its_own_token_in_both_directions() -> None:
@@ -174,36 +174,38 @@ def test_the_end_of_a_text_is_told_by_its_own_token_in_both_directions() -> None
         for made, name in ((tokenizer("embedded"), "<|endoftext|>"), (tokenizer("foreign"), "</s>"))
     )
     said = ids_of("embedded", "The end.")
-    assert there.to_own([*said, theirs])[-1] == own
-    assert there.to_theirs(said, [*ids_of("foreign", " Bye"), own, 300]) == [
+    assert there.to_draft([*said, theirs])[-1] == own
+    assert there.to_target(said, [*ids_of("foreign", " Bye"), own, 300]) == [
         *ids_of("embedded", " Bye"),
         theirs,
     ]
-    assert there.to_own([1]) == [], "padding has no meaning here"
+    assert there.to_draft([1]) == [], "padding has no meaning here"
     spelled = ids_of("foreign", "<")[0], *ids_of("foreign", "/s>")
-    assert own not in there.to_own(there.to_theirs([], spelled))
+    assert own not in there.to_draft(there.to_target([], spelled))
 
 
 def test_their_beginning_becomes_ours() -> None:
     first = tokenizer("pieces").encode("Once upon a time").ids
-    assert text_of("foreign", translation("pieces", "foreign").to_own(first)) == "Once upon a time"
+    assert (
+        text_of("foreign", translation("pieces", "foreign").to_draft(first)) == "Once upon a time"
+    )
     once = ids_of("embedded", "Once upon a time")
-    assert translation("embedded", "pieces").to_own(once) == first
+    assert translation("embedded", "pieces").to_draft(once) == first
 
 
 @given(
     st.lists(st.tuples(texts, cuts), min_size=1, max_size=6),
     st.sampled_from([" and so it went on", "世界和平", "nospaces", "😀"]),
 )
-def test_a_mirror_that_grows_and_is_cut_says_what_it_was_told(
+def test_a_target_text_that_grows_and_is_cut_keeps_its_translation(
     steps: list[tuple[str, float]], more: str
 ) -> None:
-    there, mirror = translation("embedded", "foreign"), Mirror()
+    there, target = translation("embedded", "foreign"), TargetText()
     for text, share in steps:
-        mirror = mirror.cut(round(len(mirror.theirs) * share))
-        while text_of("embedded", list(mirror.theirs)).endswith(LOST):
-            mirror = mirror.cut(len(mirror.theirs) - 1)
-        mirror, own = mirror.said(ids_of("embedded", text + more * (TAIL // 4)), there)
-        assert text_of("foreign", list(own)) == text_of("embedded", list(mirror.theirs))
-        mirror, _ = mirror.said(ids_of("embedded", more), there)
-        assert len(mirror.theirs) - mirror.settled <= 4 * TAIL
+        target = target.cut(round(len(target.tokens) * share))
+        while text_of("embedded", list(target.tokens)).endswith(LOST):
+            target = target.cut(len(target.tokens) - 1)
+        target, own = target.extended(ids_of("embedded", text + more * (TAIL // 4)), there)
+        assert text_of("foreign", list(own)) == text_of("embedded", list(target.tokens))
+        target, _ = target.extended(ids_of("embedded", more), there)
+        assert len(target.tokens) - target.settled <= 4 * TAIL

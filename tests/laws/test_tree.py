@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos import tree
+from tandem.protos import tree
 
 Parents = tuple[int, ...]
 parents_of_trees = st.integers(0, 24).flatmap(

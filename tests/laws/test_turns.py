@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.forward.segment import Segment
-from engine.schedule.batch import PIECE, SHORT, Limits
-from engine.schedule.cost import CostModel
-from protos import tree
+from tandem.engine.forward.segment import Segment
+from tandem.engine.schedule.batch import PIECE, SHORT, StepLimits
+from tandem.engine.schedule.cost import CostModel
+from tandem.protos import tree
 from tests.laws.segments import (
-    ROOM,
+    KV_RANGE,
     SLOWLY,
     Known,
     composed,
@@ -32,7 +32,7 @@ class Queue:
 
     waiting: list[tuple[int, Segment]]
     cost: CostModel
-    limits: Limits
+    limits: StepLimits
     pace: float = 0.0
 
     def step(self) -> list[tuple[int, Segment]]:
@@ -51,10 +51,12 @@ class Queue:
 
 @given(longs, costs, limits_, paces, st.lists(drafting(), max_size=3))
 def test_the_pieces_of_a_prompt_are_the_prompt(
-    prompt: Segment, cost: CostModel, limits: Limits, pace: float, others: list[Segment]
+    prompt: Segment, cost: CostModel, limits: StepLimits, pace: float, others: list[Segment]
 ) -> None:
     """Every token is fed once, in order, where it belongs; the rows wanted come last, together."""
-    limits = Limits(limits.sessions + len(others), limits.tokens + 20 * len(others), limits.slack)
+    limits = StepLimits(
+        limits.sessions + len(others), limits.tokens + 20 * len(others), limits.slack
+    )
     queue = Queue([(0, prompt)], cost, limits, pace)
     pieces: list[Segment] = []
     while queue.waiting:
@@ -67,7 +69,7 @@ def test_the_pieces_of_a_prompt_are_the_prompt(
     assert len(pieces) <= 1 + len(prompt.tokens) // PIECE
     context = prompt.context
     for piece in pieces:
-        assert (piece.room, piece.context) == (prompt.room, context)
+        assert (piece.kv_range, piece.context) == (prompt.kv_range, context)
         context += len(piece.tokens)
     assert [piece.wanted for piece in pieces] == [0] * (len(pieces) - 1) + [prompt.wanted]
     last, before = pieces[-1], len(prompt.tokens) - len(pieces[-1].tokens)
@@ -79,7 +81,7 @@ def test_the_pieces_of_a_prompt_are_the_prompt(
 
 @given(st.lists(shorts, min_size=1, max_size=12), costs, limits_, st.lists(longs, max_size=2))
 def test_who_decodes_is_served_as_often_as_the_limits_allow(
-    decoding: list[Segment], cost: CostModel, limits: Limits, prompts: list[Segment]
+    decoding: list[Segment], cost: CostModel, limits: StepLimits, prompts: list[Segment]
 ) -> None:
     """Each is fed again and again, in turn, beside at least that many others that surely fit."""
     rests = [SHORT + prompt.wanted for prompt in prompts]  # that are too short to be cut
@@ -101,9 +103,9 @@ def test_who_decodes_is_served_as_often_as_the_limits_allow(
 def test_every_prompt_gets_on(
     prompts: list[Segment], cost: CostModel, decoding: int, pace: float
 ) -> None:
-    """They take turns, at least `PIECE` tokens each, as long as the steps have any room."""
-    queue = Queue([*enumerate(prompts)], cost, Limits(sessions=8, tokens=200), pace)
-    one = Segment(ROOM, 100, (1,), (-1,), 1)
+    """They take turns, at least `PIECE` tokens each, as long as the steps have any KV range."""
+    queue = Queue([*enumerate(prompts)], cost, StepLimits(sessions=8, tokens=200), pace)
+    one = Segment(KV_RANGE, 100, (1,), (-1,), 1)
     since = dict.fromkeys(range(len(prompts)), 0)
     for _ in range(30):
         queue.waiting += [(100 + name, one) for name in range(decoding)]
@@ -114,12 +116,14 @@ def test_every_prompt_gets_on(
         assert max(since.values(), default=0) < len(prompts)
 
 
-@pytest.mark.parametrize("limits", [Limits(4, 512), Limits(32, PIECE)], ids=["sessions", "tokens"])
-def test_a_prompt_gets_on_however_many_sessions_are_decoding(limits: Limits) -> None:
+@pytest.mark.parametrize(
+    "limits", [StepLimits(4, 512), StepLimits(32, PIECE)], ids=["sessions", "tokens"]
+)
+def test_a_prompt_gets_on_however_many_sessions_are_decoding(limits: StepLimits) -> None:
     """Their steps are full, with more of them waiting all the time."""
-    prompt = Segment(ROOM, 0, tuple(range(200)), tree.chain(200), 1)
+    prompt = Segment(KV_RANGE, 0, tuple(range(200)), tree.chain(200), 1)
     queue = Queue([(0, prompt)], Known(*SLOWLY), limits)
-    one = Segment(ROOM, 100, (1,), (-1,), 1)
+    one = Segment(KV_RANGE, 100, (1,), (-1,), 1)
     queue.waiting += [(name, one) for name in range(1, 41)]
     for _ in range(1000):
         fed = {name for name, _ in queue.step()} - {0}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from itertools import count
 
-from engine.cache.rooms import BLOCK
-from engine.cache.sessions import SETTLED_SECONDS, Sessions
-from engine.schedule.scheduler import ModelThread
-from protos.errors import Busy
-from protos.streams import Fact
-from protos.types import NO_DRAFT, Context, SamplingParams
+from tandem.engine.cache.ranges import BLOCK
+from tandem.engine.cache.sessions import IDLE_SECONDS, Sessions
+from tandem.engine.schedule.scheduler import ModelThread
+from tandem.protos.errors import Busy
+from tandem.protos.streams import Fact
+from tandem.protos.types import NO_DRAFT, Context, SamplingParams
 from tests.laws.machine import LIMITS, SECONDS, Machine, queue, results, settle, steps
 from tests.laws.replica import tiny_pool
 from tests.laws.verifying import verify
@@ -36,7 +36,7 @@ async def test_a_newcomer_does_not_evict_a_session_whose_call_waits_behind_it() 
         await settle()
         waiting = ask(thread, Context(b"old", 2, 2, (3,), opened.epoch))
         await settle()
-        machine.now += 2 * SETTLED_SECONDS
+        machine.now += 2 * IDLE_SECONDS
         machine.open.set()
         _, refused, served = await results(step, newcomer, waiting)
     assert isinstance(refused, Busy)

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from drafter_service.tree.worth import (
+from tandem.drafter_service.tree.worth import (
     BOUNDARY,
     CURIOUS,
     QUEUE,
     Conditions,
-    Known,
-    Outlook,
-    Skill,
+    DrafterHistory,
+    DraftSkill,
+    FeedThreshold,
     Worth,
 )
-from engine.schedule.cost import Rates
+from tandem.engine.schedule.cost import Rates
 
 TOKEN = 0.02
 COST = 0.25
@@ -26,39 +26,41 @@ FAR = replace(NEAR, delay=0.5)
 RATES = Rates(step=0.002, row=0.001)
 
 
-def taught(chance: float, often: float) -> Skill:
+def taught(chance: float, often: float) -> DraftSkill:
     """A drafter that says one chance, and is right so often."""
-    skill = Skill(right=often)
+    skill = DraftSkill(right=often)
     for _ in range(2000):
-        skill.saw(chance, True, 0.01)
+        skill.observe(chance, True, 0.01)
     skill.right = often
     return skill
 
 
-def worth(conditions: Conditions = NEAR, rates: Rates = RATES, skill: Skill | None = None) -> Worth:
+def worth(
+    conditions: Conditions = NEAR, rates: Rates = RATES, skill: DraftSkill | None = None
+) -> Worth:
     """That of a new session's nodes, which is not the one in so many."""
-    known = Known(skill or Skill())
+    known = DrafterHistory(skill or DraftSkill())
     next(known.texts)
     return Worth(conditions, rates, known, COST)
 
 
 def test_all_is_worth_it_until_something_is_known() -> None:
     for unknown in (Conditions(), replace(FAR, pace=0.0), replace(FAR, token_seconds=0.0)):
-        assert worth(unknown).outlook() == Outlook()
-    assert worth(FAR, Rates()).outlook().pays(-100.0, 50)
+        assert worth(unknown).threshold() == FeedThreshold()
+    assert worth(FAR, Rates()).threshold().pays(-100.0, 50)
 
 
 def test_a_drafter_whose_time_costs_nothing_always_guesses() -> None:
-    known = Known(taught(0.9, 0.01))
+    known = DrafterHistory(taught(0.9, 0.01))
     for _ in range(2):
         free = Worth(FAR, RATES, known, cost=0.0)
-        assert free.begins and free.outlook() == Outlook()
+        assert free.should_read and free.threshold() == FeedThreshold()
 
 
 def test_a_drafter_that_is_near_fast_and_good_guesses() -> None:
-    assert worth().begins
-    assert worth().outlook().pays(math.log(0.3), 3)
-    assert not worth().outlook().pays(math.log(0.001), 3)
+    assert worth().should_read
+    assert worth().threshold().pays(math.log(0.3), 3)
+    assert not worth().threshold().pays(math.log(0.001), 3)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_a_drafter_that_is_near_fast_and_good_guesses() -> None:
     ids=["far", "slower than the text", "dear", "bad", "cheap tokens", "dear rows"],
 )
 def test_one_that_cannot_help_begins_no_text(held_back: Worth) -> None:
-    assert not held_back.begins
+    assert not held_back.should_read
 
 
 def test_the_edge_of_what_pays_is_where_it_costs_what_it_saves() -> None:
@@ -82,52 +84,52 @@ def test_the_edge_of_what_pays_is_where_it_costs_what_it_saves() -> None:
     skill = taught(0.75, 0.75)
     chance = COST * RATES.row / (skill.edge(NEAR.price) * TOKEN)
     assert skill.edge(NEAR.price) == pytest.approx(0.7, abs=0.01)
-    outlook = worth(skill=skill).outlook()
-    depth = math.ceil(outlook.lead)
-    assert outlook.pays(math.log(chance * 1.01), depth)
-    assert not outlook.pays(math.log(chance * 0.99), depth)
+    threshold = worth(skill=skill).threshold()
+    depth = math.ceil(threshold.lead)
+    assert threshold.pays(math.log(chance * 1.01), depth)
+    assert not threshold.pays(math.log(chance * 0.99), depth)
 
 
 def test_a_level_is_in_time_when_the_text_has_not_got_there() -> None:
     """Level d is sent a round trip, half a step and d steps after the fact."""
     far, step = replace(NEAR, delay=0.1), 0.008
-    lead = worth(far, Rates(step, 0.001)).outlook().lead
+    lead = worth(far, Rates(step, 0.001)).threshold().lead
     gained = BOUNDARY + (far.delay + QUEUE * step + lead * step) / TOKEN
     assert lead == pytest.approx(gained) and lead > 5
 
 
 def test_a_level_that_comes_too_late_is_worth_what_may_follow_it() -> None:
-    outlook = Outlook(least=math.log(0.1), fade=math.log(0.5), lead=3.0)
-    assert outlook.pays(math.log(0.81), 0) and not outlook.pays(math.log(0.79), 0)
-    assert outlook.pays(math.log(0.11), 3)
+    threshold = FeedThreshold(least=math.log(0.1), fade=math.log(0.5), lead=3.0)
+    assert threshold.pays(math.log(0.81), 0) and not threshold.pays(math.log(0.79), 0)
+    assert threshold.pays(math.log(0.11), 3)
 
 
 def test_an_overrated_chance_is_corrected_level_by_level() -> None:
-    halved = worth(skill=taught(0.85, 0.425)).outlook()
+    halved = worth(skill=taught(0.85, 0.425)).threshold()
     assert halved.trust == pytest.approx(math.log(0.5), abs=0.01)
-    assert worth(skill=taught(0.45, 0.9)).outlook().trust == 0.0
+    assert worth(skill=taught(0.45, 0.9)).threshold().trust == 0.0
 
 
 def test_one_text_of_so_many_is_begun_in_any_case_and_teaches_all() -> None:
-    known = Known(taught(0.9, 0.01))
+    known = DrafterHistory(taught(0.9, 0.01))
     texts = [Worth(NEAR, RATES, known, COST) for _ in range(3 * CURIOUS)]
-    begun = [text for text in texts if text.begins]
+    begun = [text for text in texts if text.should_read]
     assert len(begun) == 3
     waiting = [Worth(NEAR, RATES, known, COST) for _ in range(2)][1]
-    assert not waiting.begins
+    assert not waiting.should_read
     for _ in range(200):
-        begun[0].judge(0.9, True)
-    assert waiting.begins, "also one that has waited"
+        begun[0].observe_guess(0.9, True)
+    assert waiting.should_read, "also one that has waited"
     for _ in range(2000):
-        begun[0].judge(0.9, False)
-    assert waiting.begins, "what was begun is read"
-    assert not waiting.outlook().pays(0.0, 0)
+        begun[0].observe_guess(0.9, False)
+    assert waiting.should_read, "what was begun is read"
+    assert not waiting.threshold().pays(0.0, 0)
 
 
 def test_skill_is_how_often_the_likeliest_guess_is_right() -> None:
-    skill = Skill()
+    skill = DraftSkill()
     for number in range(2000):
-        skill.saw(0.95, number % 10 < 3, 0.01)
+        skill.observe(0.95, number % 10 < 3, 0.01)
     assert skill.right == pytest.approx(0.3, abs=0.05)
     assert skill.edge(0.1) == pytest.approx(0.2, abs=0.05)
     assert skill.edge(0.9) == 0.0
@@ -139,13 +141,13 @@ def test_a_texts_pace_is_seconds_to_a_token_and_knows_no_pauses() -> None:
     for step in range(400):
         tokens = 1 if step % 2 else 10
         now += TOKEN
-        conditions.heard(tokens, TOKEN)
+        conditions.observe(tokens, TOKEN)
     assert conditions.pace == pytest.approx(2 * TOKEN / 11, rel=0.3)
     usual = conditions.pace
-    conditions.heard(1, 600.0)
+    conditions.observe(1, 600.0)
     assert conditions.pace < 1.5 * usual
     for step in range(400):
-        text.heard(2, 1.0 + 0.1 * step)
-    assert text.outlook().lead == pytest.approx(
-        worth(replace(FAR, pace=0.05)).outlook().lead, rel=0.01
+        text.text_grew(2, 1.0 + 0.1 * step)
+    assert text.threshold().lead == pytest.approx(
+        worth(replace(FAR, pace=0.05)).threshold().lead, rel=0.01
     )

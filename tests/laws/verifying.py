@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from engine.cache.sessions import Sessions
-from engine.forward.offer import Offer
-from protos.streams import Decoding, Fact, Guess
-from protos.types import Context, Draft, SamplingParams
-from protos.wire.drafting import guess_of
-from verifier_service.decoding import Decode
-from verifier_service.guesses import Trust
+from tandem.engine.cache.sessions import Sessions
+from tandem.engine.forward.step_input import StepInput
+from tandem.protos.streams import Decoding, Fact, Guess
+from tandem.protos.types import Context, Draft, SamplingParams
+from tandem.protos.wire.drafting import guess_of
+from tandem.verifier_service.decoding import DecodeJob
+from tandem.verifier_service.guesses import Trust
 
 
 @dataclass
@@ -32,18 +32,18 @@ class Mailbox:
 
 
 def decoding(
-    sessions: Sessions, opening: Decoding, port: Any = None, trust: Trust | None = None
-) -> Decode:
+    sessions: Sessions, opening: Decoding, stream: Any = None, trust: Trust | None = None
+) -> DecodeJob:
     """The job of an opening."""
-    return Decode(sessions, opening, port or Mailbox(), trust or Trust(), lambda: 0.0)
+    return DecodeJob(sessions, opening, stream or Mailbox(), trust or Trust(), lambda: 0.0)
 
 
 def verify(
     sessions: Sessions, context: Context, draft: Draft, params: SamplingParams
-) -> Generator[Offer, torch.Tensor, Fact]:
+) -> Generator[StepInput, torch.Tensor, Fact]:
     """One step in lockstep, which answers with its fact."""
     until = context.length + len(draft) + 1
     opening = Decoding(context, params, until, lockstep=True, once=True)
-    port = Mailbox(deque([guess_of(draft, context.length)]))
-    yield from decoding(sessions, opening, port).run()
-    return port.said[0]
+    stream = Mailbox(deque([guess_of(draft, context.length)]))
+    yield from decoding(sessions, opening, stream).run()
+    return stream.said[0]

@@ -1,4 +1,4 @@
-"""Simulated time, and links that break: what a crossing's services are reached over."""
+"""Simulated time, and links that break, between a relay and its services."""
 
 from __future__ import annotations
 
@@ -9,15 +9,30 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
-from protos.tandem.v1 import common_pb2
-from protos.transport import status
+from tandem.protos.errors import TandemError
 
 PATIENT_SECONDS = 300.0
 
 
+@dataclass(frozen=True, slots=True)
+class OnStream:
+    """What is sent on a stream, either way: a value, or at last perhaps an error."""
+
+    stream: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """A session to forget, and the turn of its sender's newest opening."""
+
+    session_id: bytes
+    turn: int
+
+
 @dataclass(slots=True)
-class Alarm:
-    """A call that is to come."""
+class TimerHandle:
+    """A call that is scheduled."""
 
     call: Callable[[], None] | None
 
@@ -30,23 +45,23 @@ class Clock:
 
     def __init__(self) -> None:
         self.time = 0.0
-        self._queue: list[tuple[float, int, Alarm]] = []
+        self._queue: list[tuple[float, int, TimerHandle]] = []
         self._count = count()
 
     def now(self) -> float:
         return self.time
 
-    def later(self, seconds: float, call: Callable[[], None]) -> Alarm:
-        alarm = Alarm(call)
-        heappush(self._queue, (self.time + seconds, next(self._count), alarm))
-        return alarm
+    def call_later(self, seconds: float, call: Callable[[], None]) -> TimerHandle:
+        handle = TimerHandle(call)
+        heappush(self._queue, (self.time + seconds, next(self._count), handle))
+        return handle
 
     def pass_until(self, done: Callable[[], bool], seconds: float = PATIENT_SECONDS) -> bool:
         """Let time pass; whether it is done in time."""
         while not done() and self._queue and self.time < seconds:
-            self.time, _, alarm = heappop(self._queue)
-            if alarm.call:
-                alarm.call()
+            self.time, _, handle = heappop(self._queue)
+            if handle.call:
+                handle.call()
         return done()
 
 
@@ -59,8 +74,8 @@ class Server:
         self.up = True
         self.links: list[Link] = []
 
-    def receive(self, call: Call, name: str, item: Any) -> None:
-        """An item arrives."""
+    def receive(self, call: Call, item: OnStream | Closing) -> None:
+        """An item arrives, or a session is to be forgotten."""
 
     def gone(self, call: Call) -> None:
         """A call has ended."""
@@ -75,22 +90,22 @@ class Call:
         self.link, self.server, self.open = link, server, True
         self.there = self.back = 0.0
 
-    def ask(self, name: str, item: Any) -> None:
+    def ask(self, item: OnStream | Closing) -> None:
         clock, rng = self.server.clock, self.server.rng
         self.there = max(self.there + 1e-6, clock.time + rng.expovariate(20))
-        clock.later(
-            self.there - clock.time, lambda: self.open and self.server.receive(self, name, item)
+        clock.call_later(
+            self.there - clock.time, lambda: self.open and self.server.receive(self, item)
         )
 
-    def answer(self, item: Any) -> None:
+    def answer(self, item: OnStream) -> None:
         clock, rng = self.server.clock, self.server.rng
         self.back = max(self.back + 1e-6, clock.time + rng.expovariate(20))
-        clock.later(self.back - clock.time, lambda: self.link and self.link.take(self, item))
+        clock.call_later(self.back - clock.time, lambda: self.link and self.link.take(self, item))
 
     def leave(self, seconds: float) -> None:
         """The client is gone; the server learns it then."""
         self.link = None
-        self.server.clock.later(seconds, self.hang_up)
+        self.server.clock.call_later(seconds, self.hang_up)
 
     def hang_up(self) -> None:
         self.open = False
@@ -101,51 +116,54 @@ class Link:
     """What a worker has of a service."""
 
     def __init__(self, server: Server) -> None:
-        self.server, self.connected = server, False
-        self.users: dict[Any, None] = {}
+        self.server, self.connected, self.round_trip = server, False, 0.0
+        self.problem = ""
+        self.load = (0.0, 0.0)
+        self.subscribers: dict[Any, None] = {}
         self.streams: dict[int, Any] = {}
         self.call: Call | None = None
-        self.closing: list[bytes] = []
+        self.closing: list[Closing] = []
+        self.failures: list[TandemError] = []  # of streams in use
         server.links.append(self)
         self._connect()
 
-    def join(self, user: Any) -> None:
-        self.users[user] = None
+    def subscribe(self, subscriber: Any) -> None:
+        self.subscribers[subscriber] = None
 
-    def leave(self, user: Any) -> None:
-        self.users.pop(user, None)
+    def unsubscribe(self, subscriber: Any) -> None:
+        self.subscribers.pop(subscriber, None)
 
-    def open(self, opening: Any, user: Any) -> None:
-        self.streams[opening.stream] = user
-        self.send("open", opening)
+    def open(self, stream: int, opening: Any, subscriber: Any) -> None:
+        self.streams[stream] = subscriber
+        self.send(stream, opening)
         server = self.server
         if self.call and server.rng.random() < server.evil:  # the network repeats it, late
             ghost, delay = Call(None, server), self.call.there - server.clock.time
             delay += 5 * server.rng.random()
-            server.clock.later(delay, lambda: server.receive(ghost, "open", opening))
-            server.clock.later(delay + 4, ghost.hang_up)
+            late = OnStream(stream, opening)
+            server.clock.call_later(delay, lambda: server.receive(ghost, late))
+            server.clock.call_later(delay + 4, ghost.hang_up)
 
     def drop(self, stream: int) -> None:
         self.streams.pop(stream, None)
 
-    def send(self, name: str, item: Any) -> None:
+    def send(self, stream: int, item: Any) -> None:
         if self.call:
-            copy = (
-                item if isinstance(item, bytes) else type(item).FromString(item.SerializeToString())
-            )
-            self.call.ask(name, copy)
+            self.call.ask(OnStream(stream, item))
 
-    def close(self, session_id: bytes) -> None:
-        self.closing.append(session_id)
-        self.send("close", session_id)
+    def close(self, session_id: bytes, turn: int) -> None:
+        self.closing.append(Closing(session_id, turn))
+        if self.call:
+            self.call.ask(self.closing[-1])
 
-    def take(self, call: Call, item: Any) -> None:
-        user = self.streams.get(item.stream) if call is self.call else None
-        if user and isinstance(item, common_pb2.Failure):
+    def take(self, call: Call, item: OnStream) -> None:
+        subscriber = self.streams.get(item.stream) if call is self.call else None
+        if subscriber and isinstance(item.value, TandemError):
             del self.streams[item.stream]
-            user.failed(status.unpack(item.status))
-        elif user:
-            user.receive(item)
+            self.failures.append(item.value)
+            subscriber.failed(item.value)
+        elif subscriber:
+            subscriber.receive(item.value)
 
     def lose(self) -> None:
         """The connection breaks: both ends learn it some time."""
@@ -154,18 +172,18 @@ class Link:
             self.call.leave(server.rng.expovariate(0.3))
             self.call, self.connected = None, False
             self.streams.clear()
-            for user in list(self.users):
-                user.lost()
-            server.clock.later(server.rng.expovariate(1), self._connect)
+            for subscriber in list(self.subscribers):
+                subscriber.lost()
+            server.clock.call_later(server.rng.expovariate(1), self._connect)
 
     def _connect(self) -> None:
         if self.call:
             return
         if not self.server.up:
-            self.server.clock.later(0.5, self._connect)
+            self.server.clock.call_later(0.5, self._connect)
             return
         self.call, self.connected = Call(self, self.server), True
-        for session_id in self.closing:
-            self.send("close", session_id)
-        for user in list(self.users):
-            user.connected()
+        for closing in self.closing:
+            self.call.ask(closing)
+        for subscriber in list(self.subscribers):
+            subscriber.connected()

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from drafter_service.tree.guesses import sampled
-from engine.sampling.drawing import Adjustment, probabilities
-from protos import tree
-from protos.types import Distribution, Draft, SamplingParams
-from verifier_service.acceptance import Standing, reject
+from tandem.drafter_service.tree.expansion import sampled_children
+from tandem.engine.sampling.sampler import LogitsProcessor, probabilities
+from tandem.protos import tree
+from tandem.protos.types import Distribution, Draft, SamplingParams
+from tandem.verifier_service.acceptance import Decision, reject
 
 VOCABULARY = 4
 LENGTH = 3
@@ -45,7 +45,7 @@ class World:
     params: SamplingParams
     known: dict[tuple[Tokens, Tokens], torch.Tensor] = field(default_factory=dict)
     drawn_from: dict[tuple[Tokens, Tokens], Distribution] = field(default_factory=dict)
-    decided: dict[object, list[tuple[Standing, float]]] = field(default_factory=dict)
+    decided: dict[object, list[tuple[Decision, float]]] = field(default_factory=dict)
 
     def alone(self, completion: Tokens) -> torch.Tensor:
         """What the target draws from, decoding by itself."""
@@ -54,7 +54,7 @@ class World:
     def behind(self, committed: Tokens, path: Tokens) -> torch.Tensor:
         """What it draws from behind a node: the node's own history counts."""
         if (committed, path) not in self.known:
-            adjustment = Adjustment(self.params, PROMPT + committed)
+            adjustment = LogitsProcessor(self.params, PROMPT + committed)
             row = adjustment.apply(TARGET[committed + path], path)
             self.known[committed, path] = probabilities(row, self.params)
         return self.known[committed, path]
@@ -62,15 +62,17 @@ class World:
     def drawn(self, committed: Tokens, path: Tokens) -> Distribution:
         """What the drafter draws from there."""
         if (committed, path) not in self.drawn_from:
-            row = Adjustment(self.params, PROMPT + committed).apply(DRAFT[committed + path], path)
-            (guess,) = sampled(self.params, 1, 0)(row[None], [0])
+            row = LogitsProcessor(self.params, PROMPT + committed).apply(
+                DRAFT[committed + path], path
+            )
+            (guess,) = sampled_children(self.params, 1, 0)(row[None], [0])
             assert guess.drawn is not None
             self.drawn_from[committed, path] = guess.drawn
         return self.drawn_from[committed, path]
 
     def decisions(
         self, committed: Tokens, path: Tokens, draft: Draft, node: int, children: Sequence[int]
-    ) -> list[tuple[Standing, float]]:
+    ) -> list[tuple[Decision, float]]:
         """Every way that rejection may go at a node, and its probability."""
         question = committed, path, draft, node
         if question not in self.decided:
@@ -126,7 +128,7 @@ class Coins:
         self.left = weights.tolist()
         return 0
 
-    def ways(self, end: Standing) -> Iterator[tuple[Standing, float]]:
+    def ways(self, end: Decision) -> Iterator[tuple[Decision, float]]:
         """How the decision may end, and how probable that is."""
         if not self.left:
             yield end, self.share

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, count, pairwise
 from typing import Any
 
-from protos.errors import TandemError
-from protos.streams import Decoding, Fact, Guess
-from protos.tandem.v1 import verifier_pb2, verifier_pb2_grpc
-from protos.transport import rpc, status
-from protos.types import Context, SamplingParams
-from protos.wire import codec
-from protos.wire.drafting import encode_guess
+from tandem.protos.errors import TandemError
+from tandem.protos.streams import Decoding, Fact, Guess
+from tandem.protos.transport import rpc, status
+from tandem.protos.types import LAST_TURN, Context, SamplingParams
+from tandem.protos.wire import codec
+from tandem.protos.wire.drafting import encode_guess
+from tandem.v1 import verifier_pb2, verifier_pb2_grpc
+from tandem.v1.common_pb2 import Closing
 
 BEAT_SECONDS = 0.3
 PATIENCE_SECONDS = 20.0  # in which whatever will come has come
@@ -99,7 +100,7 @@ class Caller:
     call: Any
     numbers: Any = field(default_factory=lambda: count(1))
     streams: dict[int, Stream] = field(default_factory=dict)
-    sessions: set[bytes] = field(default_factory=set)
+    sessions: dict[bytes, int] = field(default_factory=dict)  # and their newest turns
     echoes: list[float] = field(default_factory=list)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -110,7 +111,8 @@ class Caller:
         for opening in openings:
             stream = Stream(self, next(self.numbers))
             self.streams[stream.number] = stream
-            self.sessions.add(opening.context.session_id)
+            name, turn = opening.context.session_id, opening.context.turn
+            self.sessions[name] = max(turn, self.sessions.get(name, 0))
             messages.append(codec.encode_decoding(stream.number, opening))
         await self.send(open=messages)
         opened = [self.streams[each.stream] for each in messages]
@@ -139,8 +141,11 @@ class Caller:
 
     async def close(self, *openings: Decoding) -> None:
         """Have the sessions of these forgotten, or all of this caller."""
-        ids = [opening.context.session_id for opening in openings] or list(self.sessions)
-        await self.send(close=ids)
+        names = [opening.context.session_id for opening in openings] or list(self.sessions)
+        closings = [
+            Closing(session_id=name, turn=self.sessions.get(name, LAST_TURN)) for name in names
+        ]
+        await self.send(closings=closings)
 
     async def leave(self) -> None:
         """Have all sessions forgotten, and wait until the service has read everything."""

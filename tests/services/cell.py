@@ -10,13 +10,15 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from orchestrator.workers.pool import WorkerPool
-from orchestrator.workers.worker import CellGuard
-from protos.tandem.v1 import orchestrator_pb2 as api
-from protos.tandem.v1 import rounds_pb2, rounds_pb2_grpc
-from protos.transport import rpc
+from tandem.orchestrator.workers.pool import WorkerPool
+from tandem.orchestrator.workers.worker import KeyInterceptor
+from tandem.protos.rounds import RunRequest
+from tandem.protos.transport import rpc
+from tandem.protos.types import SamplingParams
+from tandem.v1 import rounds_pb2, rounds_pb2_grpc
 
 KEY, COUNT = "key of the cell", 12
+REQUEST = RunRequest("id", b"s" * 16, (1,), SamplingParams(), COUNT)
 Context = aio.ServicerContext[Any, Any]
 Death = Callable[["Worker", Context], Any]
 
@@ -30,6 +32,15 @@ async def stop(worker: Worker, context: Context) -> None:
     """The process is killed and its port is gone."""
     await asyncio.shield(worker.end())  # which cancels this very call
     await asyncio.sleep(60)
+
+
+class Silent(Exception):
+    """Ends the stream with the status OK."""
+
+
+async def end_early(worker: Worker, context: Context) -> None:
+    """The stream ends, as if the generation had."""
+    raise Silent
 
 
 class Worker(rounds_pb2_grpc.RoundWorkerServiceServicer):
@@ -58,17 +69,19 @@ class Worker(rounds_pb2_grpc.RoundWorkerServiceServicer):
                     self.deaths.remove(token)
                     await self.death(self, context)
                 ends = token + 2 == COUNT
-                reason = api.FINISH_REASON_LENGTH if ends else api.FINISH_REASON_UNSPECIFIED
-                yield rounds_pb2.RunResponse(tokens=[token, token + 1], finish_reason=reason)
+                finish = rounds_pb2.FINISH_LENGTH if ends else rounds_pb2.FINISH_UNSPECIFIED
+                yield rounds_pb2.RunResponse(tokens=[token, token + 1], finish=finish)
             if self.after_the_last:
                 self.after_the_last = False
                 await self.death(self, context)
+        except Silent:
+            pass
         finally:
             self.load -= 1
 
     async def start(self) -> str:
         """Serve on a free port."""
-        self.server = aio.server(interceptors=(CellGuard(KEY), rpc.Boundary()))
+        self.server = aio.server(interceptors=(KeyInterceptor(KEY), rpc.ErrorInterceptor()))
         rounds_pb2_grpc.add_RoundWorkerServiceServicer_to_server(self, self.server)
         port = self.server.add_insecure_port("127.0.0.1:0")
         await self.server.start()
@@ -112,7 +125,7 @@ async def pooled(*workers: Worker) -> AsyncIterator[tuple[WorkerPool, Cell]]:
     try:
         async with WorkerPool(cell, cell.resumed) as pool:
             for _ in range(500):  # it serves as soon as one does
-                if pool.living == len(workers):
+                if pool.connected == len(workers):
                     break
                 await asyncio.sleep(0.01)
             yield pool, cell
@@ -126,7 +139,7 @@ async def collect(pool: WorkerPool, seconds: float = 10.0) -> list[int]:
     tokens: list[int] = []
 
     async def read() -> None:
-        async for step in pool.run(rounds_pb2.RunRequest(request_id="id", prompt=[1])):
+        async for step in pool.run(REQUEST):
             tokens.extend(step.tokens)
 
     await asyncio.wait_for(read(), seconds)

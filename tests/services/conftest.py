@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peers.prompts import tokenised
-from models import DRAFT, TARGET
+from tandem.benchmarks.peers.prompts import tokenised
+from tandem.models import DRAFT, TARGET
 from tests.services.jobs import Engine
 from tests.services.trees import Tokens, sessions_of
 

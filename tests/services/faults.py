@@ -11,18 +11,18 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from engine.cache.kv import Index
-from engine.cache.rooms import Room
-from engine.forward import attention, tiles
-from engine.forward.cpu.gated import Gated
-from engine.forward.cpu.packed import PackedLinear
-from engine.forward.cpu.panels import PanelLinear
-from engine.forward.cpu.paths import PathPlan
-from engine.forward.cuda.rows import Halves, Rows
-from engine.forward.cuda.table import Table
-from engine.forward.segment import Segment
-from engine.forward.tiles import Tile, TilePlan
-from engine.model.linears import JoinedLinear
+from tandem.engine.cache.pool import SlotIndex
+from tandem.engine.cache.ranges import KVRange
+from tandem.engine.forward import attention, tiles
+from tandem.engine.forward.cpu.gated import GatedMLP
+from tandem.engine.forward.cpu.packed import PackedLinear
+from tandem.engine.forward.cpu.panels import PanelLinear
+from tandem.engine.forward.cpu.paths import PathPlan
+from tandem.engine.forward.cuda.rows import PrefixAndTail, RowPlan
+from tandem.engine.forward.cuda.table import RowTable
+from tandem.engine.forward.segment import Segment
+from tandem.engine.forward.tiles import Tile, TilePlan
+from tandem.engine.model.linears import MergedLinear
 from tests.services.plant import Plant, spoil_paths, spoil_rows, turn
 
 CUT = 96
@@ -45,7 +45,7 @@ def a_mask_off_by_one_behind_96(plant: Plant) -> None:
 
     plant.patch.setattr(tiles, "Tile", tile)
 
-    def shorter(rows: Rows) -> None:
+    def shorter(rows: RowPlan) -> None:
         rows.spans[5, :-1] -= (rows.positions[0] >= CUT).int()
 
     spoil_rows(plant, shorter)
@@ -75,7 +75,7 @@ def swapped_layers(plant: Plant) -> None:
 def swapped_gates(plant: Plant) -> None:
     """Gate and what it opens, in one layer."""
     whole = plant.network.get_submodule(f"{LAYER}.mlp")
-    if isinstance(whole, Gated):
+    if isinstance(whole, GatedMLP):
         right = whole.inner.forward
         size = whole.outer.in_features
         plant.patch.setattr(whole.inner, "forward", lambda rows: right(rows).roll(size, -1))
@@ -98,17 +98,17 @@ def a_wrong_rope_row(plant: Plant) -> None:
 
 def a_key_that_is_not_written(plant: Plant) -> None:
     """The last of a piece; the place holds what it held."""
-    store = attention.store
+    store = attention.store_rows
 
-    def short(layer: torch.Tensor, places: Index, new: torch.Tensor) -> None:
+    def short(layer: torch.Tensor, places: SlotIndex, new: torch.Tensor) -> None:
         if isinstance(places, slice) and places.stop - places.start > 9:
             places, new = slice(places.start, places.stop - 1), new[:-1]
         store(layer, places, new)
 
-    plant.patch.setattr(attention, "store", short)
+    plant.patch.setattr(attention, "store_rows", short)
 
-    def elsewhere(rows: Rows) -> None:
-        rows.places[rows.positions[0] == PLACE] = plant.forward.pool.positions
+    def elsewhere(rows: RowPlan) -> None:
+        rows.slots[rows.positions[0] == PLACE] = plant.forward.pool.positions
 
     spoil_rows(plant, elsewhere)
 
@@ -122,9 +122,9 @@ def keys_moved_to_the_place_behind(plant: Plant) -> None:
     """An accepted branch comes to lie one place too far."""
     compact = plant.forward.pool.compact
 
-    def farther(room: Room, start: int, path: list[int]) -> None:
+    def farther(kv_range: KVRange, start: int, path: list[int]) -> None:
         if path != list(range(len(path))):
-            compact(room, start + 1, [node - 1 for node in path])
+            compact(kv_range, start + 1, [node - 1 for node in path])
 
     plant.patch.setattr(plant.forward.pool, "compact", farther)
 
@@ -133,7 +133,7 @@ def a_scale_of_98_percent_in_a_head(plant: Plant) -> None:
     """In one head of one layer."""
 
     def scaled(module: nn.Module, *given: Any, **options: Any) -> tuple[torch.Tensor, None]:
-        output, _ = attention.attend(module, *given, **options)  # [1, rows, heads, size]
+        output, _ = attention.attention(module, *given, **options)  # [1, rows, heads, size]
         if module.layer_idx == 1:
             output[:, :, 1] *= 0.98
         return output, None
@@ -148,7 +148,7 @@ def a_wrong_row_in_packed_weights(plant: Plant) -> None:
     weight = files.get_submodule(name).weight.detach().clone()
     weight[5] = weight[6]
     whole = plant.network.get_submodule(f"{LAYER}.mlp")
-    layer = whole.outer if isinstance(whole, Gated) else whole.down_proj
+    layer = whole.outer if isinstance(whole, GatedMLP) else whole.down_proj
     if isinstance(layer, PanelLinear):
         layer._panels = PanelLinear(weight, None)._panels
     elif isinstance(layer, PackedLinear):
@@ -160,7 +160,7 @@ def a_wrong_row_in_packed_weights(plant: Plant) -> None:
 def a_forgotten_bias(plant: Plant) -> None:
     """Of the queries of one layer."""
     layer = plant.network.get_submodule(f"{LAYER}.self_attn.q_proj")
-    whole = layer._joined.whole if isinstance(layer, JoinedLinear) else layer
+    whole = layer._joined.whole if isinstance(layer, MergedLinear) else layer
     name = "_bias" if isinstance(whole, PanelLinear) else "bias"
     bias = getattr(whole, name).clone()
     bias[: layer.out_features] = 0
@@ -168,8 +168,8 @@ def a_forgotten_bias(plant: Plant) -> None:
 
 
 def a_neighbours_keys(plant: Plant) -> None:
-    """In company, everybody reads where the first session's room begins."""
-    right = tiles.lay_out
+    """In company, everybody reads where the first session's KV range begins."""
+    right = tiles.tile_plan
 
     def misplaced(segments: list[Segment], device: torch.device) -> TilePlan:
         made = right(segments, device)
@@ -177,15 +177,15 @@ def a_neighbours_keys(plant: Plant) -> None:
             tile.start = made.tiles[0].start
         return made
 
-    plant.patch.setattr(tiles, "lay_out", misplaced)
-    of = Table.of
+    plant.patch.setattr(tiles, "tile_plan", misplaced)
+    of = RowTable.of
 
-    def together(segments: list[Segment]) -> Table:
+    def together(segments: list[Segment]) -> RowTable:
         made = of(segments)
         made.rows[3] = made.rows[3][:1]
         return made
 
-    plant.patch.setattr(Table, "of", together)
+    plant.patch.setattr(RowTable, "of", together)
 
     def begun(plan: PathPlan) -> None:
         plan.paths.starts[:] = plan.paths.starts[0].clone()
@@ -195,15 +195,15 @@ def a_neighbours_keys(plant: Plant) -> None:
 
 def a_replay_with_stale_geometry(plant: Plant) -> None:
     """What rows see is computed once for the arrays of a pass, which a replay fills anew."""
-    known: dict[tuple[Rows, int], Halves] = {}
-    halves = Rows.halves
+    known: dict[tuple[RowPlan, int], PrefixAndTail] = {}
+    prefix_and_tail = RowPlan.prefix_and_tail
 
-    def once(rows: Rows, repeat: int) -> Halves:
+    def once(rows: RowPlan, repeat: int) -> PrefixAndTail:
         if (rows, repeat) not in known:
-            known[rows, repeat] = halves(rows, repeat)
+            known[rows, repeat] = prefix_and_tail(rows, repeat)
         return known[rows, repeat]
 
-    plant.patch.setattr(Rows, "halves", once)
+    plant.patch.setattr(RowPlan, "prefix_and_tail", once)
 
 
 FAULTS: tuple[Fault, ...] = (

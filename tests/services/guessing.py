@@ -11,14 +11,15 @@ from typing import Any
 from google.rpc import error_details_pb2, status_pb2
 from prometheus_client import CollectorRegistry
 
-import drafter_service.service
-from engine.config import ModelServiceConfig
-from protos.streams import Drafting, Fact, Guess
-from protos.tandem.v1 import drafter_pb2, drafter_pb2_grpc
-from protos.transport import rpc
-from protos.types import Context, DraftShape, SamplingParams
-from protos.wire import codec
-from protos.wire.drafting import decode_guess
+from tandem.drafter_service import service as drafter_service
+from tandem.engine.config import ModelServiceConfig
+from tandem.protos.streams import Drafting, Fact, Guess
+from tandem.protos.transport import rpc
+from tandem.protos.types import LAST_TURN, Context, DraftShape, SamplingParams
+from tandem.protos.wire import codec
+from tandem.protos.wire.drafting import decode_guess
+from tandem.v1 import drafter_pb2, drafter_pb2_grpc
+from tandem.v1.common_pb2 import Closing
 
 SHAPE = DraftShape(12, 4, 32)
 GREEDY = SamplingParams()
@@ -68,6 +69,10 @@ class Caller:
         """A fact."""
         self.say(facts=[codec.encode_fact(stream, Fact(start, tokens))])
 
+    def close(self, *names: bytes) -> None:
+        """Have sessions forgotten, whatever their turns."""
+        self.say(closings=[Closing(session_id=name, turn=LAST_TURN) for name in names])
+
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for an answer."""
         async with asyncio.timeout(30):
@@ -102,7 +107,7 @@ async def served(**config: Any) -> AsyncIterator[Any]:
     """A drafter's stub; fails if a session is left."""
     settings = ModelServiceConfig(**config)
     async with (
-        drafter_service.service.serving(settings, CollectorRegistry()) as address,
+        drafter_service.serving(settings, CollectorRegistry()) as address,
         rpc.connect(address) as channel,
     ):
         stub = drafter_pb2_grpc.DrafterServiceStub(channel)

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import torch
 
-from engine.cache.sessions import Sessions
-from engine.config import ModelServiceConfig
-from engine.forward.segment import Segment
-from engine.loading import load, runner
-from engine.schedule.task import Job, Offer
-from protos.streams import Guess
+from tandem.engine.cache.sessions import Sessions
+from tandem.engine.config import ModelServiceConfig
+from tandem.engine.forward.segment import Segment
+from tandem.engine.forward.step_input import StepInput
+from tandem.engine.loading import load_model, runner_of
+from tandem.engine.schedule.task import Job
+from tandem.protos.streams import Guess
 
 CONTEXT, MOST = 512, 3
 
@@ -29,7 +30,7 @@ class Engine:
     def __init__(self, folder: Path, exact: bool, positions: int = 4096) -> None:
         torch.set_num_threads(1)
         self.folder = folder
-        self.forward = runner(load(ModelServiceConfig(model=folder)), positions, exact)
+        self.forward = runner_of(load_model(ModelServiceConfig(model=folder)), positions, exact)
         self.fed: list[int] = []  # tokens of each pass
         self.now = 0.0
         self.sessions = Sessions(
@@ -44,7 +45,7 @@ class Engine:
 
 
 @dataclass
-class Port:
+class Outbox:
     """What a job sees of its opening."""
 
     inbox: deque[tuple[int, tuple[int, ...]]] = field(default_factory=deque)
@@ -62,45 +63,45 @@ class Running:
 
     engine: Engine
     job: Job
-    port: Port
-    offer: Offer | None = None
+    stream: Outbox
+    step_input: StepInput | None = None
 
     def __post_init__(self) -> None:
         with torch.inference_mode():
-            self.offer = next(self.job, None)
+            self.step_input = next(self.job, None)
 
     def segment(self, noise: random.Random | None = None) -> Segment | None:
         """What the next pass feeds: what must be, and at random some of what may be."""
-        assert self.offer is not None
+        assert self.step_input is not None
         with torch.inference_mode():
-            segment = self.offer.ready()
-        chances = list(self.offer.chances()) if segment else []
+            segment = self.step_input.ready()
+        chances = list(self.step_input.chances()) if segment else []
         assert chances == sorted(chances, reverse=True)
         rows = noise.randint(0, len(chances)) if noise else 0
-        return self.offer.segment(rows) if rows else segment
+        return self.step_input.segment(rows) if rows else segment
 
     @torch.inference_mode()
     def take(self, logits: torch.Tensor) -> None:
         """The job goes on."""
         try:
-            self.offer = self.job.send(logits)
+            self.step_input = self.job.send(logits)
         except StopIteration:
-            self.offer = None
+            self.step_input = None
 
     def step(self, noise: random.Random | None = None) -> bool:
         """One pass for it alone; says whether there was anything to feed."""
-        segment = self.segment(noise) if self.offer else None
+        segment = self.segment(noise) if self.step_input else None
         if segment:
             self.take(self.engine.run(segment)[0])
         return segment is not None
 
     def settle(self, passes: int = 1000) -> list[Guess]:
         """Passes until it waits or is done, or so many; what it said since."""
-        before = len(self.port.said)
+        before = len(self.stream.said)
         while passes and self.step():
             passes -= 1
-        return self.port.said[before:]
+        return self.stream.said[before:]
 
     def tell(self, start: int, tokens: Sequence[int]) -> None:
         """A fact arrives."""
-        self.port.inbox.append((start, tuple(tokens)))
+        self.stream.inbox.append((start, tuple(tokens)))

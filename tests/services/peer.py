@@ -1,4 +1,4 @@
-"""A service at the other end of a link, told what to say; a user of the link; a link between."""
+"""A service at the other end of a link, told what to say; a subscriber; a link between."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from typing import Any
 
 from grpc import aio
 
-from orchestrator.workers.link import Link
-from orchestrator.workers.worker import verifying
-from protos.errors import TandemError
-from protos.tandem.v1 import (
+from tandem.orchestrator.workers.worker import VerifierLink, verifier_link
+from tandem.protos.errors import TandemError
+from tandem.protos.streams import Decoding, Fact
+from tandem.protos.transport import rpc
+from tandem.protos.types import Context, SamplingParams
+from tandem.v1 import (
     common_pb2,
     drafter_pb2,
     drafter_pb2_grpc,
     verifier_pb2,
     verifier_pb2_grpc,
 )
-from protos.transport import rpc
 
 SECONDS = 5.0
 SESSION = b"0123456789abcdef"
-Context = aio.ServicerContext[Any, Any]
+ServicerContext = aio.ServicerContext[Any, Any]
 
 
 class Peer(verifier_pb2_grpc.VerifierServiceServicer, drafter_pb2_grpc.DrafterServiceServicer):
@@ -36,11 +37,11 @@ class Peer(verifier_pb2_grpc.VerifierServiceServicer, drafter_pb2_grpc.DrafterSe
         self.calls = 0
         self.say: asyncio.Queue[Any] = asyncio.Queue()
 
-    async def Decode(self, requests: Any, context: Context) -> AsyncIterator[Any]:
+    async def Decode(self, requests: Any, context: ServicerContext) -> AsyncIterator[Any]:
         async for response in self._serve(requests, verifier_pb2.DecodeResponse):
             yield response
 
-    async def Guess(self, requests: Any, context: Context) -> AsyncIterator[Any]:
+    async def Guess(self, requests: Any, context: ServicerContext) -> AsyncIterator[Any]:
         async for response in self._serve(requests, drafter_pb2.GuessResponse):
             yield response
 
@@ -68,7 +69,7 @@ class Peer(verifier_pb2_grpc.VerifierServiceServicer, drafter_pb2_grpc.DrafterSe
         return [item for message in self.messages for item in getattr(message, field)]
 
 
-class User:
+class Subscriber:
     """Remembers what it is told."""
 
     def __init__(self) -> None:
@@ -80,7 +81,7 @@ class User:
     def lost(self) -> None:
         self.told.append("lost")
 
-    def receive(self, item: Any) -> None:
+    def receive(self, item: Fact) -> None:
         self.told.append(list(item.tokens))
 
     def failed(self, error: TandemError) -> None:
@@ -102,18 +103,18 @@ async def served(peer: Peer, port: int = 0) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def linked(peer: Peer) -> AsyncIterator[tuple[Link[verifier_pb2.DecodeRequest], User]]:
-    """A link to a peer, connected, and a user of it."""
+async def linked(peer: Peer) -> AsyncIterator[tuple[VerifierLink, Subscriber]]:
+    """A link to a peer, connected, and a subscriber of it."""
     async with (
         served(peer) as address,
         rpc.connect(address) as channel,
-        verifying(channel) as link,
+        verifier_link(channel) as link,
     ):
-        user = User()
-        link.join(user)
+        subscriber = Subscriber()
+        link.subscribe(subscriber)
         await until(lambda: link.connected)
-        user.told.clear()
-        yield link, user
+        subscriber.told.clear()
+        yield link, subscriber
 
 
 async def until(done: Callable[[], Any]) -> None:
@@ -129,6 +130,5 @@ def facts(*numbered: tuple[int, int]) -> verifier_pb2.DecodeResponse:
     return verifier_pb2.DecodeResponse(facts=said)
 
 
-def opening(stream: int, tokens: int = 1) -> verifier_pb2.Decoding:
-    context = common_pb2.Context(tokens=[1 << 20] * tokens)
-    return verifier_pb2.Decoding(stream=stream, context=context)
+def opening(tokens: int = 1) -> Decoding:
+    return Decoding(Context(SESSION, 1, 0, (1 << 20,) * tokens), SamplingParams(), tokens + 1)

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from engine.forward.cpu import paths
-from engine.forward.cpu.paths import PathPlan
-from engine.forward.cuda import table
-from engine.forward.cuda.rows import Rows
-from engine.forward.cuda.table import Table
-from engine.forward.segment import Segment
-from engine.runner import Forward
+from tandem.engine.forward.cpu import paths
+from tandem.engine.forward.cpu.paths import PathPlan
+from tandem.engine.forward.cuda import table
+from tandem.engine.forward.cuda.rows import RowPlan
+from tandem.engine.forward.cuda.table import RowTable
+from tandem.engine.forward.segment import Segment
+from tandem.engine.runner import HFRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Plant:
     """What a mistake can be planted in: the engine's functions, a loaded model, its files."""
 
     patch: pytest.MonkeyPatch
-    forward: Forward
+    forward: HFRunner
     folder: Path
 
     @property
@@ -43,11 +43,11 @@ def turn(plant: Plant, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     plant.patch.setattr(rotary, "forward", wrong)
 
 
-def spoil_rows(plant: Plant, spoil: Callable[[Rows], None]) -> None:
+def spoil_rows(plant: Plant, spoil: Callable[[RowPlan], None]) -> None:
     """Change what is laid out for passes by rows."""
     right = table._rows
 
-    def wrong(given: Table, exact: bool) -> Rows:
+    def wrong(given: RowTable, exact: bool) -> RowPlan:
         rows = right(given, exact)
         spoil(rows)
         return rows
@@ -57,11 +57,11 @@ def spoil_rows(plant: Plant, spoil: Callable[[Rows], None]) -> None:
 
 def spoil_paths(plant: Plant, spoil: Callable[[PathPlan], None]) -> None:
     """Change what is laid out for passes along paths."""
-    right = paths.lay_out
+    right = paths.path_plan
 
     def wrong(segments: list[Segment]) -> PathPlan:
         plan = right(segments)
         spoil(plan)
         return plan
 
-    plant.patch.setattr(paths, "lay_out", wrong)
+    plant.patch.setattr(paths, "path_plan", wrong)

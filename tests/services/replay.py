@@ -49,4 +49,4 @@ def capture(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.
 
 def emulate(patch: pytest.MonkeyPatch) -> None:
     """Make layers of operations that can be seen; within `emulated`, passes by rows are as well."""
-    patch.setattr("engine.forward.cpu.panels.kernels", lambda: None)
+    patch.setattr("tandem.engine.forward.cpu.panels.kernels", lambda: None)

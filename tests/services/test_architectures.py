@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.cache.rooms import Room
-from engine.forward.cpu.kernels import kernels
-from engine.forward.segment import Segment
-from engine.model.load import load
-from engine.runner import Backend, Forward
-from protos import tree
+from tandem.engine.cache.ranges import KVRange
+from tandem.engine.forward.cpu.kernels import kernels
+from tandem.engine.forward.segment import Segment
+from tandem.engine.model.load import load
+from tandem.engine.runner import AttentionBackend, HFRunner
+from tandem.protos import tree
 from tests.families import ARCHITECTURES, CAPPED, CONTEXT, VOCABULARY
 
 MakeModel = Callable[[str, int], Path]
@@ -28,21 +28,21 @@ FEATURES = {"qwen2_window": WINDOW, "gpt_oss": SINKS, "gemma2": CAP}
 
 @dataclass(slots=True)
 class Text:
-    """One session: its room and what it holds."""
+    """One session: its KV range and what it holds."""
 
-    room: Room
+    kv_range: KVRange
     tokens: list[int] = field(default_factory=list)
 
 
 class Walk:
     """Sessions fed side by side at random: prompts, chains, trees grown in one step or two,
-    rollback, compaction, rooms that move, are left and taken again; in exact and in fast mode.
+    rollback, compaction, KV ranges that move, are left and taken again; in exact and in fast mode.
 
     `worst` is the largest difference of a row from a plain pass over its own path.
     """
 
-    def __init__(self, folder: Path, backend: Backend | None = None) -> None:
-        self.forward = Forward(load(folder), POSITIONS, backend=backend)
+    def __init__(self, folder: Path, backend: AttentionBackend | None = None) -> None:
+        self.forward = HFRunner(load(folder), POSITIONS, backend=backend)
         self.plain = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"
         ).eval()
@@ -51,9 +51,9 @@ class Walk:
         self.texts = [self.new_text() for _ in range(SESSIONS)]
 
     def new_text(self) -> Text:
-        room = self.forward.pool.take(1)
-        assert room
-        return Text(room)
+        kv_range = self.forward.pool.allocate(1)
+        assert kv_range
+        return Text(kv_range)
 
     def run(self) -> float:
         for _ in range(ROUNDS):
@@ -72,7 +72,7 @@ class Walk:
             for row in self.rng.sample(range(segment.wanted), min(2, segment.wanted)):
                 self.check(text.tokens, segment, first + row, rows[row])
             path = tree.path(segment.parents, self.rng.randrange(first, len(segment.tokens)))
-            self.forward.pool.compact(text.room, segment.context, path)
+            self.forward.pool.compact(text.kv_range, segment.context, path)
             text.tokens += [segment.tokens[node] for node in path]
 
     def prepared(self, place: int) -> Text:
@@ -80,7 +80,7 @@ class Walk:
         text, most = self.texts[place], self.forward.model.context_length - 80
         chance = self.rng.random()
         if chance < 0.1:
-            self.forward.pool.give_back(text.room)
+            self.forward.pool.release(text.kv_range)
             text = self.texts[place] = self.new_text()
         elif chance < 0.3 or len(text.tokens) > most:
             del text.tokens[self.rng.randint(0, most) :]
@@ -91,8 +91,8 @@ class Walk:
         fresh, nodes = self.rng.choice([1, 2, 60]), self.rng.choice([0, 1, 5, 12])
         tokens = tuple(self.rng.randrange(VOCABULARY) for _ in range(fresh + nodes))
         parents = tree.hang(fresh, [self.rng.randrange(-1, node) for node in range(nodes)])
-        assert self.forward.pool.grow(text.room, len(text.tokens) + len(tokens))
-        return Segment(text.room, len(text.tokens), tokens, parents, nodes + 1)
+        assert self.forward.pool.grow(text.kv_range, len(text.tokens) + len(tokens))
+        return Segment(text.kv_range, len(text.tokens), tokens, parents, nodes + 1)
 
     def feed(self, segments: list[Segment]) -> list[torch.Tensor]:
         """The wanted rows of all segments; half of them are fed in two steps, as a drafter does."""
@@ -101,7 +101,7 @@ class Walk:
             tokens, parents, wanted = segment.tokens, segment.parents, segment.wanted
             put_off = self.rng.choice([0, self.rng.randrange(wanted)])
             cut = len(tokens) - put_off
-            given = segment.room, segment.context
+            given = segment.kv_range, segment.context
             first.append(Segment(*given, tokens[:cut], parents[:cut], wanted - put_off))
             later += [Segment(*given, tokens[cut:], parents, put_off)] if put_off else []
         rows = self.forward(first)
@@ -123,7 +123,7 @@ def test_every_row_equals_a_plain_pass_over_its_own_path(
     architecture: str, make_model: MakeModel
 ) -> None:
     walk = Walk(make_model(architecture, 0))
-    assert walk.forward.backend is (Backend.PATHS if kernels() else Backend.TILES)
+    assert walk.forward.backend is (AttentionBackend.PATHS if kernels() else AttentionBackend.TILES)
     assert walk.forward.model.context_length == CAPPED.get(architecture, CONTEXT)
     assert walk.run() <= TOLERANCE
 
@@ -131,7 +131,7 @@ def test_every_row_equals_a_plain_pass_over_its_own_path(
 @pytest.mark.parametrize("architecture", ["llama", "mistral_window", "gemma2", "gpt_oss"])
 def test_by_tiles_it_does_too(architecture: str, make_model: MakeModel) -> None:
     """As on devices without other kernels, and without a compiler."""
-    assert Walk(make_model(architecture, 0), Backend.TILES).run() <= TOLERANCE
+    assert Walk(make_model(architecture, 0), AttentionBackend.TILES).run() <= TOLERANCE
 
 
 @pytest.mark.parametrize("architecture", [*CAPPED, "llama_dynamic"])
@@ -144,9 +144,9 @@ def test_a_context_is_as_long_as_it_is_right_in_any_company(
     limit = walk.forward.model.context_length
 
     def prompt(text: Text, length: int) -> Segment:
-        assert walk.forward.pool.grow(text.room, length)
+        assert walk.forward.pool.grow(text.kv_range, length)
         tokens = tuple(walk.rng.choices(range(VOCABULARY), k=length))
-        return Segment(text.room, 0, tokens, tree.chain(length), 1)
+        return Segment(text.kv_range, 0, tokens, tree.chain(length), 1)
 
     def difference(length: int) -> float:
         segments = [prompt(walk.texts[0], length), prompt(walk.texts[1], 20)]
@@ -170,8 +170,8 @@ def test_a_walk_notices_a_mask_that_shows_cousins(
     make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything = lambda parents: torch.ones(len(parents), len(parents)).bool().tril()  # noqa: E731
-    monkeypatch.setattr("engine.forward.tiles._ancestry", everything)
-    assert Walk(make_model("llama", 0), Backend.TILES).run() > TOLERANCE
+    monkeypatch.setattr("tandem.engine.forward.tiles._ancestry", everything)
+    assert Walk(make_model("llama", 0), AttentionBackend.TILES).run() > TOLERANCE
 
 
 @pytest.mark.skipif(kernels() is None, reason="the kernels were not built")
@@ -179,7 +179,7 @@ def test_a_walk_notices_a_path_along_cousins(
     make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything = lambda segment: [(node + 1, []) for node in range(len(segment.parents))]  # noqa: E731
-    monkeypatch.setattr("engine.forward.cpu.paths._branches", everything)
+    monkeypatch.setattr("tandem.engine.forward.cpu.paths._branches", everything)
     assert Walk(make_model("llama", 0)).run() > TOLERANCE
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.model.load import load
-from protos.errors import Unusable
+from tandem.engine.model.load import load
+from tandem.protos.errors import Unusable
 from tests.families import REFUSED
 
 MakeModel = Callable[[str, int], Path]

@@ -14,29 +14,32 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from benchmarks.figures.emulation import emulated
-from engine.cache.kv import LayerGeometry
-from engine.config import ModelServiceConfig
-from engine.forward.cpu import panels
-from engine.forward.cuda import flash
-from engine.host import device_name, prepare
-from engine.model.load import default_dtype, load
+from tandem.benchmarks.figures.emulation import emulated
+from tandem.engine.cache.pool import LayerGeometry
+from tandem.engine.config import ModelServiceConfig
+from tandem.engine.forward.cpu import panels
+from tandem.engine.forward.cuda import flash
+from tandem.engine.host import device_name, load_and_test
+from tandem.engine.model.load import default_dtype, load
 from tests.conftest import Pair
 
 MakeModel = Callable[[str, int], Path]
 CPU = torch.device("cpu")
 SETTINGS = """
 import json, os, sys, torch
-from engine.config import ModelServiceConfig
-from engine.host import prepare
-from protos.errors import Unusable
+from tandem.engine.config import ModelServiceConfig
+from tandem.engine.host import load_and_test
+from tandem.protos.errors import Unusable
 try:
-    prepare(ModelServiceConfig(model=sys.argv[1], device=sys.argv[2]), exact=sys.argv[3] == "exact")
+    config = ModelServiceConfig(model=sys.argv[1], device=sys.argv[2])
+    load_and_test(config, exact=sys.argv[3] == "exact")
 except Unusable as error:
     print(error, file=sys.stderr)
 product = torch.backends.cuda.matmul
 print(json.dumps({
-    "rooms": [os.environ.get("CUBLAS_WORKSPACE_CONFIG"), os.environ.get("CUBLASLT_WORKSPACE_SIZE")],
+    "workspaces": [
+        os.environ.get("CUBLAS_WORKSPACE_CONFIG"), os.environ.get("CUBLASLT_WORKSPACE_SIZE"),
+    ],
     "split": [
         product.allow_fp16_reduced_precision_reduction_split_k,
         product.allow_bf16_reduced_precision_reduction_split_k,
@@ -51,7 +54,7 @@ print(json.dumps({
 LOADING = """
 import sys
 from pathlib import Path
-from engine.model.load import _read
+from tandem.engine.model.load import _read
 from transformers import AutoConfig
 import torch
 
@@ -88,18 +91,18 @@ def test_sums_are_kept_whole_on_a_device_that_is_to_be_exact(
     out, refusal = run(SETTINGS, embedded.target, device, mode)
     said: dict[str, Any] = json.loads(out.splitlines()[-1])
     assert ("cannot be loaded on cuda" in refusal) == (device == "cuda")
-    assert said["rooms"] == ([":16:8", "1"] if whole else [None, None])
+    assert said["workspaces"] == ([":16:8", "1"] if whole else [None, None])
     assert said["split"] == [not whole] * 2 and said["rounded between"] == [not whole] * 2
     assert (said["float32"] == "ieee") == whole
 
 
 def test_the_kernel_is_called_as_the_operator_wants_it_and_never_splits_a_run() -> None:
     """The operator of the installed torch, with its own schema; spelled out for a CPU."""
-    assert flash.WHOLE == {"num_splits": 1}
+    assert flash.NO_SPLIT == {"num_splits": 1}
     layers = [LayerGeometry(3, size, size) for size in (16, 64, 128)]
     with emulated():
-        assert flash.problem(layers, torch.bfloat16, CPU) is None
-    assert "CPU" in (flash.problem(layers, torch.bfloat16, CPU) or "")
+        assert flash.why_unsupported(layers, torch.bfloat16, CPU) is None
+    assert "CPU" in (flash.why_unsupported(layers, torch.bfloat16, CPU) or "")
 
 
 def test_who_says_no_dtype_gets_the_checkpoints_own_but_on_a_cpu(
@@ -118,18 +121,18 @@ def test_a_model_that_goes_the_slow_way_is_warned_of_once(
     embedded: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here for want of a compiler; on a device, of a window, say."""
-    monkeypatch.setattr("engine.forward.cpu.panels.kernels", lambda: None)
+    monkeypatch.setattr("tandem.engine.forward.cpu.panels.kernels", lambda: None)
     with capture_logs() as lines:
-        forward, _ = prepare(ModelServiceConfig(model=embedded.draft), exact=False)
+        forward, _ = load_and_test(ModelServiceConfig(model=embedded.draft), exact=False)
     (line,) = [line for line in lines if line["log_level"] == "warning"]
     assert line["event"] == "slow for its device"
-    assert line["problem"] == forward.problem and "kernels of our own: " in forward.problem
+    assert line["problem"] == forward.problem and "compiled kernels: " in forward.problem
 
 
-@pytest.mark.skipif(panels.problem(torch.float32, CPU) is not None, reason="there is none")
+@pytest.mark.skipif(panels.why_unsupported(torch.float32, CPU) is not None, reason="there is none")
 def test_a_model_that_goes_the_fast_way_is_not_warned_of(embedded: Pair) -> None:
     with capture_logs() as lines:
-        forward, _ = prepare(ModelServiceConfig(model=embedded.draft), exact=False)
+        forward, _ = load_and_test(ModelServiceConfig(model=embedded.draft), exact=False)
     assert forward.problem is None
     assert not [line for line in lines if line["log_level"] == "warning"]
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from benchmarks.peers.prompts import tokenised
-from models import DRAFT, EMBEDDED, TARGET
-from protos.types import Context, DraftShape, Method, Rule, SamplingParams
-from protos.wire.drafting import draft_of
+from tandem.benchmarks.peers.prompts import tokenised
+from tandem.models import DRAFT, EMBEDDED, TARGET
+from tandem.protos.types import Context, DraftShape, Method, Rule, SamplingParams
+from tandem.protos.wire.drafting import draft_of
 from tests import reference
 from tests.laws.receiver import Receiver
 from tests.services.guessing import GREEDY, SHAPE, Caller, Tokens, served
@@ -32,7 +32,7 @@ async def caller(stub: Any) -> AsyncIterator[Caller]:
     """A call, all of whose sessions are closed at the end."""
     caller = Caller(stub)
     yield caller
-    caller.say(close=[caller.name(number) for number in range(16)])
+    caller.close(*(caller.name(number) for number in range(16)))
     await caller.end()
 
 
@@ -170,7 +170,8 @@ async def test_nonsense_fails_its_own_stream_alone(caller: Caller, prompts: list
     caller.tell(3, len(prompt), ())
     caller.tell(99, 0, (5,))
     conditions = {"price": math.nan, "token_seconds": -1.0, "delay": math.inf}
-    caller.say(close=[b"nobody", b""], conditions=conditions)
+    caller.close(b"nobody", b"")
+    caller.say(conditions=conditions)
     caller.tell(3, len(prompt), (5,))
     await caller.until(lambda: len(caller.failures) == 4)
     assert {caller.failures[stream] for stream in (1, 2)} == {"SESSION_MISS"}
@@ -205,7 +206,7 @@ async def test_whoever_hangs_up_is_guessed_for_no_more(stub: Any, prompts: list[
     await gone.end()
     guess = await other.once(1, Context(gone.name(1), 2, 0, prompts[0]), shape=DraftShape.chain(3))
     assert len(guess.tokens) == 3
-    other.say(close=[gone.name(1)])
+    other.close(gone.name(1))
     await other.end()
 
 
@@ -221,5 +222,5 @@ async def test_with_a_tokenizer_of_its_own_it_does_the_same(
             2, Context(caller.name(2), 1, 0, prompt), shape=DraftShape.chain(6)
         )
         assert guess.cached_len == len(prompt) and guess.epoch
-        caller.say(close=[caller.name(1), caller.name(2)])
+        caller.close(caller.name(1), caller.name(2))
         await caller.end()

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.cache.rooms import Room
-from engine.exact.exactness import self_test
-from engine.forward.cpu.kernels import kernels
-from engine.forward.segment import Segment
-from engine.model.load import load
-from engine.runner import Forward
-from protos import tree
+from tandem.engine.cache.ranges import KVRange
+from tandem.engine.exact.exactness import self_test
+from tandem.engine.forward.cpu.kernels import kernels
+from tandem.engine.forward.segment import Segment
+from tandem.engine.model.load import load
+from tandem.engine.runner import HFRunner
+from tandem.protos import tree
 from tests.families import SERVED, VOCABULARY
 
 MakeModel = Callable[[str, int], Path]
-POSITIONS, ROOM, STREAM, OTHERS = 2048, 256, 150, 5
+POSITIONS, SIZE, STREAM, OTHERS = 2048, 256, 150, 5
 pytestmark = pytest.mark.skipif(kernels() is None, reason="the kernels were not built")
 
 
@@ -27,15 +27,15 @@ def some_tokens(rng: random.Random, count: int) -> tuple[int, ...]:
     return tuple(rng.randrange(VOCABULARY) for _ in range(count))
 
 
-def alone(forward: Forward, stream: tuple[int, ...]) -> list[torch.Tensor]:
+def alone(forward: HFRunner, stream: tuple[int, ...]) -> list[torch.Tensor]:
     """The stream's logits, fed one token a step by itself."""
-    room = forward.pool.take(ROOM)
-    assert room
+    kv_range = forward.pool.allocate(SIZE)
+    assert kv_range
     rows = [
-        forward([Segment(room, place, (token,), (-1,), 1)])[0][0]
+        forward([Segment(kv_range, place, (token,), (-1,), 1)])[0][0]
         for place, token in enumerate(stream)
     ]
-    forward.pool.give_back(room)
+    forward.pool.release(kv_range)
     return rows
 
 
@@ -57,28 +57,28 @@ def with_guesses(rng: random.Random, piece: tuple[int, ...]) -> tuple[Segment, l
         add(token, parent)
     for _ in range(rng.choice([0, 0, 5])):
         add(rng.randrange(VOCABULARY), rng.randrange(-1, len(tokens)))
-    segment = Segment(Room(0, 0), 0, tuple(tokens), tuple(parents), len(tokens))
+    segment = Segment(KVRange(0, 0), 0, tuple(tokens), tuple(parents), len(tokens))
     return segment, path
 
 
-def company(forward: Forward, rng: random.Random, rooms: list[Room]) -> Iterator[Segment]:
+def company(forward: HFRunner, rng: random.Random, kv_ranges: list[KVRange]) -> Iterator[Segment]:
     """Other sessions' segments, as they come."""
-    for room in rng.sample(rooms, rng.randint(0, len(rooms))):
+    for kv_range in rng.sample(kv_ranges, rng.randint(0, len(kv_ranges))):
         tokens = some_tokens(rng, rng.choice([1, 2, 5, 33, 70]))
         parents = tuple(rng.randrange(-1, node) for node in range(len(tokens)))
         if len(tokens) > 5:
             parents = tree.chain(len(tokens))
         yield Segment(
-            room, rng.choice([0, 17, 63, 64]), tokens, parents, rng.choice([1, len(tokens)])
+            kv_range, rng.choice([0, 17, 63, 64]), tokens, parents, rng.choice([1, len(tokens)])
         )
 
 
 def together(
-    forward: Forward, stream: tuple[int, ...], rng: random.Random, others: int = OTHERS
+    forward: HFRunner, stream: tuple[int, ...], rng: random.Random, others: int = OTHERS
 ) -> list[torch.Tensor]:
     """The stream's logits, fed in pieces of any size, in trees, beside other sessions."""
-    rooms = [forward.pool.take(ROOM) for _ in range(others + 1)]
-    own, *neighbours = [room for room in rooms if room]
+    kv_ranges = [forward.pool.allocate(SIZE) for _ in range(others + 1)]
+    own, *neighbours = [kv_range for kv_range in kv_ranges if kv_range]
     rows: list[torch.Tensor] = []
     while len(rows) < len(stream):
         piece = stream[len(rows) :][: rng.choice([1, 2, 3, 9, 40, 70])]
@@ -89,8 +89,8 @@ def together(
         logits = forward(segments)[segments.index(mine)]
         forward.pool.compact(own, len(rows), path)
         rows += [logits[node] for node in path]
-    for room in (own, *neighbours):
-        forward.pool.give_back(room)
+    for kv_range in (own, *neighbours):
+        forward.pool.release(kv_range)
     return rows
 
 
@@ -103,7 +103,7 @@ def test_every_row_is_the_same_alone_and_in_a_crowd(
     """Alone and a token a step, or in ragged batches with five others, with random draft lengths,
     chunks and trees, on side branches too.
     """
-    forward = Forward(load(make_model(family, 0), dtype), POSITIONS)
+    forward = HFRunner(load(make_model(family, 0), dtype), POSITIONS)
     rng = random.Random(2)
     for _ in range(3):
         stream = some_tokens(rng, STREAM)
@@ -119,7 +119,7 @@ def test_every_row_is_the_same_alone_and_in_a_crowd(
 def test_every_row_is_the_same_alone_and_beside_64_sessions(
     dtype: str, make_model: MakeModel
 ) -> None:
-    forward, rng = Forward(load(make_model("llama", 0), dtype), 65 * ROOM), random.Random(3)
+    forward, rng = HFRunner(load(make_model("llama", 0), dtype), 65 * SIZE), random.Random(3)
     stream = some_tokens(rng, STREAM)
     pairs = zip(alone(forward, stream), together(forward, stream, rng, 64), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
@@ -130,11 +130,11 @@ def test_layers_as_wide_as_those_of_real_models_are_exact(
     dtype: str, make_model: MakeModel
 ) -> None:
     wide = load(make_model("llama_wide", 0), dtype)
-    assert str(self_test(Forward(wide, POSITIONS), "wide")) == "exact"
+    assert str(self_test(HFRunner(wide, POSITIONS), "wide")) == "exact"
 
 
 @pytest.mark.parametrize("family", SERVED)
 def test_the_self_test_finds_the_core_architectures_exact(
     family: str, make_model: MakeModel
 ) -> None:
-    assert str(self_test(Forward(load(make_model(family, 0)), POSITIONS), family)) == "exact"
+    assert str(self_test(HFRunner(load(make_model(family, 0)), POSITIONS), family)) == "exact"

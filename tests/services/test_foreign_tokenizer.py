@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 from transformers import PreTrainedModel
 
-from benchmarks.peers.prompts import tokenised
-from drafter_service.foreign.chains import SPARE
-from models import TARGET
-from protos.errors import SessionMiss, StaleTurn
-from protos.streams import Guess
-from protos.types import Context, DraftShape, Rule, SamplingParams, Schedule
+from tandem.benchmarks.peers.prompts import tokenised
+from tandem.drafter_service.foreign.chains import SPARE
+from tandem.models import TARGET
+from tandem.protos.errors import SessionMiss, StaleTurn
+from tandem.protos.streams import Guess
+from tandem.protos.types import Context, DraftShape, Rule, SamplingParams, Schedule
 from tests import reference
 from tests.services.foreign import FOREIGN, ID, SHAPE, Drafter, Tokens
 from tests.services.jobs import CONTEXT, MOST, Engine
@@ -37,7 +37,7 @@ def drafter(engine: Engine) -> Iterator[Drafter]:
         running.job.close()
     for name in (ID, *(bytes([name]) for name in range(9))):
         engine.sessions.close(name)
-    assert engine.forward.pool.taken == 0
+    assert engine.forward.pool.allocated == 0
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_more_than_one_token_of_a_chain_is_the_targets(
         running.job.close()
     assert sum(found) / len(found) > 1.0
     assert 0.5 < expected / sum(found) < 1.5, "its scores are honest"
-    assert len(drafter.mirrors) == 0
+    assert len(drafter.texts) == 0
     assert drafter.engine.sessions.counts.misses == 0
 
 
@@ -169,7 +169,7 @@ def test_a_text_that_outgrows_the_draft_model_gets_no_draft(
     late = drafter.opened(Context(ID, 5, 0, said + beyond), lockstep=True)
     late.tell(len(said) + 200, (5,))
     late.settle()
-    assert [guess.behind for guess in late.port.said] == [len(said) + 200, len(said) + 201]
+    assert [guess.behind for guess in late.stream.said] == [len(said) + 200, len(said) + 201]
 
 
 def test_without_levels_there_is_nothing(drafter: Drafter, prompts: list[Tokens]) -> None:
@@ -238,13 +238,13 @@ def test_a_job_that_ends_early_changes_nothing_that_is_answered_later(
 def test_mirrors_are_bounded_and_forget_those_used_least_recently(
     engine: Engine, drafter: Drafter, prompts: list[Tokens]
 ) -> None:
-    few = Drafter(engine, mirrors=2)
+    few = Drafter(engine, texts=2)
     held = [few.once(Context(bytes([name]), 1, 0, prompts[0])) for name in range(MOST)]
-    assert len(few.mirrors) == 2
+    assert len(few.texts) == 2
     with pytest.raises(SessionMiss):
         few.once(Context(b"\0", 2, len(prompts[0]), (5,), held[0].epoch))
     few.once(Context(b"\1", 2, len(prompts[0]), (5,), held[1].epoch))
     for name in range(MOST):
-        few.mirrors.close(bytes([name]))
-        few.mirrors.close(bytes([name]))
-    assert len(few.mirrors) == 0
+        few.texts.close(bytes([name]))
+        few.texts.close(bytes([name]))
+    assert len(few.texts) == 0

@@ -12,30 +12,30 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import models
-from drafter_service.visible import visible_tokens
-from engine.config import ModelServiceConfig
-from engine.exact.exactness import self_test
-from engine.forward.segment import Segment
-from engine.gguf import llama
-from engine.gguf.llama import Context
-from engine.gguf.model import Model, load
-from engine.gguf.runner import Runner
-from engine.host import prepare
-from orchestrator.frontend.text import load_tokenizer
-from protos import tree
-from protos.errors import Unusable
-from protos.fingerprint import fingerprint, tokens_by_id
-from protos.gguf import metadata
+from tandem import models
+from tandem.drafter_service.visible import visible_tokens
+from tandem.engine.config import ModelServiceConfig
+from tandem.engine.exact.exactness import self_test
+from tandem.engine.forward.segment import Segment
+from tandem.engine.gguf import llama
+from tandem.engine.gguf.llama import LlamaContext
+from tandem.engine.gguf.model import GGUFModel, load
+from tandem.engine.gguf.runner import GGUFRunner
+from tandem.engine.host import load_and_test
+from tandem.orchestrator.frontend.text import load_tokenizer
+from tandem.protos import tree
+from tandem.protos.errors import Unusable
+from tandem.protos.fingerprint import fingerprint, tokens_by_id
+from tandem.protos.gguf import metadata
 from tests.ggufs import TYPES, Alone, MakeGGUF, needs_llama
 
 pytestmark = needs_llama
 POSITIONS = 2048
 
 
-def running(model: Model) -> Runner:
-    """With room for a self-test."""
-    return Runner(model, model.context(POSITIONS), POSITIONS)
+def running(model: GGUFModel) -> GGUFRunner:
+    """With space for a self-test."""
+    return GGUFRunner(model, model.context(POSITIONS), POSITIONS)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "auto"])
@@ -44,7 +44,7 @@ def test_the_self_test_passes_and_never_calls_it_exact(
     kind: str, dtype: Any, make_gguf: MakeGGUF
 ) -> None:
     file = make_gguf(models.TARGET, kind)
-    runner, exactness = prepare(ModelServiceConfig(model=file, dtype=dtype), True)
+    runner, exactness = load_and_test(ModelServiceConfig(model=file, dtype=dtype), True)
     assert str(exactness) == "exact unavailable: llama.cpp rounds by the number of rows"
     model = runner.model
     assert (model.kind, model.numbers, model.kernels) == ("llama", kind, "llama.cpp")
@@ -55,34 +55,34 @@ def test_the_self_test_passes_and_never_calls_it_exact(
 def stale(patch: pytest.MonkeyPatch) -> None:
     """What was rolled back stays."""
 
-    def remove(self: Context, sequence: int, start: int) -> None:
+    def remove(self: LlamaContext, sequence: int, start: int) -> None:
         if start == 0:
             self._lib.llama_memory_seq_rm(self._memory, sequence, 0, -1)
 
-    patch.setattr(Context, "remove", remove)
+    patch.setattr(LlamaContext, "remove", remove)
 
 
 def holed(patch: pytest.MonkeyPatch) -> None:
     """A fork lacks some tokens of its text."""
-    copy = Context.copy
+    copy = LlamaContext.copy
 
-    def forked(self: Context, source: int, target: int, stop: int) -> None:
+    def forked(self: LlamaContext, source: int, target: int, stop: int) -> None:
         copy(self, source, target, stop)
         self._lib.llama_memory_seq_rm(self._memory, target, stop - 9, stop - 1)
 
-    patch.setattr(Context, "copy", forked)
+    patch.setattr(LlamaContext, "copy", forked)
 
 
 def shifted(patch: pytest.MonkeyPatch) -> None:
     """A text has other tokens behind the 200th."""
-    decode = Context.decode
+    decode = LlamaContext.decode
 
-    def other(self: Context, rows: Any) -> Any:
+    def other(self: LlamaContext, rows: Any) -> Any:
         for row in rows:
             row.token = (row.token + (row.position > 200)) % 4096
         return decode(self, rows)
 
-    patch.setattr(Context, "decode", other)
+    patch.setattr(LlamaContext, "decode", other)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "auto"])
@@ -158,7 +158,7 @@ def test_what_does_not_apply_is_refused_by_name(
 ) -> None:
     config = ModelServiceConfig(model=make_gguf(models.DRAFT, "q4_0"), **options)
     with pytest.raises(Unusable, match=problem):
-        prepare(config, False)
+        load_and_test(config, False)
 
 
 @pytest.mark.parametrize(
@@ -199,11 +199,11 @@ def test_without_the_library_the_line_says_what_to_install(
 
 def test_more_rows_than_a_batch_are_fed_in_several(make_gguf: MakeGGUF) -> None:
     runner = running(load(make_gguf(models.DRAFT, "f32")))
-    rooms = [runner.pool.take(400) for _ in range(3)]
-    said = [(room, tuple(range(100, 500))) for room in rooms if room]
+    kv_ranges = [runner.pool.allocate(400) for _ in range(3)]
+    said = [(kv_range, tuple(range(100, 500))) for kv_range in kv_ranges if kv_range]
     segments = [
-        Segment(room, 0, (*text, 7, 8, 9), (*range(-1, 399), 399, 399, 400), 3)
-        for room, text in said
+        Segment(kv_range, 0, (*text, 7, 8, 9), (*range(-1, 399), 399, 399, 400), 3)
+        for kv_range, text in said
     ]
     whole = runner(segments)
     for segment, rows in zip(segments, whole, strict=True):
@@ -213,7 +213,7 @@ def test_more_rows_than_a_batch_are_fed_in_several(make_gguf: MakeGGUF) -> None:
 
 def test_a_text_that_overflows_harms_nobody_else(tmp_path: Path) -> None:
     """In a cache that all share, where masked keys are multiplied by zero: NaN would spread."""
-    from models.gguf import convert
+    from tandem.models.gguf import convert
 
     bad = 999
     shutil.copytree(models.DRAFT, tmp_path / "model")
@@ -225,13 +225,16 @@ def test_a_text_that_overflows_harms_nobody_else(tmp_path: Path) -> None:
     save_file(weights, file)
     convert(tmp_path / "model", tmp_path / "model.gguf", "f32")
     model = load(tmp_path / "model.gguf")
-    runner, alone = Runner(model, model.context(POSITIONS), POSITIONS), Alone(model, POSITIONS)
-    one, other = (runner.pool.take(100) for _ in range(2))
+    runner, alone = GGUFRunner(model, model.context(POSITIONS), POSITIONS), Alone(model, POSITIONS)
+    one, other = (runner.pool.allocate(100) for _ in range(2))
     assert one and other
     text = tuple(range(100, 140))
-    runner([Segment(room, 0, text, tree.chain(40), 1) for room in (one, other)])
+    runner([Segment(kv_range, 0, text, tree.chain(40), 1) for kv_range in (one, other)])
     lost, kept = runner(
-        [Segment(room, 40, (token, 7), (-1, -1), 2) for room, token in ((one, bad), (other, 5))]
+        [
+            Segment(kv_range, 40, (token, 7), (-1, -1), 2)
+            for kv_range, token in ((one, bad), (other, 5))
+        ]
     )
     assert bool(lost.isnan().all()) and not runner.pool.finite(one, 40)
     assert runner.pool.finite(other, 40)

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from engine.cache.rooms import BLOCK
-from engine.cache.session import Session
-from engine.forward.segment import Segment
-from engine.gguf.model import Model, load
-from engine.gguf.runner import Runner
-from models import DRAFT
-from protos import tree
+from tandem.engine.cache.ranges import BLOCK
+from tandem.engine.cache.session import Session
+from tandem.engine.forward.segment import Segment
+from tandem.engine.gguf.llama import BatchRow
+from tandem.engine.gguf.model import GGUFModel, load
+from tandem.engine.gguf.runner import GGUFRunner
+from tandem.models import DRAFT
+from tandem.protos import tree
 from tests.ggufs import Alone, MakeGGUF, needs_llama
 from tests.laws import test_session_rule
 from tests.laws.replica import LENGTH, TTL, Replica, Tokens
@@ -31,29 +32,35 @@ CLOSE = 2e-3
 class LlamaReplica(Replica):
     """A process whose cache is llama.cpp's; what a call leaves there is checked by its logits."""
 
-    model: Model
+    model: GGUFModel
     alone: Alone
 
     def restart(self) -> None:
         """Another process at the same address."""
         positions = self._blocks * BLOCK
         decoder = self.model.context(positions, SEQUENCES)
-        self.runner = Runner(self.model, decoder, positions, sequences=SEQUENCES)
+        self.runner = GGUFRunner(self.model, decoder, positions, sequences=SEQUENCES)
         self.pool: Any = self.runner.pool
         self.sessions = self._kind(
             self.pool, LENGTH, self._most, self._epochs.__next__, TTL, lambda: self.now
         )
-        self.rooms: dict[bytes, Session] = {}
+        self.opened: dict[bytes, Session] = {}
 
     def held(self, session: Session) -> Tokens:
-        """The committed tokens as the room has them."""
-        return tuple(self.pool.held(session.room).tokens[: session.length])
+        """The committed tokens as the KV range has them."""
+        return tuple(self.pool.content(session.kv_range).tokens[: session.length])
 
     def check_memory(self) -> None:
-        """Nothing is taken but rooms of sessions, and llama.cpp found cells for all."""
-        rooms = [session.room for session in self.rooms.values() if session.room.capacity]
-        assert self.pool.taken == sum(room.capacity for room in rooms) <= self.pool.positions
-        assert len(self.sessions) <= self.sessions.most
+        """Nothing is allocated but KV ranges of sessions, and llama.cpp found cells for all."""
+        kv_ranges = [
+            session.kv_range for session in self.opened.values() if session.kv_range.capacity
+        ]
+        assert (
+            self.pool.allocated
+            == sum(kv_range.capacity for kv_range in kv_ranges)
+            <= self.pool.positions
+        )
+        assert len(self.sessions) <= self.sessions.max_sessions
 
     def _writers(self, session: Session, length: int) -> set[int]:
         return set()
@@ -61,7 +68,7 @@ class LlamaReplica(Replica):
     def _write(self, session: Session, start: int, tokens: Tokens, writer: int) -> None:
         if not tokens:
             return
-        fed = Segment(session.room, start, tokens, tree.chain(len(tokens)), len(tokens))
+        fed = Segment(session.kv_range, start, tokens, tree.chain(len(tokens)), len(tokens))
         (logits,) = self.runner([fed])
         text = self.held(session)[:start] + tokens
         expected = self.alone.whole(text)[start:]
@@ -82,3 +89,14 @@ def test_no_fault_makes_llamas_cache_disagree_with_the_committed_tokens(
 ) -> None:
     faults = type("LlamaFaults", (test_session_rule.Faults,), {"replica": replica})
     run_state_machine_as_test(faults, settings=settings(test_session_rule.quick, max_examples=60))
+
+
+def test_a_freed_context_is_not_used_any_more(make_gguf: MakeGGUF) -> None:
+    """A job that is collected together with its context may release its sequences later."""
+    model = load(make_gguf(DRAFT, "f32"))
+    context = model.context(64, SEQUENCES)
+    model.weights_file.__del__()
+    context.decode([BatchRow(5, 0, [0], True)])
+    context.__del__()
+    context.remove(0, 0)
+    context.__del__()

@@ -13,12 +13,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks import gpu
-from benchmarks.figures import checks, emulation
-from engine.forward.cuda import flash
-from engine.model.load import Model, load
-from engine.runner import Backend, Forward
-from protos.errors import Unusable
+from tandem.benchmarks import gpu
+from tandem.benchmarks.figures import checks, emulation
+from tandem.engine.forward.cuda import flash
+from tandem.engine.model.load import HFModel, load
+from tandem.engine.runner import AttentionBackend, HFRunner
+from tandem.protos.errors import Unusable
 
 MakeModel = Callable[[str, int], Path]
 ABSENT = (
@@ -28,7 +28,7 @@ ABSENT = (
 LEAN = f"""
 import sys
 sys.modules.update(dict.fromkeys({ABSENT!r}))  # as on a machine where they are not installed
-from benchmarks.gpu import main
+from tandem.benchmarks.gpu import main
 main(sys.argv[1:])
 """
 
@@ -40,7 +40,7 @@ def bare(*words: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def model(make_model: MakeModel) -> Model:
+def model(make_model: MakeModel) -> HFModel:
     return load(make_model("llama", 0))
 
 
@@ -101,11 +101,12 @@ def test_a_failed_check_ends_it_without_figures(
 
 
 def test_a_replay_of_what_was_fed_before_is_noticed(
-    model: Model, monkeypatch: pytest.MonkeyPatch
+    model: HFModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with emulation.emulated():
         launched, replayed = (
-            Forward(model, checks.room_for(model), exact=False, backend=Backend.ROWS) for _ in "12"
+            HFRunner(model, checks.room_for(model), exact=False, backend=AttentionBackend.ROWS)
+            for _ in "12"
         )
         monkeypatch.setattr(emulation, "capture", stale)
         with pytest.raises(Unusable, match="a replayed pass gives other bits"):
@@ -114,10 +115,10 @@ def test_a_replay_of_what_was_fed_before_is_noticed(
 
 @pytest.mark.parametrize("wrong", [1e-3, float("nan")])
 def test_logits_that_are_not_those_of_transformers_are_noticed(
-    wrong: float, model: Model, make_model: MakeModel
+    wrong: float, model: HFModel, make_model: MakeModel
 ) -> None:
     network = AutoModelForCausalLM.from_pretrained(make_model("llama", 0), dtype=torch.float32)
-    forward = Forward(model, checks.room_for(model))
+    forward = HFRunner(model, checks.room_for(model))
     assert checks.right(forward, network) < 1e-4
     network.lm_head.weight.data[:, 3] += wrong
     with pytest.raises(Unusable, match="a check failed: logits are"):
@@ -125,17 +126,17 @@ def test_logits_that_are_not_those_of_transformers_are_noticed(
 
 
 def test_rows_that_depend_on_their_company_are_noticed(
-    model: Model, monkeypatch: pytest.MonkeyPatch
+    model: HFModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By as little as rounding would make of it."""
-    spelled_out = flash.kernel
+    spelled_out = flash.flash_kernel
 
-    def uneven(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch_variant(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
         output, sums = spelled_out(*given)
         return output * (1 + 1e-6 * int(given[3].lengths.count_nonzero() % 2)), sums
 
-    monkeypatch.setattr(flash, "kernel", uneven)
+    monkeypatch.setattr(flash, "flash_kernel", batch_variant)
     with emulation.emulated():
-        forward = Forward(model, checks.room_for(model), backend=Backend.ROWS)
+        forward = HFRunner(model, checks.room_for(model), backend=AttentionBackend.ROWS)
         with pytest.raises(Unusable, match="a check failed: not exact"):
             checks.exact(forward, "llama")

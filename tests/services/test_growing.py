@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from drafter_service.tree.worth import LEAST, Conditions, Known, Worth
-from engine.forward.segment import Segment
-from engine.gguf.runner import Runner
-from engine.schedule.cost import Rates
-from models import DRAFT
-from protos import tree
-from protos.errors import Busy, SessionMiss
-from protos.types import Context, DraftShape, SamplingParams
+from tandem.drafter_service.tree.worth import LEAST, Conditions, DrafterHistory, Worth
+from tandem.engine.forward.segment import Segment
+from tandem.engine.gguf.runner import GGUFRunner
+from tandem.engine.schedule.cost import Rates
+from tandem.models import DRAFT
+from tandem.protos import tree
+from tandem.protos.errors import Busy, SessionMiss
+from tandem.protos.types import Context, DraftShape, SamplingParams
 from tests.ggufs import MakeGGUF, missing
 from tests.services.jobs import CONTEXT, Engine
 from tests.services.trees import GREEDY, Drafter, Tokens
@@ -29,10 +29,10 @@ PENALISED = SamplingParams(0.7, seed=3, repetition_penalty=1.3, prompt_length=9)
 
 def fresh(engine: Engine, text: Tokens) -> torch.Tensor:
     """What the model says behind a text that it never saw, [vocab]."""
-    room = engine.forward.pool.take(len(text))
-    assert room is not None
-    (logits,) = engine.run(Segment(room, 0, text, tree.chain(len(text)), 1))
-    engine.forward.pool.give_back(room)
+    kv_range = engine.forward.pool.allocate(len(text))
+    assert kv_range is not None
+    (logits,) = engine.run(Segment(kv_range, 0, text, tree.chain(len(text)), 1))
+    engine.forward.pool.release(kv_range)
     return logits[0]
 
 
@@ -46,7 +46,7 @@ def grown(request: pytest.FixtureRequest, make_gguf: MakeGGUF) -> Engine:
     engine = Engine(make_gguf(DRAFT, "f32"), False, positions=2048)
     if request.param == "few":
         model: Any = engine.forward.model
-        few = Runner(model, model.context(2048, sequences=7), 2048, sequences=7)
+        few = GGUFRunner(model, model.context(2048, sequences=7), 2048, sequences=7)
         engine.forward = few
         engine.sessions._pool = few.pool
     return engine
@@ -85,7 +85,7 @@ def test_after_any_facts_the_logits_of_a_node_are_those_of_its_text(
         assert drafter.receiver.repeated == 0
     for drafter in drafters:
         drafter.close()
-    assert engine.forward.pool.taken == 0
+    assert engine.forward.pool.allocated == 0
 
 
 def test_a_tree_that_went_on_is_the_one_that_begins_there(
@@ -113,12 +113,12 @@ def test_what_is_not_worth_a_row_is_neither_fed_nor_sent(
     conditions, floors = Conditions(), []
     drafter = drafters(prompts[1], conditions, shape=DraftShape(32, 4, 64))
     cheap = sum(len(guess.tokens) for guess in drafter.running.settle())
-    floors.append(Worth(conditions, Rates(), Known(), 0).floor)
+    floors.append(Worth(conditions, Rates(), DrafterHistory(), 0).floor)
     conditions.price = 1.0
     dear = drafters(prompts[1], conditions, shape=DraftShape(32, 4, 64))
     few = sum(len(guess.tokens) for guess in dear.running.settle())
     assert 0 < few < cheap
-    floors.append(Worth(conditions, Rates(), Known(), 0).floor)
+    floors.append(Worth(conditions, Rates(), DrafterHistory(), 0).floor)
     assert floors[1] > floors[0] == pytest.approx(math.log(LEAST))
     conditions.price = 0.0  # it is cheap again
     dear.running.settle()
@@ -131,9 +131,9 @@ def test_a_reader_that_is_too_far_behind_is_waited_for(
 ) -> None:
     drafter = drafters(prompts[0])
     drafter.running.step()
-    drafter.running.port.paused = True
+    drafter.running.stream.paused = True
     assert not drafter.running.step()
-    drafter.running.port.paused = False
+    drafter.running.stream.paused = False
     assert drafter.running.step()
 
 
@@ -151,7 +151,7 @@ def test_without_memory_a_tree_stays_as_it_is_and_the_text_goes_on(
             drafter.running.settle()
     assert len(drafter.receiver.text) == 65
     drafter.close()
-    assert engine.forward.pool.taken == 0
+    assert engine.forward.pool.allocated == 0
 
 
 def test_a_text_that_fills_the_context_is_drafted_for_no_more(

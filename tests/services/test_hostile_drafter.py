@@ -12,9 +12,9 @@ import pytest
 from google.protobuf.message import Message
 from grpc import aio
 
-from protos.errors import Busy, InvalidRequest, SessionMiss
-from protos.tandem.v1 import common_pb2, drafter_pb2
-from protos.transport import rpc, status
+from tandem.protos.errors import Busy, InvalidRequest, SessionMiss
+from tandem.protos.transport import rpc, status
+from tandem.v1 import common_pb2, drafter_pb2
 from tests.conftest import Services, Tandem, serve_all
 from tests.system.test_same_text import ask
 
@@ -132,14 +132,16 @@ def owed(request: drafter_pb2.GuessRequest) -> Iterator[tuple[int, int]]:
 async def behind(services: Services, hostile: Hostile) -> AsyncIterator[Tandem]:
     """The real verifier with this drafter."""
     handlers = {"Guess": grpc.stream_stream_rpc_method_handler(hostile.guess)}
-
-    def register(server: aio.Server) -> None:
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
-
-    async with rpc.serving("127.0.0.1", 0, {NAME: register}) as address:
-        system = replace(services, drafter=address)
+    server = aio.server(options=rpc.SERVER_OPTIONS)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        system = replace(services, drafter=f"127.0.0.1:{port}")
         async with serve_all(system, ray=False, start_seconds=1) as tandem:
             yield tandem
+    finally:
+        await server.stop(0)
 
 
 async def compare(tandem: Tandem) -> None:

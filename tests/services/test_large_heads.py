@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import models
-from engine.exact.exactness import self_test
-from engine.forward.cpu.kernels import kernels
-from engine.forward.segment import Segment
-from engine.model.load import load
-from engine.runner import Forward
+from tandem import models
+from tandem.engine.exact.exactness import self_test
+from tandem.engine.forward.cpu.kernels import kernels
+from tandem.engine.forward.segment import Segment
+from tandem.engine.model.load import load
+from tandem.engine.runner import HFRunner
 from tests.families import VOCABULARY
 from tests.services.test_exactness import some_tokens, with_guesses
 
@@ -51,18 +51,18 @@ def test_heads_as_large_as_those_of_real_models_are_exact(
     size: int, repeat: int, dtype: str, make_large: Callable[[int, int], Path]
 ) -> None:
     """Over more keys than kernels take at once, in pieces of any size, in trees."""
-    forward = Forward(load(make_large(size, repeat), dtype), 4096)
+    forward = HFRunner(load(make_large(size, repeat), dtype), 4096)
     assert str(self_test(forward, "large")) == "exact"
-    rng, rooms = random.Random(4), [forward.pool.take(LONG) for _ in range(2)]
+    rng, kv_ranges = random.Random(4), [forward.pool.allocate(LONG) for _ in range(2)]
     stream = some_tokens(rng, LONG - 100)
     rows: list[list[torch.Tensor]] = [[], []]
-    for room, own, most in zip(rooms, rows, (3, 70), strict=True):
-        assert room
+    for kv_range, own, most in zip(kv_ranges, rows, (3, 70), strict=True):
+        assert kv_range
         while len(own) < len(stream):
             piece = stream[len(own) :][: rng.randint(1, most)]
             guessed, path = with_guesses(rng, piece)
             tree_ = guessed.tokens, guessed.parents, guessed.wanted
-            (logits,) = forward([Segment(room, len(own), *tree_)])
-            forward.pool.compact(room, len(own), path)
+            (logits,) = forward([Segment(kv_range, len(own), *tree_)])
+            forward.pool.compact(kv_range, len(own), path)
             own += [logits[node] for node in path]
     assert all(torch.equal(*pair) for pair in zip(*rows, strict=True))

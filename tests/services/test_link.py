@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import pytest
 
-from orchestrator.workers import link as module
-from orchestrator.workers.worker import drafting, verifying
-from protos.errors import Busy, Internal
-from protos.tandem.v1 import common_pb2, verifier_pb2
-from protos.transport import rpc, status
-from tests.services.peer import SESSION, Peer, User, facts, linked, opening, served, until
+from tandem.orchestrator.workers import link as module
+from tandem.orchestrator.workers.worker import drafter_link, verifier_link
+from tandem.protos.errors import Busy, Internal
+from tandem.protos.streams import Guess
+from tandem.protos.transport import rpc, status
+from tandem.v1 import common_pb2, verifier_pb2
+from tandem.v1.common_pb2 import Closing
+from tests.services.peer import SESSION, Peer, Subscriber, facts, linked, opening, served, until
 
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is noticed soon."""
-    monkeypatch.setattr(module, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.02)
 
 
 async def test_what_is_said_in_one_turn_of_the_loop_leaves_in_one_message() -> None:
@@ -25,8 +28,8 @@ async def test_what_is_said_in_one_turn_of_the_loop_leaves_in_one_message() -> N
     async with linked(peer) as (link, user):
         before = len(peer.messages)
         for stream in range(1, 33):
-            link.open(opening(stream), user)
-            link.send("guesses", common_pb2.Guess(stream=stream))
+            link.open(stream, opening(), user)
+            link.send(stream, Guess(1))
         await until(lambda: len(peer.sent("guesses")) == 32)
         assert len(peer.messages) == before + 1
         assert len(peer.sent("open")) == 32
@@ -36,7 +39,7 @@ async def test_large_openings_travel_apart_and_no_message_is_too_large() -> None
     peer = Peer()
     async with linked(peer) as (link, user):
         for stream in range(1, 9):
-            link.open(opening(stream, 200_000), user)
+            link.open(stream, opening(200_000), user)
         await until(lambda: len(peer.sent("open")) == 8)
         assert max(message.ByteSize() for message in peer.messages) < rpc.MAX_MESSAGE_BYTES
         assert [each.stream for each in peer.sent("open")] == list(range(1, 9))
@@ -45,10 +48,10 @@ async def test_large_openings_travel_apart_and_no_message_is_too_large() -> None
 async def test_everybody_gets_what_is_his_and_nothing_of_what_he_dropped() -> None:
     peer = Peer()
     async with linked(peer) as (link, first):
-        second = User()
-        link.open(opening(1), first)
-        link.open(opening(2), second)
-        link.open(opening(3), first)
+        second = Subscriber()
+        link.open(1, opening(), first)
+        link.open(2, opening(), second)
+        link.open(3, opening(), first)
         link.drop(1)
         refusal = common_pb2.Failure(stream=2, status=status.pack(Busy("full")))
         said = facts((1, 10), (2, 20), (3, 30), (4, 40))
@@ -63,10 +66,10 @@ async def test_everybody_gets_what_is_his_and_nothing_of_what_he_dropped() -> No
 async def test_one_users_bug_is_not_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     peer = Peer()
     async with linked(peer) as (link, user):
-        broken = User()
+        broken = Subscriber()
         broken.receive = lambda item: broken.told[item.tokens[0]]  # type: ignore[method-assign]
-        link.open(opening(1), broken)
-        link.open(opening(2), user)
+        link.open(1, opening(), broken)
+        link.open(2, opening(), user)
         peer.say.put_nowait(facts((1, 9), (2, 20)))
         await until(lambda: user.told)
         assert (user.told, broken.told) == ([[20]], [Internal])
@@ -76,26 +79,26 @@ async def test_one_users_bug_is_not_the_others(capsys: pytest.CaptureFixture[str
 async def test_a_service_that_comes_back_is_opened_again_and_told_what_was_closed(
     hasty: None,
 ) -> None:
-    peer, second, user = Peer(), Peer(), User()
+    peer, second, user = Peer(), Peer(), Subscriber()
     peer.answer = lambda request: verifier_pb2.DecodeResponse()
+    scope = AsyncExitStack()
     async with served(peer) as address:
-        channel = rpc.connect(address)
-        link = await verifying(channel).__aenter__()
-        link.join(user)
+        channel = await scope.enter_async_context(rpc.connect(address))
+        link = await scope.enter_async_context(verifier_link(channel))
+        link.subscribe(user)
         await until(lambda: link.connected)
-        link.open(opening(1), user)
+        link.open(1, opening(), user)
         await until(lambda: peer.sent("open"))
     await until(lambda: not link.connected)
-    link.open(opening(2), user)
-    link.close(SESSION)
+    link.open(2, opening(), user)
+    link.close(SESSION, 7)
     async with served(second, int(address.rpartition(":")[2])):
-        await until(lambda: link.connected and second.sent("close"))
+        await until(lambda: link.connected and second.sent("closings"))
         assert user.told == ["connected", "lost", "connected"]
-        assert second.sent("close") == [SESSION]
+        assert second.sent("closings") == [Closing(session_id=SESSION, turn=7)]
         assert not second.sent("open"), "that is its users' affair"
         await until(lambda: not link._closing)
-        await link.__aexit__()
-    await channel.close()
+        await scope.aclose()
 
 
 async def test_a_peer_that_falls_silent_is_lost_and_called_again(hasty: None) -> None:
@@ -121,8 +124,10 @@ async def test_who_leaves_first_says_what_is_to_be_said() -> None:
     peer = Peer()
     async with linked(peer) as (link, _):
         for number in range(100):
-            link.close(bytes([number]))
-    assert peer.sent("close") == [bytes([number]) for number in range(100)]
+            link.close(bytes([number]), number)
+    assert [(each.session_id, each.turn) for each in peer.sent("closings")] == [
+        (bytes([number]), number) for number in range(100)
+    ]
 
 
 async def test_a_drafter_is_told_what_guesses_are_good_for() -> None:
@@ -131,6 +136,36 @@ async def test_a_drafter_is_told_what_guesses_are_good_for() -> None:
         served(drafter) as address,
         rpc.connect(address) as channel,
         linked(verifier) as (decoding, _),
-        drafting(channel, decoding),
+        drafter_link(channel, decoding),
     ):
         await until(lambda: any(message.conditions.price == 0.125 for message in drafter.messages))
+
+
+async def test_a_bug_in_a_subscriber_that_is_told_of_a_loss_does_not_end_the_link(
+    hasty: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("a bug")
+
+    peer = Peer()
+    async with linked(peer) as (link, broken):
+        user = Subscriber()
+        broken.lost = fail  # type: ignore[method-assign]
+        link.subscribe(user)
+        peer.mute = True
+        await until(lambda: user.told == ["lost"])
+        peer.mute = False
+        await until(lambda: user.told[:2] == ["lost", "connected"])
+    assert broken.told[:2] == [Internal, "connected"]
+
+
+async def test_a_link_whose_own_work_fails_ends_its_scope() -> None:
+    def broken(request: object) -> None:
+        raise SystemError("a bug")
+
+    with pytest.raises(SystemError):
+        async with linked(Peer()) as (link, _):
+            link._on_lost = lambda: broken(None)  # type: ignore[method-assign]
+            link._complete = broken
+            await asyncio.sleep(5)
+            raise AssertionError("nobody noticed")

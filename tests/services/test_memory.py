@@ -12,20 +12,20 @@ from typing import Any
 
 import psutil
 
-from engine.cache.kv import position_bytes
-from engine.cache.rooms import BLOCK
-from engine.forward.tiles import COARSE
-from engine.model.load import load
-from orchestrator.fleet.clients import VerifierClient
-from orchestrator.workers.worker import RoundWorkerService, drafting, verifying
-from protos.service.process import announcement
-from protos.tandem.v1 import rounds_pb2
-from protos.transport import rpc
-from protos.types import Context, Draft, SamplingParams
+from tandem.engine.cache.pool import position_bytes
+from tandem.engine.cache.ranges import BLOCK
+from tandem.engine.forward.tiles import COARSE
+from tandem.engine.model.load import load
+from tandem.orchestrator.fleet.clients import VerifierClient
+from tandem.orchestrator.workers.worker import RoundWorkerService, drafter_link, verifier_link
+from tandem.protos.service.process import announcement
+from tandem.protos.transport import rpc
+from tandem.protos.types import Context, Draft, SamplingParams
+from tandem.v1 import rounds_pb2
 from tests.conftest import Pair
 
 SESSIONS, FITTING, PROMPT, TOKENS = 500, 50, 248, 8
-ROOM = 4 * BLOCK  # positions that a session of PROMPT + TOKENS takes
+SIZE = 4 * BLOCK  # positions that a session of PROMPT + TOKENS takes
 MOST = 512  # rows of a step
 KERNELS = 8e6  # bytes of code for steps of sizes that were forgotten
 
@@ -53,7 +53,14 @@ async def warm_up(verifier: VerifierClient) -> None:
 async def verifier(**flags: object) -> AsyncIterator[tuple[str, psutil.Process]]:
     """A process of its own, whose memory is its own: address and process."""
     words = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
-    command = (sys.executable, "-m", "verifier_service", "--port=0", "--metrics-port=0", *words)
+    command = (
+        sys.executable,
+        "-m",
+        "tandem.verifier_service",
+        "--port=0",
+        "--metrics-port=0",
+        *words,
+    )
     process = await create_subprocess_exec(*command, stdout=PIPE, stderr=DEVNULL)
     try:
         address = ""
@@ -72,15 +79,15 @@ async def test_ten_times_more_sessions_than_memory_all_finish_with_the_same_text
     embedded: Pair,
 ) -> None:
     model = load(embedded.target)
-    kv_bytes = FITTING * ROOM * position_bytes(model.layers, model.dtype)
+    kv_bytes = FITTING * SIZE * position_bytes(model.layers, model.dtype)
     del model
     limits = {"kv_bytes": kv_bytes, "context_length": MOST, "max_sessions": SESSIONS}
     async with (
         verifier(model=embedded.target, **limits) as (address, process),
         rpc.connect(address) as channel,
         rpc.connect("127.0.0.1:1") as nowhere,
-        verifying(channel) as link,
-        drafting(nowhere, link) as drafter,
+        verifier_link(channel) as link,
+        drafter_link(nowhere, link) as drafter,
     ):
         client, worker = VerifierClient(channel), RoundWorkerService(link, drafter)
 

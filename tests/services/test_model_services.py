@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-import drafter_service.service
-import verifier_service.service
-from benchmarks.peers.prompts import tokenised
-from engine.config import ModelServiceConfig
-from engine.metrics import ModelMetrics
-from engine.runner import Forward
-from orchestrator.fleet.clients import DrafterClient
-from orchestrator.rounds.generation import Generation
-from protos.errors import Busy, InvalidRequest, SessionMiss, StaleTurn, Unusable
-from protos.transport import rpc
-from protos.types import NO_DRAFT, Context, Draft, DraftShape, SamplingParams
+from tandem.benchmarks.peers.prompts import tokenised
+from tandem.drafter_service import service as drafter_service
+from tandem.engine.config import ModelServiceConfig
+from tandem.engine.metrics import ModelMetrics
+from tandem.engine.runner import HFRunner
+from tandem.orchestrator.fleet.clients import DrafterClient
+from tandem.orchestrator.rounds.generation import Generation
+from tandem.protos.errors import Busy, InvalidRequest, SessionMiss, StaleTurn, Unusable
+from tandem.protos.transport import rpc
+from tandem.protos.types import NO_DRAFT, Context, Draft, DraftShape, SamplingParams
+from tandem.verifier_service import service as verifier_service
 from tests.conftest import Pair, Services, serve_models
 
 GREEDY = SamplingParams()
@@ -175,13 +175,13 @@ async def test_calls_that_wait_share_a_forward_pass(
     def observe(self: ModelMetrics, report: Any) -> None:
         batches.append(report.sessions)
 
-    def slowly(self: Forward, segments: Any) -> Any:
+    def slowly(self: HFRunner, segments: Any) -> Any:
         time.sleep(0.2)
         return forward(self, segments)
 
-    forward = Forward.__call__
+    forward = HFRunner.__call__
     monkeypatch.setattr(ModelMetrics, "observe", observe)
-    monkeypatch.setattr(Forward, "__call__", slowly)
+    monkeypatch.setattr(HFRunner, "__call__", slowly)
     async with serve_models(embedded) as services:
         contexts = [fresh((100 + n, 200, 300)) for n in range(12)]
         await asyncio.gather(
@@ -231,7 +231,7 @@ async def test_a_drafter_of_8_bits_drafts_and_a_verifier_of_8_bits_is_refused(
     config = ModelServiceConfig(model=embedded.draft, weights="int8")
     registry = CollectorRegistry()
     async with (
-        drafter_service.service.serving(config, registry) as address,
+        drafter_service.serving(config, registry) as address,
         rpc.connect(address) as channel,
     ):
         rounded, chain = DrafterClient(channel), DraftShape.chain(1)
@@ -245,5 +245,5 @@ async def test_a_drafter_of_8_bits_drafts_and_a_verifier_of_8_bits_is_refused(
     alike = [one.draft == other.draft for one, other in zip(*pairs, strict=True)]
     assert sum(alike) >= 36, "rounded weights mostly guess what full ones do"
     with pytest.raises(Unusable, match="weights int8 is for drafters"):
-        async with verifier_service.service.serving(config, CollectorRegistry()):
+        async with verifier_service.serving(config, CollectorRegistry()):
             pass

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from engine import streams
-from protos.errors import Busy, InvalidRequest, SessionMiss, StaleTurn
-from protos.streams import Guess
-from protos.tandem.v1.common_pb2 import Guess as Bent
+from tandem.engine import streams
+from tandem.protos.errors import Busy, InvalidRequest, SessionMiss, StaleTurn
+from tandem.protos.streams import Guess
+from tandem.v1.common_pb2 import Guess as Bent
 from tests import reference
 from tests.conftest import Pair, Services, serve_models
 from tests.services.caller import BEGIN, DRAWN, LONG, PROMPT, UNTIL, again, calling, decoding, told
@@ -117,6 +117,24 @@ async def test_a_lost_callers_decoding_ends_and_another_one_goes_on_with_it(
         facts = await stream.facts(LONG)
         assert facts[0].reused >= BEGIN + 19, "what it holds is not computed anew"
         assert known + told(facts, BEGIN + len(known)) == text
+
+
+async def test_a_lost_worker_cannot_close_its_successors_session(
+    services: Services, text: tuple[int, ...]
+) -> None:
+    """Not while the successor decodes, and not when its decoding is done."""
+    opening = decoding(LONG)
+    async with calling(services.verifier) as lost, calling(services.verifier) as successor:
+        await (await lost.open(opening)).take()
+        stream = await successor.open(again(opening, 2))
+        facts = [await stream.take()]
+        await lost.close(opening)
+        facts += await stream.facts(LONG)
+        assert told(facts) == text
+        await lost.close(opening)
+        longer = PROMPT + text[:-1]
+        third = await successor.open(again(opening, 3, longer))
+        assert (await third.take()).reused >= len(longer) - 1
 
 
 async def test_a_silent_caller_is_gone_and_one_that_beats_is_answered(

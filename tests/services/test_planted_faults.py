@@ -12,14 +12,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import models
-from benchmarks.figures.emulation import emulated
-from engine.exact.exactness import self_test
-from engine.forward.cpu.kernels import kernels
-from engine.forward.cuda.graphs import Graphs
-from engine.model.load import load
-from engine.runner import Backend, Forward
-from protos.errors import Unusable
+from tandem import models
+from tandem.benchmarks.figures.emulation import emulated
+from tandem.engine.exact.exactness import self_test
+from tandem.engine.forward.cpu.kernels import kernels
+from tandem.engine.forward.cuda.graphs import CudaGraphs
+from tandem.engine.model.load import load
+from tandem.engine.runner import AttentionBackend, HFRunner
+from tandem.protos.errors import Unusable
 from tests.families import ARCHITECTURES, CONFIGS
 from tests.services import faults, replay
 from tests.services.faults import FAULTS, Fault
@@ -75,20 +75,26 @@ def _operator() -> Iterator[None]:
         yield
 
 
-def right(folder: Path, way: str, dtype: str, patch: pytest.MonkeyPatch) -> Forward:
+def right(folder: Path, way: str, dtype: str, patch: pytest.MonkeyPatch) -> HFRunner:
     """A forward pass without a mistake: along paths, by tiles, or as on a device."""
     if way == "paths" and kernels() is None:
         pytest.skip("the kernels were not built")
     if way in ("rows", "replayed"):
         replay.emulate(patch)
-    backend = {"paths": Backend.PATHS, "rows": Backend.ROWS, "replayed": Backend.ROWS}
-    forward = Forward(load(folder, dtype), POSITIONS, backend=backend.get(way, Backend.TILES))
+    backend = {
+        "paths": AttentionBackend.PATHS,
+        "rows": AttentionBackend.ROWS,
+        "replayed": AttentionBackend.ROWS,
+    }
+    forward = HFRunner(
+        load(folder, dtype), POSITIONS, backend=backend.get(way, AttentionBackend.TILES)
+    )
     if way == "replayed":
-        forward._runner = Graphs(forward._run, forward.model.device, replay.capture)
+        forward._runner = CudaGraphs(forward._run, forward.model.device, replay.capture)
     return forward
 
 
-def refuse(fault: Fault, folder: Path, forward: Forward, patch: pytest.MonkeyPatch) -> None:
+def refuse(fault: Fault, folder: Path, forward: HFRunner, patch: pytest.MonkeyPatch) -> None:
     """Plant a fault; the self-test has to notice it."""
     fault(Plant(patch, forward, folder))
     with pytest.raises(Unusable, match=r"ForCausalLM differ by .*; rounding explains .*; choose"):
@@ -163,15 +169,15 @@ def test_no_served_architecture_is_refused(
     architecture: str, dtype: str, make_model: MakeModel
 ) -> None:
     """In exact mode, or in the fast one that it goes on in where it is not exact."""
-    forward = Forward(load(make_model(architecture, 0), dtype), POSITIONS)
+    forward = HFRunner(load(make_model(architecture, 0), dtype), POSITIONS)
     if self_test(forward, architecture).problem:
-        forward.relax()
+        forward.give_up_exactness()
         self_test(forward, architecture)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2_window", "mixtral"])
 def test_weights_of_8_bits_may_round_by_more(family: str, make_model: MakeModel) -> None:
-    self_test(Forward(load(make_model(family, 0), weights="int8"), POSITIONS, False), family)
+    self_test(HFRunner(load(make_model(family, 0), weights="int8"), POSITIONS, False), family)
 
 
 @pytest.mark.parametrize("fault", [faults.swapped_layers, faults.a_neighbours_keys])
@@ -179,5 +185,5 @@ def test_a_planted_fault_is_refused_with_weights_of_8_bits(
     fault: Fault, make_biased: MakeBiased, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_biased("qwen2_window")
-    forward = Forward(load(folder, weights="int8"), POSITIONS, exact=False)
+    forward = HFRunner(load(folder, weights="int8"), POSITIONS, exact=False)
     refuse(fault, folder, forward, monkeypatch)

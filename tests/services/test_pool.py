@@ -8,12 +8,23 @@ import grpc
 import pytest
 from grpc import aio
 
-from orchestrator.workers.pool import MOST_LOSSES, TURNS
-from orchestrator.workers.worker import CELL_KEY
-from protos.errors import Internal, InvalidRequest, TandemError, Unavailable
-from protos.tandem.v1 import rounds_pb2, rounds_pb2_grpc
-from protos.transport import rpc
-from tests.services.cell import COUNT, Context, Death, Worker, abort, collect, pooled, stop
+from tandem.orchestrator.workers.pool import MAX_LOSSES, TURNS
+from tandem.orchestrator.workers.worker import WORKER_KEY
+from tandem.protos.errors import Internal, InvalidRequest, TandemError, Unavailable
+from tandem.protos.transport import rpc
+from tandem.v1 import rounds_pb2, rounds_pb2_grpc
+from tests.services.cell import (
+    COUNT,
+    REQUEST,
+    Context,
+    Death,
+    Worker,
+    abort,
+    collect,
+    end_early,
+    pooled,
+    stop,
+)
 
 
 @pytest.mark.parametrize("death", [abort, stop])
@@ -37,6 +48,22 @@ async def test_a_lost_stream_goes_on_at_another_worker_at_once() -> None:
     assert second.asked == [list(range(6))]
 
 
+async def test_a_stream_without_a_finish_reason_goes_on_at_another_worker() -> None:
+    first, second = Worker([6], end_early), Worker([])
+    async with pooled(first, second) as (pool, cell):
+        assert await collect(pool) == list(range(COUNT))
+        assert cell.resumes == 1
+        assert pool.connected == 2, "only the stream was lost"
+    assert sorted([*first.asked, *second.asked]) == [[], list(range(6))]
+
+
+async def test_workers_that_never_finish_a_request_are_an_error() -> None:
+    worker = Worker([2] * (MAX_LOSSES + 1), end_early)
+    async with pooled(worker) as (pool, _):
+        with pytest.raises(Unavailable, match="6 round workers"):
+            await collect(pool)
+
+
 async def test_many_requests_survive_a_worker_that_dies_and_share_what_is_left() -> None:
     workers = Worker([4, 8], stop), Worker([])
     async with pooled(*workers) as (pool, cell):
@@ -56,7 +83,7 @@ async def test_requests_go_to_the_worker_with_least_to_do() -> None:
 async def test_a_finished_request_weighs_no_more() -> None:
     workers = Worker([]), Worker([])
     async with pooled(*workers) as (pool, _):
-        held = pool.run(rounds_pb2.RunRequest(prompt=[1]))
+        held = pool.run(REQUEST)
         await anext(held)
         for _ in range(3):
             await collect(pool)
@@ -80,17 +107,17 @@ async def test_an_error_that_a_worker_means_is_passed_on_and_not_tried_again(
 
 
 async def test_a_request_that_kills_every_worker_fails_and_spares_the_pool() -> None:
-    worker = Worker([2] * (MOST_LOSSES + 1))
+    worker = Worker([2] * (MAX_LOSSES + 1))
     async with pooled(worker) as (pool, _):
         with pytest.raises(Unavailable, match="6 round workers"):
             await collect(pool)
-        assert len(worker.asked) == MOST_LOSSES + 1
+        assert len(worker.asked) == MAX_LOSSES + 1
         assert await collect(pool) == list(range(COUNT))
 
 
 async def test_a_request_that_kills_workers_does_not_hurt_its_neighbours() -> None:
     """They share a channel with it, and their tokens come all the same."""
-    calm, deadly = Worker([]), Worker([2] * (MOST_LOSSES + 1))
+    calm, deadly = Worker([]), Worker([2] * (MAX_LOSSES + 1))
     calm.deaths = deadly.deaths  # whoever comes to token 2 first dies; the others pass
     async with pooled(calm) as (pool, _):
         texts = await asyncio.gather(*(collect(pool) for _ in range(8)))
@@ -98,17 +125,17 @@ async def test_a_request_that_kills_workers_does_not_hurt_its_neighbours() -> No
 
 
 async def test_progress_forgives_losses() -> None:
-    deaths = [token for token in (2, 4, 6) for _ in range(MOST_LOSSES)]
+    deaths = [token for token in (2, 4, 6) for _ in range(MAX_LOSSES)]
     worker = Worker(deaths)
     async with pooled(worker) as (pool, cell):
         assert await collect(pool) == list(range(COUNT))
-        assert cell.resumes == 3 * MOST_LOSSES
+        assert cell.resumes == 3 * MAX_LOSSES
 
 
 async def test_a_reader_that_leaves_frees_the_worker() -> None:
     worker = Worker([])
     async with pooled(worker) as (pool, _):
-        steps = pool.run(rounds_pb2.RunRequest(prompt=[1]))
+        steps = pool.run(REQUEST)
         await anext(steps)
         await steps.aclose()  # type: ignore[attr-defined]
         for _ in range(100):
@@ -122,7 +149,7 @@ async def test_a_worker_that_dies_again_while_it_is_mended_is_asked_for_again() 
     """The supervisor may not know yet: what it says is where the worker was."""
     worker = Worker([2], stop)
     async with pooled(worker) as (pool, cell):
-        async with rpc.serving("127.0.0.1", 0, {}) as gone:
+        async with rpc.serving("127.0.0.1", 0, object()) as gone:
             cell.outdated.append(gone)
         assert await collect(pool, seconds=8.0) == list(range(COUNT))
 
@@ -139,7 +166,7 @@ async def test_a_worker_serves_its_own_cell_only() -> None:
     address = await worker.start()
     async with rpc.connect(address) as channel:
         stub = rounds_pb2_grpc.RoundWorkerServiceStub(channel)
-        for metadata in ((), ((CELL_KEY, "another"),)):
+        for metadata in ((), ((WORKER_KEY, "another"),)):
             with pytest.raises(aio.AioRpcError) as failure:
                 await stub.Run(
                     rounds_pb2.RunRequest(prompt=[1]), metadata=metadata, timeout=5

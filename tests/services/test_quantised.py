@@ -13,15 +13,15 @@ from prometheus_client import CollectorRegistry
 from safetensors.torch import load_file, save_file
 from structlog.testing import capture_logs
 
-import verifier_service.service
-from engine.config import ModelServiceConfig
-from engine.forward.segment import Segment
-from engine.model.load import load
-from engine.runner import Forward
-from orchestrator.fleet.clients import VerifierClient
-from protos import tree
-from protos.errors import Unusable
-from protos.transport import rpc
+from tandem.engine.config import ModelServiceConfig
+from tandem.engine.forward.segment import Segment
+from tandem.engine.model.load import load
+from tandem.engine.runner import HFRunner
+from tandem.orchestrator.fleet.clients import VerifierClient
+from tandem.protos import tree
+from tandem.protos.errors import Unusable
+from tandem.protos.transport import rpc
+from tandem.verifier_service import service as verifier_service
 
 MakeModel = Callable[[str, int], Path]
 BLOCK = 32  # on either side, of a weight in 8 bits
@@ -82,10 +82,10 @@ def in_4_bits(folder: Path, to: Path) -> tuple[Path, Path]:
 
 
 def logits(folder: Path) -> torch.Tensor:
-    forward = Forward(load(folder), 512)
-    room = forward.pool.take(len(TEXT))
-    assert room
-    return forward([Segment(room, 0, TEXT, tree.chain(len(TEXT)), len(TEXT))])[0]
+    forward = HFRunner(load(folder), 512)
+    kv_range = forward.pool.allocate(len(TEXT))
+    assert kv_range
+    return forward([Segment(kv_range, 0, TEXT, tree.chain(len(TEXT)), len(TEXT))])[0]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ async def test_status_and_log_say_that_weights_were_dequantised(
     config = ModelServiceConfig(model=quantised, max_sessions=2)
     with capture_logs() as lines:
         async with (
-            verifier_service.service.serving(config, CollectorRegistry()) as address,
+            verifier_service.serving(config, CollectorRegistry()) as address,
             rpc.connect(address) as channel,
         ):
             described = await VerifierClient(channel).describe(10)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from drafter_service.tree.worth import Conditions, Known
-from engine.schedule.batch import SHORT
-from engine.schedule.cost import Rates
-from protos.errors import SessionMiss
+from tandem.drafter_service.tree.worth import Conditions, DrafterHistory
+from tandem.engine.schedule.batch import SHORT
+from tandem.engine.schedule.cost import Rates
+from tandem.protos.errors import SessionMiss
 from tests.services.jobs import Engine
 from tests.services.trees import Tokens
 
@@ -21,9 +21,9 @@ def conditions(delay: float = 0.001) -> Conditions:
     return Conditions(price=0.05, token_seconds=0.02, delay=delay, pace=0.02)
 
 
-def experienced() -> Known:
+def experienced() -> DrafterHistory:
     """That of a drafter for which the next text is not the first."""
-    known = Known()
+    known = DrafterHistory()
     next(known.texts)
     return known
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.figures.emulation import emulated
-from engine.forward.cuda.graphs import Graphs
-from engine.forward.cuda.table import blanks
-from engine.model.load import load
-from engine.runner import Backend, Forward
+from tandem.benchmarks.figures.emulation import emulated
+from tandem.engine.forward.cuda.graphs import CudaGraphs
+from tandem.engine.forward.cuda.table import padding_passes
+from tandem.engine.model.load import load
+from tandem.engine.runner import AttentionBackend, HFRunner
 from tests.services import replay
 from tests.talks import some_tokens, some_tree, talks
 
@@ -31,10 +31,12 @@ def _spelled_out(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def forwards(folder: Path, exact: bool) -> tuple[Forward, Forward]:
+def forwards(folder: Path, exact: bool) -> tuple[HFRunner, HFRunner]:
     """One that runs every pass, and one that replays them."""
-    plain, replayed = (Forward(load(folder), POSITIONS, exact, Backend.ROWS) for _ in range(2))
-    replayed._runner = Graphs(replayed._run, replayed.model.device, replay.capture)
+    plain, replayed = (
+        HFRunner(load(folder), POSITIONS, exact, AttentionBackend.ROWS) for _ in range(2)
+    )
+    replayed._runner = CudaGraphs(replayed._run, replayed.model.device, replay.capture)
     return plain, replayed
 
 
@@ -66,8 +68,8 @@ def test_a_replayed_pass_gives_what_the_pass_itself_gives(
                 talk.commit(forward, segment, node)
         passes += 1
     runner = both[1]._runner
-    assert isinstance(runner, Graphs) and runner.problem is None
-    recordings = len(runner._recordings)
+    assert isinstance(runner, CudaGraphs) and runner.problem is None
+    recordings = len(runner._captured)
     assert 2 <= recordings < passes, "most passes are replayed"
 
 
@@ -78,12 +80,12 @@ def test_all_passes_that_there_are_are_captured_at_start(
     """And no other: nothing is captured while serving, and nothing is kept in vain."""
     plain, replayed = forwards(make_model("llama", 0), exact)
     runner = replayed._runner
-    assert isinstance(runner, Graphs)
+    assert isinstance(runner, CudaGraphs)
     replayed.sizes = plain.sizes = (16, 32)
-    runner(blanks(POSITIONS, True, (64,))[0])  # tried, and not to be used
-    assert plain.settle() == 0
-    captured = replayed.settle()
-    known = dict(runner._recordings)
+    runner(padding_passes(POSITIONS, True, (64,))[0])  # tried, and not to be used
+    assert plain.capture_passes() == 0
+    captured = replayed.capture_passes()
+    known = dict(runner._captured)
     assert captured == len(known) == (8 if exact else 10)
     assert {form.rows for form in known} == {16, 32}
     rng = random.Random(5)
@@ -103,4 +105,4 @@ def test_all_passes_that_there_are_are_captured_at_start(
             for forward, segments in zip((plain, replayed), zip(*fed, strict=True), strict=True)
         ]
         assert all(map(torch.equal, *logits))
-    assert runner._recordings == known
+    assert runner._captured == known

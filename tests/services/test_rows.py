@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from engine.cache.rooms import Room
-from engine.exact.exactness import self_test
-from engine.forward.cuda import flash
-from engine.forward.cuda.rows import REACH, STEP, TAIL, WIDEST
-from engine.forward.cuda.table import FEW, SIZES, Table, lay_out, prefix
-from engine.forward.segment import Segment
-from engine.model.load import load
-from engine.runner import Backend, Forward
-from protos import tree
-from protos.errors import Unusable
-from protos.types import MAX_NODES
+from tandem.engine.cache.ranges import KVRange
+from tandem.engine.exact.exactness import self_test
+from tandem.engine.forward.cuda import flash
+from tandem.engine.forward.cuda.rows import REACH, STEP, TAIL, WIDEST
+from tandem.engine.forward.cuda.table import FEW, SIZES, RowTable, prefix_lengths, row_plans
+from tandem.engine.forward.segment import Segment
+from tandem.engine.model.load import load
+from tandem.engine.runner import AttentionBackend, HFRunner
+from tandem.protos import tree
+from tandem.protos.errors import Unusable
+from tandem.protos.types import MAX_NODES
 from tests.families import SERVED
 from tests.talks import differing_rows, largest_difference, some_tokens, some_tree, talks
 
@@ -32,11 +32,11 @@ POSITIONS = 2048
 @pytest.fixture(autouse=True)
 def _spelled_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no such kernel for CPUs."""
-    monkeypatch.setattr(flash, "kernel", flash.plain)
+    monkeypatch.setattr(flash, "flash_kernel", flash.reference_kernel)
 
 
-def by_rows(folder: Path, exact: bool = True) -> Forward:
-    return Forward(load(folder), POSITIONS, exact, Backend.ROWS)
+def by_rows(folder: Path, exact: bool = True) -> HFRunner:
+    return HFRunner(load(folder), POSITIONS, exact, AttentionBackend.ROWS)
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -79,7 +79,7 @@ def test_a_tree_fed_level_by_level_gives_the_same_rows(make_model: MakeModel) ->
     tokens = some_tokens(rng, len(parents))
     (expected,) = forward([whole.segment((), tokens, parents)])
     for start, stop in ((0, 2), (2, 5), (5, 8), (8, 10)):
-        piece = Segment(grown.room, 94, tokens[start:stop], parents[:stop], stop - start)
+        piece = Segment(grown.kv_range, 94, tokens[start:stop], parents[:stop], stop - start)
         assert torch.equal(forward([piece])[0], expected[start:stop])
 
 
@@ -93,12 +93,12 @@ def test_tails_that_ignore_branches_are_noticed(
 ) -> None:
     """The mistake that gathering by path guards against."""
 
-    def straight(table: Table, cut: Any) -> Any:
-        _, positions, _, rooms, _, _ = table.rows
-        return rooms[:, None] + np.minimum(cut[:, None] + np.arange(TAIL), positions[:, None])
+    def straight(table: RowTable, cut: Any) -> Any:
+        _, positions, _, kv_ranges, _, _ = table.rows
+        return kv_ranges[:, None] + np.minimum(cut[:, None] + np.arange(TAIL), positions[:, None])
 
     forward = by_rows(make_model("llama", 0))
-    monkeypatch.setattr("engine.forward.cuda.table._tails", straight)
+    monkeypatch.setattr("tandem.engine.forward.cuda.table._tails", straight)
     with pytest.raises(Unusable, match="differ by"):
         self_test(forward, "llama")
 
@@ -108,13 +108,13 @@ def test_prefixes_that_are_cut_elsewhere_are_noticed(
 ) -> None:
     """One position short: the tail begins where the prefix should end."""
     forward = by_rows(make_model("llama", 0))
-    spelled_out = flash.kernel
+    spelled_out = flash.flash_kernel
 
     def short(query: Any, keys: Any, values: Any, spans: Any, scale: float) -> Any:
         spans.lengths.sub_((spans.lengths > TAIL).int())
         return spelled_out(query, keys, values, spans, scale)
 
-    monkeypatch.setattr(flash, "kernel", short)
+    monkeypatch.setattr(flash, "flash_kernel", short)
     assert largest_difference(forward, random.Random(0)) > 1e-2
 
 
@@ -123,10 +123,10 @@ def test_a_kernel_that_computes_something_else_is_not_used(
     spoilt: str, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wrong(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        output, sums = flash.plain(*given)
+        output, sums = flash.reference_kernel(*given)
         return (output * 1.1, sums) if spoilt == "output" else (output, sums + 0.1)
 
-    monkeypatch.setattr(flash, "kernel", wrong)
+    monkeypatch.setattr(flash, "flash_kernel", wrong)
     with pytest.raises(Unusable, match="the attention kernel is off by"):
         by_rows(make_model("llama", 0))
 
@@ -144,37 +144,37 @@ def test_a_window_wider_than_the_context_is_none(make_model: MakeModel) -> None:
 def test_a_cpu_has_no_graphs(make_model: MakeModel) -> None:
     model = load(make_model("llama", 0))
     with pytest.raises(Unusable, match="no graphs on cpu"):
-        Forward(model, POSITIONS, backend=Backend.GRAPHS)
+        HFRunner(model, POSITIONS, backend=AttentionBackend.GRAPHS)
 
 
 def test_a_position_alone_says_where_a_path_is_cut() -> None:
     positions = np.arange(4096)
-    cut = prefix(positions)
+    cut = prefix_lengths(positions)
     assert (cut % STEP == 0).all() and (np.diff(cut) >= 0).all()
     own = positions - cut + 1  # keys of the tail, the row's own included
     assert own.max() == TAIL and (own[TAIL:] > REACH).all() and (cut[:TAIL] == 0).all()
 
 
 def test_a_pass_has_few_forms_and_pads_with_rows_that_touch_no_session() -> None:
-    """However many rows there are, runs are short, cover all of them and stay in their room."""
-    rng, spare = random.Random(0), 10_000
+    """However many rows there are, runs are short, cover all of them and stay in their KV range."""
+    rng, padding_slot = random.Random(0), 10_000
     for _ in range(200):
         fed = []
         for slot in range(rng.randint(0, 9)):
             count = rng.choice([1, 2, 5, 17, 64])
             tokens, parents = (1,) * count, some_tree(rng, count)
-            room, context = Room(512 * slot, 512), rng.randrange(300)
-            fed.append(Segment(room, context, tokens, parents, rng.randint(0, count)))
+            kv_range, context = KVRange(512 * slot, 512), rng.randrange(300)
+            fed.append(Segment(kv_range, context, tokens, parents, rng.randint(0, count)))
         total = sum(len(segment.tokens) for segment in fed)
-        passes = lay_out(fed, spare, exact=False)
-        assert [rows.form.rows for rows in passes[:-1]] == [SIZES[-1]] * (len(passes) - 1)
+        passes = row_plans(fed, padding_slot, exact=False)
+        assert [rows.shape.rows for rows in passes[:-1]] == [SIZES[-1]] * (len(passes) - 1)
         assert sum(rows.wanted for rows in passes) == sum(segment.wanted for segment in fed)
-        places = torch.cat([rows.places for rows in passes])
-        assert (places[total:] == spare).all() and len(set(places[:total].tolist())) == total
+        places = torch.cat([rows.slots for rows in passes])
+        assert (places[total:] == padding_slot).all() and len(set(places[:total].tolist())) == total
         for rows in passes:
-            assert rows.form.kept in (0, FEW, rows.form.rows)
-            spans = rows.halves(1).prefix
-            assert spans.bounds.diff().max() <= WIDEST and spans.bounds[-1] == rows.form.rows
-            for run, rooms in enumerate(rows.places.tensor_split(spans.bounds[1:-1].tolist())):
-                if len(rooms) and rooms[0] != spare:
-                    assert (rooms // 512 == spans.starts[run] // 512).all()
+            assert rows.shape.outputs in (0, FEW, rows.shape.rows)
+            spans = rows.prefix_and_tail(1).prefix
+            assert spans.bounds.diff().max() <= WIDEST and spans.bounds[-1] == rows.shape.rows
+            for run, kv_ranges in enumerate(rows.slots.tensor_split(spans.bounds[1:-1].tolist())):
+                if len(kv_ranges) and kv_ranges[0] != padding_slot:
+                    assert (kv_ranges // 512 == spans.starts[run] // 512).all()

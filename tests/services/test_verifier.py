@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from transformers import PreTrainedModel
 
-from protos.streams import Guess
-from protos.types import DraftShape, SamplingParams
+from tandem.protos.streams import Guess
+from tandem.protos.types import DraftShape, SamplingParams
 from tests import reference
 from tests.conftest import Services
 from tests.services.caller import (

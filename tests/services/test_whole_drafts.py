@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from drafter_service.tree.worth import Conditions
-from protos.errors import SessionMiss
-from protos.types import Context, DraftShape, Method, Rule, SamplingParams
-from protos.wire.drafting import draft_of
+from tandem.drafter_service.tree.worth import Conditions
+from tandem.protos.errors import SessionMiss
+from tandem.protos.types import Context, DraftShape, Method, Rule, SamplingParams
+from tandem.protos.wire.drafting import draft_of
 from tests.services.jobs import CONTEXT, Engine
 from tests.services.trees import Drafter, Tokens
 
@@ -32,7 +32,7 @@ def test_a_whole_draft_behind_every_newest_fact_is_the_one_that_begins_there(
         (guess,) = first.running.settle()
         once = drafters(text, **asked, once=True)
         (alone,) = once.running.settle()
-        assert once.running.offer is None
+        assert once.running.step_input is None
         mine, theirs = draft_of(guess), draft_of(alone)
         assert (mine.tokens, mine.parents) == (theirs.tokens, theirs.parents)
         for one, other in zip(mine.distributions, theirs.distributions, strict=True):

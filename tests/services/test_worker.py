@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.workers.worker import RoundWorkerService, drafting
-from protos.errors import StaleTurn
-from protos.tandem.v1 import common_pb2, orchestrator_pb2, rounds_pb2, verifier_pb2
-from protos.transport import rpc, status
+from tandem.orchestrator.workers.worker import RoundWorkerService, drafter_link
+from tandem.protos.errors import StaleTurn
+from tandem.protos.transport import rpc, status
+from tandem.v1 import common_pb2, rounds_pb2, verifier_pb2
 from tests.services.peer import SESSION, Peer, linked, until
 
 
@@ -24,7 +24,7 @@ def counting(request: verifier_pb2.DecodeRequest) -> verifier_pb2.DecodeResponse
             tokens=[start, start + 1],
             drafted=3,
             accepted=1,
-            logprobs=[orchestrator_pb2.TokenLogprobs(logprob=-1)] * 2,
+            logprobs=[common_pb2.Logprobs(logprob=-1)] * 2,
         )
         for each in request.open
         for start in range(len(each.context.tokens), each.until, 2)
@@ -44,7 +44,7 @@ async def working(verifier: Peer) -> AsyncIterator[RoundWorkerService]:
     async with (
         rpc.connect("127.0.0.1:1") as nowhere,
         linked(verifier) as (decoding, _),
-        drafting(nowhere, decoding) as guessing,
+        drafter_link(nowhere, decoding) as guessing,
     ):
         yield RoundWorkerService(decoding, guessing)
 
@@ -53,11 +53,11 @@ async def test_a_worker_streams_steps_cut_at_the_limit_and_closes_the_session() 
     verifier, context = Peer(counting), Any
     async with working(verifier) as worker:
         steps = [step async for step in worker.Run(request(), context)]
-        await until(lambda: verifier.sent("close"))
+        await until(lambda: verifier.sent("closings"))
     (opened,) = verifier.sent("open")
     assert (opened.context.turn, opened.until, opened.request_id) == (8, 6, "id")
     assert [list(step.tokens) for step in steps] == [[1, 2], [3, 4], [5]]
-    assert [step.finish_reason for step in steps] == [0, 0, orchestrator_pb2.FINISH_REASON_LENGTH]
+    assert [step.finish for step in steps] == [0, 0, rounds_pb2.FINISH_LENGTH]
     assert [(step.drafted, step.accepted, len(step.logprobs)) for step in steps] == [
         (3, 1, 2),
         (3, 1, 2),
@@ -75,7 +75,9 @@ async def test_whatever_ends_a_request_its_session_is_closed(read: int) -> None:
         await steps.aclose()  # type: ignore[attr-defined]
         assert len(taken) == read
         if read:
-            await until(lambda: verifier.sent("close") == [SESSION])
+            await until(
+                lambda: [each.session_id for each in verifier.sent("closings")] == [SESSION]
+            )
 
 
 async def test_what_a_verifier_refuses_is_the_requests_error() -> None:

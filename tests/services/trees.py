@@ -8,17 +8,17 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from drafter_service.drafting import Own
-from drafter_service.tree.growing import Growing
-from drafter_service.tree.worth import Conditions, Known
-from engine.config import ModelServiceConfig
-from engine.forward.segment import Segment
-from engine.schedule.cost import Rates
-from protos import tree
-from protos.streams import Drafting
-from protos.types import Context, DraftShape, SamplingParams
+from tandem.drafter_service.drafting import TreeDrafter
+from tandem.drafter_service.tree.growing import GrowingTree
+from tandem.drafter_service.tree.worth import Conditions, DrafterHistory
+from tandem.engine.config import ModelServiceConfig
+from tandem.engine.forward.segment import Segment
+from tandem.engine.schedule.cost import Rates
+from tandem.protos import tree
+from tandem.protos.streams import Drafting
+from tandem.protos.types import LAST_TURN, Context, DraftShape, SamplingParams
 from tests.laws.receiver import Receiver
-from tests.services.jobs import Engine, Port, Running
+from tests.services.jobs import Engine, Outbox, Running
 
 SHAPE = DraftShape(12, 4, 32)
 GREEDY = SamplingParams()
@@ -33,26 +33,26 @@ class Drafter:
     ):
         host: Any = SimpleNamespace(
             sessions=engine.sessions,
-            forward=engine.forward,
+            runner=engine.forward,
             config=ModelServiceConfig(model=engine.folder),
             thread=SimpleNamespace(rates=asked.pop("rates", Rates())),
         )
         self.engine, self.name = engine, bytes([name] * 16)
         context = asked.pop("context", None) or Context(self.name, 1, 0, prompt)
-        known = asked.pop("known", Known())
+        known = asked.pop("known", DrafterHistory())
         settings = {"sampling": GREEDY, "shape": SHAPE} | asked
-        port: Any = Port()
-        self.own, self.receiver = Own(host), Receiver(prompt)
-        self.own._known = known
-        job = self.own.draft(Drafting(context, **settings), port, conditions)
-        self.running = Running(engine, job, port)
+        stream: Any = Outbox()
+        self.own, self.receiver = TreeDrafter(host), Receiver(prompt)
+        self.own._history = known
+        job = self.own.draft(Drafting(context, **settings), stream, conditions)
+        self.running = Running(engine, job, stream)
         self.taken = 0
 
     def hear(self) -> None:
         """What it said arrives."""
-        for guess in self.running.port.said[self.taken :]:
+        for guess in self.running.stream.said[self.taken :]:
             self.receiver.take(guess)
-        self.taken = len(self.running.port.said)
+        self.taken = len(self.running.stream.said)
 
     def goes_on(self, tokens: Tokens) -> None:
         """The text does."""
@@ -79,15 +79,15 @@ class Drafter:
         """The tokens of the nodes that were fed before."""
         if not segment.cached:
             return ()
-        assert isinstance(self.running.offer, Growing)
-        fed = self.running.offer._text.growth._fed
+        assert isinstance(self.running.step_input, GrowingTree)
+        fed = self.running.step_input._text.tree._fed
         assert len(fed) == segment.cached
         return tuple(node.token for node in fed)
 
     def close(self) -> None:
         """Nothing is left."""
         self.running.job.close()
-        self.own.close(self.name)
+        self.own.close(self.name, LAST_TURN)
 
 
 @contextmanager
@@ -102,4 +102,4 @@ def sessions_of(engine: Engine) -> Iterator[Callable[..., Drafter]]:
     yield make
     for drafter in made:
         drafter.close()
-    assert engine.forward.pool.taken == 0 and len(engine.sessions) == 0
+    assert engine.forward.pool.allocated == 0 and len(engine.sessions) == 0

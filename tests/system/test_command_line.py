@@ -16,16 +16,18 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
 import pytest
 
-import models
-from engine.forward.cpu.kernels import kernels
+import tandem.models
 from examples import demo
+from tandem import models
+from tandem.engine.forward.cpu.kernels import kernels
 
-TANDEM = [sys.executable, "-m", "orchestrator.cli"]
+TANDEM = [sys.executable, "-m", "tandem"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def descendants(up: Up) -> list[tuple[psutil.Process, str]]:
     found = []
     for child in psutil.Process(up.process.pid).children(recursive=True):
         with suppress(psutil.Error):
-            found.append((child, " ".join(child.cmdline()[:3])))
+            found.append((child, " ".join(child.cmdline()[:4])))
     return found
 
 
@@ -115,6 +117,7 @@ def test_status_shows_both_replicas(up: Up) -> None:
     ] * 4
     own = kernels()
     assert f": exact, {own.name if own else 'onednn'} kernels\n" in run.stdout
+    assert f"; tandem {version('tandem-serving')}\n" in run.stdout
 
 
 @pytest.mark.parametrize("role", ["drafter_service", "verifier_service", "ray::RoundWorker"])
@@ -183,6 +186,35 @@ def test_an_unknown_model_directory_is_one_line(tmp_path: Path) -> None:
         tandem("up", "--port", "0", "--target", tmp_path), [str(tmp_path), "config.json"]
     )
     refused_in_one_line(tandem("verifier", "--model", tmp_path), [str(tmp_path), "config.json"])
+
+
+def test_a_model_that_a_child_refuses_is_one_line_of_up(tmp_path: Path) -> None:
+    for file in models.TARGET.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"broken")
+    run = tandem("up", "--port", "0", "--no-ray", "--target", tmp_path)
+    refused_in_one_line(run, [str(tmp_path), "cannot be loaded"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_up_ends_at_once_while_its_models_load(number: signal.Signals) -> None:
+    mark = secrets.token_hex(8)
+    environment = os.environ | {"TANDEM_DEMO": mark}
+    command = [*TANDEM, "up", "--port", "0", "--no-ray"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        while "loading     verifier" not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(number)
+        assert process.wait(10) == 128 + number
+        assert process.stderr.read() == ""
+    assert demo.left_running(mark) == []
+
+
+def test_without_a_server_status_is_a_failure() -> None:
+    refused_in_one_line(tandem("status", "--address", "[::1]:1"), ["[::1]:1", "tandem up"])
 
 
 def test_a_port_in_use_is_one_line_and_nothing_is_left() -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+import yaml
 
 from tests.documents import GUIDE, ROOT, Block, blocks, code, rows, section, spans
 from tests.ggufs import needs_llama
@@ -37,7 +38,8 @@ COMMAND = re.compile(r"\btandem (up|generate|status|verifier|drafter|orchestrato
 TANDEM = ("up", "generate", "status", "verifier", "drafter", "orchestrator")
 ELSEWHERE: dict[str, str] = {}  # a block's first command: the test that runs it, `file::name`
 
-RUN = [block for page in GUIDE for block in blocks(page) if block.kind not in ("text", "mermaid")]
+NOT_RUN = ("text", "mermaid", "yaml")
+RUN = [block for page in GUIDE for block in blocks(page) if block.kind not in NOT_RUN]
 HERE = [block for block in RUN if block.commands[0] not in ELSEWHERE]
 
 
@@ -63,7 +65,7 @@ def checkout(folder: Path) -> Path:
     programs = folder / ".venv" / "bin"
     programs.mkdir(parents=True)
     (programs / "activate").write_text('PATH="$PWD/.venv/bin:$PATH"\n')
-    for name, words in (("python", ""), ("tandem", " -m orchestrator.cli")):
+    for name, words in (("python", ""), ("tandem", " -m tandem")):
         (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{words} "$@"\n')
         (programs / name).chmod(0o755)
     for name in ("ready", "gguf"):
@@ -157,7 +159,7 @@ def shape(printed: str) -> list[str]:
 )
 def test_what_a_reader_is_shown_works(block: Block, there: Checkout) -> None:
     if block.kind == "python":
-        run([sys.executable, "-c", block.text.replace(CLIENT_API, there.address)], there)
+        run([sys.executable, "-P", "-c", block.text.replace(CLIENT_API, there.address)], there)
         return
     printed = run_commands(block, there)
     if block.kind == "console":
@@ -192,17 +194,24 @@ def known_flags(command: str) -> frozenset[str]:
     if found and found[2]:
         return help_of(found[2])
     roles = [found[1]] if found else TANDEM
-    return frozenset().union(*(help_of("orchestrator.cli", role) for role in roles))
+    return frozenset().union(*(help_of("tandem", role) for role in roles))
 
 
 @pytest.mark.parametrize("page", GUIDE, ids=lambda page: page.name)
 def test_flags_and_settings_are_known(page: Path) -> None:
     for command in code(page):
+        if command.startswith("hf "):  # not ours
+            continue
         flags = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", command))
         assert flags <= (known_flags(command) if flags else set()), command
         for role, setting in re.findall(r"TANDEM__([A-Z]+)__([A-Z_]+)", command):
             flag = f"--{setting.lower().replace('_', '-')}"
-            assert flag in help_of("orchestrator.cli", role.lower()), command
+            assert flag in help_of("tandem", role.lower()), command
+    for block in blocks(page):
+        if block.kind == "yaml":
+            for role, settings in yaml.safe_load(block.text).items():
+                flags = {f"--{setting.replace('_', '-')}" for setting in settings}
+                assert flags <= help_of("tandem", role), block
 
 
 def test_metrics_are_those_that_the_services_export(there: Checkout) -> None:

@@ -10,18 +10,19 @@ import pytest
 from prometheus_client import CollectorRegistry
 from transformers import PreTrainedModel
 
-import drafter_service.service
-import models
-import verifier_service.service
-from benchmarks.peers.prompts import tokenised
-from engine.config import ModelServiceConfig
-from orchestrator.cli import launch
-from orchestrator.fleet.clients import DrafterClient
-from protos.errors import IncompatibleModels, Unusable
-from protos.tandem.v1 import orchestrator_pb2 as api
-from protos.tandem.v1 import orchestrator_pb2_grpc
-from protos.transport import rpc
-from protos.types import Context, DraftShape, SamplingParams
+from tandem import models
+from tandem.benchmarks.peers.prompts import tokenised
+from tandem.drafter_service import service as drafter_service
+from tandem.engine.config import ModelServiceConfig
+from tandem.orchestrator.cli import launch
+from tandem.orchestrator.cli.plan import Plan
+from tandem.orchestrator.fleet.clients import DrafterClient
+from tandem.protos.errors import IncompatibleModels, Unusable
+from tandem.protos.transport import rpc
+from tandem.protos.types import Context, DraftShape, SamplingParams
+from tandem.v1 import orchestrator_pb2 as api
+from tandem.v1 import orchestrator_pb2_grpc
+from tandem.verifier_service import service as verifier_service
 from tests import reference
 from tests.conftest import Pair, Services, Tandem, serve_all
 from tests.system.test_same_text import ask
@@ -32,7 +33,7 @@ async def foreign(services: Services) -> AsyncIterator[Tandem]:
     """The embedded target, and a drafter that has to translate."""
     config = ModelServiceConfig(model=models.FOREIGN, speaks=models.TARGET)
     async with (
-        drafter_service.service.serving(config, CollectorRegistry()) as address,
+        drafter_service.serving(config, CollectorRegistry()) as address,
         rpc.connect(address) as channel,
     ):
         pair = Pair(models.TARGET, models.FOREIGN)
@@ -86,12 +87,12 @@ async def test_a_closed_session_leaves_no_mirror(foreign: Tandem) -> None:
 async def test_a_verifier_has_no_foreign_tokens() -> None:
     config = ModelServiceConfig(model=models.TARGET, speaks=models.TARGET)
     with pytest.raises(Unusable, match="speaks is for drafters"):
-        async with verifier_service.service.serving(config, CollectorRegistry()):
+        async with verifier_service.serving(config, CollectorRegistry()):
             raise AssertionError("it serves")
 
 
 async def test_up_has_a_drafter_with_another_tokenizer_translate(target: PreTrainedModel) -> None:
-    plan = launch.Plan(models.TARGET, models.FOREIGN, port=0, ray=False)
+    plan = Plan(models.TARGET, models.FOREIGN, port=0, ray=False)
     prompt = list(tokenised(models.TARGET, 1)[0])
     said: list[str] = []
     async with (
@@ -108,7 +109,7 @@ async def test_up_has_a_drafter_with_another_tokenizer_translate(target: PreTrai
 @pytest.mark.parametrize("wrong", ["drafter", "tokenizer"])
 async def test_tokenizers_that_differ_are_never_paired(services: Services, wrong: str) -> None:
     config = ModelServiceConfig(model=models.FOREIGN)
-    async with drafter_service.service.serving(config, CollectorRegistry()) as address:
+    async with drafter_service.serving(config, CollectorRegistry()) as address:
         if wrong == "drafter":
             served = replace(services, drafter=address)
         else:

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-import models
-from engine.gguf.model import load
-from orchestrator.frontend.text import load_tokenizer
-from protos.tandem.v1 import orchestrator_pb2 as api
+from tandem import models
+from tandem.engine.gguf.model import load
+from tandem.orchestrator.frontend.text import load_tokenizer
+from tandem.v1 import orchestrator_pb2 as api
 from tests import reference
 from tests.conftest import Pair, serve_all, serve_models
 from tests.ggufs import TYPES, Alone, MakeGGUF, needs_llama
@@ -33,7 +33,7 @@ SHAPES: tuple[dict[str, int], ...] = (
     LOCKSTEP | {"branches": 1},
     LOCKSTEP | {"branches": 3},
 )
-TANDEM = [sys.executable, "-m", "orchestrator.cli"]
+TANDEM = [sys.executable, "-m", "tandem"]
 
 
 def ask(prompt: str, **shape: int) -> api.GenerateRequest:

@@ -11,10 +11,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.peers.checkout import HERE, address, child
-from orchestrator.fleet.clients import DrafterClient, VerifierClient
-from protos.tandem.v1 import orchestrator_pb2 as api
-from protos.transport import rpc
+from tandem.benchmarks.peers.checkout import HERE, address, child
+from tandem.orchestrator.fleet.clients import DrafterClient, VerifierClient
+from tandem.protos.transport import rpc
+from tandem.v1 import orchestrator_pb2 as api
 from tests.conftest import Pair, Services, serve_all
 from tests.system.test_same_text import ask
 

@@ -9,10 +9,10 @@ import grpc
 import pytest
 from transformers import PreTrainedModel
 
-from benchmarks.options import LOOSE, compare
-from benchmarks.peers.prompts import tokenised
-from orchestrator.frontend.text import load_tokenizer
-from protos.tandem.v1 import orchestrator_pb2 as api
+from tandem.benchmarks.options import LOOSE, compare
+from tandem.benchmarks.peers.prompts import tokenised
+from tandem.orchestrator.frontend.text import load_tokenizer
+from tandem.v1 import orchestrator_pb2 as api
 from tests import reference
 from tests.conftest import Services, Tandem, serve_all
 from tests.system.test_requests import stream

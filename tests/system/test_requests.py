@@ -12,7 +12,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from protos.tandem.v1 import orchestrator_pb2 as api
+from tandem.v1 import orchestrator_pb2 as api
 from tests.conftest import Pair, Services, Tandem, serve_all, serve_models
 from tests.system.test_same_text import ask
 

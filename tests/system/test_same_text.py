@@ -11,10 +11,10 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from orchestrator.frontend.text import load_tokenizer
-from protos.tandem.v1 import orchestrator_pb2 as api
-from protos.types import SamplingParams
-from protos.wire.sampling import decode_sampling, encode_sampling
+from tandem.orchestrator.frontend.text import load_tokenizer
+from tandem.protos.types import SamplingParams
+from tandem.protos.wire.sampling import decode_sampling, encode_sampling
+from tandem.v1 import orchestrator_pb2 as api
 from tests import reference
 from tests.conftest import Pair, Services, Tandem, serve_all, serve_models
 from tests.families import SERVED

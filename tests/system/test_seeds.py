@@ -16,14 +16,14 @@ import torch
 from transformers.generation import candidate_generator
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
-from benchmarks.peers.prompts import story_prompts
-from drafter_service.tree.growth import adapted
 from examples.assisted_generation import Round, assisted_decoding
 from examples.candidate_generator import TandemCandidateGenerator
 from examples.medusa_lite import medusa_generate, normalize_text
 from examples.minimal_loop import speculative_generate_minimal
 from examples.talk import Talk, talking
-from protos.types import DraftShape, SamplingParams, Schedule
+from tandem.benchmarks.peers.prompts import story_prompts
+from tandem.drafter_service.tree.token_tree import adapted
+from tandem.protos.types import DraftShape, SamplingParams, Schedule
 from tests import notebooks
 from tests.conftest import Pair, Services
 from tests.notebooks import Notebook

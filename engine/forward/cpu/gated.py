@@ -1,4 +1,4 @@
-"""Gated feed-forward layers in three calls of the kernels of our own: both inner layers as one, the
+"""Gated feed-forward layers in three calls of the compiled kernels: both inner layers as one, the
 gate, the outer layer. They are found in a network by what they compute.
 """
 
@@ -10,40 +10,39 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from engine.forward.cpu.kernels import Activation, kernels
-from engine.forward.cpu.probing import same
+from tandem.engine.forward.cpu.equivalence import equivalent
+from tandem.engine.forward.cpu.kernels import Activation, required_kernels
 
-Layer = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]  # from weight and bias
+LinearFactory = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]  # from weight and bias
 
 ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     Activation.SILU: functional.silu,
     Activation.GELU_TANH: lambda x: functional.gelu(x, approximate="tanh"),
 }
-NUMBERS = torch.linspace(-8, 8, 64)  # to tell activations apart
+PROBES = torch.linspace(-8, 8, 64)  # inputs that distinguish activations
 INNER, OUTER = ("gate_proj", "up_proj", "gate_up_proj"), "down_proj"
-SAME = 1e-5  # two kinds of GELU are 5e-4 apart
+SAME = 1e-5  # two kinds of GELU differ by 5e-4
 
 
-class Gated(nn.Module):
+class GatedMLP(nn.Module):
     """outer(activation(first half of inner) * second half), of rows [..., size]."""
 
     def __init__(self, inner: nn.Module, outer: nn.Module, activation: Activation) -> None:
         super().__init__()
-        own = kernels()
-        assert own, "asked for where there are some"
+        build = required_kernels()
         self.inner, self.outer = inner, outer
-        self._gate, self._activation = own.gate, activation
+        self._gate, self._activation = build.gate, activation
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Called by the model."""
         wide = self.inner(rows)
-        gated = self._gate(wide.view(-1, wide.shape[-1]), self._activation)
-        said: torch.Tensor = self.outer(gated.view(*rows.shape[:-1], gated.shape[-1]))
-        return said
+        gated_mlp = self._gate(wide.view(-1, wide.shape[-1]), self._activation)
+        output: torch.Tensor = self.outer(gated_mlp.view(*rows.shape[:-1], gated_mlp.shape[-1]))
+        return output
 
 
 @torch.inference_mode()
-def gated(layer: nn.Module, kind: Layer) -> Gated | None:
+def gated_mlp(layer: nn.Module, kind: LinearFactory) -> GatedMLP | None:
     """What computes the same as a layer of a network, by linear layers of a kind; None if the layer
     is of another form.
     """
@@ -52,28 +51,30 @@ def gated(layer: nn.Module, kind: Layer) -> Gated | None:
     outer, middle = getattr(layer, OUTER, None), getattr(layer, "act_fn", None)
     activation = _activation(middle or getattr(layer, "activation_fn", None))
     biases: list[torch.Tensor] = [part.bias for part in inner if part.bias is not None]
-    alike = len(biases) in (0, len(inner)) and len({part.in_features for part in inner}) == 1
-    if type(outer) is not nn.Linear or activation is None or not alike:
+    consistent = len(biases) in (0, len(inner)) and len({part.in_features for part in inner}) == 1
+    if type(outer) is not nn.Linear or activation is None or not consistent:
         return None
     if sum(part.out_features for part in inner) != 2 * outer.in_features:
         return None
 
-    def spelled_out(rows: torch.Tensor) -> torch.Tensor:
+    def reference(rows: torch.Tensor) -> torch.Tensor:
         first, second = torch.cat([part(rows) for part in inner], -1).chunk(2, -1)
         made: torch.Tensor = outer(ACTIVATIONS[activation](first) * second)
         return made
 
-    if not same(layer, spelled_out, inner[0]):
+    if not equivalent(layer, reference, inner[0]):
         return None
     weights: list[torch.Tensor] = [part.weight for part in inner]
     joined = kind(torch.cat(weights), torch.cat(biases) if biases else None)
-    return Gated(joined, kind(outer.weight, outer.bias), activation)
+    return GatedMLP(joined, kind(outer.weight, outer.bias), activation)
 
 
 def _activation(layer: nn.Module | None) -> Activation | None:
     """Which of those that there are kernels for a layer is, if any."""
-    said = layer(NUMBERS) if isinstance(layer, nn.Module) and not list(layer.parameters()) else None
+    output = (
+        layer(PROBES) if isinstance(layer, nn.Module) and not list(layer.parameters()) else None
+    )
     for activation, function in ACTIVATIONS.items():
-        if said is not None and torch.allclose(said, function(NUMBERS), SAME, SAME):
+        if output is not None and torch.allclose(output, function(PROBES), SAME, SAME):
             return activation
     return None

@@ -17,8 +17,8 @@ from zlib import crc32
 
 import torch
 
-from engine.forward.cpu.paths import Paths
-from engine.forward.mixing import Rule
+from tandem.engine.forward.cpu.paths import Paths
+from tandem.engine.forward.dense import AttentionOptions
 
 FOLDER = Path(__file__).parent
 FILES = sorted([*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")])
@@ -27,7 +27,7 @@ WORTH_SHARING = 1 << 17  # numbers that are read for each thread, which is some 
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 
-class Kind(IntEnum):
+class ElementType(IntEnum):
     """How numbers are stored, as in vectors.h."""
 
     FLOAT32 = 0
@@ -37,11 +37,11 @@ class Kind(IntEnum):
     PAIRS = 4  # bfloat16, inputs two by two
 
 
-KINDS = {
-    torch.float32: Kind.FLOAT32,
-    torch.bfloat16: Kind.BFLOAT16,
-    torch.float16: Kind.FLOAT16,
-    torch.int8: Kind.INT8,
+ELEMENT_TYPES = {
+    torch.float32: ElementType.FLOAT32,
+    torch.bfloat16: ElementType.BFLOAT16,
+    torch.float16: ElementType.FLOAT16,
+    torch.int8: ElementType.INT8,
 }
 
 
@@ -53,7 +53,7 @@ class Activation(IntEnum):
 
 
 class Kernels:
-    """One build of them. `width` is the outputs of a panel; `pairs` says whether rows of bfloat16
+    """One build of them. `width` is the outputs of a panel; `pairs`: whether rows of bfloat16
     are multiplied two inputs at once; `threads` share the work, which no bit depends on.
     """
 
@@ -94,20 +94,20 @@ class Kernels:
         """rows x weights' * scales + bias, [rows, out]; all contiguous, on the CPU."""
         result = rows.new_empty(rows.shape[0], outputs)
         optional = (None if each is None else each.data_ptr() for each in (scales, bias))
-        kind = KINDS[panels.dtype] if panels.dim() == 3 else Kind.PAIRS
+        kind = ELEMENT_TYPES[panels.dtype] if panels.dim() == 3 else ElementType.PAIRS
         self._linear(
             *(rows.data_ptr(), *rows.shape, panels.data_ptr(), outputs, *optional),
-            *(result.data_ptr(), kind, KINDS[rows.dtype], self._sharing(panels)),
+            *(result.data_ptr(), kind, ELEMENT_TYPES[rows.dtype], self._sharing(panels)),
         )
         return result
 
     def attend(
         self,
         query: torch.Tensor,  # [rows, heads, size], floating
-        keys: torch.Tensor,  # [places, kv heads, size], of the same dtype
-        values: torch.Tensor,  # [places, kv heads, value size]
+        keys: torch.Tensor,  # [slots, kv heads, size], of the same dtype
+        values: torch.Tensor,  # [slots, kv heads, value size]
         paths: Paths,
-        rule: Rule,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """What rows see along their paths, [rows, heads, value size]; all contiguous, on the CPU.
         Bit for bit, a row depends on its path alone. Raises RuntimeError for what does not fit.
@@ -117,15 +117,15 @@ class Kernels:
             kinds = f"{query.dtype}, {keys.dtype} and {values.dtype}"
             raise RuntimeError(f"queries of {size} on keys of {keys.shape[2]}, of {kinds}")
         result = query.new_empty(rows, heads, values.shape[2])
-        sinks = None if rule.sinks is None else rule.sinks.float().contiguous()
+        sinks = None if options.sinks is None else options.sinks.float().contiguous()
         self._attend(
             *(each.data_ptr() for each in (query, keys, values, result)),
             *(rows, heads, *keys.shape[1:], values.shape[2]),
             *(each.data_ptr() for each in (paths.starts, paths.prefixes)),
-            *(each.data_ptr() for each in (paths.tails, paths.places)),
-            *(rule.window or 0, size**-0.5 if rule.scaling is None else rule.scaling),
-            *(rule.softcap or 0.0, None if sinks is None else sinks.data_ptr()),
-            *(KINDS[query.dtype], self.threads),
+            *(each.data_ptr() for each in (paths.tails, paths.slots)),
+            *(options.window or 0, size**-0.5 if options.scaling is None else options.scaling),
+            *(options.softcap or 0.0, None if sinks is None else sinks.data_ptr()),
+            *(ELEMENT_TYPES[query.dtype], self.threads),
         )
         return result
 
@@ -139,7 +139,7 @@ class Kernels:
         size = rows.shape[-1]
         self._norm(
             *(rows.data_ptr(), rows.numel() // size, size, weight.data_ptr(), epsilon),
-            *(result.data_ptr(), KINDS[rows.dtype], self._sharing(rows)),
+            *(result.data_ptr(), ELEMENT_TYPES[rows.dtype], self._sharing(rows)),
         )
         return result
 
@@ -153,7 +153,7 @@ class Kernels:
         result = rows.new_empty(count, size)
         self._gate(
             *(rows.data_ptr(), count, size, result.data_ptr(), activation),
-            *(KINDS[rows.dtype], self._sharing(rows)),
+            *(ELEMENT_TYPES[rows.dtype], self._sharing(rows)),
         )
         return result
 
@@ -183,6 +183,13 @@ def kernels() -> Kernels | None:
     return None
 
 
+def required_kernels() -> Kernels:
+    """The same where there must be one: `panels.why_unsupported` was asked before."""
+    found = kernels()
+    assert found, "there is no build for this processor"
+    return found
+
+
 def use_threads(count: int) -> None:
     """Compute with so many threads from now on.
 
@@ -190,7 +197,7 @@ def use_threads(count: int) -> None:
     threads, and round the last ones of a share differently, so bits would depend on how many rows
     there are; they are too small to gain much from threads.
     """
-    own = kernels()
-    if own:
-        own.threads = count
-    torch.set_num_threads(1 if own else count)
+    build = kernels()
+    if build:
+        build.threads = count
+    torch.set_num_threads(1 if build else count)

@@ -42,7 +42,7 @@ struct Pairs {  // bfloat16 by the processor's own instruction, two inputs at on
 };
 #endif
 
-// Steps from..to of a panel for COUNT rows, `stride` inputs apart, added to their sums. Meanwhile
+// Steps from..to of a panel for COUNT rows, one every `stride` inputs, added to their sums. Meanwhile
 // `ahead` bytes from `next` on are fetched for each step.
 template <class Stored, int COUNT>
 void block(const typename Stored::Input* __restrict rows, long stride,
@@ -69,8 +69,8 @@ void block(const typename Stored::Input* __restrict rows, long stride,
   }
 #pragma GCC unroll 12
   for (int i = 0; i < COUNT; i++) {
-    *(Loose*)(sums + i * WIDTH) = low[i];
-    *(Loose*)(sums + i * WIDTH + LANES) = high[i];
+    *(Unaligned*)(sums + i * WIDTH) = low[i];
+    *(Unaligned*)(sums + i * WIDTH + LANES) = high[i];
   }
 }
 
@@ -128,8 +128,8 @@ void all_panels(const Call& call, int threads) {
   if (threads > 1) {
 #pragma omp parallel num_threads(threads)
     {
-      const long mine = omp_get_thread_num(), others = omp_get_num_threads();
-      panels<Stored>(call, all * mine / others, all * (mine + 1) / others);
+      const long thread = omp_get_thread_num(), count = omp_get_num_threads();
+      panels<Stored>(call, all * thread / count, all * (thread + 1) / count);
     }
     return;
   }

@@ -1,4 +1,4 @@
-"""Root mean square norms by the kernels of our own, found in a network by what they compute."""
+"""Root mean square norms by the compiled kernels, found in a network by what they compute."""
 
 from __future__ import annotations
 
@@ -7,35 +7,34 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.forward.cpu.kernels import KINDS, kernels
-from engine.forward.cpu.probing import same
+from tandem.engine.forward.cpu.equivalence import equivalent
+from tandem.engine.forward.cpu.kernels import ELEMENT_TYPES, required_kernels
 
 
-class Norm(nn.Module):
+class RMSNorm(nn.Module):
     """Computes what a layer of a network does to rows [..., size], its weight [size] being `shift`
-    more than it says.
+    more than its values.
     """
 
     def __init__(self, layer: nn.Module, epsilon: float, shift: float) -> None:
         super().__init__()
-        own = kernels()
-        assert own, "asked for where there are some"
+        build = required_kernels()
         self.layer = layer
         self.weight: torch.Tensor = layer.weight  # type: ignore[assignment]
-        self._normalise, self._epsilon, self._dtype = own.norm, epsilon, self.weight.dtype
+        self._normalise, self._epsilon, self._dtype = build.norm, epsilon, self.weight.dtype
         self._weight = (self.weight.float() + shift).contiguous()
 
     def forward(self, rows: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
         """Called by the model; the layer itself answers for anything but rows that fit."""
         fits = rows.dtype == self._dtype and rows.shape[-1] == len(self._weight)
         if others or options or not fits:
-            said: torch.Tensor = self.layer(rows, *others, **options)
-            return said
+            output: torch.Tensor = self.layer(rows, *others, **options)
+            return output
         return self._normalise(rows.contiguous(), self._weight, self._epsilon)
 
 
 @torch.inference_mode()
-def norm(layer: nn.Module) -> Norm | None:
+def rms_norm(layer: nn.Module) -> RMSNorm | None:
     """A norm that computes the same as a layer of a network, up to rounding; None if there is none.
     Models have classes of their own for this, some of which add 1 to the weight.
     """
@@ -43,7 +42,7 @@ def norm(layer: nn.Module) -> Norm | None:
     epsilon: Any = getattr(layer, "variance_epsilon", getattr(layer, "eps", None))
     if not (isinstance(weight, torch.Tensor) and weight.dim() == 1 and isinstance(epsilon, float)):
         return None
-    if weight.dtype not in KINDS:
+    if weight.dtype not in ELEMENT_TYPES:
         return None
-    candidates = (Norm(layer, epsilon, shift) for shift in (0.0, 1.0))
-    return next((own for own in candidates if same(layer, own, layer)), None)
+    candidates = (RMSNorm(layer, epsilon, shift) for shift in (0.0, 1.0))
+    return next((own for own in candidates if equivalent(layer, own, layer)), None)

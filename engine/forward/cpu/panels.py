@@ -1,4 +1,4 @@
-"""Linear layers whose weights lie in panels, for the kernels of our own.
+"""Linear layers whose weights lie in panels, for the compiled kernels.
 
 A row is the same, bit for bit, alone and with others: sums run over ascending inputs, in float32,
 whatever the weights are stored in.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from engine.forward.cpu.kernels import KINDS, kernels
+from tandem.engine.forward.cpu.kernels import ELEMENT_TYPES, kernels, required_kernels
 
 LEVELS = 127  # of an 8-bit weight, on either side of 0
 
@@ -19,16 +19,15 @@ class PanelLinear(nn.Module):
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
-        own = kernels()
-        assert own, "asked for where there are some"
+        build = required_kernels()
         self.out_features, self.in_features = weight.shape
         self.weight = weight.new_empty(0)  # some models ask for its dtype
-        self.bias, self.kernels = bias, own.name
-        self._multiply = own.linear
+        self.bias, self.kernels = bias, build.name
+        self._multiply = build.linear
         self._bias = None if bias is None else bias.float().contiguous()
         self._scales: torch.Tensor | None = None
-        paired = own.pairs and weight.dtype == torch.bfloat16 and self.in_features % 2 == 0
-        self._panels = in_panels(weight, own.width, 2 if paired else 1)
+        paired = build.pairs and weight.dtype == torch.bfloat16 and self.in_features % 2 == 0
+        self._panels = in_panels(weight, build.width, 2 if paired else 1)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Called by the model; raises RuntimeError for rows of another dtype than the weight's."""
@@ -39,7 +38,7 @@ class PanelLinear(nn.Module):
         return out.view(*rows.shape[:-1], self.out_features)
 
 
-class RoundedLinear(PanelLinear):
+class Int8Linear(PanelLinear):
     """One whose weights are rounded to 8 bits, by a scale for each output; its inputs are not."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -61,10 +60,10 @@ def in_panels(weight: torch.Tensor, width: int, together: int) -> torch.Tensor:
     return panels if together > 1 else panels[..., 0]
 
 
-def problem(dtype: torch.dtype, device: torch.device) -> str | None:
+def why_unsupported(dtype: torch.dtype, device: torch.device) -> str | None:
     """Why there are no such layers; None if there are."""
     if device.type != "cpu":
         return f"they are not for {device.type}"
-    if dtype not in KINDS:
+    if dtype not in ELEMENT_TYPES:
         return f"they do not take {str(dtype).removeprefix('torch.')}"
     return None if kernels() else "they were not built, for want of a compiler, or cannot be loaded"

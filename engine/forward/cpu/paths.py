@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.cache.kv import Index, index
-from engine.forward.segment import Packed, Segment
-from protos import tree
+from tandem.engine.forward.segment import PackedRows, Segment
+from tandem.engine.forward.step_plan import StepPlan
+from tandem.protos import tree
 
 LEAST = 4  # rows of a pass: PyTorch's own operations round differently for fewer
 CPU = torch.device("cpu")
@@ -22,59 +22,44 @@ CPU = torch.device("cpu")
 @dataclass(frozen=True, slots=True)
 class Paths:
     """Row i sees prefixes[i] keys from the place starts[i] on, and then those at
-    places[tails[i] : tails[i + 1]]. int64.
+    slots[tails[i] : tails[i + 1]]. int64.
     """
 
     starts: torch.Tensor  # [rows]
     prefixes: torch.Tensor  # [rows]
     tails: torch.Tensor  # [rows + 1]
-    places: torch.Tensor  # [keys of all tails]
+    slots: torch.Tensor  # [keys of all tails]
 
     @classmethod
     def straight(cls, context: int, rows: int) -> Paths:
-        """Those of rows in a line, from the place 0 on, behind a context."""
+        """Those of rows in a line, from the place 0 on, after a context."""
         prefixes = torch.arange(context + 1, context + rows + 1)
         nothing = torch.zeros(rows + 1, dtype=torch.long)
         return cls(nothing[:rows], prefixes, nothing, nothing[:0])
 
 
 @dataclass(frozen=True, slots=True)
-class PathPlan:
-    """A step of several segments, packed; padding rows are never stored, nor do they see."""
+class PathPlan(StepPlan):
+    """A step whose rows attend along paths."""
 
-    token_ids: torch.Tensor  # [1, rows]
-    positions: torch.Tensor  # [1, rows]
-    logits_rows: torch.Tensor  # [wanted rows of all, padded to LEAST]
-    stored: Index  # places of the new keys, those of padding left out
-    count: int  # rows, those of padding left out
-    paths: Paths  # of so many rows
+    paths: Paths  # of the rows, those of padding left out
 
 
-def lay_out(segments: Sequence[Segment]) -> PathPlan:
+def path_plan(segments: Sequence[Segment]) -> PathPlan:
     """Lay out one step."""
-    packed = Packed.of(segments)
+    packed = PackedRows.of(segments)
     prefixes: list[int] = []
-    tails, places = [0], list[int]()
+    tails, slots = [0], list[int]()
     for segment in segments:
-        first = segment.room.start + segment.context
+        first = segment.kv_range.start + segment.context
         for trunk, branch in _branches(segment)[segment.cached :]:
             prefixes.append(segment.context + trunk)
-            places += [first + node for node in branch]
-            tails.append(len(places))
-    count, wanted = len(packed.token_ids), packed.wanted
-    padding, spare = max(0, LEAST - count), max(0, LEAST - len(wanted))
-
-    def tensor(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.long)
-
-    return PathPlan(
-        token_ids=tensor(packed.token_ids + packed.token_ids[:1] * padding)[None],
-        positions=tensor(packed.positions + packed.positions[:1] * padding)[None],
-        logits_rows=tensor(wanted + [0] * spare),
-        stored=index(packed.places, CPU),
-        count=count,
-        paths=Paths(*map(tensor, (packed.starts, prefixes, tails, places))),
+            slots += [first + node for node in branch]
+            tails.append(len(slots))
+    paths = (
+        torch.tensor(each, dtype=torch.long) for each in (packed.starts, prefixes, tails, slots)
     )
+    return PathPlan.of(packed, CPU, lambda count: max(count, LEAST), paths=Paths(*paths))
 
 
 def _branches(segment: Segment) -> list[tuple[int, list[int]]]:

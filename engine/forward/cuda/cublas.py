@@ -1,7 +1,7 @@
 """The settings of cuBLAS with which a row hardly depends on how many rows are multiplied with it.
 
-Sums that are split over thread blocks are split by the number of rows: without room to work in,
-the library does not split them. What was achieved is found out by trying, in `ladder`.
+Sums that are split over thread blocks are split by the number of rows: without a workspace,
+the library does not split them. What was achieved is found out by trying, in `sizes`.
 """
 
 from __future__ import annotations
@@ -10,17 +10,20 @@ import os
 
 import torch
 
-ROOMS = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}  # KiB, at the least
-SPLIT_SAID = "2.10"  # of torch, which from then on asks whether sums may be split
+WORKSPACES = {
+    "CUBLAS_WORKSPACE_CONFIG": ":16:8",
+    "CUBLASLT_WORKSPACE_SIZE": "1",
+}  # KiB, at the least
+SPLIT_SETTING_SINCE = "2.10"  # of torch, which from then on asks whether sums may be split
 
 
-def keep_sums_whole() -> None:
+def disable_split_k() -> None:
     """Never split a sum, nor round in between, on any CUDA device. Works for a process that has not
-    multiplied on one: then the library reads how much room it has.
+    multiplied on one: then the library reads how large its workspace is.
     """
-    os.environ.update(ROOMS)
+    os.environ.update(WORKSPACES)
     product = torch.backends.cuda.matmul
-    never = (False, False) if torch.__version__ >= SPLIT_SAID else False
+    never = (False, False) if torch.__version__ >= SPLIT_SETTING_SINCE else False
     product.allow_fp16_reduced_precision_reduction = never
     product.allow_bf16_reduced_precision_reduction = never
     product.fp32_precision = "ieee"

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 
 import torch
 
-from engine.cache.kv import LayerGeometry
-from engine.forward.cuda.rows import Halves, Rows, Spans
+from tandem.engine.cache.pool import LayerGeometry
+from tandem.engine.forward.cuda.rows import KeyRuns, PrefixAndTail, RowPlan
 
 OPERATOR = torch.ops.aten._flash_attention_forward
 # without it some versions split the keys of a run by how many runs there are; others never do
-WHOLE = (
+NO_SPLIT = (
     {"num_splits": 1}
     if any(each.name == "num_splits" for each in OPERATOR.default._schema.arguments)
     else {}
@@ -26,13 +26,13 @@ KEYS = 256
 TRIAL = ((3, 7, 0), (33, 64, 190), (1, 130, 96), (5, 0, 65))  # rows, start and length of each run
 
 
-def attend(
-    rows: Rows,
+def attention(
+    rows: RowPlan,
     query: torch.Tensor,  # [1, heads, rows, size]
     keys: torch.Tensor,  # [positions, kv heads, size]
     values: torch.Tensor,
     scaling: float | None,
-    known: dict[int, Halves],
+    known: dict[int, PrefixAndTail],
 ) -> torch.Tensor:
     """What the rows of a pass see, whose keys are stored already; [rows, heads, size].
 
@@ -45,23 +45,23 @@ def attend(
     folded = query[0].transpose(0, 1).reshape(count, kv_heads, repeat, size).transpose(1, 2)
     folded = folded.reshape(count * repeat, kv_heads, size)
     if repeat not in known:
-        known[repeat] = rows.halves(repeat)
-    halves, scale = known[repeat], size**-0.5 if scaling is None else scaling
-    early, early_sums = kernel(folded, keys, values, halves.prefix, scale)
-    if rows.form.branched:
-        keys, values = (store.index_select(0, rows.tail_places) for store in (keys, values))
-    late, late_sums = kernel(folded, keys, values, halves.tail, scale)
-    early_sums = early_sums.masked_fill(halves.short, -torch.inf)
+        known[repeat] = rows.prefix_and_tail(repeat)
+    prefix_and_tail, scale = known[repeat], size**-0.5 if scaling is None else scaling
+    early, early_sums = flash_kernel(folded, keys, values, prefix_and_tail.prefix, scale)
+    if rows.shape.branched:
+        keys, values = (store.index_select(0, rows.tail_slots) for store in (keys, values))
+    late, late_sums = flash_kernel(folded, keys, values, prefix_and_tail.tail, scale)
+    early_sums = early_sums.masked_fill(prefix_and_tail.short, -torch.inf)
     share = torch.sigmoid(early_sums - late_sums)[..., None]
     mixed = torch.lerp(late.float(), early.float(), share).to(query.dtype)
     return mixed.view(count, repeat, kv_heads, size).transpose(1, 2).reshape(count, heads, size)
 
 
-def kernel(
+def flash_kernel(
     query: torch.Tensor,  # [rows, heads, size]
     keys: torch.Tensor,  # [positions, heads, size]
     values: torch.Tensor,
-    spans: Spans,
+    spans: KeyRuns,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Every row attends to the keys of its run: [rows, heads, size], zeros where there are none;
@@ -83,13 +83,13 @@ def kernel(
         False,  # debug mask
         scale=scale,
         seqused_k=spans.lengths,
-        **WHOLE,
+        **NO_SPLIT,
     )
     return output, sums.t()
 
 
-def plain(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, spans: Spans, scale: float
+def reference_kernel(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, spans: KeyRuns, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same spelled out, run by run, in float64."""
     output, sums = torch.zeros_like(query), query.new_full(query.shape[:2], torch.inf).float()
@@ -105,7 +105,7 @@ def plain(
     return output, sums
 
 
-def problem(
+def why_unsupported(
     layers: Iterable[LayerGeometry], dtype: torch.dtype, device: torch.device
 ) -> str | None:
     """Why the kernel cannot be used for some layer, found out by trying it; None if it can."""
@@ -127,7 +127,7 @@ def _difference(layer: LayerGeometry, dtype: torch.dtype, device: torch.device) 
     """The largest between the kernel and the same spelled out, on random numbers."""
     generator = torch.Generator().manual_seed(0)
     counts, starts, lengths = zip(*TRIAL, strict=True)
-    spans = Spans(
+    spans = KeyRuns(
         torch.tensor([0, *counts], device=device).cumsum(0).int(),
         torch.tensor([*starts, 0], device=device).int(),
         torch.tensor(lengths, device=device).int(),
@@ -138,8 +138,10 @@ def _difference(layer: LayerGeometry, dtype: torch.dtype, device: torch.device) 
         for count in (sum(counts), KEYS, KEYS)
     )
     scale = layer.key_size**-0.5
-    ours, sums = kernel(query, keys, values, spans, scale)
-    theirs, others = plain(query, keys, values, spans, scale)
-    seeing = others.isfinite()
-    worst = torch.maximum((ours - theirs).abs().max(), (sums - others)[seeing].abs().max())
+    found, sums = flash_kernel(query, keys, values, spans, scale)
+    expected, expected_sums = reference_kernel(query, keys, values, spans, scale)
+    seeing = expected_sums.isfinite()
+    worst = torch.maximum(
+        (found - expected).abs().max(), (sums - expected_sums)[seeing].abs().max()
+    )
     return float(worst)

@@ -11,34 +11,34 @@ from threading import Lock
 
 import torch
 
-from engine.forward.cuda.rows import Form, Rows
+from tandem.engine.forward.cuda.rows import PassShape, RowPlan
 
 WARM_UPS = 2  # libraries choose kernels and take memory in the first passes
 CAPTURING = Lock()  # a process can have one capture at a time
 
-Run = Callable[[Rows], torch.Tensor]  # the logits of a pass, [kept, vocab] on the device
+Run = Callable[[RowPlan], torch.Tensor]  # the logits of a pass, [outputs, vocab] on the device
 Replay = Callable[[], object]  # does on the device what was captured, with what its arrays hold now
 Capture = Callable[[Callable[[], torch.Tensor]], tuple[Replay, torch.Tensor]]
 """From a pass to its replay, and to the logits that this writes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class CapturedPass:
     """A captured pass, the arrays that it reads and the logits that it writes."""
 
     replay: Replay
     logits: torch.Tensor
-    rows: Rows
+    rows: RowPlan
 
-    def play(self, rows: Rows) -> torch.Tensor:
+    def run(self, rows: RowPlan) -> torch.Tensor:
         """The logits of another pass of the same form; they last until the next one."""
-        self.rows.become(rows)
+        self.rows.copy_from(rows)
         self.replay()
         return self.logits
 
 
-class Graphs:
-    """Runs passes; the first of a form is captured and then replayed. `problem` says why one was
+class CudaGraphs:
+    """Runs passes; the first of a form is captured and then replayed. `problem`: why one was
     not: passes of its form go on to be launched kernel by kernel.
     """
 
@@ -46,36 +46,36 @@ class Graphs:
         self.problem: str | None = None
         self._run, self._device = run, device
         self._capture = capture or cuda_capture(device)
-        self._recordings: dict[Form, Recording | None] = {}
+        self._captured: dict[PassShape, CapturedPass | None] = {}
 
-    def __call__(self, rows: Rows) -> torch.Tensor:
-        """The logits of a pass, [kept, vocab]; they last until the next one."""
-        if rows.form not in self._recordings:
-            self._recordings[rows.form] = self._record(rows)
-        recording = self._recordings[rows.form]
-        return recording.play(rows) if recording else self._run(rows.on(self._device))
+    def __call__(self, rows: RowPlan) -> torch.Tensor:
+        """The logits of a pass, [outputs, vocab]; they last until the next one."""
+        if rows.shape not in self._captured:
+            self._captured[rows.shape] = self._capture_pass(rows)
+        captured = self._captured[rows.shape]
+        return captured.run(rows) if captured else self._run(rows.to(self._device))
 
-    def keep(self, passes: Iterable[Rows]) -> int:
+    def capture_all(self, passes: Iterable[RowPlan]) -> int:
         """Capture passes of these forms, as far as they were not yet, and forget all others; how
         many can be replayed. Raises OutOfMemoryError.
         """
-        wanted = {rows.form: rows for rows in passes}
-        known = self._recordings
-        self._recordings = {form: known[form] for form in wanted if form in known}
-        for form, rows in wanted.items():
-            if form not in known:
-                self._recordings[form] = self._record(rows)
-        return sum(recording is not None for recording in self._recordings.values())
+        wanted = {rows.shape: rows for rows in passes}
+        known = self._captured
+        self._captured = {shape: known[shape] for shape in wanted if shape in known}
+        for shape, rows in wanted.items():
+            if shape not in known:
+                self._captured[shape] = self._capture_pass(rows)
+        return sum(captured is not None for captured in self._captured.values())
 
-    def _record(self, rows: Rows) -> Recording | None:
+    def _capture_pass(self, rows: RowPlan) -> CapturedPass | None:
         """Capture a pass, after some that run; None if that fails. Raises OutOfMemoryError."""
-        own = rows.on(self._device)
+        on_device = rows.to(self._device)
         try:
-            return Recording(*self._capture(lambda: self._run(own)), own)
+            return CapturedPass(*self._capture(lambda: self._run(on_device)), on_device)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            self.problem = f"{rows.form} cannot be captured: {str(error).splitlines()[0]}"
+            self.problem = f"{rows.shape} cannot be captured: {str(error).splitlines()[0]}"
             return None
 
 

@@ -7,7 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
-from protos.tandem.v1 import common_pb2 as _common_pb2
+from tandem.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -25,9 +25,9 @@ class GuessRequest(_message.Message):
 
     OPEN_FIELD_NUMBER: _builtins.int
     FACTS_FIELD_NUMBER: _builtins.int
-    CLOSE_FIELD_NUMBER: _builtins.int
     SENT_FIELD_NUMBER: _builtins.int
     CONDITIONS_FIELD_NUMBER: _builtins.int
+    CLOSINGS_FIELD_NUMBER: _builtins.int
     sent: _builtins.float
     """the sender's clock, for the round trip"""
     @_builtins.property
@@ -35,25 +35,23 @@ class GuessRequest(_message.Message):
     @_builtins.property
     def facts(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Fact]: ...
     @_builtins.property
-    def close(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """ids of sessions to forget"""
-
-    @_builtins.property
     def conditions(self) -> Global___Conditions:
         """now and then"""
 
+    @_builtins.property
+    def closings(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Closing]: ...
     def __init__(
         self,
         *,
         open: _abc.Iterable[Global___Drafting] | None = ...,
         facts: _abc.Iterable[_common_pb2.Fact] | None = ...,
-        close: _abc.Iterable[_builtins.bytes] | None = ...,
         sent: _builtins.float = ...,
         conditions: Global___Conditions | None = ...,
+        closings: _abc.Iterable[_common_pb2.Closing] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["conditions", b"conditions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "conditions", b"conditions", "facts", b"facts", "open", b"open", "sent", b"sent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closings", b"closings", "conditions", b"conditions", "facts", b"facts", "open", b"open", "sent", b"sent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -141,22 +139,28 @@ class GuessResponse(_message.Message):
     GUESSES_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
     SENT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     sent: _builtins.float
     """of the newest request"""
     @_builtins.property
     def guesses(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Guess]: ...
     @_builtins.property
     def failures(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Failure]: ...
+    @_builtins.property
+    def model(self) -> _common_pb2.ModelDescription:
+        """in the first response of a call"""
+
     def __init__(
         self,
         *,
         guesses: _abc.Iterable[_common_pb2.Guess] | None = ...,
         failures: _abc.Iterable[_common_pb2.Failure] | None = ...,
         sent: _builtins.float = ...,
+        model: _common_pb2.ModelDescription | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "guesses", b"guesses", "sent", b"sent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "guesses", b"guesses", "model", b"model", "sent", b"sent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

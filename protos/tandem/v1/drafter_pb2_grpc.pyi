@@ -5,7 +5,7 @@ Guesses token trees. With MATCH no answer can change the text; REJECT believes w
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from protos.tandem.v1 import drafter_pb2 as _drafter_pb2
+from tandem.v1 import drafter_pb2 as _drafter_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

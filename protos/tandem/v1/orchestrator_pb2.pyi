@@ -431,7 +431,9 @@ class GenerateResponse(_message.Message):
     @_builtins.property
     def speculation(self) -> Global___SpeculationSummary: ...
     @_builtins.property
-    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]: ...
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """of the newest tokens: those of `received` tokens are absent"""
+
     def __init__(
         self,
         *,
@@ -607,19 +609,25 @@ class StreamGenerateRequest(_message.Message):
 
     REQUEST_FIELD_NUMBER: _builtins.int
     RESUME_FROM_FIELD_NUMBER: _builtins.int
+    RECEIVED_FIELD_NUMBER: _builtins.int
     resume_from: _builtins.int
-    """completion tokens that the client already has"""
+    """how many completion tokens the client already has: they are generated again, and left out"""
     @_builtins.property
     def request(self) -> Global___GenerateRequest: ...
+    @_builtins.property
+    def received(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the completion tokens that the client already has: the answer continues behind them"""
+
     def __init__(
         self,
         *,
         request: Global___GenerateRequest | None = ...,
         resume_from: _builtins.int = ...,
+        received: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "resume_from", b"resume_from"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["received", b"received", "request", b"request", "resume_from", b"resume_from"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -666,7 +674,7 @@ class Chunk(_message.Message):
     text: _builtins.str
     """never half a character"""
     completion_tokens: _builtins.int
-    """so far, this chunk included: the next `resume_from`"""
+    """so far, this chunk included, and `received` tokens"""
     request_id: _builtins.str
     """in the first chunk, so that the stream can be continued"""
     seed: _builtins.int
@@ -787,6 +795,7 @@ class ReplicaStatus(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     EXACTNESS_FIELD_NUMBER: _builtins.int
     KERNELS_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     serving: _builtins.bool
     model: _builtins.str
@@ -803,6 +812,8 @@ class ReplicaStatus(_message.Message):
     """exact = batch-invariant: the same logits, bit for bit; or the reason why not"""
     kernels: _builtins.str
     """what multiplies weights: a set of instructions, onednn, fbgemm, or torch"""
+    fingerprint: _builtins.str
+    """hex; the same on services that compute the same text"""
     def __init__(
         self,
         *,
@@ -818,10 +829,11 @@ class ReplicaStatus(_message.Message):
         pool: _builtins.str = ...,
         exactness: _builtins.str = ...,
         kernels: _builtins.str = ...,
+        fingerprint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rate", b"acceptance_rate", "address", b"address", "device", b"device", "dtype", b"dtype", "exactness", b"exactness", "kernels", b"kernels", "kv_cache_usage", b"kv_cache_usage", "model", b"model", "pool", b"pool", "round_trip_seconds", b"round_trip_seconds", "serving", b"serving", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rate", b"acceptance_rate", "address", b"address", "device", b"device", "dtype", b"dtype", "exactness", b"exactness", "fingerprint", b"fingerprint", "kernels", b"kernels", "kv_cache_usage", b"kv_cache_usage", "model", b"model", "pool", b"pool", "round_trip_seconds", b"round_trip_seconds", "serving", b"serving", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos.tandem.v1 import orchestrator_pb2 as tandem_dot_v1_dot_orchestrator__pb2
+from tandem.v1 import orchestrator_pb2 as tandem_dot_v1_dot_orchestrator__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -62,7 +62,7 @@ class OrchestratorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StreamGenerate(self, request, context):
-        """The same answer as it grows. A stream that broke is resumed with the same request and `resume_from`.
+        """The same answer as it grows. A stream that broke is resumed with the same request and `received`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

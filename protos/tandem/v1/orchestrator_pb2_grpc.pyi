@@ -7,7 +7,7 @@ Sampling scalars are optional: zero is a value, and for most not the default.
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from protos.tandem.v1 import orchestrator_pb2 as _orchestrator_pb2
+from tandem.v1 import orchestrator_pb2 as _orchestrator_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -36,7 +36,7 @@ class OrchestratorServiceStub:
     Generate: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.GenerateRequest, _orchestrator_pb2.GenerateResponse]
     """One whole answer."""
     StreamGenerate: _grpc.UnaryStreamMultiCallable[_orchestrator_pb2.StreamGenerateRequest, _orchestrator_pb2.StreamGenerateResponse]
-    """The same answer as it grows. A stream that broke is resumed with the same request and `resume_from`."""
+    """The same answer as it grows. A stream that broke is resumed with the same request and `received`."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.GetStatusRequest, _orchestrator_pb2.GetStatusResponse]
     """What is served and how it is doing: models, drafters, verifiers, their health and load."""
 
@@ -46,7 +46,7 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     Generate: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.GenerateRequest, _orchestrator_pb2.GenerateResponse]  # type: ignore[assignment]
     """One whole answer."""
     StreamGenerate: _aio.UnaryStreamMultiCallable[_orchestrator_pb2.StreamGenerateRequest, _orchestrator_pb2.StreamGenerateResponse]  # type: ignore[assignment]
-    """The same answer as it grows. A stream that broke is resumed with the same request and `resume_from`."""
+    """The same answer as it grows. A stream that broke is resumed with the same request and `received`."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.GetStatusRequest, _orchestrator_pb2.GetStatusResponse]  # type: ignore[assignment]
     """What is served and how it is doing: models, drafters, verifiers, their health and load."""
 
@@ -65,7 +65,7 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _orchestrator_pb2.StreamGenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_orchestrator_pb2.StreamGenerateResponse], _abc.AsyncIterator[_orchestrator_pb2.StreamGenerateResponse]]:
-        """The same answer as it grows. A stream that broke is resumed with the same request and `resume_from`."""
+        """The same answer as it grows. A stream that broke is resumed with the same request and `received`."""
 
     @_abc_1.abstractmethod
     def GetStatus(

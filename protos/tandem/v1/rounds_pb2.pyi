@@ -7,8 +7,8 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
-from protos.tandem.v1 import common_pb2 as _common_pb2
-from protos.tandem.v1 import orchestrator_pb2 as _orchestrator_pb2
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from tandem.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -19,6 +19,26 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _Finish:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FinishEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Finish.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FINISH_UNSPECIFIED: _Finish.ValueType  # 0
+    """it has not"""
+    FINISH_STOP: _Finish.ValueType  # 1
+    FINISH_LENGTH: _Finish.ValueType  # 2
+
+class Finish(_Finish, metaclass=_FinishEnumTypeWrapper):
+    """Why a generation ended."""
+
+FINISH_UNSPECIFIED: Finish.ValueType  # 0
+"""it has not"""
+FINISH_STOP: Finish.ValueType  # 1
+FINISH_LENGTH: Finish.ValueType  # 2
+Global___Finish: _TypeAlias = Finish  # noqa: Y015
 
 @_typing.final
 class RunRequest(_message.Message):
@@ -81,7 +101,7 @@ class RunResponse(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     DRAFTED_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
-    FINISH_REASON_FIELD_NUMBER: _builtins.int
+    FINISH_FIELD_NUMBER: _builtins.int
     MATCHED_TOKEN_ID_FIELD_NUMBER: _builtins.int
     REUSED_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
@@ -97,7 +117,7 @@ class RunResponse(_message.Message):
     """guessed nodes verified"""
     accepted: _builtins.int
     """of them emitted"""
-    finish_reason: _orchestrator_pb2.FinishReason.ValueType
+    finish: Global___Finish.ValueType
     matched_token_id: _builtins.int
     reused: _builtins.int
     """context tokens that were found cached"""
@@ -118,7 +138,7 @@ class RunResponse(_message.Message):
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_orchestrator_pb2.TokenLogprobs]:
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Logprobs]:
         """of `tokens`, if asked for"""
 
     def __init__(
@@ -127,10 +147,10 @@ class RunResponse(_message.Message):
         tokens: _abc.Iterable[_builtins.int] | None = ...,
         drafted: _builtins.int = ...,
         accepted: _builtins.int = ...,
-        finish_reason: _orchestrator_pb2.FinishReason.ValueType = ...,
+        finish: Global___Finish.ValueType = ...,
         matched_token_id: _builtins.int | None = ...,
         reused: _builtins.int = ...,
-        logprobs: _abc.Iterable[_orchestrator_pb2.TokenLogprobs] | None = ...,
+        logprobs: _abc.Iterable[_common_pb2.Logprobs] | None = ...,
         expected: _builtins.float = ...,
         late: _builtins.int = ...,
         unused: _builtins.int = ...,
@@ -142,7 +162,7 @@ class RunResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id", "matched_token_id", b"matched_token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id", "accepted", b"accepted", "drafted", b"drafted", "drafter_round_trip", b"drafter_round_trip", "drafter_switches", b"drafter_switches", "expected", b"expected", "finish_reason", b"finish_reason", "late", b"late", "logprobs", b"logprobs", "matched_token_id", b"matched_token_id", "reused", b"reused", "seconds", b"seconds", "tokens", b"tokens", "unused", b"unused", "verifier_round_trip", b"verifier_round_trip", "verifier_switches", b"verifier_switches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id", "accepted", b"accepted", "drafted", b"drafted", "drafter_round_trip", b"drafter_round_trip", "drafter_switches", b"drafter_switches", "expected", b"expected", "finish", b"finish", "late", b"late", "logprobs", b"logprobs", "matched_token_id", b"matched_token_id", "reused", b"reused", "seconds", b"seconds", "tokens", b"tokens", "unused", b"unused", "verifier_round_trip", b"verifier_round_trip", "verifier_switches", b"verifier_switches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__matched_token_id: _TypeAlias = _typing.Literal["matched_token_id"]  # noqa: Y015
     _WhichOneofArgType__matched_token_id: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id"]  # noqa: Y015

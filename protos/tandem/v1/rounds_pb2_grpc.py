@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos.tandem.v1 import rounds_pb2 as tandem_dot_v1_dot_rounds__pb2
+from tandem.v1 import rounds_pb2 as tandem_dot_v1_dot_rounds__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -45,7 +45,8 @@ class RoundWorkerServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Run(self, request, context):
-        """Relays facts and guesses until the generation ends. A lost stream is resumed elsewhere with `completion` = the tokens so far.
+        """Relays facts and guesses until the generation ends. After a lost stream another worker gets the same request, with
+        `completion` = the tokens so far.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -5,7 +5,7 @@ Between the front end and its round workers: token ids only, one message per ste
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from protos.tandem.v1 import rounds_pb2 as _rounds_pb2
+from tandem.v1 import rounds_pb2 as _rounds_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -32,13 +32,17 @@ class RoundWorkerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RoundWorkerServiceAsyncStub: ...
     Run: _grpc.UnaryStreamMultiCallable[_rounds_pb2.RunRequest, _rounds_pb2.RunResponse]
-    """Relays facts and guesses until the generation ends. A lost stream is resumed elsewhere with `completion` = the tokens so far."""
+    """Relays facts and guesses until the generation ends. After a lost stream another worker gets the same request, with
+    `completion` = the tokens so far.
+    """
 
 @_typing.type_check_only
 class RoundWorkerServiceAsyncStub(RoundWorkerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Run: _aio.UnaryStreamMultiCallable[_rounds_pb2.RunRequest, _rounds_pb2.RunResponse]  # type: ignore[assignment]
-    """Relays facts and guesses until the generation ends. A lost stream is resumed elsewhere with `completion` = the tokens so far."""
+    """Relays facts and guesses until the generation ends. After a lost stream another worker gets the same request, with
+    `completion` = the tokens so far.
+    """
 
 class RoundWorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -47,6 +51,8 @@ class RoundWorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rounds_pb2.RunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_rounds_pb2.RunResponse], _abc.AsyncIterator[_rounds_pb2.RunResponse]]:
-        """Relays facts and guesses until the generation ends. A lost stream is resumed elsewhere with `completion` = the tokens so far."""
+        """Relays facts and guesses until the generation ends. After a lost stream another worker gets the same request, with
+        `completion` = the tokens so far.
+        """
 
 def add_RoundWorkerServiceServicer_to_server(servicer: RoundWorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

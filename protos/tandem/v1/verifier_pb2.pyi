@@ -7,7 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
-from protos.tandem.v1 import common_pb2 as _common_pb2
+from tandem.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -26,8 +26,8 @@ class DecodeRequest(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     GUESSES_FIELD_NUMBER: _builtins.int
     FLOWS_FIELD_NUMBER: _builtins.int
-    CLOSE_FIELD_NUMBER: _builtins.int
     SENT_FIELD_NUMBER: _builtins.int
+    CLOSINGS_FIELD_NUMBER: _builtins.int
     sent: _builtins.float
     """the sender's clock, for the round trip"""
     @_builtins.property
@@ -37,21 +37,19 @@ class DecodeRequest(_message.Message):
     @_builtins.property
     def flows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Flow]: ...
     @_builtins.property
-    def close(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """ids of sessions to forget"""
-
+    def closings(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Closing]: ...
     def __init__(
         self,
         *,
         open: _abc.Iterable[Global___Decoding] | None = ...,
         guesses: _abc.Iterable[_common_pb2.Guess] | None = ...,
         flows: _abc.Iterable[Global___Flow] | None = ...,
-        close: _abc.Iterable[_builtins.bytes] | None = ...,
         sent: _builtins.float = ...,
+        closings: _abc.Iterable[_common_pb2.Closing] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "flows", b"flows", "guesses", b"guesses", "open", b"open", "sent", b"sent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closings", b"closings", "flows", b"flows", "guesses", b"guesses", "open", b"open", "sent", b"sent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -145,6 +143,7 @@ class DecodeResponse(_message.Message):
     SENT_FIELD_NUMBER: _builtins.int
     PRICE_FIELD_NUMBER: _builtins.int
     TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     sent: _builtins.float
     """of the newest request"""
     price: _builtins.float
@@ -155,6 +154,10 @@ class DecodeResponse(_message.Message):
     def facts(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Fact]: ...
     @_builtins.property
     def failures(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Failure]: ...
+    @_builtins.property
+    def model(self) -> _common_pb2.ModelDescription:
+        """in the first response of a call"""
+
     def __init__(
         self,
         *,
@@ -163,10 +166,11 @@ class DecodeResponse(_message.Message):
         sent: _builtins.float = ...,
         price: _builtins.float = ...,
         token_seconds: _builtins.float = ...,
+        model: _common_pb2.ModelDescription | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "failures", b"failures", "price", b"price", "sent", b"sent", "token_seconds", b"token_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "failures", b"failures", "model", b"model", "price", b"price", "sent", b"sent", "token_seconds", b"token_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

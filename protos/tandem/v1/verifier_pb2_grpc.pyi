@@ -5,7 +5,7 @@ Decodes by itself, and decides which guessed tokens are accepted."""
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from protos.tandem.v1 import verifier_pb2 as _verifier_pb2
+from tandem.v1 import verifier_pb2 as _verifier_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

@@ -1,0 +1,1 @@
+"""Faults against the processes of a running system, and whether a client could tell."""

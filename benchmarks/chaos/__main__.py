@@ -1,0 +1,167 @@
+"""Faults against a system of several of each service, while clients stream.
+
+    python -m tandem.benchmarks.chaos --faults 100 --verifiers 2 --drafters 2 --front-ends 2
+
+Every stream is compared, token by token, with what the same system said before the first fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from itertools import count, islice
+from pathlib import Path
+from time import monotonic
+from typing import Annotated
+
+import typer
+from rich.progress import track
+from rich.table import Table
+
+from tandem import AsyncClient, models
+from tandem.benchmarks.chaos import history
+from tandem.benchmarks.chaos.history import Asked, Ended, Event, Received, Struck, Truth, Verdict
+from tandem.benchmarks.chaos.plan import Fault, Kind, faults
+from tandem.benchmarks.chaos.system import DRAFTER, FRONT_END, VERIFIER, System, running
+from tandem.benchmarks.figures import report
+from tandem.benchmarks.peers.prompts import tokenised
+from tandem.protos.errors import TandemError
+
+REQUESTS = 12
+STEADY_SECONDS = 2.0  # of streaming before the first fault
+
+
+def requests(target: Path, seed: int, tokens: int) -> list[dict[str, object]]:
+    """Greedy and seeded ones."""
+    rng = random.Random(seed)
+    return [
+        {
+            "prompt": prompt,
+            "temperature": rng.choice([0.0, 0.7, 1.0]),
+            "seed": rng.randrange(1 << 53),
+            "max_new_tokens": tokens,
+            "ignore_eos": True,
+        }
+        for prompt in tokenised(target, REQUESTS)
+    ]
+
+
+class Watch:
+    """Clients that stream one request after the other until they are told to stop; writes down what
+    they see.
+    """
+
+    def __init__(self, client: AsyncClient, asked: list[dict[str, object]], seed: int) -> None:
+        self.events: list[Event] = []
+        self.done = False
+        self._client, self._asked = client, asked
+        self._rng, self._streams = random.Random(seed), count()
+
+    async def learn(self) -> None:
+        """What is right, before anything has happened."""
+        for number, request in enumerate(self._asked):
+            answer = await self._client.generate(**request)  # type: ignore[arg-type]
+            self.events.append(Truth(number, tuple(answer.token_ids)))
+
+    async def stream(self) -> None:
+        """One client's life."""
+        while not self.done:
+            stream, number = next(self._streams), self._rng.randrange(len(self._asked))
+            self.events.append(Asked(monotonic(), stream, number))
+            error = ""
+            try:
+                async with self._client.stream(**self._asked[number]) as chunks:  # type: ignore[arg-type]
+                    async for chunk in chunks:
+                        tokens = tuple(chunk.token_ids)
+                        received = Received(monotonic(), stream, tokens, chunk.completion_tokens)
+                        self.events.append(received)
+            except TandemError as problem:
+                error = f"{type(problem).__name__}: {problem}"
+            self.events.append(Ended(monotonic(), stream, error))
+
+    def strike(self, fault: Fault) -> None:
+        """A fault begins."""
+        self.events.append(Struck(monotonic(), f"{fault.kind} {fault.role}", str(fault)))
+
+
+async def run(system: System, watch: Watch, plan: list[Fault], streams: int) -> None:
+    """All faults of a plan, one after the other, under streams."""
+    await watch.learn()
+    async with asyncio.TaskGroup() as clients:
+        for _ in range(streams):
+            clients.create_task(watch.stream())
+        try:
+            await asyncio.sleep(STEADY_SECONDS)
+            for fault in track(plan, "faults"):
+                await asyncio.sleep(fault.pause)
+                watch.strike(fault)
+                await system.suffer(fault)
+        finally:
+            watch.done = True
+
+
+def table(verdict: Verdict) -> Table:
+    """By kind of fault, and all together."""
+    shown = Table("fault", "times", "longest gap, s")
+    for what in sorted(verdict.gaps):
+        shown.add_row(what, str(verdict.struck[what]), f"{verdict.gaps[what]:.2f}")
+    shown.add_section()
+    shown.add_row("all", str(verdict.faults), f"{max(verdict.gaps.values(), default=0):.2f}")
+    return shown
+
+
+def show(verdict: Verdict) -> None:
+    """Print it; exits with 1 unless it is flawless."""
+    heading = f"{verdict.streams} streams, {verdict.tokens} tokens, {verdict.faults} faults"
+    errors = sum(verdict.errors.values())
+    counts = f"{verdict.lost} lost, {verdict.duplicated} duplicated, {verdict.changed} changed"
+    report.publish(f"{heading}: {counts}, {errors} errors", table(verdict), [], None)
+    for error, times in verdict.errors.most_common():
+        print(f"{times} x {error}")
+    if not verdict.flawless:
+        raise SystemExit(1)
+
+
+def main(
+    target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
+    draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
+    number: Annotated[int, typer.Option("--faults", help="one after the other", min=0)] = 50,
+    seed: Annotated[int, typer.Option(help="of the faults and the requests")] = 0,
+    kind: Annotated[list[Kind] | None, typer.Option(help="may be repeated; all")] = None,
+    verifiers: Annotated[int, typer.Option(min=1)] = 1,
+    drafters: Annotated[int, typer.Option(min=1)] = 1,
+    front_ends: Annotated[int, typer.Option(min=1)] = 1,
+    streams: Annotated[int, typer.Option(help="at once", min=1)] = 8,
+    tokens: Annotated[int, typer.Option(help="of an answer", min=1)] = 120,
+    file: Annotated[Path | None, typer.Option("--history", help="write what happened")] = None,
+    check: Annotated[Path | None, typer.Option(help="only judge a history again")] = None,
+) -> None:
+    """Faults one after the other while clients stream; exits with 1 if a client could tell more
+    than a pause.
+    """
+    if check:
+        show(history.judge(history.read(check)))
+        return
+    members = {VERIFIER: verifiers, DRAFTER: drafters, FRONT_END: front_ends}
+    plan = list(islice(faults(seed, members, kind or list(Kind)), number))
+
+    async def whole() -> list[Event]:
+        async with (
+            running(target, draft, verifiers, drafters, front_ends) as system,
+            AsyncClient(*system.addresses) as client,
+        ):
+            watch = Watch(client, requests(target, seed, tokens), seed)
+            await run(system, watch, plan, streams)
+            return watch.events
+
+    try:
+        events = asyncio.run(whole())
+    except TandemError as problem:
+        raise SystemExit(f"error: {problem}") from None
+    if file:
+        history.write(events, file)
+    show(history.judge(events))
+
+
+if __name__ == "__main__":
+    typer.run(main)

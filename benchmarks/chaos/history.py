@@ -1,0 +1,153 @@
+"""What happened: faults, and every chunk that a client received. Written as JSON lines, so that it
+can be judged again.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What the target alone says to one of the requests."""
+
+    request: int
+    tokens: Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """A fault began."""
+
+    at: float
+    what: str  # its kind and role
+    which: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A client began a stream for one of the requests."""
+
+    at: float
+    stream: int
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A chunk: its tokens, and how many there should be with them."""
+
+    at: float
+    stream: int
+    tokens: Tokens
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A stream ended: well, or with an error."""
+
+    at: float
+    stream: int
+    error: str = ""
+
+
+Event = Truth | Struck | Asked | Received | Ended
+KINDS: dict[str, type[Any]] = {
+    kind.__name__.lower(): kind for kind in (Truth, Struck, Asked, Received, Ended)
+}
+
+
+@dataclass
+class Verdict:
+    """`gaps`: seconds between two chunks of a stream, the longest for every kind of fault that
+    began last before or during it.
+    """
+
+    faults: int = 0
+    streams: int = 0
+    tokens: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    changed: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    gaps: dict[str, float] = field(default_factory=dict)
+    struck: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def flawless(self) -> bool:
+        """Whether no client saw anything but a pause."""
+        return not (self.lost or self.duplicated or self.changed or self.errors)
+
+
+def judge(history: Iterable[Event]) -> Verdict:
+    """Compare every stream with the truth."""
+    verdict, truths = Verdict(), dict[int, Tokens]()
+    asked, received = dict[int, Asked](), defaultdict[int, list[Received]](list)
+    strikes: list[Struck] = []
+    for event in history:
+        match event:
+            case Truth():
+                truths[event.request] = event.tokens
+            case Struck():
+                strikes.append(event)
+                verdict.struck[event.what] += 1
+            case Asked():
+                asked[event.stream] = event
+            case Received():
+                received[event.stream].append(event)
+            case Ended():
+                start, chunks = asked.pop(event.stream), received.pop(event.stream, [])
+                _compare(verdict, truths[start.request], chunks, event.error)
+                times = [start.at, *(chunk.at for chunk in chunks), event.at]
+                for what, gap in _gaps(times, strikes):
+                    verdict.gaps[what] = max(gap, verdict.gaps.get(what, 0.0))
+    verdict.faults = len(strikes)
+    return verdict
+
+
+def _compare(verdict: Verdict, truth: Tokens, chunks: Sequence[Received], error: str) -> None:
+    tokens = tuple(token for chunk in chunks for token in chunk.tokens)
+    verdict.streams += 1
+    verdict.tokens += len(tokens)
+    count = 0
+    for chunk in chunks:
+        count += len(chunk.tokens)
+        verdict.lost += chunk.completion_tokens > count
+        verdict.duplicated += chunk.completion_tokens < count
+        count = chunk.completion_tokens
+    if error:
+        verdict.errors[error] += 1
+    elif len(tokens) < len(truth):
+        verdict.lost += 1
+    verdict.changed += tokens != truth[: len(tokens)]
+
+
+def _gaps(times: Sequence[float], strikes: Sequence[Struck]) -> Iterator[tuple[str, float]]:
+    for before, after in pairwise(times):
+        latest = bisect_right(strikes, after, key=lambda strike: strike.at)
+        yield strikes[latest - 1].what if latest else "none yet", after - before
+
+
+def write(history: Iterable[Event], file: Path) -> None:
+    """As JSON lines."""
+    lines = (json.dumps({"kind": type(e).__name__.lower(), **asdict(e)}) for e in history)
+    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def read(file: Path) -> Iterator[Event]:
+    """What was written."""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        fields = json.loads(line)
+        if "tokens" in fields:
+            fields["tokens"] = tuple(fields["tokens"])
+        yield KINDS[fields.pop("kind")](**fields)

@@ -1,0 +1,56 @@
+"""Which fault comes next: pure, and the same for the same seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What can happen to a process."""
+
+    KILL = "kill"  # SIGKILL, and started again
+    TERM = "term"  # SIGTERM, and started again
+    STOP = "stop"  # SIGSTOP for a while
+    HANG = "hang"  # its event loop stands still for a while, its connections do not
+    SLOW = "slow"  # every step of its model takes .2 s longer, for a while
+    CRAWL = "crawl"  # 2 s longer
+
+
+OF_MODELS = (Kind.SLOW, Kind.CRAWL)
+SECONDS = (1.0, 6.0)  # that a fault lasts
+PAUSE = (0.2, 2.0)  # until the next, once the system is whole
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault: to whom, for how long, and how long to wait before it."""
+
+    kind: Kind
+    role: str
+    index: int
+    seconds: float
+    pause: float
+
+    def __str__(self) -> str:
+        lasting = "" if self.kind in (Kind.KILL, Kind.TERM) else f" {self.seconds:.1f} s"
+        return f"{self.kind} {self.role} {self.index}{lasting}"
+
+
+def faults(seed: int, members: Mapping[str, int], kinds: Sequence[Kind]) -> Iterator[Fault]:
+    """Faults without end. `members`: how many there are of each role; a role whose name is no model
+    service's is not slowed down.
+    """
+    rng = random.Random(seed)
+    choices = [
+        (kind, role)
+        for role in members
+        for kind in kinds
+        if kind not in OF_MODELS or role in ("drafter", "verifier")
+    ]
+    while True:
+        kind, role = rng.choice(choices)
+        index, seconds = rng.randrange(members[role]), rng.uniform(*SECONDS)
+        yield Fault(kind, role, index, seconds, rng.uniform(*PAUSE))

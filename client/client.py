@@ -1,0 +1,152 @@
+"""The asyncio client.
+
+Any front end can continue what another began: a stream that breaks is asked for again, with the
+tokens that have come, so that the caller sees one stream without a gap or a repetition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any, Self
+
+from grpc import aio
+
+from tandem.client.request import build
+from tandem.client.retry import Retry
+from tandem.protos.errors import DeadlineExceeded, TandemError, TransportLost
+from tandem.protos.transport import rpc, status
+from tandem.v1 import orchestrator_pb2 as api
+from tandem.v1 import orchestrator_pb2_grpc
+
+ADDRESS = "127.0.0.1:50051"
+
+
+class AsyncClient:
+    """Asks the front ends at `addresses`: each request one that is chosen at random, and the next
+    one if that fails. A request is given up when nothing arrived for `retry_seconds`.
+    """
+
+    def __init__(self, *addresses: str, retry_seconds: float = 60.0) -> None:
+        self._channels = [rpc.connect(address) for address in addresses or (ADDRESS,)]
+        self.stubs = [orchestrator_pb2_grpc.OrchestratorServiceStub(c) for c in self._channels]
+        self.retry_seconds = retry_seconds
+
+    async def generate(self, prompt: str | Sequence[int], **options: Any) -> api.GenerateResponse:
+        """The whole answer; options and errors as of `stream`."""
+        async with self.stream(prompt, **options) as stream:
+            async for _ in stream:
+                pass
+        assert stream.response is not None, "else it had raised"
+        return stream.response
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        deadline_seconds: float | None = None,
+        logprobs: int | None = None,
+        **options: Any,
+    ) -> Stream:
+        """An answer as it grows, to a text or to token ids. `options` are the fields of Sampling,
+        Stopping and Speculation, by name; `deadline_seconds` is for all of it. Raises TypeError for
+        an option that there is not, InvalidRequest for a value that is none; iterating raises
+        TandemError.
+        """
+        return Stream(self, build(prompt, logprobs, **options), deadline_seconds)
+
+    async def status(self) -> api.GetStatusResponse:
+        """What is served, as the first front end reports that answers; raises TandemError."""
+        problem: TandemError | None = None
+        for stub in self.stubs:
+            try:
+                response: api.GetStatusResponse = await stub.GetStatus(api.GetStatusRequest())
+            except aio.AioRpcError as failure:
+                problem = status.decode(failure)
+            else:
+                return response
+        assert problem is not None
+        raise problem
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await asyncio.gather(*(channel.close() for channel in self._channels))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self.close()
+
+
+class Stream:
+    """Chunks of an answer; `response` is the whole of it, after the last."""
+
+    def __init__(
+        self, client: AsyncClient, request: api.GenerateRequest, deadline_seconds: float | None
+    ) -> None:
+        now = time.monotonic()
+        self.response: api.GenerateResponse | None = None
+        self._stubs, self._request = client.stubs, request
+        self._asked = random.randrange(len(self._stubs))
+        self._received: list[int] = []
+        self._deadline = None if deadline_seconds is None else now + deadline_seconds
+        self._retry = Retry(client.retry_seconds, now)
+        self._chunks = self._all()
+
+    def __aiter__(self) -> AsyncIterator[api.Chunk]:
+        return self._chunks
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Have the rest not generated."""
+        await self._chunks.aclose()
+
+    async def _all(self) -> AsyncGenerator[api.Chunk, None]:
+        """Calls, one after the other, until the answer is complete; raises TandemError."""
+        while self.response is None:
+            call = self._stubs[self._asked].StreamGenerate(
+                api.StreamGenerateRequest(
+                    request=self._request,
+                    resume_from=len(self._received),
+                    received=self._received,
+                ),
+                timeout=self._left(),
+            )
+            try:
+                async for event in call:
+                    self._retry.progress(time.monotonic())
+                    if event.HasField("complete"):
+                        self.response = event.complete
+                        break
+                    self._received += event.chunk.token_ids
+                    yield event.chunk
+                else:
+                    raise TransportLost("the stream ended before the answer")
+            except (aio.AioRpcError, TransportLost) as failure:
+                lost = status.decode(failure) if isinstance(failure, aio.AioRpcError) else failure
+                await self._pause(lost)
+            finally:
+                call.cancel()
+
+    async def _pause(self, error: TandemError) -> None:
+        """Until the next call; raises the error if there shall be none."""
+        self._asked = (self._asked + 1) % len(self._stubs)
+        others = len(self._stubs) > 1
+        pause = self._retry.pause(error, time.monotonic(), others, random.random())
+        if pause is None:
+            raise error from None
+        left = self._left()
+        if left is not None and left <= pause:
+            raise DeadlineExceeded("the answer took longer than the deadline") from error
+        await asyncio.sleep(pause)
+
+    def _left(self) -> float | None:
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())

@@ -1,0 +1,86 @@
+"""The same client for programs without asyncio: its event loop runs in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Self, TypeVar
+
+from tandem.client.client import AsyncClient, Stream
+from tandem.v1 import orchestrator_pb2 as api
+
+Result = TypeVar("Result")
+
+
+class Client:
+    """As AsyncClient; may be used by several threads."""
+
+    def __init__(self, *addresses: str, retry_seconds: float = 60.0) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tandem", daemon=True)
+        self._thread.start()
+        self._client = self._run(self._connect(addresses, retry_seconds))
+
+    def generate(self, prompt: str | Sequence[int], **options: Any) -> api.GenerateResponse:
+        """The whole answer; see AsyncClient."""
+        return self._run(self._client.generate(prompt, **options))
+
+    def stream(self, prompt: str | Sequence[int], **options: Any) -> SyncStream:
+        """The same answer as it grows."""
+        return SyncStream(self, self._client.stream(prompt, **options))
+
+    def status(self) -> api.GetStatusResponse:
+        """What is served."""
+        return self._run(self._client.status())
+
+    def close(self) -> None:
+        """Close all connections."""
+        if self._thread.is_alive():
+            self._run(self._client.close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    @staticmethod
+    async def _connect(addresses: Sequence[str], retry_seconds: float) -> AsyncClient:
+        return AsyncClient(*addresses, retry_seconds=retry_seconds)
+
+    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+class SyncStream:
+    """As Stream."""
+
+    def __init__(self, client: Client, stream: Stream) -> None:
+        self._client, self._stream = client, stream
+
+    @property
+    def response(self) -> api.GenerateResponse | None:
+        """The whole answer, after the last chunk."""
+        return self._stream.response
+
+    def __iter__(self) -> Iterator[api.Chunk]:
+        chunks = aiter(self._stream)
+        with suppress(StopAsyncIteration):
+            while True:
+                yield self._client._run(_next(chunks))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._client._run(self._stream.close())
+
+
+async def _next(chunks: Any) -> api.Chunk:
+    chunk: api.Chunk = await anext(chunks)
+    return chunk

@@ -1,0 +1,56 @@
+"""Reading a text: as soon as guesses after it are worth that, with all that is known by then."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import ExitStack
+from dataclasses import replace
+
+from tandem.drafter_service.tree.pending import chain_segment
+from tandem.drafter_service.tree.session_text import FactTokens, new_tokens
+from tandem.drafter_service.tree.waiting_input import WaitingInput
+from tandem.drafter_service.tree.worth import Worth
+from tandem.engine.cache.session import Session
+from tandem.engine.cache.sessions import Sessions
+from tandem.engine.forward.segment import Segment
+from tandem.protos.types import Context
+
+
+class DeferredPrefill:
+    """A scope in which the session is at work once `step_input` was fed; `worth` None = read at
+    once.
+    """
+
+    session: Session
+
+    def __init__(
+        self, sessions: Sessions, context: Context, inbox: deque[FactTokens], worth: Worth | None
+    ) -> None:
+        self.context = context
+        self.step_input = WaitingInput(self._ready)
+        self._sessions, self._inbox, self._worth = sessions, inbox, worth
+        self._scope = ExitStack()
+        self._segment: Segment | None = None
+
+    def __enter__(self) -> DeferredPrefill:
+        self._scope.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> bool | None:
+        return self._scope.__exit__(*error)  # type: ignore[arg-type]
+
+    def _ready(self) -> Segment | None:
+        """Raises SessionMiss, StaleTurn, Busy."""
+        if self._segment:
+            return self._segment
+        if self._worth:
+            tokens = tuple(new_tokens(self._inbox, self.context.length))
+            self.context = replace(self.context, tokens=self.context.tokens + tokens)
+            if not self._worth.should_read:
+                return None
+        context = self.context
+        self.session = self._scope.enter_context(self._sessions.acquire(context, 0))
+        self._segment = chain_segment(
+            self.session, context.tokens[self.session.length - context.base :]
+        )
+        return self._segment

@@ -1,0 +1,46 @@
+"""Committed tokens that a session does not hold yet, fed in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+import torch
+
+from tandem.engine.cache.session import Session
+from tandem.engine.cache.sessions import Sessions
+from tandem.engine.forward.segment import Segment
+from tandem.engine.forward.step_input import StepInput
+from tandem.engine.schedule.batch import SHORT
+from tandem.protos import tree
+from tandem.protos.types import Context
+
+
+class PendingTokens:
+    """`pending` are a session's; while there are any, nothing can be guessed after the text."""
+
+    def __init__(self, sessions: Sessions, session: Session, context: Context) -> None:
+        self.session = session
+        self.pending: list[int] = []
+        self._sessions, self._context = sessions, context
+
+    def next(self) -> Segment:
+        """The pending tokens, or as many as are fed at once; raises Busy."""
+        tokens = self.pending[:SHORT]
+        self._sessions.reserve(self.session, self.session.length + len(tokens))
+        return chain_segment(self.session, tokens)
+
+    def read(self) -> bool:
+        """Those were fed; returns whether they were all."""
+        tokens = self.pending[:SHORT]
+        self._sessions.advance(self.session, tokens, range(len(tokens)))
+        del self.pending[:SHORT]
+        return not self.pending
+
+    def feed(self, step_input: StepInput) -> Generator[StepInput, torch.Tensor, torch.Tensor]:
+        """Have something fed and return its logits; raises Internal."""
+        return self._sessions.feed(self._context, step_input)
+
+
+def chain_segment(session: Session, tokens: Sequence[int]) -> Segment:
+    """Tokens that follow those of a session; logits are wanted for the last."""
+    return Segment(session.kv_range, session.length, tuple(tokens), tree.chain(len(tokens)), 1)

@@ -1,0 +1,105 @@
+"""One session's text and the tree ahead of it: what of both is cached, and what may be fed next.
+
+Does to the session's memory what `token_tree` decides; when to feed what is decided by `growing`
+and `whole`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TypeAlias
+
+import torch
+
+from tandem.drafter_service.tree.expansion import Expander
+from tandem.drafter_service.tree.node import DraftNode
+from tandem.drafter_service.tree.pending import PendingTokens
+from tandem.drafter_service.tree.token_tree import TokenTree
+from tandem.engine.cache.session import Session
+from tandem.engine.cache.sessions import Sessions
+from tandem.engine.forward.segment import Segment
+from tandem.engine.sampling.sampler import LogitsProcessor
+from tandem.protos.errors import Busy, SessionMiss
+from tandem.protos.streams import Drafting
+
+FactTokens: TypeAlias = tuple[int, tuple[int, ...]]
+"""Of a fact: from where on the text has which tokens."""
+
+
+def new_tokens(inbox: deque[FactTokens], length: int) -> list[int]:
+    """The tokens of facts that have arrived, after the first `length` of the text; raises
+    SessionMiss if something between them is missing.
+    """
+    tokens: list[int] = []
+    while inbox:
+        start, new = inbox.popleft()
+        known = length + len(tokens)
+        if start > known:
+            raise SessionMiss(f"the text is known up to token {known}, not to {start}")
+        tokens += new[known - start :]
+    return tokens
+
+
+class SessionText(PendingTokens):
+    """A session at work that holds its text, or will when what is pending was fed; then there is a
+    tree. `tokens` of the vocabulary are the tokenizer's.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        session: Session,
+        opening: Drafting,
+        tree: TokenTree,
+        tokens: int,
+    ) -> None:
+        super().__init__(sessions, session, opening.context)
+        sampling = opening.sampling
+        self.tree = tree
+        self._tokens = tokens
+        self._adjusted = sampling.historic or bool(sampling.logit_bias)
+        self._adjustment = LogitsProcessor(sampling, session.tokens)
+
+    def take_facts(self, inbox: deque[FactTokens], restart: bool = False) -> int:
+        """Take in the facts that have arrived; the tree goes on from where the text is now, or is
+        begun again with `restart`. Returns how many tokens were new; raises SessionMiss.
+        """
+        tokens = new_tokens(inbox, self.session.length + len(self.pending))
+        if not tokens:
+            return 0
+        count, order = self.tree.follow(tokens, restart)
+        self._sessions.advance(self.session, tokens[:count], order)
+        self.pending += tokens[count:]
+        self._adjustment.extend(tokens)
+        return len(tokens)
+
+    def keep(self, tokens: Sequence[int], places: Sequence[int]) -> int:
+        """Hold a path of the tree too, as if it were committed; returns the length held."""
+        self._sessions.advance(self.session, tokens, places)
+        return self.session.length
+
+    def fit(self, nodes: list[DraftNode]) -> list[DraftNode]:
+        """Those of some nodes to be fed that there is memory for."""
+        base = self.session.length + self.tree.fed
+        with suppress(Busy):
+            self._sessions.reserve(self.session, base + len(nodes))
+        return nodes[: max(0, self.session.kv_range.capacity - base)]
+
+    def segment(self, nodes: Sequence[DraftNode]) -> Segment:
+        """Nodes of the tree whose parents are fed."""
+        return Segment(
+            kv_range=self.session.kv_range,
+            context=self.session.length,
+            tokens=tuple(node.token for node in nodes),
+            parents=self.tree.parents(nodes),
+            wanted=len(nodes),
+        )
+
+    def expand(self, nodes: Sequence[DraftNode], logits: torch.Tensor, guess: Expander) -> None:
+        """Guess what follows the root, or nodes that were fed, from their logits [nodes, vocab]."""
+        rows = logits[:, : self._tokens]
+        if self._adjusted:
+            rows = self._adjustment.rows(rows, [self.tree.path(node) for node in nodes])
+        self.tree.expand(nodes, guess(rows, [node.position for node in nodes]))

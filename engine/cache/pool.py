@@ -1,0 +1,136 @@
+"""Memory for keys and values: a bounded pool of positions, with a KV range in it for each session.
+
+Owns memory, not meaning: which tokens a KV range holds is known to `sessions`, where KV ranges lie
+to `ranges`. A KV range is one contiguous stretch, so that attention reads it without a copy.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from typing import TypeAlias
+
+import torch
+
+from tandem.engine.cache.ranges import KVRange, RangeAllocator
+
+SlotIndex: TypeAlias = (
+    slice | torch.Tensor
+)  # numbers of rows; those side by side cost less as a slice
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGeometry:
+    """What one attention layer stores per token, and how it attends to it."""
+
+    heads: int
+    key_size: int
+    value_size: int
+    repeat: int = 1  # query heads for each of `heads`
+    fused: bool = True  # by a plain softmax
+
+
+def position_bytes(layers: Sequence[LayerGeometry], dtype: torch.dtype) -> int:
+    """Bytes that one cached token takes in all layers."""
+    return dtype.itemsize * sum(la.heads * (la.key_size + la.value_size) for la in layers)
+
+
+class KVPool(RangeAllocator):
+    """Positions in every layer, [positions, heads, size] each; untouched ones cost no memory.
+    `padding` more lie after them, for padding rows.
+
+    Must not hold NaN: masked keys are multiplied by zero, not skipped.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerGeometry],
+        positions: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        padding: int = 0,
+    ) -> None:
+        super().__init__(positions)
+        keys = [(layer.heads, layer.key_size) for layer in layers]
+        values = [(layer.heads, layer.value_size) for layer in layers]
+        rows = self.positions + padding
+        stacks = {
+            shape: _zeros((count, rows, *shape), dtype, device)
+            for shape, count in Counter(keys + values).items()
+        }
+        left = {shape: iter(stack.unbind()) for shape, stack in stacks.items()}
+        self.keys = [next(left[shape]) for shape in keys]
+        self.values = [next(left[shape]) for shape in values]
+        self._stacks = list(stacks.values())  # the same, [stores, positions, heads, size]
+
+    def copy(self, source: KVRange, target: KVRange, count: int) -> None:
+        """Copy the first `count` positions of one KV range to another."""
+        self._copy(source.start, target.start, count)
+
+    def compact(self, kv_range: KVRange, start: int, path: Sequence[int]) -> None:
+        """Move the positions `start + path[i]` to `start + i` in every layer."""
+        moves = [(node, place) for place, node in enumerate(path) if node != place]
+        if not moves:
+            return
+        first, device = kv_range.start + start, self.keys[0].device
+        source = torch.tensor([first + node for node, _ in moves], device=device)
+        target = torch.tensor([first + place for _, place in moves], device=device)
+        for stack in self._stacks:
+            stack.index_copy_(1, target, stack.index_select(1, source))  # first a copy
+
+    def finite(self, kv_range: KVRange, length: int) -> bool:
+        """Whether the model did not overflow on a KV range's first positions: all that comes after
+        it is not a number either.
+        """
+        last = self.keys[-1], self.values[-1]
+        return all(
+            bool(each[kv_range.start : kv_range.start + length].isfinite().all()) for each in last
+        )
+
+    def wipe(self, kv_range: KVRange, start: int = 0) -> None:
+        """Make a KV range's content finite again, from `start` on."""
+        for stack in self._stacks:
+            stack[:, kv_range.start + start : kv_range.end].zero_()
+
+    def _copy(self, source: int, target: int, count: int) -> None:
+        for stack in self._stacks:
+            stack[:, target : target + count] = stack[:, source : source + count]
+
+
+def slot_index(numbers: Sequence[int], device: torch.device) -> SlotIndex:
+    """These numbers as a slice where they follow each other, else as a tensor."""
+    if numbers and all(later == number + 1 for number, later in pairwise(numbers)):
+        return slice(numbers[0], numbers[-1] + 1)
+    return torch.tensor(numbers, dtype=torch.long, device=device)
+
+
+def store_rows(layer: torch.Tensor, slots: SlotIndex, new: torch.Tensor) -> None:
+    """Write `new`, [slots, heads, size], to slots in a layer's keys or values."""
+    if isinstance(slots, slice):
+        layer[slots] = new
+    else:
+        layer.index_copy_(0, slots, new)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on a CPU, pages that the system hands out when they are first written. Small pages: a
+    new session touches as many of the large ones as there are layers, while all sessions wait.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    count = prod(shape)
+    size = max(1, count * dtype.itemsize)
+    try:
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"{size} bytes") from error
+    with suppress(OSError, AttributeError):  # a system that has no others
+        pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return (
+        torch.frombuffer(pages, dtype=torch.uint8)[: count * dtype.itemsize].view(dtype).view(shape)
+    )

@@ -1,0 +1,51 @@
+"""The rows of a step as tensors, padded, whatever its attention needs besides. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+
+from tandem.engine.cache.pool import SlotIndex, slot_index
+from tandem.engine.forward.segment import PackedRows
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The rows of several segments, one after the other, and then those of padding, which are
+    neither stored nor seen.
+    """
+
+    token_ids: torch.Tensor  # [1, rows]
+    positions: torch.Tensor  # [1, rows]
+    logits_rows: torch.Tensor  # [wanted rows of all, padded]
+    slots: SlotIndex  # of the new keys, those of padding left out
+    count: int  # rows, those of padding left out
+
+    @classmethod
+    def of(
+        cls,
+        packed: PackedRows,
+        device: torch.device,
+        padded: Callable[[int], int],
+        **attention: Any,
+    ) -> Self:
+        """A plan of packed rows; `padded(count)` is how many there are with padding, `attention`
+        what a subclass has besides.
+        """
+        count, wanted = len(packed.token_ids), packed.wanted
+        padding = padded(count) - count
+
+        def tensor(values: list[int]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.long, device=device)
+
+        return cls(
+            token_ids=tensor(packed.token_ids + packed.token_ids[:1] * padding)[None],
+            positions=tensor(packed.positions + packed.positions[:1] * padding)[None],
+            logits_rows=tensor(wanted + [0] * (padded(len(wanted)) - len(wanted))),
+            slots=slot_index(packed.slots, device),
+            count=count,
+            **attention,
+        )

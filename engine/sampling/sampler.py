@@ -1,0 +1,182 @@
+"""From logits to the next token: bias and penalise, warp, add keyed noise, take the maximum.
+
+Every option is applied to a row of logits with the tokens before that row, so a node of a draft is
+treated as the same place of a text would be. The order is that of transformers: bias, penalties,
+suppressed tokens, temperature, top-k, top-p, min-p. `warp` and `draws` are the definition, on any
+device. On the processor a row with a large vocabulary goes through a list of its likeliest tokens,
+to the same result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from tandem.engine.sampling.candidates import draw_from_shortlist
+from tandem.engine.sampling.noise import gumbel
+from tandem.engine.sampling.shortlist import Shortlist, likeliest
+from tandem.engine.sampling.token_counts import TokenCounts
+from tandem.protos.types import SamplingParams, TokenLogprobs
+
+LARGE = 16384  # vocabulary from which on a list of the likeliest tokens saves time
+TOGETHER = 32  # rows that are drawn from at once: in between they take 32 bytes for each logit
+
+
+class LogitsProcessor:
+    """What the options make of logits before anything is drawn, after `tokens` and a path."""
+
+    def __init__(self, sampling: SamplingParams, tokens: Sequence[int]) -> None:
+        self.length = len(tokens)
+        self._sampling = sampling
+        repeating = sampling.repetition_penalty != 1
+        counting = sampling.presence_penalty or sampling.frequency_penalty
+        self._text = TokenCounts(tokens) if repeating else None
+        self._completion = TokenCounts(tokens[sampling.prompt_length :]) if counting else None
+        self._biased = torch.tensor([token for token, _ in sampling.logit_bias], dtype=torch.long)
+        self._biases = torch.tensor([bias for _, bias in sampling.logit_bias])
+        self._ends = torch.tensor(sampling.end_tokens, dtype=torch.long)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """The text goes on with these."""
+        self.length += len(tokens)
+        for tally in (self._text, self._completion):
+            if tally:
+                tally.add(tokens)
+
+    def apply(self, logits: torch.Tensor, path: Sequence[int] = ()) -> torch.Tensor:
+        """The row [vocab] as the options want it after the path. Options for tokens that this
+        model lacks are ignored.
+        """
+        sampling = self._sampling
+        if not (sampling.historic or sampling.logit_bias):
+            return logits
+        logits, known = logits.clone(), self._biased < len(logits)
+        logits[self._biased[known]] += self._biases[known].to(logits)
+        self._penalise(logits, path)
+        completion = self.length + len(path) - sampling.prompt_length
+        if completion < sampling.min_new_tokens:
+            logits[self._ends[self._ends < len(logits)]] = -torch.inf
+        return logits
+
+    def rows(self, logits: torch.Tensor, paths: Sequence[Sequence[int]]) -> torch.Tensor:
+        """The same for rows [rows, vocab], each after a path of its own."""
+        if not (self._sampling.historic or self._sampling.logit_bias):
+            return logits
+        return torch.stack([self.apply(*each) for each in zip(logits, paths, strict=True)])
+
+    def _penalise(self, logits: torch.Tensor, path: Sequence[int]) -> None:
+        """In place, at the tokens that occur."""
+        sampling, vocabulary, device = self._sampling, len(logits), logits.device
+        if self._text:
+            ids = self._text.of(path, vocabulary)[0].to(device)
+            seen, penalty = logits[ids], sampling.repetition_penalty
+            logits[ids] = torch.where(seen < 0, seen * penalty, seen / penalty)
+        if self._completion:
+            ids, counts = (each.to(device) for each in self._completion.of(path, vocabulary))
+            times = counts.to(logits.dtype)
+            logits[ids] -= times * sampling.frequency_penalty + sampling.presence_penalty
+
+
+def warp(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
+    """Log-probabilities of the distribution to draw from, [rows, vocab]."""
+    warpers = LogitsProcessorList()
+    if not sampling.greedy and sampling.temperature != 1:
+        warpers.append(TemperatureLogitsWarper(sampling.temperature))
+    if sampling.top_k:
+        warpers.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1:
+        warpers.append(TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p:
+        warpers.append(MinPLogitsWarper(sampling.min_p))
+    logits = logits - logits.amax(-1, keepdim=True)  # else a tiny temperature would make infinities
+    no_ids = torch.LongTensor(logits.shape[0], 0)  # these warpers look at the scores alone
+    return warpers(no_ids, logits).log_softmax(-1)
+
+
+def probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
+    """The distribution to draw from, [vocab] float64, of adjusted logits."""
+    if sampling.greedy:
+        certain = torch.zeros_like(logits, dtype=torch.float64)
+        certain[logits.argmax()] = 1.0
+        return certain
+    logits = logits.double()
+    if is_large(logits):
+        short = Shortlist(logits, sampling)
+        if short.whole and short.sure == short.possible:
+            kept = torch.zeros_like(logits)
+            kept[short.ids[: short.sure]] = short.scores[: short.sure].softmax(-1)
+            return kept
+    return warp(logits[None], sampling)[0].exp()
+
+
+def draws(logits: torch.Tensor, sampling: SamplingParams, positions: Sequence[int]) -> list[int]:
+    """What is drawn from adjusted rows [rows, vocab], each at its own position."""
+    seeds = [sampling.seed] * len(positions)
+    return [int(each) for each in draw_rows(logits, sampling, seeds, positions).tolist()]
+
+
+def draw_rows(
+    logits: torch.Tensor, sampling: SamplingParams, seeds: Sequence[int], positions: Sequence[int]
+) -> torch.Tensor:
+    """The definition of a draw, for adjusted rows [rows, vocab], each with its own seed at its own
+    position: the maximum of log-probability and keyed noise; ties go to the lowest id. int64 [rows]
+    on the rows' device, which is not waited for.
+    """
+    if sampling.greedy:
+        return logits.argmax(-1)
+    ids = torch.arange(logits.shape[-1], dtype=torch.int32, device=logits.device)
+    parts = []
+    for start in range(0, len(logits), TOGETHER):
+        part = slice(start, start + TOGETHER)
+        noise = gumbel(seeds[part], positions[part], ids)  # [rows, vocab]
+        parts.append((warp(logits[part], sampling) + noise).argmax(-1))
+    return torch.cat(parts)
+
+
+def draw(logits: torch.Tensor, sampling: SamplingParams, position: int) -> int:
+    """The target's own choice for a position from its adjusted logits, [vocab]."""
+    if is_large(logits) and not sampling.greedy:
+        token = draw_from_shortlist(logits, sampling, position)
+        if token is not None:
+            return token
+    return draws(logits[None], sampling, (position,))[0]
+
+
+def leading(
+    logits: torch.Tensor, sampling: SamplingParams, count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` likeliest tokens, or all, of each of the adjusted rows [rows, vocab], likeliest
+    first: ids and log-probabilities, both [rows, count]. A large vocabulary's are close to those of
+    the definition, which is enough for a guess.
+    """
+    count = min(count, logits.shape[-1])
+    if not is_large(logits):
+        top = warp(logits, sampling).topk(count)
+        return top.indices, top.values
+    rows = [Shortlist(row, sampling, count).logprobs(count) for row in logits]
+    ids, logprobs = zip(*rows, strict=True)
+    return torch.stack(ids), torch.stack(logprobs)
+
+
+def is_large(logits: torch.Tensor) -> bool:
+    """Whether rows [..., vocab] are better looked at one by one, by their likeliest tokens."""
+    return logits.device.type == "cpu" and logits.shape[-1] >= LARGE
+
+
+def logprobs(logits: torch.Tensor, token: int, count: int) -> TokenLogprobs:
+    """The model's own log-probabilities, before any option, from logits as they are, [vocab]."""
+    scores = logits.log_softmax(-1)
+    if is_large(logits):
+        ids = likeliest(scores, max(1, count))[:count]
+    else:
+        ids = scores.topk(count).indices
+    pairs = zip(ids.tolist(), scores[ids].tolist(), strict=True)
+    return TokenLogprobs(float(scores[token]), tuple(pairs))

@@ -1,0 +1,45 @@
+"""How often each token occurs in a text, kept up to date as the text goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Ids = npt.NDArray[np.int64]
+
+
+class TokenCounts:
+    """The tokens of a text, each once, and how often they occur."""
+
+    def __init__(self, tokens: Sequence[int] = ()) -> None:
+        self._places: dict[int, int] = {}
+        self._ids = np.empty(0, np.int64)
+        self._counts = np.empty(0, np.int64)
+        self.add(tokens)
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """The text goes on with these."""
+        self._ids, self._counts = self._with(tokens)
+        for place in range(len(self._places), len(self._ids)):
+            self._places[int(self._ids[place])] = place
+
+    def of(self, path: Sequence[int], vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tokens below `vocabulary` and their counts, both int64 [tokens], after a path too,
+        which is not added.
+        """
+        ids, counts = self._with(path)
+        known = ids < vocabulary
+        return torch.from_numpy(ids[known]), torch.from_numpy(counts[known])
+
+    def _with(self, tokens: Sequence[int]) -> tuple[Ids, Ids]:
+        more = Counter(tokens)
+        fresh = {token: times for token, times in more.items() if token not in self._places}
+        ids = np.concatenate([self._ids, np.array(list(fresh), np.int64)])
+        counts = np.concatenate([self._counts, np.array(list(fresh.values()), np.int64)])
+        for token in more.keys() - fresh.keys():
+            counts[self._places[token]] += more[token]
+        return ids, counts

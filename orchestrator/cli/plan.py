@@ -1,0 +1,125 @@
+"""What `tandem up` starts: three services that know each other, each with a command line.
+
+A flag that was given goes on to its service; what is chosen here gives way to the environment and
+to the settings' file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from tandem import models
+from tandem.protos import hub
+from tandem.protos.address import joined
+from tandem.protos.errors import Unusable
+from tandem.protos.fingerprint import fingerprint
+from tandem.protos.service import cores
+from tandem.protos.service.config import Outside, outside
+from tandem.protos.transport import rpc
+
+HOST = "127.0.0.1"
+PORT = 50051
+Setting = Path | str | int | bool | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was given; None is chosen here. `port` is that of the client API, 0 for a free one, and
+    `threads` are the verifier's.
+    """
+
+    target: Path | None = None
+    draft: Path | None = None
+    port: int | None = None
+    workers: int | None = None
+    ray: bool | None = None
+    threads: int | None = None
+    drafter: tuple[str, ...] = ()  # more of its flags
+    config: Path | None = None
+
+    @cached_property
+    def outside(self) -> Outside:
+        """What environment and file set; raises Unusable."""
+        return outside(self.config)
+
+    @cached_property
+    def models(self) -> tuple[Path, Path]:
+        """Target and draft model, downloaded if they are named as on the hub; raises Unusable."""
+        target = self.target or self.outside.verifier.get("model", models.TARGET)
+        draft = self.draft or self.outside.drafter.get("model", models.DRAFT)
+        return hub.served(Path(target)), hub.served(Path(draft))
+
+    def fetch(self) -> None:
+        """Download what is not here, which takes long and blocks; raises Unusable."""
+        assert self.models
+
+    @cached_property
+    def translates(self) -> bool:
+        """Whether the drafter has another tokenizer than the target; raises Unusable."""
+        target, draft = self.models
+        return fingerprint(target) != fingerprint(draft)
+
+    def services(self) -> list[tuple[str, str, list[str]]]:
+        """Role, module and flags of each, on ports that are free now; raises Unusable."""
+        target, draft = self.models
+        verifier, drafter, front = (
+            self.outside.verifier,
+            self.outside.drafter,
+            self.outside.orchestrator,
+        )
+        addresses = _address(verifier), _address(drafter)
+        client = _address(front if self.port is None else {**front, "port": self.port}, PORT)
+        speaks = target if self.translates else None
+        verifying = _flags(
+            verifier,
+            {"model": self.target and target, "threads": self.threads, "port": addresses[0][1]},
+            {"model": target, "threads": max(1, cores.usable() - 1)},
+        )
+        drafting = _flags(
+            drafter,
+            {"model": self.draft and draft, "port": addresses[1][1]},
+            {"model": draft, "threads": 1, "speaks": speaks},
+        )
+        fronting = _flags(
+            front,
+            {"port": client[1], "workers": self.workers, "ray": self.ray},
+            {
+                "verifier": joined(*addresses[0]),
+                "drafter": joined(*addresses[1]),
+                "tokenizer": target,
+            },
+        )
+        return [
+            ("verifier", "tandem.verifier_service", verifying),
+            ("drafter", "tandem.drafter_service", [*drafting, *self.drafter]),
+            ("orchestrator", "tandem.orchestrator", fronting),
+        ]
+
+
+def _address(given: Mapping[str, Setting], port: int = 0) -> tuple[str, int]:
+    """Where a service is to listen: a host, and a port that is free; raises Unusable."""
+    host, wanted = str(given.get("host", HOST)), given.get("port", port)
+    try:
+        return host, rpc.free_port(host, int(str(wanted)))
+    except (ValueError, OverflowError) as error:
+        raise Unusable(f"port {wanted} is no port") from error
+
+
+def _flags(
+    outside: Mapping[str, object], given: Mapping[str, Setting], chosen: Mapping[str, Setting]
+) -> list[str]:
+    """A command line: what is given wins over what is set outside, which wins over what is
+    chosen.
+    """
+    settings = {name: value for name, value in chosen.items() if name not in outside}
+    settings |= {name: value for name, value in given.items() if value is not None}
+    flags = []
+    for name, value in settings.items():
+        if isinstance(value, bool):
+            flags.append(f"--{name}" if value else f"--no-{name}")
+        elif value is not None:
+            flags.append(f"--{name}={value}")
+    return flags

@@ -1,0 +1,88 @@
+"""Requests in, answers out as they grow; knows no protocol.
+
+Admits requests, runs them on the worker pool, turns tokens into text and counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+
+from tokenizers import Tokenizer
+
+from tandem.orchestrator.frontend.admission import Admission
+from tandem.orchestrator.frontend.answer import Answer, AnswerBuilder, Chunk
+from tandem.orchestrator.frontend.checks import ServedModel, check_resumable, check_size, checked
+from tandem.orchestrator.frontend.reader import read_ahead
+from tandem.orchestrator.frontend.request import Request
+from tandem.orchestrator.frontend.text import TextStream
+from tandem.orchestrator.metrics import FrontMetrics
+from tandem.orchestrator.workers.pool import WorkerPool
+from tandem.protos.rounds import RunRequest
+from tandem.protos.wire.codec import SESSION_ID_BYTES
+
+MAX_SEED = 1 << 53  # JSON's numbers are exact below it
+
+
+class Answers:
+    """Answers requests for one model."""
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        tokenizer: Tokenizer,
+        served: ServedModel,
+        metrics: FrontMetrics,
+        admission: Admission,
+    ) -> None:
+        self._pool, self._tokenizer, self._served = pool, tokenizer, served
+        self._metrics, self.admission = metrics, admission
+
+    async def generate(self, request: Request) -> AsyncGenerator[Chunk | Answer, None]:
+        """Chunks with tokens that the client does not have yet, then the complete answer. Raises a
+        TandemError.
+        """
+        check_resumable(request, self._served.description)
+        check_size(request, self._served)
+        sampling, request_id = request.sampling, request.request_id or secrets.token_hex(8)
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=secrets.randbelow(MAX_SEED))
+        request = replace(request, request_id=request_id, sampling=sampling)
+        with self.admission.ticket():
+            run, answer = await asyncio.to_thread(self._begin, request)
+            async with aclosing(read_ahead(lambda: self._run(run, answer))) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        yield answer.complete()
+
+    async def _run(self, run: RunRequest, answer: AnswerBuilder) -> AsyncGenerator[Chunk, None]:
+        """Run what is missing of the answer; the session is new, as that of a run that was closed
+        may still end.
+        """
+        if answer.finished:
+            return
+        async with self.admission.place():
+            session_id = secrets.token_bytes(SESSION_ID_BYTES)
+            run = replace(run, session_id=session_id, completion=answer.started())
+            async with aclosing(self._pool.run(run)) as steps:
+                async for step in steps:
+                    chunk = answer.add(step)
+                    if chunk.token_ids:
+                        yield chunk
+                    if answer.finished:
+                        break
+
+    def _begin(self, request: Request) -> tuple[RunRequest, AnswerBuilder]:
+        """What is run, and the answer as the client has it; takes long for long texts."""
+        session_id, stopping = secrets.token_bytes(SESSION_ID_BYTES), request.stopping
+        run = checked(request, session_id, self._served, self._tokenise)
+        stream = TextStream(self._tokenizer, run.prompt, stopping.stop, stopping.min_new_tokens)
+        skipped = 0 if request.received else request.resume_from
+        return run, AnswerBuilder(run, stream, self._metrics, skipped)
+
+    def _tokenise(self, text: str) -> tuple[int, ...]:
+        """As a batch of one: `encode` would hold the GIL."""
+        return tuple(self._tokenizer.encode_batch_fast([text])[0].ids)

@@ -1,0 +1,205 @@
+"""Checks a client's request against what is served, and completes it with defaults.
+
+Pure. What is not implemented is refused by the field's name: nothing is silently ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from tandem.orchestrator.frontend import speculation
+from tandem.orchestrator.frontend.request import Request
+from tandem.protos.errors import InvalidRequest, Violation
+from tandem.protos.rounds import RunRequest
+from tandem.protos.types import EXACT, DraftShape, ModelDescription, Rule, SamplingParams
+from tandem.protos.wire.sampling import problems
+
+DEFAULT_MAX_NEW_TOKENS = 128
+MAX_STOP_STRINGS = 16
+MAX_STOP_TOKENS = 4096
+MAX_REQUEST_ID = 128  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a request is checked against."""
+
+    description: ModelDescription
+    shape: DraftShape  # the default
+    max_prompt_bytes: int  # of a text that may fit into the context
+    special_tokens: Mapping[str, int]  # they have no text
+
+
+def checked(
+    request: Request,
+    session_id: bytes,
+    served: ServedModel,
+    tokenise: Callable[[str], tuple[int, ...]],
+) -> RunRequest:
+    """What a round worker runs. Raises InvalidRequest naming every bad field."""
+    model, stopping = served.description, request.stopping
+    check_size(request, served)
+    violations = _options(request, model)
+    prompt = request.prompt or ()
+    if isinstance(prompt, str):
+        prompt = tokenise(prompt)
+    default = min(DEFAULT_MAX_NEW_TOKENS, max(0, model.context_length - len(prompt)))
+    most_new = default if stopping.max_new_tokens is None else stopping.max_new_tokens
+    violations += [*_prompt(request, prompt, model), *_stopping(request, most_new)]
+    ends = () if stopping.ignore_eos else model.end_token_ids
+    special = [number for text, number in served.special_tokens.items() if text in stopping.stop]
+    stop_token_ids = frozenset({*stopping.stop_token_ids, *ends, *special})
+    sampling = _sampling_params(request, len(prompt), stop_token_ids)
+    violations += problems(sampling)
+    if stopping.min_new_tokens and len(stop_token_ids) >= model.vocab_size:
+        violations.append(
+            Violation("stopping.stop_token_ids", "leave no other token to come first")
+        )
+    if violations:
+        raise InvalidRequest(*violations)
+    return RunRequest(
+        request_id=request.request_id,
+        session_id=session_id,
+        prompt=prompt,
+        sampling=sampling,
+        max_new_tokens=most_new,
+        stop_token_ids=stop_token_ids,
+        shape=speculation.shape(request.speculation, served.shape),
+        client=request.client,
+        completion=request.received,
+    )
+
+
+def check_size(request: Request, served: ServedModel) -> None:
+    """Raise InvalidRequest for a text that is too long whatever its tokens are."""
+    size = len(request.prompt.encode()) if isinstance(request.prompt, str) else 0
+    if size > served.max_prompt_bytes:
+        model = served.description
+        whole = f"the context of {model.context_length} tokens can hold"
+        most = f"the {served.max_prompt_bytes} that {whole}"
+        violation = Violation("text", f"has {size} bytes, above {most}")
+        raise InvalidRequest(*_options(request, model), violation)
+
+
+def check_resumable(request: Request, model: ModelDescription) -> None:
+    """Raise InvalidRequest if an answer that is to be continued cannot be."""
+    if violations := tuple(_resuming(request, model.exactness)):
+        raise InvalidRequest(*violations)
+
+
+def _resuming(request: Request, exactness: str) -> Iterator[Violation]:
+    """Tokens that are generated again must come out the same; those that are received need not."""
+    sampling, rule = request.sampling, request.speculation.rule
+    greedy, received = sampling.temperature == 0, len(request.received)
+    field = "received" if received else "resume_from"
+    if not (received or request.resume_from):
+        return
+    if received and request.resume_from not in (0, received):
+        yield Violation("resume_from", f"is {request.resume_from}, but received has {received}")
+    if not received and exactness != EXACT:
+        needs = "batch-invariant logits, or the tokens in received"
+        yield Violation(field, f"needs {needs}; the verifier's are {exactness}")
+    elif not greedy and sampling.seed is None:
+        yield Violation(field, "needs sampling.seed, or temperature 0")
+    elif not received and not greedy and rule is not Rule.MATCH:
+        yield Violation(field, f"needs rule MATCH: under {rule.name} drafts may differ")
+
+
+def _sampling_params(
+    request: Request, prompt_length: int, stop_token_ids: frozenset[int]
+) -> SamplingParams:
+    sampling = request.sampling
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        seed=sampling.seed or 0,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=sampling.logit_bias,
+        prompt_length=prompt_length,
+        min_new_tokens=request.stopping.min_new_tokens,
+        end_tokens=tuple(sorted(stop_token_ids)),
+        rule=request.speculation.rule,
+        logprobs=request.logprobs,
+    )
+
+
+def _options(request: Request, model: ModelDescription) -> list[Violation]:
+    """What is wrong whatever the prompt is."""
+    return [
+        *speculation.problems(request.speculation),
+        *request.malformed,
+        *_vocabulary(request, model.vocab_size),
+        *_model(request.model, model),
+        *_request_id(request.request_id),
+    ]
+
+
+def _vocabulary(request: Request, vocab_size: int) -> Iterator[Violation]:
+    for field, tokens in (
+        ("sampling.logit_bias", [token for token, _ in request.sampling.logit_bias]),
+        ("stopping.stop_token_ids", request.stopping.stop_token_ids),
+        ("received", request.received),
+    ):
+        if tokens and max(tokens) >= vocab_size:
+            limit = f"has token {max(tokens)}, above the vocabulary's last, {vocab_size - 1}"
+            yield Violation(field, limit)
+
+
+def _stopping(request: Request, most_new: int) -> Iterator[Violation]:
+    stopping, received = request.stopping, len(request.received)
+    if received > most_new:
+        yield Violation("received", f"has {received} tokens, above max_new_tokens, {most_new}")
+    if stopping.max_new_tokens == 0:
+        yield Violation("stopping.max_new_tokens", "is 0, below 1")
+    if stopping.min_new_tokens > most_new:
+        limit = f"is {stopping.min_new_tokens}, above max_new_tokens, {most_new}"
+        yield Violation("stopping.min_new_tokens", limit)
+    if len(stopping.stop) > MAX_STOP_STRINGS:
+        yield Violation(
+            "stopping.stop", f"has {len(stopping.stop)} strings, above {MAX_STOP_STRINGS}"
+        )
+    if len(stopping.stop_token_ids) > MAX_STOP_TOKENS:
+        found = f"has {len(stopping.stop_token_ids)} tokens, above {MAX_STOP_TOKENS}"
+        yield Violation("stopping.stop_token_ids", found)
+    if "" in stopping.stop:
+        yield Violation("stopping.stop", "has an empty string")
+
+
+def _model(name: str, served: ModelDescription) -> Iterator[Violation]:
+    if name and name != served.name:
+        yield Violation("model", f"is {name!r}; served is {served.name!r}")
+
+
+def _request_id(request_id: str) -> Iterator[Violation]:
+    if not (
+        len(request_id) <= MAX_REQUEST_ID and request_id.isascii() and request_id.isprintable()
+    ):
+        yield Violation("request_id", f"is not at most {MAX_REQUEST_ID} printable ASCII characters")
+
+
+def _prompt(
+    request: Request, prompt: tuple[int, ...], model: ModelDescription
+) -> Iterator[Violation]:
+    given = request.prompt
+    field = "prompt" if given is None else "text" if isinstance(given, str) else "token_ids"
+    wanted = request.stopping.max_new_tokens or 1
+    if not prompt:
+        yield Violation(field, "is empty")
+    elif max(prompt) >= model.vocab_size:
+        yield Violation(
+            field, f"has token {max(prompt)}, above the vocabulary's last, {model.vocab_size - 1}"
+        )
+    elif len(prompt) >= model.context_length:
+        full = f"leave no token free in the context of {model.context_length}"
+        yield Violation(field, f"has {len(prompt)} tokens, which {full}")
+    elif len(prompt) + wanted > model.context_length:
+        problem = (
+            f"is {wanted}: with a prompt of {len(prompt)} tokens"
+            f" it exceeds the context of {model.context_length}"
+        )
+        yield Violation("stopping.max_new_tokens", problem)

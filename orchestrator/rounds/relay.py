@@ -1,0 +1,232 @@
+"""Relays facts and guesses: the verifier's facts go to the drafter and to the reader, the drafter's
+guesses to the verifier.
+
+Read this file first. Events come in as plain calls, and what they cause are plain calls too:
+nothing waits here. The verifier decodes by itself, so a drafter that is missing, slow or wrong
+needs no code of its own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import structlog
+
+from tandem.orchestrator.rounds.generation import Generation
+from tandem.orchestrator.rounds.stream import ServiceLink, SessionStream, Timer, TimerHandle
+from tandem.protos.errors import Busy, SessionMiss, TandemError, is_transient
+from tandem.protos.rounds import RunRequest, Step
+from tandem.protos.streams import Decoding, Drafting, EncodedGuess, Fact, Flow, Guess
+from tandem.protos.types import NO_DRAFT_SHAPE, Method, Rule
+
+PAUSE_AT, RESUME_AT = 64, 16  # steps that the reader has not taken
+VERIFIER_PAUSES = (0.05, 1.0)  # seconds before it is opened again: least, most
+DRAFTER_PAUSES = (0.2, 2.0)
+VERIFIER_LOST_SECONDS = 30.0  # after which the request ends
+VERIFIER_BUSY_SECONDS = 600.0  # the same, for one that answers Busy
+LOCKSTEP_SECONDS = (0.05, 2.0)  # to wait for a guess in lockstep: least, most
+LARGEST_GUESS = 256 << 10  # bytes; a whole tree with its distributions is smaller
+
+ToVerifier: TypeAlias = Decoding | EncodedGuess | Guess | Flow
+ToDrafter: TypeAlias = Drafting | Fact
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What all relays of a worker share; `numbers` are those of their streams."""
+
+    verifier: ServiceLink[ToVerifier, Fact]
+    drafter: ServiceLink[ToDrafter, EncodedGuess]
+    timer: Timer
+    numbers: Iterator[int]
+
+
+class Relay:
+    """One request's; `changed` is called when there are steps to take, or none will come."""
+
+    def __init__(
+        self, request: RunRequest, services: Services, changed: Callable[[], None]
+    ) -> None:
+        self.generation, self.steps = Generation.of(request), deque[Step]()
+        self.ended = False
+        self.error: TandemError | None = None
+        self._request, self._changed = request, changed
+        self._numbers, self._timer = services.numbers, services.timer
+        ngram = request.shape.method is Method.NGRAM
+        self._lookup = request.shape if ngram else NO_DRAFT_SHAPE
+        self._drafts = request.shape.levels > 0 and not ngram
+        self._lockstep = self._drafts and request.sampling.rule is not Rule.MATCH
+        self._paused = self._drafter_may_open = False
+        self._guess_timer: TimerHandle | None = None
+        self._guess_seconds = LOCKSTEP_SECONDS[1]
+        self._last_step = self._timer.now()
+        self.verifier: SessionStream[ToVerifier, Fact] = SessionStream(
+            services.verifier,
+            self._timer,
+            self._open_verifier,
+            self._on_fact,
+            self._on_verifier_failure,
+        )
+        self.drafter: SessionStream[ToDrafter, EncodedGuess] = SessionStream(
+            services.drafter,
+            self._timer,
+            self._open_drafter,
+            self._on_guess,
+            self._on_drafter_failure,
+        )
+        self.verifier.link.subscribe(self.verifier)
+        if self._drafts:
+            self.drafter.link.subscribe(self.drafter)
+        self._open_verifier()
+        if self._lockstep:
+            self._check_guess()
+
+    def take(self) -> Step:
+        """The oldest step."""
+        step = self.steps.popleft()
+        if self._paused and len(self.steps) < RESUME_AT:
+            self._pause(False)
+        return step
+
+    def end(self, error: TandemError | None = None) -> None:
+        """Have both services forget the session."""
+        if self.ended:
+            return
+        self.ended, self.error = True, error
+        if self._guess_timer:
+            self._guess_timer.cancel()
+        self.verifier.close(self.generation.session_id)
+        self.drafter.close(self.generation.session_id)
+        self._changed()
+
+    def _open_verifier(self) -> None:
+        """Open the verifier, and in lockstep the drafter too, again: its guesses refer to what this
+        very stream was sent. Else the drafter is opened at the first fact: it may share a machine
+        with the verifier, and must not delay the first token.
+        """
+        if not self.verifier.link.connected:
+            self.verifier.lost()
+            return
+        generation = self.generation
+        opening = Decoding(
+            generation.context(),
+            generation.sampling,
+            generation.until,
+            generation.stop_token_ids,
+            self._lockstep,
+            lookup=self._lookup,
+            request_id=self._request.request_id,
+        )
+        self._paused, self._drafter_may_open = False, self._lockstep
+        self.verifier.start(next(self._numbers), opening.context.turn, opening)
+        self._open_drafter()
+        self._guess_nothing_without_drafter()
+
+    def _open_drafter(self) -> None:
+        self.drafter.stop()
+        ready = self._drafter_may_open and self.verifier.number
+        if not (self._drafts and ready and self.drafter.link.connected):
+            return
+        opening = Drafting(
+            self.generation.context(),
+            self.generation.sampling,
+            self._request.shape,
+            self._lockstep,
+            request_id=self._request.request_id,
+        )
+        self.drafter.start(next(self._numbers), opening.context.turn, opening)
+
+    def _guess_nothing_without_drafter(self) -> None:
+        """In lockstep the verifier waits for a guess: without a drafter it gets an empty one."""
+        if self._lockstep and not self.drafter.number:
+            self.verifier.send(Guess(self.generation.length))
+
+    def _check_guess(self, last_length: int = 0) -> None:
+        """Called by a timer in lockstep, with the length at the last time. If no guess has come
+        since, an empty one is sent, and the next one is waited for half as long.
+        """
+        length = self.generation.length
+        if length == last_length:
+            self.verifier.send(Guess(length))
+            self._guess_seconds = max(LOCKSTEP_SECONDS[0], self._guess_seconds / 2)
+        check = partial(self._check_guess, length)
+        self._guess_timer = self._timer.call_later(self._guess_seconds, check)
+
+    def _on_fact(self, fact: Fact) -> None:
+        self.steps.append(self._step(fact))
+        if self.generation.finish:
+            self.end()
+            return
+        if not self._drafter_may_open:
+            self._drafter_may_open = True
+            self._open_drafter()
+        elif self.drafter.number:
+            self.drafter.send(fact)
+        else:
+            self._guess_nothing_without_drafter()
+        if not self._paused and len(self.steps) > PAUSE_AT:
+            self._pause(True)
+        self._changed()
+
+    def _step(self, fact: Fact) -> Step:
+        """Commit a fact: the step that it is for the reader."""
+        generation, now = self.generation, self._timer.now()
+        tokens = generation.extend(fact.start, fact.tokens)
+        seconds, self._last_step = now - self._last_step, now
+        return Step(
+            tokens,
+            fact.drafted,
+            min(fact.accepted, len(tokens)),
+            fact.reused,
+            fact.logprobs[: len(tokens)],
+            fact.expected,
+            fact.late,
+            fact.unused,
+            seconds,
+            generation.finish,
+            generation.matched_token_id,
+            max(0, self.drafter.openings - 1),
+            max(0, self.verifier.openings - 1),
+            self.drafter.link.round_trip,
+            self.verifier.link.round_trip,
+        )
+
+    def _on_guess(self, guess: EncodedGuess) -> None:
+        if guess.size <= LARGEST_GUESS:
+            self.verifier.send(guess)
+            if guess.behind == self.generation.length:
+                self._guess_seconds = LOCKSTEP_SECONDS[1]
+
+    def _pause(self, paused: bool) -> None:
+        """The reader is too far behind, or no more."""
+        self._paused = paused
+        self.verifier.send(Flow(paused))
+
+    def _on_verifier_failure(self, error: TandemError) -> None:
+        """Retry until it was away for too long; time in which it was open does not count."""
+        retry_after = error.retry_after if isinstance(error, Busy) else 0.0
+        limit = VERIFIER_BUSY_SECONDS if retry_after else VERIFIER_LOST_SECONDS
+        if _may_retry(error) and self.verifier.waited < limit:
+            self.verifier.retry(*VERIFIER_PAUSES, retry_after)
+        else:
+            self.end(error)
+
+    def _on_drafter_failure(self, error: TandemError) -> None:
+        """Retry, unless the drafter can never serve this request."""
+        if _may_retry(error):
+            retry_after = error.retry_after if isinstance(error, Busy) else 0.0
+            self.drafter.retry(*DRAFTER_PAUSES, retry_after)
+        else:
+            log.warning("no guesses", problem=str(error), request_id=self._request.request_id)
+            self._drafts = False
+        self._guess_nothing_without_drafter()
+
+
+def _may_retry(error: TandemError) -> bool:
+    """Whether the same opening may succeed a little later."""
+    return isinstance(error, SessionMiss) or is_transient(error)

@@ -1,0 +1,163 @@
+"""A generation's stream at one service, opened again after every loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from tandem.protos.errors import TandemError, TransportLost
+
+Sent = TypeVar("Sent")
+SentContra = TypeVar("SentContra", contravariant=True)
+Received = TypeVar("Received")
+ReceivedCo = TypeVar("ReceivedCo", covariant=True)
+ReceivedContra = TypeVar("ReceivedContra", contravariant=True)
+
+
+class Subscriber(Protocol[ReceivedContra]):
+    """What a link calls."""
+
+    def connected(self) -> None:
+        """The service can be reached."""
+
+    def lost(self) -> None:
+        """The service cannot be reached, or no more."""
+
+    def receive(self, item: ReceivedContra) -> None:
+        """An item of the stream arrived."""
+
+    def failed(self, error: TandemError) -> None:
+        """The stream has ended, or could not be opened."""
+
+
+class ServiceLink(Protocol[SentContra, ReceivedCo]):
+    """The connection to a service; `link.Link` is one. Streams have numbers of the caller's."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether the service can be reached."""
+
+    @property
+    def problem(self) -> str:
+        """Why the service must not be used; empty if nothing is known against it."""
+
+    @property
+    def round_trip(self) -> float:
+        """Seconds to the service and back, smoothed; 0 = not known."""
+
+    @property
+    def load(self) -> tuple[float, float]:
+        """The service's price and seconds per token, if it reports them."""
+
+    def subscribe(self, subscriber: Subscriber[ReceivedCo]) -> None:
+        """Report from now on when the service is connected and lost."""
+
+    def unsubscribe(self, subscriber: Subscriber[ReceivedCo]) -> None:
+        """Report it no more."""
+
+    def open(self, stream: int, opening: SentContra, subscriber: Subscriber[ReceivedCo]) -> None:
+        """Open a stream; the subscriber gets what arrives for it."""
+
+    def drop(self, stream: int) -> None:
+        """Ignore what still arrives for a stream."""
+
+    def send(self, stream: int, item: SentContra) -> None:
+        """Send an item; it is dropped while the service is not connected."""
+
+    def close(self, session_id: bytes, turn: int) -> None:
+        """Have the service forget a session, now or when it is connected, unless it was opened with
+        a newer turn.
+        """
+
+
+class TimerHandle(Protocol):
+    """A call that is scheduled."""
+
+    def cancel(self) -> None:
+        """Do not make it."""
+
+
+class Timer(Protocol):
+    """The clock and timer of an event loop, or of a simulation."""
+
+    def now(self) -> float:
+        """Seconds."""
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> TimerHandle:
+        """Call after so many seconds, or a random part more, so that callers spread out."""
+
+
+@dataclass(slots=True, eq=False)
+class SessionStream(Generic[Sent, Received]):
+    """The subscriber for one generation. `open` opens a stream if there is reason to; `on_item` and
+    `on_failure` are called with what comes of it.
+    """
+
+    link: ServiceLink[Sent, Received]
+    timer: Timer
+    open: Callable[[], None]
+    on_item: Callable[[Received], None]
+    on_failure: Callable[[TandemError], None]
+    number: int = 0  # 0 = no stream is open
+    turn: int = 0  # of the newest opening
+    openings: int = 0
+    failures: int = 0  # since an item arrived
+    waited: float = 0.0  # seconds of pauses since then
+    _retry: TimerHandle | None = None
+
+    def start(self, number: int, turn: int, opening: Sent) -> None:
+        """Open a stream in place of the one before."""
+        self.stop()
+        self.number, self.turn = number, turn
+        self.openings += 1
+        self.link.open(number, opening, self)
+
+    def send(self, item: Sent) -> None:
+        """Send an item of the stream, if one is open."""
+        if self.number:
+            self.link.send(self.number, item)
+
+    def retry(self, least: float, most: float, retry_after: float = 0.0) -> None:
+        """Open a stream after a pause that doubles with every failure, of at least `retry_after`
+        seconds; or at once when the service is connected.
+        """
+        self.stop()
+        pause = max(retry_after, min(most, least * 2.0 ** (self.failures - 1)))
+        self.waited += pause
+        self._retry = self.timer.call_later(pause, self.open)
+
+    def stop(self) -> None:
+        """Drop the stream, or the retry, if there is one."""
+        if self.number:
+            self.link.drop(self.number)
+            self.number = 0
+        if self._retry:
+            self._retry.cancel()
+            self._retry = None
+
+    def close(self, session_id: bytes) -> None:
+        """Stop for good, and have the service forget the session."""
+        self.stop()
+        self.link.unsubscribe(self)
+        if self.openings:
+            self.link.close(session_id, self.turn)
+
+    def connected(self) -> None:
+        """Called by the link."""
+        self.open()
+
+    def lost(self) -> None:
+        """Called by the link."""
+        self.failed(TransportLost(self.link.problem or "the service cannot be reached"))
+
+    def receive(self, item: Received) -> None:
+        """Called by the link."""
+        self.failures, self.waited = 0, 0.0
+        self.on_item(item)
+
+    def failed(self, error: TandemError) -> None:
+        """Called by the link."""
+        self.stop()
+        self.failures += 1
+        self.on_failure(error)

@@ -1,0 +1,175 @@
+"""All replicas of a service as one link: each session is at one of them, and moves only when it
+must.
+
+Has the methods of a link, so that who opens streams knows of one service.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from tandem.orchestrator.fleet.routing import choose
+from tandem.orchestrator.rounds.stream import ServiceLink, Subscriber
+from tandem.protos.errors import TandemError
+from tandem.protos.streams import Decoding, Drafting
+
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
+
+
+@dataclass(slots=True, eq=False)
+class Placement(Generic[Received]):
+    """Where a stream is open; reports failures there on their way to the subscriber."""
+
+    session: SessionPlaces
+    replica: str
+    subscriber: Subscriber[Received]
+
+    def connected(self) -> None:
+        """The balanced link reports it."""
+
+    def lost(self) -> None:
+        """The balanced link reports it."""
+
+    def receive(self, item: Received) -> None:
+        """Called by a link."""
+        self.session.refused.clear()
+        self.subscriber.receive(item)
+
+    def failed(self, error: TandemError) -> None:
+        """Called by a link."""
+        self.session.refused.add(self.replica)
+        self.subscriber.failed(error)
+
+
+@dataclass(slots=True)
+class SessionPlaces:
+    """Replicas that may hold it, the newest last; and those that failed since something came."""
+
+    held: dict[str, None] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
+
+    def candidates(self, connected: Collection[str]) -> Collection[str]:
+        """Of those, where it is or was to be tried first."""
+        left = [name for name in connected if name not in self.refused]
+        if not left:
+            self.refused.clear()
+        last = next(reversed(self.held), None)
+        return [last] if last in left else left or connected
+
+
+@dataclass(slots=True, eq=False)
+class Watch(Generic[Sent, Received]):
+    """Reports a link's loss and return to the balanced one."""
+
+    balanced: BalancedLink[Sent, Received]
+    name: str
+
+    def connected(self) -> None:
+        """Called by the link."""
+        self.balanced.on_connected()
+
+    def lost(self) -> None:
+        """Called by the link."""
+        self.balanced.on_lost(self.name)
+
+    def receive(self, item: Received) -> None:
+        """It has no stream."""
+
+    def failed(self, error: TandemError) -> None:
+        """It has no stream."""
+
+
+class BalancedLink(Generic[Sent, Received]):
+    """Links to replicas, by their names."""
+
+    def __init__(self, links: Mapping[str, ServiceLink[Sent, Received]]) -> None:
+        self._links = dict(links)
+        self._subscribers: dict[Subscriber[Received], None] = {}
+        self._streams: dict[int, Placement[Received]] = {}
+        self._sessions: dict[bytes, SessionPlaces] = {}
+        self._count: Counter[str] = Counter()  # streams of each
+        for name, link in self._links.items():
+            link.subscribe(Watch(self, name))
+
+    @property
+    def connected(self) -> bool:
+        """Whether any replica is."""
+        return any(link.connected for link in self._links.values())
+
+    @property
+    def problem(self) -> str:
+        """Why a replica must not be used; empty if nothing is known against any."""
+        return next((link.problem for link in self._links.values() if link.problem), "")
+
+    @property
+    def round_trip(self) -> float:
+        """Seconds to a replica and back: the mean over all that are known."""
+        known = [link.round_trip for link in self._links.values() if link.round_trip]
+        return sum(known) / len(known) if known else 0.0
+
+    @property
+    def load(self) -> tuple[float, float]:
+        """Price and seconds per token: the mean over all that report them."""
+        loads = [link.load for link in self._links.values() if link.connected and any(link.load)]
+        count = max(1, len(loads))
+        return sum(price for price, _ in loads) / count, sum(each for _, each in loads) / count
+
+    def subscribe(self, subscriber: Subscriber[Received]) -> None:
+        """Report from now on when the service is connected and lost."""
+        self._subscribers[subscriber] = None
+
+    def unsubscribe(self, subscriber: Subscriber[Received]) -> None:
+        """Report it no more."""
+        self._subscribers.pop(subscriber, None)
+
+    def open(self, stream: int, opening: Sent, subscriber: Subscriber[Received]) -> None:
+        """Open a stream: where the session is, or where routing sends it."""
+        assert isinstance(opening, Decoding | Drafting)
+        context = opening.context
+        session = self._sessions.setdefault(context.session_id, SessionPlaces())
+        connected = [name for name, link in self._links.items() if link.connected]
+        candidates = session.candidates(connected)
+        if not candidates:
+            return
+        counts = {name: self._count[name] for name in candidates}
+        replica = choose(context.client or context.session_id, counts)
+        session.held.pop(replica, None)
+        session.held[replica] = None
+        placement = self._streams[stream] = Placement(session, replica, subscriber)
+        self._count[replica] += 1
+        self._links[replica].open(stream, opening, placement)
+
+    def drop(self, stream: int) -> None:
+        """Ignore what still arrives for a stream."""
+        if placement := self._streams.pop(stream, None):
+            self._count[placement.replica] -= 1
+            self._links[placement.replica].drop(stream)
+
+    def send(self, stream: int, item: Sent) -> None:
+        """Send an item to where its stream is open."""
+        if placement := self._streams.get(stream):
+            self._links[placement.replica].send(stream, item)
+
+    def close(self, session_id: bytes, turn: int) -> None:
+        """Have every replica that may hold a session forget it, unless it was opened with a newer
+        turn.
+        """
+        for replica in self._sessions.pop(session_id, SessionPlaces()).held:
+            self._links[replica].close(session_id, turn)
+
+    def on_connected(self) -> None:
+        """A replica is connected; who has a stream at another stays there."""
+        placed = {placement.subscriber for placement in self._streams.values()}
+        for subscriber in [each for each in self._subscribers if each not in placed]:
+            subscriber.connected()
+
+    def on_lost(self, name: str) -> None:
+        """A replica is lost, and with it its streams."""
+        placed = [(s, p.subscriber) for s, p in self._streams.items() if p.replica == name]
+        for stream, subscriber in placed:
+            self.drop(stream)
+            subscriber.lost()

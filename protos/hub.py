@@ -1,0 +1,67 @@
+"""Models by their names on the Hugging Face hub: downloaded into its cache, by its own library.
+
+Only what is loaded here: configuration, tokenizer, safetensors.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+from pydantic import AfterValidator
+
+from tandem.protos.errors import Unusable
+from tandem.protos.gguf import is_gguf
+
+NAME = re.compile(r"[\w.-]+/[\w.-]+")
+TOKENIZER = ("*.json",)
+MODEL = (*TOKENIZER, "*.safetensors")
+OTHER_FORMATS = "*/*"  # the same weights in other formats
+CACHED = "snapshots"
+
+
+def local(model: Path, files: tuple[str, ...]) -> Path:
+    """A model that is here as it is; one that is not, but could be on the hub, as it is in the
+    hub's cache, downloaded if need be. Raises Unusable.
+    """
+    if model.exists() or not NAME.fullmatch(str(model)) or model.parent.exists():
+        return model
+    advice = f"hf download {model} --local-dir {model.name}"
+    try:
+        from huggingface_hub import snapshot_download
+
+        folder = snapshot_download(
+            str(model), allow_patterns=list(files), ignore_patterns=[OTHER_FORMATS]
+        )
+    except ModuleNotFoundError as error:
+        problem = f"{model} is not here; to download it: pip install huggingface_hub; {advice}"
+        raise Unusable(problem) from error
+    except Exception as error:  # of the library, of the network, of the disk
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        problem = f"{model} is not here and was not downloaded ({reason}); by hand: {advice}"
+        raise Unusable(problem) from error
+    return Path(folder)
+
+
+def served(model: Path) -> Path:
+    """The local place of a model that is to be loaded; raises Unusable if nothing is there."""
+    found = local(model, MODEL)
+    if is_gguf(found) and not found.is_file():
+        raise Unusable(f"{found} is not there")
+    if not is_gguf(found) and not (found / "config.json").is_file():
+        raise Unusable(f"{found} is not a model directory: it has no config.json")
+    return found
+
+
+ModelPath: TypeAlias = Annotated[Path, AfterValidator(served)]
+TokenizerPath: TypeAlias = Annotated[Path, AfterValidator(partial(local, files=TOKENIZER))]
+
+
+def name_of(model: Path) -> str:
+    """What people call it: the end of its path, or its name on the hub."""
+    path = model.resolve()
+    if path.parent.name == CACHED:
+        return path.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return path.name

@@ -1,0 +1,56 @@
+"""The values between the front end and its round workers: a request, and its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from tandem.protos.types import NO_DRAFT_SHAPE, DraftShape, SamplingParams, TokenLogprobs
+
+
+class Finish(Enum):
+    """Why a generation ended; the numbers are the wire's."""
+
+    STOP = 1
+    LENGTH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """A request that was checked and completed with defaults. After a lost worker it names the
+    `completion` so far, and a `first_turn` above every turn of that worker.
+    """
+
+    request_id: str
+    session_id: bytes
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    max_new_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
+    shape: DraftShape = NO_DRAFT_SHAPE
+    client: bytes = b""
+    completion: tuple[int, ...] = ()
+    first_turn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the verifier for one request: the tokens that it committed, and its figures,
+    which are those of a Fact.
+    """
+
+    tokens: tuple[int, ...]
+    drafted: int = 0
+    accepted: int = 0
+    reused: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    expected: float = 0.0
+    late: int = 0
+    unused: int = 0
+    seconds: float = 0.0  # since the step before, or since the opening
+    finish: Finish | None = None
+    matched_token_id: int | None = None  # the stop token that ended the generation
+    drafter_switches: int = 0  # openings so far but the first
+    verifier_switches: int = 0
+    drafter_round_trip: float = 0.0  # seconds, smoothed; 0 = not known
+    verifier_round_trip: float = 0.0

@@ -1,0 +1,40 @@
+"""Background tasks: one that fails is an error of the scope that started it, never lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+
+@asynccontextmanager
+async def background(*work: Coroutine[Any, Any, object]) -> AsyncIterator[list[asyncio.Task[Any]]]:
+    """Run coroutines while the scope lasts, then cancel them; yields their tasks. The first that
+    fails cancels the scope, which raises its error.
+
+    An `asyncio.TaskGroup` whose errors come without an ExceptionGroup around them.
+    """
+    raised: BaseException | None = None
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in work]
+            try:
+                yield tasks
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:
+                raised = error
+            finally:
+                for task in tasks:
+                    task.cancel()
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from raised
+    if raised:
+        raise raised
+
+
+async def first_done(*work: Coroutine[Any, Any, object]) -> None:
+    """Run coroutines until the first has ended, cancel the others; raises what one raises."""
+    async with background(*work) as tasks:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

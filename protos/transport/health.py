@@ -1,0 +1,111 @@
+"""Whether a process can serve, as `grpc.health.v1` reports it.
+
+The empty name is the process, SERVING while it lives. The full name of a service is SERVING while
+no owner, a part of the process that can tell, reports a problem.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import grpc
+import structlog
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+Request = health_pb2.HealthCheckRequest
+Response = health_pb2.HealthCheckResponse
+log = structlog.get_logger()
+
+
+class Health(health_pb2_grpc.HealthServicer):
+    """What all owners report; to be made and used on one event loop."""
+
+    def __init__(self) -> None:
+        self._names = {""}
+        self._problems: dict[str, str] = {}
+        self._closed = False
+        self._changed = asyncio.Event()
+
+    def report(self, owner: str, problem: str | None) -> None:
+        """Why an owner cannot serve now; None: it can."""
+        if self._problems.get(owner) == problem:
+            return
+        if problem:
+            self._problems[owner] = problem
+            log.warning("not serving", owner=owner, problem=problem)
+        else:
+            del self._problems[owner]
+            log.warning("serving again", owner=owner, others=list(self._problems.values()))
+        self._notify()
+
+    def know(self, names: Iterable[str]) -> None:
+        """The services that the process has."""
+        self._names |= set(names)
+        self._notify()
+
+    def stopping(self) -> None:
+        """No service serves any more, but the process still lives."""
+        self._problems["process"] = "it is stopping"
+        self._notify()
+
+    def close(self) -> None:
+        """The process ends: nothing serves any more, and every watch is answered and ended."""
+        self._closed = True
+        self._notify()
+
+    async def Check(self, request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
+        """The status of a service now."""
+        if request.service not in self._names:
+            await context.abort(grpc.StatusCode.NOT_FOUND)
+        return Response(status=self._status(request.service))
+
+    async def Watch(
+        self, request: Any, context: aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[Any]:
+        """The status of a service now, and whenever it changes."""
+        sent = None
+        while True:
+            changed, status = self._changed, self._status(request.service)
+            if status != sent:
+                yield Response(status=status)
+            sent = status
+            if self._closed:
+                return
+            await changed.wait()
+
+    def _status(self, name: str) -> int:
+        if name not in self._names:
+            return int(Response.SERVICE_UNKNOWN)
+        away = self._closed or (name and self._problems)
+        return int(Response.NOT_SERVING if away else Response.SERVING)
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+async def is_serving(channel: aio.Channel, service: str, seconds: float) -> bool:
+    """Whether a service reports within so many seconds that it serves."""
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    try:
+        response = await stub.Check(Request(service=service), timeout=seconds, wait_for_ready=True)
+    except aio.AioRpcError:
+        return False
+    return bool(response.status == Response.SERVING)
+
+
+async def until_lost(channel: aio.Channel, *metadata: tuple[str, str]) -> None:
+    """Return when the peer of a channel ends, or cannot be reached."""
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    watch = stub.Watch(Request(), metadata=metadata)
+    try:
+        async for _ in watch:
+            pass
+    except aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # it is there
+            await asyncio.Event().wait()
+    finally:
+        watch.cancel()

@@ -1,0 +1,156 @@
+"""Models by their names on the hub: what is downloaded, and what is said if that does not work."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from tandem import models
+from tandem.engine.config import ModelServiceConfig
+from tandem.orchestrator.config import OrchestratorConfig
+from tandem.protos import hub
+from tandem.protos.errors import Unusable
+
+NAME = "stories/target"
+COMMIT = "0123456789abcdef" * 2 + "01234567"
+ELSE = {"pytorch_model.bin": b"pickled", "onnx/model.safetensors": b"again", "README.md": b"# x"}
+RESOLVE = """
+import sys; from pathlib import Path; from tandem.protos import hub
+found = hub.local(Path(sys.argv[1]), getattr(hub, sys.argv[2]))
+print(*sorted(str(file.relative_to(found)) for file in found.rglob('*') if file.is_file()))
+print(hub.name_of(found))
+"""
+
+
+class Hub(BaseHTTPRequestHandler):
+    """What the library asks of the hub for one repository: its files, and each of them."""
+
+    files = {file.name: file.read_bytes() for file in models.TARGET.iterdir()} | ELSE
+
+    def do_GET(self) -> None:
+        """Called by the server."""
+        path = self.path.partition("?")[0]
+        if path.startswith(f"/api/models/{NAME}/revision/"):
+            siblings = [{"rfilename": name} for name in self.files]
+            listing = {"id": NAME, "sha": COMMIT, "siblings": siblings, "private": False}
+            self.answer(200, json.dumps(listing).encode(), "application/json")
+        elif path == f"/api/models/{NAME}/tree/{COMMIT}":
+            tree = [
+                {"type": "file", "path": name, "size": len(content), "oid": name}
+                for name, content in self.files.items()
+            ]
+            self.answer(200, json.dumps(tree).encode(), "application/json")
+        elif (name := path.removeprefix(f"/{NAME}/resolve/{COMMIT}/")) in self.files:
+            self.answer(200, self.files[name], "application/octet-stream")
+        else:
+            self.answer(404, b"", "text/plain")
+
+    do_HEAD = do_GET
+
+    def answer(self, status: int, content: bytes, kind: str) -> None:
+        """Send headers, and for a GET the content."""
+        self.send_response(status)
+        for name, value in {
+            "Content-Type": kind,
+            "Content-Length": str(len(content)),
+            "ETag": f'"{hashlib.sha1(content).hexdigest()}"',
+            "X-Repo-Commit": COMMIT,
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    """A hub while the scope lasts; yields its address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def resolve(
+    folder: Path, endpoint: str, files: str = "MODEL", name: str = NAME, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """What a process makes of a name, whose cache of the hub is a folder."""
+    environment = os.environ | {"HF_HOME": str(folder), "HF_ENDPOINT": endpoint} | more
+    return subprocess.run(
+        [sys.executable, "-c", RESOLVE, name, files],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+        cwd=folder,
+    )
+
+
+def test_a_name_on_the_hub_is_downloaded_once_and_no_more_than_is_loaded(tmp_path: Path) -> None:
+    with serving() as endpoint:
+        done = resolve(tmp_path, endpoint)
+    expected = " ".join(sorted(file.name for file in models.TARGET.iterdir()))
+    assert done.stdout == f"{expected}\n{NAME}\n", done.stderr
+    again = resolve(tmp_path, endpoint, HF_HUB_OFFLINE="1")
+    assert again.stdout == done.stdout, again.stderr
+
+
+def test_of_a_tokenizer_no_weights_are_downloaded(tmp_path: Path) -> None:
+    with serving() as endpoint:
+        done = resolve(tmp_path, endpoint, "TOKENIZER")
+    assert "tokenizer.json" in done.stdout and "safetensors" not in done.stdout
+
+
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_what_cannot_be_downloaded_is_refused_with_a_way_to_do_it(
+    offline: str, tmp_path: Path
+) -> None:
+    with serving() as endpoint:
+        done = resolve(tmp_path, endpoint, name="nobody/nothing", HF_HUB_OFFLINE=offline)
+    line = done.stderr.splitlines()[-1]
+    assert "nobody/nothing is not here and was not downloaded" in line
+    assert line.endswith("by hand: hf download nobody/nothing --local-dir nothing")
+
+
+def test_without_the_library_the_refusal_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(Unusable, match=r"hf download Qwen/Qwen3-0\.6B --local-dir Qwen"):
+        hub.served(Path("Qwen/Qwen3-0.6B"))
+
+
+def test_what_is_here_or_is_a_path_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    (tmp_path / "models").mkdir()
+    for path in ("models/misspelt", "model", "a/b/c", "/a/b", "../a"):
+        assert hub.local(Path(path), hub.MODEL) == Path(path)
+    assert hub.name_of(Path("models/x")) == "x"
+
+
+def test_settings_take_names_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, tuple[str, ...]]] = []
+
+    def snapshot_download(name: str, allow_patterns: list[str], **_: object) -> str:
+        asked.append((name, tuple(allow_patterns)))
+        return str(models.TARGET)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert ModelServiceConfig(model=Path(NAME), speaks=Path(NAME)).model == models.TARGET
+    front = OrchestratorConfig(verifier="v:1", drafter="d:1", tokenizer=Path(NAME))
+    assert front.tokenizer == models.TARGET
+    assert asked == [(NAME, hub.MODEL), (NAME, hub.TOKENIZER), (NAME, hub.TOKENIZER)]

@@ -1,0 +1,159 @@
+"""Settings: where they come from, what wins, and what is said about a name that does not exist."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tandem import models
+from tandem.engine.config import ModelServiceConfig
+from tandem.orchestrator.cli.plan import Plan
+from tandem.orchestrator.config import OrchestratorConfig
+from tandem.protos.errors import Unusable
+from tandem.protos.service import cores
+from tandem.protos.service.config import configured
+
+MODEL = f"--model={models.DRAFT}"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tandem.yaml"
+    path.write_text("verifier: {port: 7, threads: 3, dtype: float16}\ndrafter:\n")
+    return path
+
+
+def refusal(*arguments: str, role: str = "verifier") -> str:
+    """The line that refuses a command line."""
+    with pytest.raises(Unusable) as refused:
+        configured(ModelServiceConfig, role, [MODEL, *arguments])
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def flags(plan: Plan) -> dict[str, list[str]]:
+    """What `tandem up` starts each role with."""
+    return {role: words for role, _, words in plan.services()}
+
+
+def test_flags_win_over_the_environment_over_the_file_over_defaults(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANDEM__VERIFIER__PORT", "8")
+    monkeypatch.setenv("TANDEM__VERIFIER__THREADS", "4")
+    arguments = [MODEL, f"--config={file}", "--port", "9"]
+    config = configured(ModelServiceConfig, "verifier", arguments)
+    said = (config.port, config.threads, config.dtype, config.weights)
+    assert said == (9, 4, "float16", "full")
+
+
+def test_the_environment_may_name_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_CONFIG", str(file))
+    assert configured(ModelServiceConfig, "verifier", [MODEL]).threads == 3
+    assert configured(ModelServiceConfig, "drafter", [MODEL]).threads == cores.usable()
+
+
+def test_values_are_read_as_their_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM__VERIFIER__KV_BYTES", "4GiB")
+    monkeypatch.setenv("TANDEM__VERIFIER__DEVICE", "123")
+    config = configured(ModelServiceConfig, "verifier", [MODEL, "--no-exact"])
+    assert (config.kv_bytes, config.device, config.exact) == (4 << 30, "123", False)
+    needed = ["--verifier=[::1]:7001", "--drafter=d:7002", f"--tokenizer={models.TARGET}"]
+    front = configured(OrchestratorConfig, "orchestrator", [*needed, "--no-ray"])
+    assert (front.verifier, front.ray, front.port) == ("[::1]:7001", False, 50051)
+
+
+def test_settings_made_in_code_do_not_depend_on_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PORT", "80")
+    monkeypatch.setenv("TANDEM__VERIFIER__PORT", "81")
+    assert ModelServiceConfig(model=models.DRAFT).port == 0
+
+
+@pytest.mark.parametrize(
+    ("variable", "line"),
+    [
+        (
+            "TANDEM__VERIFIER__DTPYE",
+            "TANDEM__VERIFIER__DTPYE: no such setting; did you mean TANDEM__VERIFIER__DTYPE?",
+        ),
+        (
+            "TANDEM__VERIFER__DTYPE",
+            "TANDEM__VERIFER__DTYPE: no such setting; did you mean TANDEM__VERIFIER__DTYPE?",
+        ),
+        (
+            "TANDEM__VERIFIER__DRAFT__COST",
+            "TANDEM__VERIFIER__DRAFT__COST: no such setting; did you mean"
+            " TANDEM__VERIFIER__DRAFT_COST?",
+        ),
+        ("TANDEM__VERIFIER__CONFIG", "TANDEM__VERIFIER__CONFIG: no such setting"),
+        ("TANDEM__QQQ", "TANDEM__QQQ: no such setting"),
+    ],
+)
+def test_an_unknown_variable_is_refused_with_the_nearest_name(
+    variable: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    assert refusal().startswith(line)
+
+
+def test_other_roles_names_are_left_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM__ORCHESTRATOR__MAX_RUNNING", "3")
+    assert configured(ModelServiceConfig, "verifier", [MODEL]).port == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("verifier: {dtpye: a}", ": verifier.dtpye: no such setting; did you mean verifier.dtype?"),
+        ("verfier: {dtype: a}", ": verfier: no such setting; did you mean verifier?"),
+        ("verifier: [a]", ": verifier: Input should be a valid dictionary"),
+        ("verifier: [", ": while parsing"),
+        ("- verifier", ": "),
+    ],
+)
+def test_an_unusable_file_is_refused_by_its_name(text: str, line: str, tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(text)
+    assert refusal(f"--config={file}").startswith(f"{file}{line}")
+    assert "nowhere.yaml is not a file" in refusal("--config=nowhere.yaml")
+
+
+def test_an_unknown_flag_is_refused_with_the_nearest_name() -> None:
+    assert refusal("--dtpye=float32").endswith("--dtpye=float32; did you mean --dtype?")
+    assert refusal("--port").endswith("expected one argument")
+    assert "port: Input should be less than or equal to 65535" in refusal("--port=65536")
+
+
+def test_up_chooses_only_what_nobody_set(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = flags(Plan())
+    assert f"--threads={max(1, cores.usable() - 1)}" in chosen["verifier"]
+    assert "--threads=1" in chosen["drafter"]
+    monkeypatch.setenv("TANDEM__DRAFTER__THREADS", "2")
+    set_outside = flags(Plan(config=file))
+    assert not [word for word in set_outside["verifier"] if word.startswith("--threads")]
+    assert not [word for word in set_outside["drafter"] if word.startswith("--threads")]
+    assert "--threads=5" in flags(Plan(threads=5, config=file))["verifier"]
+
+
+def test_up_goes_by_the_models_hosts_and_ports_that_are_set_outside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TANDEM__VERIFIER__MODEL", str(models.DRAFT))
+    monkeypatch.setenv("TANDEM__VERIFIER__PORT", "20999")
+    monkeypatch.setenv("TANDEM__VERIFIER__HOST", "::1")
+    words = flags(Plan(port=0, ray=False, workers=1))
+    assert "--verifier=[::1]:20999" in words["orchestrator"]
+    assert f"--tokenizer={models.DRAFT}" in words["orchestrator"]
+    assert {"--no-ray", "--workers=1"} <= set(words["orchestrator"])
+    assert words["verifier"] == ["--threads=" + str(max(1, cores.usable() - 1)), "--port=20999"]
+
+
+def test_up_refuses_what_it_cannot_start_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unusable, match=r"models is not a model directory"):
+        flags(Plan(target=models.EMBEDDED.parent))
+    monkeypatch.setenv("TANDEM__VERFIER__PORT", "1")
+    with pytest.raises(Unusable, match="did you mean TANDEM__VERIFIER__PORT"):
+        flags(Plan())

@@ -1,0 +1,49 @@
+"""A background task that fails is an error of its scope."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tandem.protos.service.tasks import background, first_done
+
+
+async def fail() -> None:
+    raise LookupError("a bug")
+
+
+async def test_a_task_that_fails_cancels_its_scope_which_raises_its_error() -> None:
+    with pytest.raises(LookupError, match="a bug"):
+        async with background(asyncio.sleep(60), fail()):
+            await asyncio.sleep(60)
+
+
+async def test_the_tasks_end_with_the_scope_and_its_error_is_its_own() -> None:
+    with pytest.raises(KeyError):
+        async with background(asyncio.sleep(60)) as tasks:
+            raise KeyError("of the scope")
+    assert [task.cancelled() for task in tasks] == [True]
+
+
+async def test_the_first_that_ends_ends_all_and_the_first_error_is_raised() -> None:
+    late: list[int] = []
+
+    async def clean_up() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            late.append(1)
+
+    await first_done(asyncio.sleep(0.01), clean_up())
+    assert late == [1]
+    with pytest.raises(LookupError):
+        await first_done(fail(), clean_up())
+
+
+async def test_who_is_cancelled_cancels_the_tasks() -> None:
+    task = asyncio.create_task(first_done(asyncio.sleep(60)))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -1,0 +1,142 @@
+"""Schedules of faults for real relays, with simulated services, links and time.
+
+Links break and half-open ones linger, services restart, evict and ask to wait, openings arrive late
+and twice, drafters lie, guesses are lost and repeated, workers die and live on for a while.
+
+    python -m tests.laws.relayed [schedules]     how many go wrong, by which fence is left out
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from itertools import chain, count
+from logging import CRITICAL
+
+import structlog
+
+from tandem.orchestrator.rounds.relay import Relay, Services
+from tandem.orchestrator.workers.balanced import BalancedLink
+from tandem.orchestrator.workers.pool import TURNS
+from tandem.protos.rounds import RunRequest
+from tandem.protos.types import DraftShape, Rule, SamplingParams
+from tests.laws.peers import CLOSED, FENCES, Drafter, Verifier, follows
+from tests.laws.wires import Clock, Link
+
+PROMPT, LENGTH, SESSION = (1, 2, 3), 40, b"s" * 16
+MOST_REPLICAS = 3  # of a service
+SHAPES = DraftShape(0), *[DraftShape(8, 2, 32)] * 3
+
+
+def alone() -> list[int]:
+    """What the target decodes by itself."""
+    text = list(PROMPT)
+    while len(text) < len(PROMPT) + LENGTH:
+        text.append(follows(text))
+    return text[len(PROMPT) :]
+
+
+class Worker:
+    """One worker's part of a request: links to all replicas, and a relay whose steps are read now
+    and then.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.links = (
+            [Link(each) for each in world.verifiers],
+            [Link(each) for each in world.drafters],
+        )
+        balanced = [
+            BalancedLink({str(number): link for number, link in enumerate(links)})
+            for links in self.links
+        ]
+        request = RunRequest(
+            "",
+            SESSION,
+            PROMPT,
+            SamplingParams(rule=world.rule),
+            LENGTH,
+            shape=world.shape,
+            completion=tuple(world.text),
+            first_turn=world.turn,
+        )
+        services = Services(*balanced, world.clock, count(1))
+        self.relay = Relay(request, services, lambda: None)
+        self.read()
+
+    def read(self) -> None:
+        """The front end, if it is still there, takes what there is."""
+        while self.relay.steps:
+            tokens = self.relay.take().tokens
+            if self is self.world.worker:
+                self.world.text += tokens
+        pause = self.world.rng.expovariate(1 if self.world.slow else 20)
+        self.timer = self.world.clock.call_later(pause, self.read)
+
+    def die(self) -> None:
+        """It learns that nobody wants it any more."""
+        self.timer.cancel()
+        self.relay.end()
+
+
+class World:
+    """One request under one schedule of faults."""
+
+    def __init__(
+        self, seed: int, fences: frozenset[str] = FENCES, evil: float = 0.1, faults: int = 12
+    ) -> None:
+        self.rng, self.clock = random.Random(seed), Clock()
+        self.verifiers, self.drafters = (
+            [kind(self.clock, self.rng, evil) for _ in range(self.rng.randint(1, MOST_REPLICAS))]
+            for kind in (Verifier, Drafter)
+        )
+        for service in (*self.verifiers, *self.drafters):
+            service.fences = fences
+        self.rule = self.rng.choice((Rule.MATCH, Rule.MATCH, Rule.REJECT))
+        self.shape = self.rng.choice(SHAPES)
+        self.slow = self.rng.random() < 0.2
+        self.turn, self.faults = 0, 0
+        self.text: list[int] = []
+        self.worker: Worker | None = None
+        self.worker = Worker(self)
+        for _ in range(self.rng.randrange(faults + 1)):
+            self.clock.call_later(8 * self.rng.random(), self.fault)
+
+    def fault(self) -> None:
+        """Something breaks."""
+        assert self.worker
+        self.faults += 1
+        kind = self.rng.randrange(7)
+        if kind < 2:
+            self.rng.choice((self.verifiers, self.drafters)[kind]).restart()
+        elif kind < 4:
+            self.rng.choice((self.verifiers, self.drafters)[kind - 2]).evict()
+        elif kind < 6:
+            self.rng.choice(self.worker.links[kind - 4]).lose()
+        else:  # the worker is lost, and may live on for a while
+            self.clock.call_later(4 * self.rng.random(), self.worker.die)
+            self.turn += TURNS
+            self.worker = Worker(self)
+
+    def run(self) -> bool:
+        """Whether the text is the target's own, whole, and in time, and nobody else closed the
+        sessions of the newest worker.
+        """
+        assert self.worker
+        finished = self.clock.pass_until(lambda: len(self.text) >= LENGTH)
+        links = chain.from_iterable(self.worker.links)
+        closed = any(str(error) == CLOSED for link in links for error in link.failures)
+        return finished and self.text == alone() and not closed
+
+
+def wrong(fences: frozenset[str], schedules: int) -> int:
+    """How many of so many schedules go wrong."""
+    return sum(not World(seed, fences).run() for seed in range(schedules))
+
+
+if __name__ == "__main__":
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(CRITICAL))
+    schedules = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    for fences in (FENCES, *(FENCES - {fence} for fence in sorted(FENCES))):
+        print(f"{sorted(fences)}: {wrong(fences, schedules)} wrong of {schedules}")

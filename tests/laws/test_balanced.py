@@ -1,0 +1,183 @@
+"""Several replicas are as good as one that never fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tandem.orchestrator.workers.balanced import BalancedLink
+from tandem.protos.errors import Busy, TandemError
+from tandem.protos.streams import Decoding, Guess
+from tandem.protos.types import Context, SamplingParams
+
+
+class FakeLink:
+    """Remembers what it is given."""
+
+    def __init__(self, round_trip: float = 0.0, load: tuple[float, float] = (0.0, 0.0)) -> None:
+        self.connected, self.round_trip, self.load = True, round_trip, load
+        self.problem = ""
+        self.subscribers: list[Any] = []
+        self.streams: dict[int, Any] = {}
+        self.sent: list[tuple[int, Any]] = []
+        self.closed: list[tuple[bytes, int]] = []
+        self.subscribe = self.subscribers.append
+
+    def open(self, stream: int, opening: Any, subscriber: Any) -> None:
+        self.streams[stream] = subscriber
+
+    def drop(self, stream: int) -> None:
+        self.streams.pop(stream, None)
+
+    def send(self, stream: int, item: Any) -> None:
+        self.sent.append((stream, item))
+
+    def close(self, session_id: bytes, turn: int) -> None:
+        self.closed.append((session_id, turn))
+
+    def become(self, connected: bool) -> None:
+        self.connected = connected
+        if not connected:
+            self.streams.clear()
+        for subscriber in self.subscribers:
+            subscriber.connected() if connected else subscriber.lost()
+
+
+class Reader:
+    """A subscriber that remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[object] = []
+
+    def connected(self) -> None:
+        self.events.append("connected")
+
+    def lost(self) -> None:
+        self.events.append("lost")
+
+    def receive(self, item: object) -> None:
+        self.events.append(item)
+
+    def failed(self, error: TandemError) -> None:
+        self.events.append(type(error))
+
+
+def opening(session: int, client: bytes = b"") -> Decoding:
+    context = Context(bytes([session]) * 16, 1, 0, (1,), client=client)
+    return Decoding(context, SamplingParams(), 9)
+
+
+class Three:
+    """Three replicas, and where a stream is."""
+
+    def __init__(self) -> None:
+        self.links = {name: FakeLink() for name in "abc"}
+        self.balanced: BalancedLink[Any, Any] = BalancedLink(self.links)
+        self.reader = Reader()
+        self.balanced.subscribe(self.reader)
+
+    def place(self, stream: int) -> str:
+        (place,) = [name for name, link in self.links.items() if stream in link.streams]
+        return place
+
+
+@pytest.fixture
+def three() -> Three:
+    return Three()
+
+
+def test_a_session_stays_where_it_is(three: Three) -> None:
+    places = set()
+    for stream in range(1, 6):
+        three.balanced.open(stream, opening(7), three.reader)
+        places.add(three.place(stream))
+        three.balanced.drop(stream)
+    assert len(places) == 1
+
+
+def test_items_go_where_the_stream_is(three: Three) -> None:
+    for stream in range(1, 20):
+        three.balanced.open(stream, opening(stream), three.reader)
+        three.balanced.send(stream, Guess(3))
+        assert three.links[three.place(stream)].sent[-1] == (stream, Guess(3))
+    assert all(link.streams for link in three.links.values())
+    three.balanced.send(99, Guess(3))
+
+
+def test_a_lost_replica_costs_its_own_streams_alone(three: Three) -> None:
+    readers = {stream: Reader() for stream in range(1, 20)}
+    for stream, reader in readers.items():
+        three.balanced.subscribe(reader)
+        three.balanced.open(stream, opening(stream), reader)
+    places = {stream: three.place(stream) for stream in readers}
+    three.links["a"].become(False)
+    for stream, reader in readers.items():
+        assert reader.events == (["lost"] if places[stream] == "a" else [])
+        if places[stream] == "a":
+            three.balanced.open(stream + 100, opening(stream), reader)
+            assert three.place(stream + 100) != "a"
+    three.links["a"].become(True)
+    assert all("connected" not in reader.events for reader in readers.values())
+    assert three.reader.events == ["connected"], "who has no stream may open one"
+
+
+def test_a_session_that_was_refused_tries_the_others_first(three: Three) -> None:
+    tried = []
+    for stream in range(1, 7):
+        three.balanced.open(stream, opening(3), three.reader)
+        tried.append(three.place(stream))
+        three.links[tried[-1]].streams[stream].failed(Busy("full"))
+        three.balanced.drop(stream)
+    assert set(tried[:3]) == set(tried[3:]) == set("abc")
+
+
+def test_what_arrives_forgives(three: Three) -> None:
+    three.balanced.open(1, opening(3), three.reader)
+    first = three.place(1)
+    three.links[first].streams[1].failed(Busy("full"))
+    three.balanced.drop(1)
+    three.balanced.open(2, opening(3), three.reader)
+    second = three.place(2)
+    three.links[second].streams[2].receive("fact")
+    three.links[second].become(False)
+    three.balanced.open(3, opening(3), three.reader)
+    assert three.place(3) != second
+
+
+def test_whoever_may_hold_a_session_is_to_forget_it(three: Three) -> None:
+    three.balanced.open(1, opening(3), three.reader)
+    first = three.place(1)
+    three.links[first].become(False)
+    three.balanced.open(2, opening(3), three.reader)
+    second = three.place(2)
+    three.balanced.close(bytes([3]) * 16, 7)
+    closed = {name: link.closed for name, link in three.links.items() if link.closed}
+    assert closed == {first: [(bytes([3]) * 16, 7)], second: [(bytes([3]) * 16, 7)]}
+
+
+def test_sessions_of_a_client_share_a_replica_until_it_is_crowded(three: Three) -> None:
+    places = []
+    for stream in range(1, 20):
+        three.balanced.open(stream, opening(stream, b"client"), three.reader)
+        places.append(three.place(stream))
+    assert len(set(places[:4])) == 1
+    assert len(set(places)) == 2
+
+
+def test_it_is_connected_while_one_replica_is(three: Three) -> None:
+    for name in "ab":
+        three.links[name].become(False)
+    assert three.balanced.connected
+    three.links["c"].become(False)
+    assert not three.balanced.connected
+    three.balanced.open(1, opening(1), three.reader)
+    assert all(not link.streams for link in three.links.values())
+
+
+def test_loads_and_round_trips_are_means_of_those_that_report_them() -> None:
+    links = FakeLink(0.1, (0.2, 4.0)), FakeLink(0.3, (0.4, 2.0)), FakeLink()
+    balanced: BalancedLink[Any, Any] = BalancedLink({str(i): link for i, link in enumerate(links)})
+    assert balanced.round_trip == pytest.approx(0.2)
+    assert balanced.load == pytest.approx((0.3, 3.0))
+    assert BalancedLink[Any, Any]({"x": FakeLink()}).load == (0.0, 0.0)

@@ -1,0 +1,86 @@
+"""When the client asks again."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.client.request import build, options
+from tandem.client.retry import Retry
+from tandem.protos.errors import Busy, InvalidRequest, TransportLost, Unavailable
+from tandem.v1 import orchestrator_pb2 as api
+
+LOST = TransportLost("gone")
+
+
+def test_another_front_end_is_asked_at_once_and_then_with_pauses() -> None:
+    retry = Retry(60.0, 0.0)
+    pauses = [retry.pause(LOST, 1.0, True, 0.5) for _ in range(8)]
+    assert pauses == [0.0, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
+
+
+def test_the_only_one_is_asked_after_pauses_that_double() -> None:
+    retry = Retry(60.0, 0.0)
+    assert [retry.pause(LOST, 1.0, False, 0.5) for _ in range(3)] == [0.05, 0.1, 0.2]
+    assert Retry(60.0, 0.0).pause(LOST, 1.0, False, 0.0) == 0.025
+
+
+def test_progress_forgets_failures() -> None:
+    retry = Retry(10.0, 0.0)
+    for _ in range(5):
+        retry.pause(LOST, 9.0, True, 0.5)
+    retry.progress(11.0)
+    assert retry.pause(LOST, 20.9, True, 0.5) == 0.0
+
+
+def test_it_gives_up_after_so_many_seconds_without_progress() -> None:
+    assert Retry(10.0, 5.0).pause(LOST, 14.9, False, 0.5) is not None
+    assert Retry(10.0, 5.0).pause(LOST, 15.0, False, 0.5) is None
+
+
+def test_what_cannot_succeed_is_not_tried_again() -> None:
+    assert Retry(10.0, 0.0).pause(InvalidRequest.of("text", "is empty"), 0.0, True, 0.5) is None
+
+
+def test_a_busy_one_is_left_alone_for_as_long_as_it_asked() -> None:
+    assert Retry(10.0, 0.0).pause(Busy("full", retry_after=3.0), 0.0, True, 0.5) == 3.0
+    assert Retry(10.0, 0.0).pause(Unavailable("down"), 0.0, True, 0.5) == 0.0
+
+
+def test_every_option_of_the_api_is_a_keyword() -> None:
+    request = build(
+        [1, 2],
+        3,
+        temperature=0.5,
+        logit_bias={7: -1.0},
+        stop="end",
+        stop_token_ids=[4],
+        rule="match",
+        schedule=api.DRAFT_SCHEDULE_CONSTANT,
+        top_k=None,
+    )
+    assert list(request.token_ids.ids) == [1, 2]
+    assert request.logprobs == 3
+    assert request.sampling.temperature == 0.5
+    assert request.sampling.logit_bias == {7: -1.0}
+    assert not request.sampling.HasField("top_k")
+    assert list(request.stopping.stop) == ["end"]
+    assert request.speculation.rule == api.ACCEPTANCE_RULE_MATCH
+    assert request.speculation.schedule == api.DRAFT_SCHEDULE_CONSTANT
+    assert len(options()) == sum(
+        len(kind.DESCRIPTOR.fields) for kind in (api.Sampling, api.Stopping, api.Speculation)
+    )
+
+
+def test_a_request_can_be_sent_again() -> None:
+    one, other = build("a", None), build("a", None)
+    assert one.sampling.HasField("seed")
+    assert one.request_id != other.request_id
+    assert build("a", None, seed=3).sampling.seed == 3
+
+
+def test_bad_options_are_named() -> None:
+    with pytest.raises(TypeError, match="'temprature'; did you mean 'temperature'"):
+        build("a", None, temprature=1)
+    for name, value in (("rule", "mtch"), ("top_k", -1), ("temperature", "hot"), ("stop", 3)):
+        with pytest.raises(InvalidRequest, match=name):
+            build("a", None, **{name: value})

@@ -1,0 +1,83 @@
+"""When a step that is alone waits for guesses: while they are punctual and worth their time."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.verifier_service.guess_timing import MOST, REMEMBERED, TOLERANCE, GuessTiming
+
+STEP = 0.04
+
+
+def learned(lag: float, gap: float = 0.003) -> GuessTiming:
+    """What is known after a fact that no guess foresaw and two guesses behind it."""
+    times = GuessTiming()
+    times.fact_sent(10, 1.0, predicted=False)
+    times.guess_arrived(10, 1.0 + lag)
+    times.guess_arrived(10, 1.0 + lag + gap)
+    return times
+
+
+def test_nobody_waits_for_a_drafter_that_was_never_heard() -> None:
+    times = GuessTiming()
+    times.fact_sent(10, 1.0, predicted=False)
+    assert times.wait_seconds(1.0, STEP, 0.0, 1.0) == 0.0
+
+
+def test_the_first_guess_is_waited_for_a_little_longer_than_it_usually_takes() -> None:
+    times = learned(0.005)
+    times.fact_sent(11, 2.0, predicted=False)
+    assert times.wait_seconds(2.0, STEP, 0.0, 1.0) == pytest.approx(TOLERANCE * 0.005)
+    assert times.wait_seconds(2.0 + TOLERANCE * 0.005, STEP, 0.0, 1.0) <= 1e-9
+
+
+def test_a_drafter_as_far_away_as_half_a_step_is_not_waited_for() -> None:
+    times = learned(MOST * STEP * 1.01)
+    times.fact_sent(11, 2.0, predicted=False)
+    assert times.wait_seconds(2.0, STEP, 0.0, 1.0) == 0.0
+
+
+def test_another_level_is_waited_for_while_it_adds_more_than_its_time_costs() -> None:
+    times = learned(0.005, gap=0.003)
+    times.fact_sent(11, 2.0, predicted=False)
+    times.guess_arrived(11, 2.005)
+    assert times.wait_seconds(2.005, STEP, 0.9, 0.6) > 0.0
+    assert times.wait_seconds(2.005, STEP, 3.0, 0.2) <= 0.0
+    assert times.wait_seconds(2.005, 0.003, 0.9, 0.6) <= 0.0, (
+        "a fast step is worth more than a level"
+    )
+
+
+def test_a_drafter_that_did_not_come_in_time_is_not_waited_for_until_it_does() -> None:
+    times = learned(0.005)
+    times.fact_sent(11, 2.0, predicted=False)
+    times.guess_arrived(11, 2.1)
+    assert not times.in_time
+    for length in range(12, 40):
+        times.fact_sent(length, float(length), predicted=False)
+        times.guess_arrived(length, length + 0.005)
+    assert times.in_time
+    times.fact_sent(40, 40.0, predicted=False)
+    assert times.wait_seconds(40.0, STEP, 0.0, 1.0) > 0.0
+
+
+def test_facts_that_a_guess_foresaw_tell_nothing_of_how_far_the_drafter_is() -> None:
+    times = learned(0.005)
+    times.fact_sent(11, 2.0, predicted=True)
+    times.guess_arrived(11, 2.5)
+    assert times.lag == pytest.approx(0.005)
+
+
+def test_facts_without_guesses_are_forgotten() -> None:
+    times = GuessTiming()
+    for length in range(10 * REMEMBERED):
+        times.fact_sent(length, 1.0, predicted=False)
+    assert len(times._facts) <= REMEMBERED
+
+
+def test_a_drafter_that_says_nothing_is_waited_for_once() -> None:
+    times = learned(0.005)
+    times.fact_sent(11, 2.0, predicted=False)
+    assert times.wait_seconds(2.0, STEP, 0.0, 1.0) > 0.0
+    times.fact_sent(12, 2.0 + STEP, predicted=False)
+    assert times.wait_seconds(2.0 + STEP, STEP, 0.0, 1.0) == 0.0

@@ -1,0 +1,56 @@
+"""Forms of passes by rows: few, all known beforehand, and no larger than what is fed needs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.engine.cache.ranges import KVRange
+from tandem.engine.forward.cuda.table import SIZES, padding_passes, row_plans
+from tandem.engine.forward.segment import Segment
+from tandem.protos import tree
+
+PADDING_SLOT = 100_000
+SIZE = 2048
+
+
+@st.composite
+def segments(draw: st.DrawFn) -> list[Segment]:
+    """What up to 20 sessions may feed: texts and trees, of which any logits may be wanted."""
+    fed = []
+    for number in range(draw(st.integers(0, 20))):
+        head, nodes = draw(st.integers(0, 600)), draw(st.integers(0, 64))
+        parents = [draw(st.integers(-1, node - 1)) for node in range(nodes)]
+        hung = tree.hang(head, parents) if head + nodes else (-1,)
+        wanted = draw(st.integers(0, len(hung)))
+        context = draw(st.integers(0, 1000))
+        fed.append(Segment(KVRange(SIZE * number, SIZE), context, (1,) * len(hung), hung, wanted))
+    return fed
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("sizes", [SIZES, (64,), (16, 64, 512)])
+@given(fed=segments())
+def test_every_pass_of_a_step_has_a_form_that_is_captured_at_start(
+    fed: list[Segment], sizes: tuple[int, ...], exact: bool
+) -> None:
+    known = {rows.shape for rows in padding_passes(PADDING_SLOT, exact, sizes)}
+    assert {rows.shape for rows in row_plans(fed, PADDING_SLOT, exact, sizes)} <= known
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_passes_that_are_captured_at_start_differ_and_touch_no_session(exact: bool) -> None:
+    passes = padding_passes(PADDING_SLOT, exact)
+    assert len({rows.shape for rows in passes}) == len(passes)
+    for rows in passes:
+        assert set(rows.slots.tolist()) == {PADDING_SLOT}
+        assert len(rows.logits_rows) == rows.shape.outputs and rows.spans[0, -1] == rows.shape.rows
+
+
+@given(fed=segments())
+def test_tails_are_gathered_only_where_a_row_leaves_the_stretch(fed: list[Segment]) -> None:
+    """Texts are read where they lie, and a chain is a text."""
+    branching = any(tree.trunk(segment.parents) < len(segment.parents) for segment in fed)
+    passes = row_plans(fed, PADDING_SLOT, exact=True)
+    assert any(len(rows.tail_slots) for rows in passes) == branching

@@ -1,0 +1,223 @@
+"""Answers on a pool of round workers that write a given text: what is sent again, and what not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tandem import models
+from tandem.orchestrator.frontend import reader
+from tandem.orchestrator.frontend.admission import Admission
+from tandem.orchestrator.frontend.answer import Answer, Chunk
+from tandem.orchestrator.frontend.answers import Answers
+from tandem.orchestrator.frontend.checks import ServedModel
+from tandem.orchestrator.frontend.request import Request, Sampling, Speculation, Stopping
+from tandem.orchestrator.frontend.text import load_tokenizer
+from tandem.orchestrator.metrics import FrontMetrics
+from tandem.protos.errors import Busy, InvalidRequest
+from tandem.protos.rounds import Finish
+from tandem.protos.types import DraftShape, ModelDescription, Rule
+from tandem.v1 import rounds_pb2
+from tests.services.cell import Context, Worker, pooled
+
+TOKENIZER: Any = load_tokenizer(models.TARGET)
+TEXT = "The 世界 was 😀 and the end of it. More came then"
+END = 0
+SCRIPT = [*TOKENIZER.encode(TEXT).ids, END, 9]  # nothing may come after the end
+
+
+class Writer(Worker):
+    """Writes the script from the completion on, two tokens a step, to the end or the limit."""
+
+    async def Run(
+        self, request: rounds_pb2.RunRequest, context: Context
+    ) -> AsyncIterator[rounds_pb2.RunResponse]:
+        self.asked.append(list(request.completion))
+        script = SCRIPT[: request.max_new_tokens]
+        for at in range(len(request.completion), len(script), 2):
+            tokens, finish = script[at : at + 2], rounds_pb2.FINISH_UNSPECIFIED
+            if END in tokens:
+                tokens, finish = tokens[: tokens.index(END) + 1], rounds_pb2.FINISH_STOP
+            elif at + 2 >= len(script):
+                finish = rounds_pb2.FINISH_LENGTH
+            matched = END if finish == rounds_pb2.FINISH_STOP else None
+            yield rounds_pb2.RunResponse(tokens=tokens, finish=finish, matched_token_id=matched)
+
+
+@dataclass
+class Front:
+    """Answers, and who writes them."""
+
+    answers: Answers
+    writer: Writer
+
+    async def ask(self, request: Request) -> tuple[list[Chunk], Answer]:
+        """The chunks, and the complete answer."""
+        events = [event async for event in self.answers.generate(request)]
+        assert isinstance(events[-1], Answer)
+        return [event for event in events if isinstance(event, Chunk)], events[-1]
+
+
+@asynccontextmanager
+async def front(
+    exactness: str = "exact", waiting: int = 8, context: int = 512
+) -> AsyncIterator[Front]:
+    vocabulary = TOKENIZER.get_vocab_size()
+    model = ModelDescription("tiny", "", vocabulary, context, (END,), "", "", exactness=exactness)
+    served = ServedModel(model, DraftShape(4), context * 16, {})
+    metrics, writer = FrontMetrics(CollectorRegistry()), Writer([])
+    async with pooled(writer) as (pool, _):
+        admission = Admission(1, waiting, metrics)
+        yield Front(Answers(pool, TOKENIZER, served, metrics, admission), writer)
+
+
+def asked(received: Sequence[int] = (), seed: int | None = 3, **stopping: Any) -> Request:
+    return Request(
+        "Once",
+        sampling=Sampling(seed=seed),
+        stopping=Stopping(**stopping),
+        received=tuple(received),
+    )
+
+
+@pytest.mark.parametrize(
+    "stopping",
+    [{}, {"stop": ("the end",)}, {"max_new_tokens": 9}, {"stop": ("never seen",)}],
+    ids=["to-the-end", "stop-string", "limit", "held-back"],
+)
+async def test_a_continued_stream_decodes_only_what_is_missing(stopping: dict[str, Any]) -> None:
+    """For every cut, also within a character and within a stop string."""
+    async with front() as served:
+        chunks, whole = await served.ask(asked(**stopping))
+        tokens = whole.token_ids
+        for cut in range(len(tokens) + 1):
+            served.writer.asked.clear()
+            rest, answer = await served.ask(asked(tokens[:cut], **stopping))
+            missing = cut < len(tokens)
+            assert served.writer.asked == [list(tokens[:cut])] * missing
+            assert tuple(t for chunk in rest for t in chunk.token_ids) == tokens[cut:]
+            assert whole.text.endswith("".join(chunk.text for chunk in rest))
+            assert [c.completion_tokens for c in rest[-1:]] == [len(tokens)] * missing
+            assert (answer.text, answer.token_ids) == (whole.text, tokens)
+            assert (answer.finish, answer.matched_stop) == (whole.finish, whole.matched_stop)
+            assert answer.prompt_tokens == whole.prompt_tokens
+        seen, text = 0, ""
+        for chunk in chunks:  # as a client that loses its stream after every chunk
+            rest, _ = await served.ask(asked(tokens[:seen], **stopping))
+            text, seen = text + rest[0].text, rest[0].completion_tokens
+            assert rest[0].token_ids == chunk.token_ids
+        assert text == whole.text
+
+
+@pytest.mark.parametrize("rule", Rule)
+async def test_a_stream_of_an_inexact_target_is_continued(rule: Rule) -> None:
+    async with front("exact unavailable: switched off") as served:
+        _, whole = await served.ask(asked())
+        request = Request(
+            "Once",
+            sampling=Sampling(seed=3),
+            speculation=Speculation(rule=rule),
+            received=whole.token_ids[:7],
+        )
+        _, answer = await served.ask(request)
+        assert (answer.text, answer.finish) == (whole.text, Finish.STOP)
+        assert served.writer.asked[-1] == list(whole.token_ids[:7])
+
+
+@pytest.mark.parametrize(
+    ("request_", "problem"),
+    [
+        (asked([1, TOKENIZER.get_vocab_size()]), "received has token"),
+        (asked([5, 6, 7], max_new_tokens=2), "received has 3 tokens, above max_new_tokens, 2"),
+        (asked([5], seed=None), "received needs sampling.seed, or temperature 0"),
+        (Request("a", resume_from=2, received=(5,), sampling=Sampling(seed=1)), "received has 1"),
+    ],
+)
+async def test_received_tokens_that_cannot_be_are_refused(request_: Request, problem: str) -> None:
+    async with front() as served:
+        with pytest.raises(InvalidRequest, match=problem):
+            await served.ask(request_)
+        assert served.writer.asked == []
+
+
+async def longest_pause(work: asyncio.Task[Any]) -> float:
+    """Seconds that the event loop did nothing else while it worked, at the most."""
+    loop, longest = asyncio.get_running_loop(), 0.0
+    while not work.done():
+        last = loop.time()
+        await asyncio.sleep(0.001)
+        longest = max(longest, loop.time() - last)
+    return longest
+
+
+async def test_a_long_prompt_does_not_hold_the_event_loop() -> None:
+    """Measured beside `encode`, which holds the GIL: machines differ."""
+    text = "Once upon a time there was a little girl. " * 6000
+    encode = asyncio.to_thread(TOKENIZER.encode, text)
+    held = await longest_pause(asyncio.create_task(encode))
+    async with front(context=100_000) as served:
+        answer = served.ask(Request(text, sampling=Sampling(seed=3)))
+        assert await longest_pause(asyncio.create_task(answer)) < held / 4
+
+
+async def test_a_refused_request_was_not_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+
+    def tokenise(answers: Answers, text: str) -> tuple[int, ...]:
+        lengths.append(len(text))
+        return (5,)
+
+    monkeypatch.setattr(Answers, "_tokenise", tokenise)
+    monkeypatch.setattr(reader, "QUEUE", 1)  # else all is written at once
+    async with front(waiting=1) as served:
+        admission = served.answers.admission
+        running = served.answers.generate(asked())
+        await anext(running)
+        waiting = asyncio.create_task(served.ask(asked()))
+        await asyncio.sleep(0.1)
+        assert (admission.running, admission.waiting, len(lengths)) == (1, 1, 2)
+        with pytest.raises(Busy, match="1 requests are waiting"):
+            await served.ask(asked())
+        with pytest.raises(InvalidRequest, match="text has 10000 bytes"):
+            await served.ask(Request("x" * 10_000, sampling=Sampling(seed=3)))
+        assert len(lengths) == 2
+        await running.aclose()
+        await waiting
+        assert (admission.running, admission.waiting) == (0, 0)
+
+
+async def test_mute_readers_give_their_places_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And go on from where they were when they read again."""
+    monkeypatch.setattr(reader, "QUEUE", 4)
+    monkeypatch.setattr(reader, "STALL_SECONDS", 0.05)
+    async with front() as served:
+        _, whole = await served.ask(asked())
+        mute = served.answers.generate(asked())
+        events = [await anext(mute)]
+        assert served.answers.admission.running == 1
+        await asyncio.wait_for(served.ask(asked()), 5)
+        assert served.answers.admission.running == 0
+        events += [event async for event in mute]
+        *chunks, answer = events
+        assert isinstance(answer, Answer)
+        tokens = [token for chunk in chunks for token in chunk.token_ids]
+        assert tokens == list(whole.token_ids)
+        assert (answer.text, answer.finish) == (whole.text, whole.finish)
+        written = len(served.writer.asked[-1])
+        assert 8 <= written < len(tokens), "the rest alone was written by the last run"
+        assert served.answers.admission.waiting == 0
+
+
+async def test_a_mute_reader_that_leaves_leaves_nothing() -> None:
+    async with front() as served:
+        mute = served.answers.generate(asked())
+        await anext(mute)
+        await mute.aclose()
+        admission = served.answers.admission
+        assert (admission.running, admission.waiting) == (0, 0)

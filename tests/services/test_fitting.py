@@ -1,0 +1,120 @@
+"""A service whose model does not fit is never used, wherever it comes from and whenever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.engine.config import ModelServiceConfig
+from tandem.engine.exact.fingerprint import model_fingerprint
+from tandem.engine.loading import load_model, runner_of
+from tandem.orchestrator.rounds import relay
+from tandem.orchestrator.workers import link as module
+from tandem.orchestrator.workers.link import Link
+from tandem.orchestrator.workers.worker import RoundWorkerService, drafter_link, verifier_link
+from tandem.protos.errors import Unavailable
+from tandem.protos.transport import rpc
+from tandem.v1 import common_pb2, drafter_pb2, verifier_pb2, verifier_pb2_grpc
+from tests.conftest import Services
+from tests.services.peer import Peer, served, until
+from tests.services.test_worker import counting, request
+
+TARGET, OTHER = "aaaa", "bbbb"
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence is noticed soon, and nobody waits for long."""
+    monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(relay, "VERIFIER_LOST_SECONDS", 0.3)
+
+
+def holding(fingerprint: str) -> Peer:
+    """A verifier that describes its model."""
+    model = common_pb2.ModelDescription(name="it", fingerprint=fingerprint)
+    return Peer(lambda _: verifier_pb2.DecodeResponse(model=model))
+
+
+def drafting(tokenizer: str) -> Peer:
+    """A drafter that describes its tokens."""
+    model = common_pb2.ModelDescription(name="it", tokenizer_fingerprint=tokenizer)
+    return Peer(lambda _: drafter_pb2.GuessResponse(model=model))
+
+
+async def replaced(
+    scope: AsyncExitStack, fingerprint: str, expected: str = ""
+) -> tuple[Link[Any, Any], Peer]:
+    """The link to a verifier in whose place there is one with this fingerprint now."""
+    async with served(holding(TARGET)) as address:
+        channel = await scope.enter_async_context(rpc.connect(address))
+        link = await scope.enter_async_context(verifier_link(channel, expected))
+        await until(lambda: link.connected)
+    await until(lambda: not link.connected)
+    peer = holding(fingerprint)
+    await scope.enter_async_context(served(peer, int(address.rpartition(":")[2])))
+    return link, peer
+
+
+@pytest.mark.parametrize("expected", ["", TARGET], ids=["first seen", "passed down"])
+async def test_a_verifier_replaced_by_another_model_gets_no_session(expected: str) -> None:
+    context: Any = None
+    async with AsyncExitStack() as scope:
+        link, other = await replaced(scope, OTHER, expected)
+        await until(lambda: link.problem)
+        nowhere = await scope.enter_async_context(rpc.connect("127.0.0.1:1"))
+        worker = RoundWorkerService(link, drafter_link(nowhere, link))
+        with pytest.raises(Unavailable, match="another model"):
+            await anext(worker.Run(request(), context))
+        assert not (link.connected or other.sent("open"))
+
+
+async def test_the_same_model_restarted_is_used_again() -> None:
+    async with AsyncExitStack() as scope:
+        link, _ = await replaced(scope, TARGET)
+        await until(lambda: link.connected)
+        assert not link.problem
+
+
+@pytest.mark.parametrize("tokenizer", [OTHER, TARGET])
+async def test_a_drafter_that_comes_late_and_does_not_fit_is_not_used(tokenizer: str) -> None:
+    verifier, drafter, context = Peer(counting), drafting(tokenizer), Any
+    async with (
+        served(verifier) as decoding,
+        served(drafter) as guessing,
+        rpc.connect(decoding) as to_verifier,
+        rpc.connect(guessing) as to_drafter,
+        verifier_link(to_verifier) as link,
+        drafter_link(to_drafter, link, TARGET) as drafts,
+    ):
+        await until(lambda: link.connected and (drafts.connected or drafts.problem))
+        asked = request()
+        asked.shape.levels = asked.shape.branches = asked.shape.nodes = 1
+        worker = RoundWorkerService(link, drafts)
+        assert len([step async for step in worker.Run(asked, context)]) == 3
+    assert bool(drafter.sent("open")) == (tokenizer == TARGET)
+
+
+async def test_the_first_response_of_a_call_says_which_model_it_is(services: Services) -> None:
+    async with rpc.connect(services.verifier) as channel:
+        call = verifier_pb2_grpc.VerifierServiceStub(channel).Decode()
+        await call.write(verifier_pb2.DecodeRequest())
+        first, second = await call.read(), await call.read()
+        call.cancel()
+    described = await services.verifier_client.describe(5)
+    assert first.model.fingerprint == described.fingerprint != ""
+    assert not second.HasField("model")
+
+
+def test_a_fingerprint_is_that_of_the_weights_and_the_tokens(
+    make_model: Callable[[str, int], Path],
+) -> None:
+    def found(seed: int, tokenizer: str = "t") -> str:
+        model = load_model(ModelServiceConfig(model=make_model("llama", seed)))
+        return model_fingerprint(runner_of(model, 1024, True), tokenizer)
+
+    assert found(1) == found(1)
+    assert len({found(1), found(2), found(1, "u")}) == 3

@@ -1,0 +1,56 @@
+"""Every benchmark that the documents name runs to its end, as small as it can be."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tandem import models
+from tests.documents import PAGES, ROOT, code
+
+SMALL = {
+    "chaos": "--faults 3 --streams 2 --tokens 40 --verifiers 2 --kind kill --kind slow --seed 3",
+    "acceptance": "--prompts 1 --max-new-tokens 8",
+    "copying": "--prompts 1 --max-new-tokens 8",
+    "engine": f"{models.TARGET} --repetitions 1",
+    "equality": "--sequences 4 --tokens 8",
+    "gaps": "--sessions 2 --prompt 200 --seconds 1",
+    "levels": "--repetitions 1",
+    "links": "--round-trip 0 --at-once 1 --temperature 0 --tokens 8 --turns 1 --seconds 1",
+    "options": "--requests 2",
+    "rules": "--prompts 1 --max-new-tokens 8",
+    "sampling": "--vocabulary 1000 --sessions 1 --visited 1 --repetitions 1",
+    "throughput": "--prompts 1 --max-new-tokens 8 --no-ray",
+}
+NO_JSON = {"chaos", "equality", "options", "rules"}
+ELSEWHERE = {"gpu": "tests/services/test_gpu_benchmark.py"}
+
+
+def named() -> set[str]:
+    """Benchmarks in documents and Makefile."""
+    text = "\n".join(["\n".join(code(page)) for page in PAGES])
+    text += (ROOT / "Makefile").read_text(encoding="utf-8")
+    return set(re.findall(r"-m tandem\.benchmarks\.(\w+)", text))
+
+
+def test_every_benchmark_that_is_named_is_run_by_a_test() -> None:
+    assert named() == SMALL.keys() | ELSEWHERE.keys()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_benchmark_runs_to_its_end(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", f"tandem.benchmarks.{name}", *SMALL[name].split()]
+    file = tmp_path / "figures.json"
+    if name not in NO_JSON:
+        command += ["--json", str(file)]
+    environment = os.environ | {"COLUMNS": "200"}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert re.search(r"\d", run.stdout), "figures"
+    assert name in NO_JSON or json.loads(file.read_text(encoding="utf-8"))["rows"]

@@ -1,0 +1,65 @@
+"""Whether a step with a single session should wait a moment for guesses that are on their way.
+
+Pure. A wait costs what would be emitted meanwhile; it pays if what comes adds more. A drafter that
+was late the last time is not waited for until it is in time again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+SMOOTHING = 0.2
+TOLERANCE = 2.5  # times the usual, that a guess may take
+REMEMBERED = 64  # facts whose guesses may still come
+MOST = 0.5  # of a plain step, that the first guess after a fact is waited for
+
+
+@dataclass(slots=True)
+class GuessTiming:
+    """When the guesses of one session come. Times are in seconds, 0 = never seen."""
+
+    lag: float = 0.0  # from a fact that no guess foresaw to the first guess after it, smoothed
+    gap: float = 0.0  # from a guess to the next one after the same fact, smoothed
+    in_time: bool = True  # whether the newest of those guesses came, and about when it should
+    _facts: dict[int, float] = field(default_factory=dict)  # such facts: when they left, by length
+    _newest: int = -1  # the length of the text
+    _behind: int = -1  # the newest length after which a guess came
+    _arrived: float = 0.0  # when the newest of them came
+
+    def fact_sent(self, length: int, now: float, predicted: bool) -> None:
+        """A fact leaves, with which the text has this length."""
+        if self.lag and now - self._facts.get(self._newest, now) > TOLERANCE * self.lag:
+            self.in_time = False
+        self._newest = length
+        if not predicted:
+            self._facts[length] = now
+        if len(self._facts) > REMEMBERED:
+            del self._facts[next(iter(self._facts))]
+
+    def guess_arrived(self, behind: int, at: float) -> None:
+        """A guess after so many tokens arrived."""
+        if behind == self._behind:
+            self.gap = averaged(self.gap, at - self._arrived)
+        elif sent := self._facts.pop(behind, 0.0):
+            took = at - sent
+            self.in_time = not self.lag or took <= TOLERANCE * self.lag
+            self.lag = averaged(self.lag, took)
+        self._behind, self._arrived = behind, at
+
+    def wait_seconds(self, now: float, step: float, expected: float, promise: float) -> float:
+        """Seconds to wait for the next guess after the newest fact. A step takes `step` of them;
+        `expected` guessed nodes should be accepted, and `promise` more with another level.
+        """
+        sent = self._facts.get(self._newest, 0.0)
+        usual, since = (self.lag, sent) if sent else (self.gap, self._arrived)
+        known = sent or self._behind == self._newest
+        if not (known and usual and promise * step > (1 + expected) * usual):
+            return 0.0
+        if sent and not (self.in_time and usual <= MOST * step):
+            return 0.0
+        return since + TOLERANCE * usual - now
+
+
+def averaged(mean: float, value: float) -> float:
+    """A mean with another value."""
+    return mean + (value - mean) * (SMOOTHING if mean else 1.0)
