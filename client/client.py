@@ -17,7 +17,8 @@ from grpc import aio
 from tandem.client.request import build
 from tandem.client.retry import Retry
 from tandem.protos.errors import DeadlineExceeded, TandemError, TransportLost
-from tandem.protos.transport import rpc, status
+from tandem.protos.service.tasks import is_cancelled
+from tandem.protos.transport import heartbeat, rpc, status
 from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
 
@@ -92,6 +93,7 @@ class Stream:
         self._stubs, self._request = client.stubs, request
         self._asked = random.randrange(len(self._stubs))
         self._received: list[int] = []
+        self._events, self._waiting = 0, True
         self._deadline = None if deadline_seconds is None else now + deadline_seconds
         self._retry = Retry(client.retry_seconds, now)
         self._chunks = self._all()
@@ -112,29 +114,45 @@ class Stream:
     async def _all(self) -> AsyncGenerator[api.Chunk, None]:
         """Calls, one after the other, until the answer is complete; raises TandemError."""
         while self.response is None:
-            call = self._stubs[self._asked].StreamGenerate(
-                api.StreamGenerateRequest(
-                    request=self._request,
-                    resume_from=len(self._received),
-                    received=self._received,
-                ),
-                timeout=self._left(),
-            )
+            error: TandemError = TransportLost("the stream ended before the answer")
+            call = self._call()
+            watching = asyncio.create_task(self._cancel_when_silent(call))
             try:
                 async for event in call:
-                    self._retry.progress(time.monotonic())
+                    self._events += 1
                     if event.HasField("complete"):
                         self.response = event.complete
-                        break
-                    self._received += event.chunk.token_ids
-                    yield event.chunk
-                else:
-                    raise TransportLost("the stream ended before the answer")
-            except (aio.AioRpcError, TransportLost) as failure:
-                lost = status.decode(failure) if isinstance(failure, aio.AioRpcError) else failure
-                await self._pause(lost)
+                        return
+                    if event.HasField("chunk"):
+                        self._retry.progress(time.monotonic())
+                        self._received += event.chunk.token_ids
+                        self._waiting = False
+                        yield event.chunk
+                        self._waiting = True
+            except aio.AioRpcError as failure:
+                error = status.decode(failure)
+            except asyncio.CancelledError:
+                if is_cancelled():
+                    raise
+                error = TransportLost("the front end does not answer")
             finally:
+                watching.cancel()
                 call.cancel()
+            await self._pause(error)
+
+    def _call(self) -> Any:
+        request = api.StreamGenerateRequest(
+            request=self._request,
+            resume_from=len(self._received),
+            received=self._received,
+            heartbeats=True,
+        )
+        return self._stubs[self._asked].StreamGenerate(request, timeout=self._left())
+
+    async def _cancel_when_silent(self, call: Any) -> None:
+        """End a call on which not even heartbeats arrive while the caller waits for some."""
+        await heartbeat.until_silent(lambda: self._events if self._waiting else object())
+        call.cancel()
 
     async def _pause(self, error: TandemError) -> None:
         """Until the next call; raises the error if there shall be none."""

@@ -22,11 +22,10 @@ from tandem.engine.schedule.scheduler import ModelThread
 from tandem.engine.schedule.task import Job
 from tandem.protos.errors import Internal, SessionMiss, StaleTurn, TandemError
 from tandem.protos.service.drain import Drain
-from tandem.protos.transport import status
+from tandem.protos.transport import heartbeat, status
 from tandem.protos.types import Context
 from tandem.v1 import common_pb2
 
-HEARTBEAT_SECONDS = 0.5  # a side with nothing to send sends an empty message
 SILENCE_SECONDS = 5.0  # a caller that sends nothing for so long is lost
 
 In = TypeVar("In")
@@ -84,7 +83,7 @@ class StreamServer(Generic[In, Out]):
         try:
             while not reading.done() and monotonic() - call.received_at < SILENCE_SECONDS:
                 try:
-                    async with asyncio.timeout(HEARTBEAT_SECONDS):
+                    async with asyncio.timeout(heartbeat.SECONDS):
                         await call.changed.wait()
                 except TimeoutError:
                     pass

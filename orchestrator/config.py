@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from tandem.protos import hub
+from tandem.protos.address import check_source
 from tandem.protos.service.config import ServiceConfig
 from tandem.protos.types import MAX_LEVELS, MAX_NODES
 
@@ -20,6 +21,8 @@ def _listed(given: object) -> object:
     names = [each.strip() for each in given]
     if not all(names) or len(set(names)) < len(names):
         raise ValueError("has an address that is empty or there twice")
+    for name in names:
+        check_source(name)
     return ",".join(names)
 
 
@@ -29,8 +32,11 @@ Addresses = Annotated[str, BeforeValidator(_listed)]
 class OrchestratorConfig(ServiceConfig):
     """One front end and its round workers."""
 
-    verifier: Addresses = Field(description="HOST:PORT of the verifier, or several with commas")
-    drafter: Addresses = Field(description="HOST:PORT of the drafter, or several with commas")
+    verifier: Addresses = Field(
+        description="HOST:PORT of the verifier, or several with commas; dns:///NAME:PORT and "
+        "file:///PATH stand for all that they have"
+    )
+    drafter: Addresses = Field(default="", description="the same of drafters; none by default")
     tokenizer: hub.TokenizerPath = Field(description="model whose tokenizer is used")
     port: int = Field(
         default=50051, ge=0, le=65535, description="of the client API; 0 takes a free one"
@@ -70,13 +76,13 @@ class OrchestratorConfig(ServiceConfig):
 
     @property
     def verifiers(self) -> tuple[str, ...]:
-        """Addresses of all verifiers, which serve the same model."""
+        """Sources of the addresses of verifiers, which serve the same model."""
         return tuple(self.verifier.split(","))
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Addresses of all drafters."""
-        return tuple(self.drafter.split(","))
+        """Sources of the addresses of drafters."""
+        return tuple(filter(None, self.drafter.split(",")))
 
     @model_validator(mode="after")
     def _one_local_worker(self) -> OrchestratorConfig:

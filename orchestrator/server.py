@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from prometheus_client import CollectorRegistry
 
 from tandem.orchestrator.config import OrchestratorConfig
+from tandem.orchestrator.fleet.discovery import Discovery
 from tandem.orchestrator.fleet.replicas import Replicas
 from tandem.orchestrator.frontend import readiness
 from tandem.orchestrator.frontend.admission import Admission
@@ -34,7 +35,11 @@ async def serving(
     """
     tokenizer = load_tokenizer(config.tokenizer)
     supervising = cluster.supervising if config.ray else local.supervising
-    async with Replicas(config) as replicas:
+    discovery = Discovery(config.verifiers, config.drafters)
+    async with AsyncExitStack() as scope:
+        membership = await scope.enter_async_context(discovery.running())
+        replicas = Replicas(config, membership)
+        await scope.enter_async_context(background(replicas.follow()))
         target = await replicas.check_models()
         shape = DraftShape(
             config.draft_levels,
@@ -48,12 +53,12 @@ async def serving(
         admission = Admission(config.max_running, config.max_waiting, metrics)
         async with (
             supervising(config, target) as supervisor,
-            WorkerPool(supervisor, metrics.resumes.inc) as pool,
+            WorkerPool(supervisor, membership, metrics.resumes.inc) as pool,
         ):
             answers = Answers(pool, tokenizer, served, metrics, admission)
             service, health = OrchestratorService(answers, replicas, drain or Drain()), Health()
             async with (
-                background(*readiness.reporting(health, pool, replicas.verifier_channels)),
+                background(*readiness.reporting(health, pool, replicas)),
                 rpc.serving(
                     config.host,
                     config.port,

@@ -1,6 +1,10 @@
-"""HOST:PORT as people write it; the host of IPv6 has brackets there, as in a URL."""
+"""HOST:PORT as people write it; the host of IPv6 has brackets there, as in a URL. And sources,
+which stand for several addresses.
+"""
 
 from __future__ import annotations
+
+DNS, FILE = "dns:///", "file://"
 
 
 def joined(host: str, port: int) -> str:
@@ -12,3 +16,17 @@ def joined(host: str, port: int) -> str:
 def unbracketed(host: str) -> str:
     """The host alone, however it was given: `::1`."""
     return host.removeprefix("[").removesuffix("]")
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host, without brackets, and port of an address; raises ValueError if it is none."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ValueError(f"{address!r} is not HOST:PORT")
+    return unbracketed(host), int(port)
+
+
+def check_source(source: str) -> None:
+    """Raise ValueError if it is neither an address nor `dns:///HOST:PORT` nor `file:///PATH`."""
+    if not source.startswith(f"{FILE}/"):
+        split(source.removeprefix(DNS))

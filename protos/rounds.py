@@ -16,6 +16,14 @@ class Finish(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Members:
+    """Addresses of all replicas that are to be used."""
+
+    verifiers: tuple[str, ...] = ()
+    drafters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RunRequest:
     """A request that was checked and completed with defaults. After a lost worker it names the
     `completion` so far, and a `first_turn` above every turn of that worker.
@@ -50,7 +58,7 @@ class Step:
     seconds: float = 0.0  # since the step before, or since the opening
     finish: Finish | None = None
     matched_token_id: int | None = None  # the stop token that ended the generation
-    drafter_switches: int = 0  # openings so far but the first
+    drafter_switches: int = 0  # so far: openings after one that was answered
     verifier_switches: int = 0
     drafter_round_trip: float = 0.0  # seconds, smoothed; 0 = not known
     verifier_round_trip: float = 0.0

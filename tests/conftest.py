@@ -202,7 +202,7 @@ async def nothing_left(services: Services) -> AsyncIterator[None]:
     for _ in range(50):
         ours = asyncio.all_tasks() - before - {asyncio.current_task()}
         # tasks of servers and of what watches them, and parts of tasks that are counted themselves
-        servers = ("grpcio", "StreamServer.", "is_serving", "until_lost", "_wait.<locals>")
+        servers = ("grpcio", "StreamServer.", "is_serving", "attend", "until_silent", "_wait.<")
         left = {task for task in ours if not any(name in repr(task) for name in servers)}
         if not left:
             break

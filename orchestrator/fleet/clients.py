@@ -14,6 +14,7 @@ from tandem.protos import tree
 from tandem.protos.errors import Internal
 from tandem.protos.streams import Decoding, Drafting, Fact
 from tandem.protos.transport import rpc, status
+from tandem.protos.transport.health import is_serving
 from tandem.protos.types import (
     LAST_TURN,
     Context,
@@ -118,6 +119,7 @@ class VerifierClient:
     """A verifier at an address."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
         self._stub = verifier_pb2_grpc.VerifierServiceStub(channel)
 
     async def verify(self, context: Context, draft: Draft, sampling: SamplingParams) -> Verdict:
@@ -135,6 +137,10 @@ class VerifierClient:
     async def close(self, session_id: bytes) -> None:
         """Free the session."""
         await _close(self._stub.Decode, verifier_pb2.DecodeRequest(closings=[_closing(session_id)]))
+
+    async def serving(self, seconds: float) -> bool:
+        """Whether it reports within so many seconds that it serves."""
+        return await is_serving(self._channel, "tandem.v1.VerifierService", seconds)
 
     async def describe(self, seconds: float) -> ModelDescription:
         """The target model; waits up to `seconds` for the service to come up."""

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol, TypeVar
 
 import grpc
 import structlog
 
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.fleet.clients import DrafterClient, VerifierClient
+from tandem.orchestrator.fleet.membership import Membership, PerAddress
 from tandem.protos.errors import IncompatibleModels, TandemError, Unusable
 from tandem.protos.fingerprint import fingerprint
 from tandem.protos.transport import rpc
 from tandem.protos.types import ModelDescription
 
 STATUS_SECONDS = 2.0
-DRAFTER_SECONDS = 20.0  # more than the verifier took
+PAUSE_SECONDS = 0.1  # between two questions at the start
+Client = TypeVar("Client")
 
 log = structlog.get_logger()
 
@@ -43,42 +46,37 @@ class ReplicaStatus:
 
 
 class Replicas:
-    """Verifiers, which serve the same model, and drafters."""
+    """Verifiers, which serve the same model, and drafters, as they come and go."""
 
-    def __init__(self, config: OrchestratorConfig) -> None:
-        self._config = config
+    def __init__(self, config: OrchestratorConfig, membership: Membership) -> None:
+        self._config, self._membership = config, membership
         self.fingerprint = fingerprint(config.tokenizer)
-        self.verifier_channels: list[grpc.aio.Channel] = []
-        self._verifiers: dict[str, VerifierClient] = {}
-        self._drafters: dict[str, DrafterClient] = {}
-        self._scope = AsyncExitStack()
+        self.verifiers: Mapping[str, VerifierClient] = {}
+        self.drafters: Mapping[str, DrafterClient] = {}
 
-    async def __aenter__(self) -> Self:
-        for address in self._config.verifiers:
-            channel = await self._scope.enter_async_context(rpc.connect(address))
-            self.verifier_channels.append(channel)
-            self._verifiers[address] = VerifierClient(channel)
-        for address in self._config.drafters:
-            channel = await self._scope.enter_async_context(rpc.connect(address))
-            self._drafters[address] = DrafterClient(channel)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._scope.aclose()
+    async def follow(self) -> None:
+        """Have a client for each member, until cancelled."""
+        async with (
+            PerAddress(partial(_connected, VerifierClient)) as verifiers,
+            PerAddress(partial(_connected, DrafterClient)) as drafters,
+        ):
+            self.verifiers, self.drafters = verifiers.items, drafters.items
+            known = None
+            while True:
+                known = await self._membership.other_than(known)
+                await verifiers.update(known.verifiers)
+                await drafters.update(known.drafters)
 
     async def check_models(self) -> ModelDescription:
-        """Wait for a verifier and a drafter, and check that all tokenizers are the same; the
-        target's description.
+        """Wait for a verifier, and check that its tokenizer is the orchestrator's, and that of a
+        drafter that answers too; the target's description.
 
-        Raises Unusable without a verifier, IncompatibleModels if tokenizers differ. Without a
-        drafter it returns after a while: the verifier decodes by itself.
+        Raises Unusable without a verifier, IncompatibleModels if tokenizers differ.
         """
         config = self._config
-        target = await _first(self._verifiers, config.start_seconds)
-        if target is None:
-            raise Unusable(f"no verifier answers at {config.verifier}")
+        target = await self._target()
         _check_same(config.tokenizer, self.fingerprint, target)
-        draft = await _first(self._drafters, min(DRAFTER_SECONDS, config.start_seconds))
+        draft = await _first(self.drafters, min(STATUS_SECONDS, config.start_seconds))
         if draft is None:
             log.warning("no drafter answers; decoding without drafts", address=config.drafter)
         else:
@@ -88,10 +86,31 @@ class Replicas:
     async def status(self) -> tuple[list[ReplicaStatus], list[ReplicaStatus]]:
         """Those of verifiers and of drafters."""
         verifiers, drafters = await asyncio.gather(
-            asyncio.gather(*(_status(*each) for each in self._verifiers.items())),
-            asyncio.gather(*(_status(*each) for each in self._drafters.items())),
+            asyncio.gather(*(_status(*each) for each in self.verifiers.items())),
+            asyncio.gather(*(_status(*each) for each in self.drafters.items())),
         )
         return verifiers, drafters
+
+    async def serving(self, seconds: float) -> bool:
+        """Whether any verifier reports within so many seconds that it serves."""
+        answers = (each.serving(seconds) for each in self.verifiers.values())
+        return any(await asyncio.gather(*answers))
+
+    async def _target(self) -> ModelDescription:
+        until = time.monotonic() + self._config.start_seconds
+        while (left := until - time.monotonic()) > 0:
+            if target := await _first(self.verifiers, min(left, STATUS_SECONDS)):
+                return target
+            await asyncio.sleep(min(left, PAUSE_SECONDS))
+        raise Unusable(f"no verifier answers at {self._config.verifier}")
+
+
+@asynccontextmanager
+async def _connected(
+    make: Callable[[grpc.aio.Channel], Client], address: str
+) -> AsyncIterator[Client]:
+    async with rpc.connect(address) as channel:
+        yield make(channel)
 
 
 async def _first(clients: Mapping[str, ModelClient], seconds: float) -> ModelDescription | None:

@@ -41,9 +41,9 @@ class Answers:
         self._pool, self._tokenizer, self._served = pool, tokenizer, served
         self._metrics, self.admission = metrics, admission
 
-    async def generate(self, request: Request) -> AsyncGenerator[Chunk | Answer, None]:
-        """Chunks with tokens that the client does not have yet, then the complete answer. Raises a
-        TandemError.
+    async def generate(self, request: Request) -> AsyncGenerator[Chunk | Answer | None, None]:
+        """Chunks with tokens that the client does not have yet, None now and then while there are
+        none, and the complete answer. Raises a TandemError.
         """
         check_resumable(request, self._served.description)
         check_size(request, self._served)
@@ -52,16 +52,19 @@ class Answers:
             sampling = replace(sampling, seed=secrets.randbelow(MAX_SEED))
         request = replace(request, request_id=request_id, sampling=sampling)
         with self.admission.ticket():
-            run, answer = await asyncio.to_thread(self._begin, request)
-            async with aclosing(read_ahead(lambda: self._run(run, answer))) as chunks:
+            begun = asyncio.create_task(asyncio.to_thread(self._begin, request))
+            async with aclosing(read_ahead(lambda: self._run(begun))) as chunks:
                 async for chunk in chunks:
                     yield chunk
-        yield answer.complete()
+        yield begun.result()[1].complete()
 
-    async def _run(self, run: RunRequest, answer: AnswerBuilder) -> AsyncGenerator[Chunk, None]:
+    async def _run(
+        self, begun: asyncio.Task[tuple[RunRequest, AnswerBuilder]]
+    ) -> AsyncGenerator[Chunk, None]:
         """Run what is missing of the answer; the session is new, as that of a run that was closed
         may still end.
         """
+        run, answer = await begun
         if answer.finished:
             return
         async with self.admission.place():

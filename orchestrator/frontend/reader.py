@@ -13,16 +13,17 @@ from typing import TypeVar
 
 QUEUE = 64  # chunks
 STALL_SECONDS = 3.0
+IDLE_SECONDS = 0.5
 
 Chunk = TypeVar("Chunk")
 
 
 async def read_ahead(
     begin: Callable[[], AsyncGenerator[Chunk, None]],
-) -> AsyncGenerator[Chunk, None]:
-    """What is written, through a queue. When it was full for STALL_SECONDS, the writer is closed;
-    when the reader has taken half of it, `begin` is called again for the rest. Raises what the
-    writer raises.
+) -> AsyncGenerator[Chunk | None, None]:
+    """What is written, through a queue; None when there was nothing for IDLE_SECONDS. When it was
+    full for STALL_SECONDS, the writer is closed; when the reader has taken half of it, `begin` is
+    called again for the rest. Raises what the writer raises.
     """
     queue, added, taken = deque[Chunk](), asyncio.Event(), asyncio.Event()
 
@@ -55,7 +56,11 @@ async def read_ahead(
                 yield queue.popleft()
                 taken.set()
             if not writer.done():
-                await added.wait()
+                try:
+                    async with asyncio.timeout(IDLE_SECONDS):
+                        await added.wait()
+                except TimeoutError:
+                    yield None
         writer.result()
     finally:
         writer.cancel()

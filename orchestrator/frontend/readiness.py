@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any
 
-import grpc
-
+from tandem.orchestrator.fleet.replicas import Replicas
 from tandem.orchestrator.workers.pool import WorkerPool
-from tandem.protos.transport.health import Health, is_serving
+from tandem.protos.transport.health import Health
 
-VERIFIER = "tandem.v1.VerifierService"
 PAUSE_SECONDS = 0.25  # between two looks
 ANSWER_SECONDS = 1.0  # in which a verifier answers; health is NOT_SERVING within 2 s
 
 
 def reporting(
-    health: Health, pool: WorkerPool, verifiers: Sequence[grpc.aio.Channel]
+    health: Health, pool: WorkerPool, replicas: Replicas
 ) -> tuple[Coroutine[Any, Any, None], ...]:
     """What reports to `health`, again and again."""
-    return _report_workers(health, pool), _report_verifiers(health, verifiers)
+    return _report_workers(health, pool), _report_verifiers(health, replicas)
 
 
 async def _report_workers(health: Health, pool: WorkerPool) -> None:
@@ -29,10 +27,9 @@ async def _report_workers(health: Health, pool: WorkerPool) -> None:
         await asyncio.sleep(PAUSE_SECONDS)
 
 
-async def _report_verifiers(health: Health, verifiers: Sequence[grpc.aio.Channel]) -> None:
+async def _report_verifiers(health: Health, replicas: Replicas) -> None:
     """Any verifier that serves is enough."""
     while True:
-        answers = (is_serving(each, VERIFIER, ANSWER_SECONDS) for each in verifiers)
-        serving = any(await asyncio.gather(*answers))
+        serving = await replicas.serving(ANSWER_SECONDS)
         health.report("verifiers", None if serving else "no verifier serves")
         await asyncio.sleep(PAUSE_SECONDS)

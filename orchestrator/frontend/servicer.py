@@ -55,8 +55,10 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                 async for event in events:
                     if isinstance(event, Answer):
                         yield api.StreamGenerateResponse(complete=encode_answer(event))
-                    else:
+                    elif event:
                         yield api.StreamGenerateResponse(chunk=encode_chunk(event))
+                    elif request.heartbeats:
+                        yield api.StreamGenerateResponse()
 
     async def GetStatus(
         self, request: api.GetStatusRequest, context: ServicerContext

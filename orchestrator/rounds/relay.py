@@ -190,8 +190,8 @@ class Relay:
             seconds,
             generation.finish,
             generation.matched_token_id,
-            max(0, self.drafter.openings - 1),
-            max(0, self.verifier.openings - 1),
+            self.drafter.switches,
+            self.verifier.switches,
             self.drafter.link.round_trip,
             self.verifier.link.round_trip,
         )

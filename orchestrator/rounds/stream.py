@@ -102,6 +102,8 @@ class SessionStream(Generic[Sent, Received]):
     number: int = 0  # 0 = no stream is open
     turn: int = 0  # of the newest opening
     openings: int = 0
+    switches: int = 0  # openings after one that the service had answered
+    _answered: bool = False
     failures: int = 0  # since an item arrived
     waited: float = 0.0  # seconds of pauses since then
     _retry: TimerHandle | None = None
@@ -111,6 +113,8 @@ class SessionStream(Generic[Sent, Received]):
         self.stop()
         self.number, self.turn = number, turn
         self.openings += 1
+        self.switches += self._answered
+        self._answered = False
         self.link.open(number, opening, self)
 
     def send(self, item: Sent) -> None:
@@ -153,7 +157,7 @@ class SessionStream(Generic[Sent, Received]):
 
     def receive(self, item: Received) -> None:
         """Called by the link."""
-        self.failures, self.waited = 0, 0.0
+        self.failures, self.waited, self._answered = 0, 0.0, True
         self.on_item(item)
 
     def failed(self, error: TandemError) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tandem.orchestrator.fleet.routing import choose
 from tandem.orchestrator.rounds.stream import ServiceLink, Subscriber
@@ -26,6 +26,7 @@ class Placement(Generic[Received]):
 
     session: SessionPlaces
     replica: str
+    link: ServiceLink[Any, Received]
     subscriber: Subscriber[Received]
 
     def connected(self) -> None:
@@ -84,16 +85,17 @@ class Watch(Generic[Sent, Received]):
 
 
 class BalancedLink(Generic[Sent, Received]):
-    """Links to replicas, by their names."""
+    """Links to replicas, by their names; they may come and go."""
 
-    def __init__(self, links: Mapping[str, ServiceLink[Sent, Received]]) -> None:
-        self._links = dict(links)
+    def __init__(self, links: Mapping[str, ServiceLink[Sent, Received]] | None = None) -> None:
+        self._links: dict[str, ServiceLink[Sent, Received]] = {}
+        self._watches: dict[str, Watch[Sent, Received]] = {}
         self._subscribers: dict[Subscriber[Received], None] = {}
         self._streams: dict[int, Placement[Received]] = {}
         self._sessions: dict[bytes, SessionPlaces] = {}
         self._count: Counter[str] = Counter()  # streams of each
-        for name, link in self._links.items():
-            link.subscribe(Watch(self, name))
+        for name, link in (links or {}).items():
+            self.add(name, link)
 
     @property
     def connected(self) -> bool:
@@ -118,6 +120,19 @@ class BalancedLink(Generic[Sent, Received]):
         count = max(1, len(loads))
         return sum(price for price, _ in loads) / count, sum(each for _, each in loads) / count
 
+    def add(self, name: str, link: ServiceLink[Sent, Received]) -> None:
+        """There is one more replica."""
+        self._links[name] = link
+        watch = self._watches[name] = Watch(self, name)
+        link.subscribe(watch)
+        if link.connected:
+            self.on_connected()
+
+    def remove(self, name: str) -> None:
+        """It is to be used no more; its streams are lost."""
+        self._links.pop(name).unsubscribe(self._watches.pop(name))
+        self.on_lost(name)
+
     def subscribe(self, subscriber: Subscriber[Received]) -> None:
         """Report from now on when the service is connected and lost."""
         self._subscribers[subscriber] = None
@@ -139,27 +154,29 @@ class BalancedLink(Generic[Sent, Received]):
         replica = choose(context.client or context.session_id, counts)
         session.held.pop(replica, None)
         session.held[replica] = None
-        placement = self._streams[stream] = Placement(session, replica, subscriber)
+        link = self._links[replica]
+        placement = self._streams[stream] = Placement(session, replica, link, subscriber)
         self._count[replica] += 1
-        self._links[replica].open(stream, opening, placement)
+        link.open(stream, opening, placement)
 
     def drop(self, stream: int) -> None:
         """Ignore what still arrives for a stream."""
         if placement := self._streams.pop(stream, None):
             self._count[placement.replica] -= 1
-            self._links[placement.replica].drop(stream)
+            placement.link.drop(stream)
 
     def send(self, stream: int, item: Sent) -> None:
         """Send an item to where its stream is open."""
         if placement := self._streams.get(stream):
-            self._links[placement.replica].send(stream, item)
+            placement.link.send(stream, item)
 
     def close(self, session_id: bytes, turn: int) -> None:
         """Have every replica that may hold a session forget it, unless it was opened with a newer
         turn.
         """
         for replica in self._sessions.pop(session_id, SessionPlaces()).held:
-            self._links[replica].close(session_id, turn)
+            if link := self._links.get(replica):
+                link.close(session_id, turn)
 
     def on_connected(self) -> None:
         """A replica is connected; who has a stream at another stays there."""

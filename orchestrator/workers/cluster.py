@@ -16,7 +16,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, supp
 from typing import Any
 
 from tandem.orchestrator.config import OrchestratorConfig
-from tandem.orchestrator.workers import worker
+from tandem.orchestrator.workers import local, worker
+from tandem.orchestrator.workers.local import LocalSupervisor
 from tandem.protos.transport import rpc
 from tandem.protos.types import ModelDescription
 
@@ -27,14 +28,8 @@ LOCAL = "local"
 class RoundWorker:
     """The actor: a round worker's server on Ray's own event loop."""
 
-    def __init__(
-        self,
-        verifiers: tuple[str, ...],
-        drafters: tuple[str, ...],
-        key: str,
-        target: ModelDescription,
-    ) -> None:
-        self._arguments = verifiers, drafters, key, target
+    def __init__(self, key: str, target: ModelDescription) -> None:
+        self._key, self._target = key, target
         self._scope = AsyncExitStack()
         self._address: str | None = None
 
@@ -45,7 +40,7 @@ class RoundWorker:
 
             host = ray.util.get_node_ip_address()
             self._address = await self._scope.enter_async_context(
-                worker.serving(host, *self._arguments)
+                worker.serving(host, self._key, self._target)
             )
         return self._address
 
@@ -55,15 +50,27 @@ class RoundWorker:
 
 
 class RaySupervisor:
-    """Actors that Ray restarts without limit."""
+    """Actors that Ray restarts without limit; and one worker in this process, in reserve: while Ray
+    has none, and should it never have one again.
+    """
 
-    def __init__(self, actors: list[Any], key: str) -> None:
-        self.key, self.count = key, len(actors)
-        self._actors = actors
+    def __init__(self, actors: list[Any], local: LocalSupervisor) -> None:
+        self.key, self.count = local.key, len(actors) + 1
+        self.reserve: int | None = len(actors)
+        self._actors, self._local = actors, local
 
     async def endpoint(self, index: int) -> str:
         """The address of worker `index`; Ray answers when the actor runs."""
+        if index == self.reserve:
+            return await self._local.endpoint(index)
         return str(await self._actors[index].endpoint.remote())
+
+    def restart(self, index: int) -> None:
+        """Have Ray restart a worker that does not answer."""
+        import ray
+
+        if index != self.reserve:
+            ray.kill(self._actors[index], no_restart=False)
 
     async def drain(self) -> None:
         """Drain all workers that can be reached."""
@@ -121,16 +128,15 @@ async def supervising(
     """Round workers on the running Ray while the scope lasts."""
     import ray
 
-    key = secrets.token_hex(16)
     actor: Any = ray.remote(RoundWorker).options(
         num_cpus=0.1, max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD"
     )
-    arguments = config.verifiers, config.drafters, key, target
-    actors = [actor.remote(*arguments) for _ in range(config.workers)]
-    supervisor = RaySupervisor(actors, key)
-    try:
-        yield supervisor
-    finally:
-        await supervisor.drain()
-        for handle in actors:
-            ray.kill(handle)
+    async with local.supervising(config, target) as reserve:
+        actors = [actor.remote(reserve.key, target) for _ in range(config.workers)]
+        supervisor = RaySupervisor(actors, reserve)
+        try:
+            yield supervisor
+        finally:
+            await supervisor.drain()
+            for handle in actors:
+                ray.kill(handle)

@@ -24,12 +24,10 @@ from tandem.orchestrator.rounds.stream import Subscriber
 from tandem.orchestrator.workers.fitting import Fits
 from tandem.protos.errors import Internal
 from tandem.protos.service.tasks import background, first_done
-from tandem.protos.transport import status
+from tandem.protos.transport import heartbeat, status
 from tandem.protos.wire.codec import decode_model
 from tandem.protos.wire.requests import encode_closing, encode_item
 
-HEARTBEAT_SECONDS = 0.5  # between messages at the most
-MISSED_HEARTBEATS = 4  # after which the service is lost
 BACK_OFF_SECONDS = (0.05, 1.0)
 CLOSE_SECONDS = 2.0
 ROUND_TRIP_WINDOW = 32  # responses until a shorter round trip is mostly forgotten
@@ -137,20 +135,10 @@ class Link(Generic[Sent, Received]):
         try:
             await call.wait_for_connection()
             self._wake.set()
-            await first_done(self._read(call), self._write(call), self._heartbeat())
+            silent = heartbeat.until_silent(lambda: self._responses, self._wake.set)
+            await first_done(self._read(call), self._write(call), silent)
         finally:
             call.cancel()
-
-    async def _heartbeat(self) -> None:
-        """Have a message sent now and then; returns when no response comes. Counts heartbeats, not
-        seconds: this process may be the one that was suspended.
-        """
-        missed = 0
-        while missed < MISSED_HEARTBEATS:
-            responses = self._responses
-            await asyncio.sleep(HEARTBEAT_SECONDS)
-            self._wake.set()
-            missed = missed + 1 if responses == self._responses else 0
 
     async def _write(self, call: aio.StreamStreamCall[Any, Any]) -> None:
         while not self._ending or self._outbox:

@@ -15,6 +15,7 @@ class LocalSupervisor:
     """One worker that lives as long as its process."""
 
     count = 1
+    reserve: int | None = None
 
     def __init__(self, address: str, key: str) -> None:
         self.key = key
@@ -24,6 +25,9 @@ class LocalSupervisor:
         """The worker's address."""
         return self._address
 
+    def restart(self, index: int) -> None:
+        """It lives as long as its process."""
+
 
 @asynccontextmanager
 async def supervising(
@@ -31,6 +35,5 @@ async def supervising(
 ) -> AsyncIterator[LocalSupervisor]:
     """A worker while the scope lasts."""
     key = secrets.token_hex(16)
-    serving = worker.serving("127.0.0.1", config.verifiers, config.drafters, key, target)
-    async with serving as address:
+    async with worker.serving("127.0.0.1", key, target) as address:
         yield LocalSupervisor(address, key)

@@ -15,12 +15,13 @@ from typing import Any, Protocol
 import grpc
 import structlog
 
+from tandem.orchestrator.fleet.membership import Membership
+from tandem.orchestrator.workers.attendance import attend
 from tandem.orchestrator.workers.worker import WORKER_KEY
 from tandem.protos.errors import TransportLost, Unavailable, Unusable
 from tandem.protos.rounds import RunRequest, Step
-from tandem.protos.service.tasks import background, first_done
+from tandem.protos.service.tasks import background, first_done, is_cancelled
 from tandem.protos.transport import rpc, status
-from tandem.protos.transport.health import until_lost
 from tandem.protos.wire.rounds import decode_step, encode_run
 from tandem.v1 import rounds_pb2_grpc
 
@@ -33,38 +34,57 @@ log = structlog.get_logger()
 
 
 class Supervisor(Protocol):
-    """Keeps a number of round workers alive."""
+    """Keeps a number of round workers alive. The one in `reserve` runs requests while no other is
+    connected.
+    """
 
-    count: int
     key: str
+    count: int
+    reserve: int | None
 
     async def endpoint(self, index: int) -> str:
         """The address of worker `index`; waits until it runs."""
 
+    def restart(self, index: int) -> None:
+        """Have a worker restarted that does not answer."""
+
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """A channel to one worker and the requests that run over it; a lost one is closed when the last
-    of them is gone.
+    """A channel to one worker, and the calls of the requests that run there; a lost one is closed
+    when the last of them is gone.
     """
 
     channel: grpc.aio.Channel
-    requests: int = 0
+    calls: set[Any] = field(default_factory=set)
     lost: asyncio.Event = field(default_factory=asyncio.Event)
+    silent: bool = False
 
-    async def release(self) -> None:
-        """One request less."""
-        self.requests -= 1
-        if self.lost.is_set() and self.requests == 0:
+    def end(self) -> None:
+        """The worker does not answer: no call will."""
+        self.silent = not self.lost.is_set()
+        self.lost.set()
+        for call in self.calls if self.silent else ():
+            call.cancel()
+
+    async def release(self, call: Any = None) -> None:
+        """One call less."""
+        self.calls.discard(call)
+        if self.lost.is_set() and not self.calls:
             await self.channel.close()
 
 
 class WorkerPool:
     """Runs requests on round workers; a lost worker costs a resume, never an error."""
 
-    def __init__(self, supervisor: Supervisor, resumed: Callable[[], None]) -> None:
-        """`resumed` is called for each request that goes on after a loss."""
-        self._supervisor, self._resumed = supervisor, resumed
+    def __init__(
+        self, supervisor: Supervisor, membership: Membership, resumed: Callable[[], None]
+    ) -> None:
+        """Workers use the replicas of `membership`; `resumed` is called for each request that goes
+        on after a loss.
+        """
+        self._supervisor, self._membership, self._resumed = supervisor, membership, resumed
+        self._metadata = ((WORKER_KEY, supervisor.key),)
         self._connections: dict[int, Connection] = {}
         self._changed = asyncio.Condition()
         self._scope = AsyncExitStack()
@@ -89,8 +109,6 @@ class WorkerPool:
 
     async def __aexit__(self, *error: Any) -> None:
         await self._scope.__aexit__(*error)
-        for connection in self._connections.values():
-            await connection.channel.close()
 
     async def run(self, request: RunRequest) -> AsyncGenerator[Step, None]:
         """Stream the steps of a request; after a loss, which a stream that ends without a finish
@@ -99,11 +117,10 @@ class WorkerPool:
         completion, losses = list(request.completion), 0
         while True:
             index, connection = await self._pick()
-            connection.requests += 1
             call = rounds_pb2_grpc.RoundWorkerServiceStub(connection.channel).Run(
-                encode_run(request),
-                metadata=rpc.metadata_of(request.request_id, (WORKER_KEY, self._supervisor.key)),
+                encode_run(request), metadata=rpc.metadata_of(request.request_id, *self._metadata)
             )
+            connection.calls.add(call)
             try:
                 async for message in call:
                     step = decode_step(message)
@@ -116,9 +133,12 @@ class WorkerPool:
                 _raise_unless_lost(failure)
                 if failure.code() is grpc.StatusCode.UNAVAILABLE:  # else this stream alone
                     self._lose(index, connection)
+            except asyncio.CancelledError:
+                if not connection.silent or is_cancelled():
+                    raise
             finally:
                 call.cancel()
-                await connection.release()
+                await connection.release(call)
             losses += 1
             if losses > MAX_LOSSES:
                 raise Unavailable(f"{losses} round workers were lost in a row")
@@ -132,10 +152,13 @@ class WorkerPool:
         try:
             async with asyncio.timeout(READY_SECONDS), self._changed:
                 await self._changed.wait_for(lambda: self._connections)
-                items = self._connections.items()
-                return min(items, key=lambda item: (item[1].requests, item[0]))
+                return min(self._connections.items(), key=self._load)
         except TimeoutError:
             raise Unavailable("no round worker is up") from None
+
+    def _load(self, item: tuple[int, Connection]) -> tuple[bool, int, int]:
+        index, connection = item
+        return index == self._supervisor.reserve, len(connection.calls), index
 
     def _lose(self, index: int, connection: Connection) -> None:
         """Have a worker connected again; several requests may notice the same loss."""
@@ -147,14 +170,19 @@ class WorkerPool:
         """Connect to a worker, and again after every loss."""
         while True:
             connection = Connection(await self._connect(index))
-            async with self._changed:
-                self._connections[index] = connection
-                self._changed.notify_all()
-            key = (WORKER_KEY, self._supervisor.key)
-            await first_done(connection.lost.wait(), until_lost(connection.channel, key))
-            self._lose(index, connection)
-            if not connection.requests:
-                await connection.channel.close()
+
+            async def answering(connection: Connection = connection) -> None:
+                async with self._changed:
+                    self._connections[index] = connection
+                    self._changed.notify_all()
+
+            attending = attend(connection.channel, self._metadata, self._membership, answering)
+            try:
+                await first_done(connection.lost.wait(), attending)
+            finally:
+                self._connections.pop(index, None)
+                connection.end()
+                await connection.release()
 
     async def _connect(self, index: int) -> grpc.aio.Channel:
         """A channel that is ready; the worker may die several times before it is."""
@@ -163,9 +191,9 @@ class WorkerPool:
                 async with asyncio.timeout(READY_SECONDS):
                     address = await self._supervisor.endpoint(index)
             except Exception as error:  # whatever the supervisor raises, the worker must come back
-                log.warning(
-                    "a round worker has no endpoint", worker=index, problem=type(error).__name__
-                )
+                problem = type(error).__name__
+                log.warning("a round worker has no endpoint", worker=index, problem=problem)
+                self._supervisor.restart(index)
                 await asyncio.sleep(RECONNECT_SECONDS)
                 continue
             channel = rpc.connect(address)

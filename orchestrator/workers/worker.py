@@ -9,8 +9,8 @@ import asyncio
 import itertools
 import random
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from math import inf
 from time import monotonic
@@ -19,17 +19,19 @@ from typing import Any, TypeAlias
 import grpc
 from grpc import aio
 
+from tandem.orchestrator.fleet.membership import Membership, PerAddress
 from tandem.orchestrator.rounds.relay import Relay, Services, ToDrafter, ToVerifier
 from tandem.orchestrator.rounds.stream import ServiceLink
 from tandem.orchestrator.workers.balanced import BalancedLink
 from tandem.orchestrator.workers.fitting import same_model, same_tokenizer
-from tandem.orchestrator.workers.link import HEARTBEAT_SECONDS, Link
+from tandem.orchestrator.workers.link import Link
+from tandem.protos.service.tasks import background
 from tandem.protos.streams import EncodedGuess, Fact
-from tandem.protos.transport import rpc
+from tandem.protos.transport import heartbeat, rpc
 from tandem.protos.types import ModelDescription
 from tandem.protos.wire.codec import decode_fact
 from tandem.protos.wire.requests import receive_guess
-from tandem.protos.wire.rounds import decode_run, encode_step
+from tandem.protos.wire.rounds import decode_attend, decode_run, encode_step
 from tandem.v1 import (
     drafter_pb2,
     drafter_pb2_grpc,
@@ -63,9 +65,13 @@ class RoundWorkerService(rounds_pb2_grpc.RoundWorkerServiceServicer):
     """Serves its own front end only."""
 
     def __init__(
-        self, verifier: ServiceLink[ToVerifier, Fact], drafter: ServiceLink[ToDrafter, EncodedGuess]
+        self,
+        verifier: ServiceLink[ToVerifier, Fact],
+        drafter: ServiceLink[ToDrafter, EncodedGuess],
+        membership: Membership | None = None,
     ) -> None:
         self._services = Services(verifier, drafter, LoopTimer(), itertools.count(1))
+        self._membership = membership or Membership()
 
     async def Run(
         self, request: rounds_pb2.RunRequest, context: aio.ServicerContext[Any, Any]
@@ -85,6 +91,26 @@ class RoundWorkerService(rounds_pb2_grpc.RoundWorkerServiceServicer):
                 raise relay.error
         finally:
             relay.end()
+
+    async def Attend(
+        self,
+        requests: AsyncIterator[rounds_pb2.AttendRequest],
+        context: aio.ServicerContext[Any, Any],
+    ) -> AsyncIterator[rounds_pb2.AttendResponse]:
+        """Heartbeats while the front end is there; uses the replicas that it reports."""
+
+        async def read() -> None:
+            async for request in requests:
+                if members := decode_attend(request):
+                    self._membership.set(members)
+
+        reading = asyncio.create_task(read())
+        try:
+            while not reading.done():
+                yield rounds_pb2.AttendResponse()
+                await asyncio.wait((reading,), timeout=heartbeat.SECONDS)
+        finally:
+            reading.cancel()
 
 
 class KeyInterceptor(aio.ServerInterceptor):
@@ -110,37 +136,43 @@ class KeyInterceptor(aio.ServerInterceptor):
 
 
 @asynccontextmanager
-async def serving(
-    host: str,
-    verifiers: Sequence[str],
-    drafters: Sequence[str],
-    key: str,
-    target: ModelDescription,
-) -> AsyncIterator[str]:
+async def serving(host: str, key: str, target: ModelDescription) -> AsyncIterator[str]:
     """A round worker on a free port while the scope lasts, for verifiers of this very target and
-    drafters with its tokens; yields its address.
+    drafters with its tokens; yields its address. The front end reports where they are.
     """
-    async with AsyncExitStack() as scope:
+    verifiers: BalancedLink[ToVerifier, Fact] = BalancedLink()
+    drafters: BalancedLink[ToDrafter, EncodedGuess] = BalancedLink()
+    to_verifier = partial(verifier_link, fingerprint=target.fingerprint)
+    to_drafter = partial(drafter_link, verifier=verifiers, tokenizer=target.tokenizer_fingerprint)
+    membership = Membership()
 
-        async def linked(address: str, make: Callable[[aio.Channel], Link[Any, Any]]) -> Any:
-            channel = await scope.enter_async_context(rpc.connect(address))
-            return await scope.enter_async_context(make(channel))
+    async def follow() -> None:
+        async with (
+            PerAddress(partial(_linked, verifiers, to_verifier)) as at_verifiers,
+            PerAddress(partial(_linked, drafters, to_drafter)) as at_drafters,
+        ):
+            known = None
+            while True:
+                known = await membership.other_than(known)
+                await at_verifiers.update(known.verifiers)
+                await at_drafters.update(known.drafters)
 
-        to_verifiers: BalancedLink[ToVerifier, Fact] = BalancedLink(
-            {
-                address: await linked(
-                    address, partial(verifier_link, fingerprint=target.fingerprint)
-                )
-                for address in verifiers
-            }
-        )
-        tokenizer = target.tokenizer_fingerprint
-        make = partial(drafter_link, verifier=to_verifiers, tokenizer=tokenizer)
-        to_drafters: BalancedLink[ToDrafter, EncodedGuess] = BalancedLink(
-            {address: await linked(address, make) for address in drafters}
-        )
-        service = RoundWorkerService(to_verifiers, to_drafters)
-        yield await scope.enter_async_context(rpc.serving(host, 0, service, KeyInterceptor(key)))
+    service = RoundWorkerService(verifiers, drafters, membership)
+    async with background(follow()), rpc.serving(host, 0, service, KeyInterceptor(key)) as address:
+        yield address
+
+
+@asynccontextmanager
+async def _linked(
+    balanced: BalancedLink[Any, Any], make: Callable[[aio.Channel], Link[Any, Any]], address: str
+) -> AsyncIterator[None]:
+    """One more replica while the scope lasts."""
+    async with rpc.connect(address) as channel, make(channel) as link:
+        balanced.add(address, link)
+        try:
+            yield
+        finally:
+            balanced.remove(address)
 
 
 def verifier_link(channel: aio.Channel, fingerprint: str = "") -> VerifierLink:
@@ -169,7 +201,7 @@ def drafter_link(
 
     def report_conditions(request: drafter_pb2.GuessRequest) -> None:
         nonlocal reported
-        if link.connected and monotonic() - reported < HEARTBEAT_SECONDS:
+        if link.connected and monotonic() - reported < heartbeat.SECONDS:
             return
         reported = monotonic()
         request.conditions.price, request.conditions.token_seconds = verifier.load

@@ -95,17 +95,3 @@ async def is_serving(channel: aio.Channel, service: str, seconds: float) -> bool
     except aio.AioRpcError:
         return False
     return bool(response.status == Response.SERVING)
-
-
-async def until_lost(channel: aio.Channel, *metadata: tuple[str, str]) -> None:
-    """Return when the peer of a channel ends, or cannot be reached."""
-    stub: Any = health_pb2_grpc.HealthStub(channel)
-    watch = stub.Watch(Request(), metadata=metadata)
-    try:
-        async for _ in watch:
-            pass
-    except aio.AioRpcError as error:
-        if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # it is there
-            await asyncio.Event().wait()
-    finally:
-        watch.cancel()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.protos.rounds import Finish, RunRequest, Step
+from tandem.protos.rounds import Finish, Members, RunRequest, Step
 from tandem.protos.wire.codec import decode_logprobs, decode_session_id, encode_logprobs
 from tandem.protos.wire.drafting import decode_shape, encode_shape
 from tandem.protos.wire.sampling import decode_sampling, encode_sampling
@@ -82,3 +82,18 @@ def decode_step(message: rounds_pb2.RunResponse) -> Step:
         drafter_round_trip=message.drafter_round_trip,
         verifier_round_trip=message.verifier_round_trip,
     )
+
+
+def encode_attend(members: Members | None) -> rounds_pb2.AttendRequest:
+    """What the front end reports; without members, a heartbeat."""
+    if members is None:
+        return rounds_pb2.AttendRequest()
+    message = rounds_pb2.Members(verifiers=members.verifiers, drafters=members.drafters)
+    return rounds_pb2.AttendRequest(members=message)
+
+
+def decode_attend(message: rounds_pb2.AttendRequest) -> Members | None:
+    """Message to members, if it has some."""
+    if not message.HasField("members"):
+        return None
+    return Members(tuple(message.members.verifiers), tuple(message.members.drafters))

@@ -22,7 +22,7 @@ class FakeLink:
         self.streams: dict[int, Any] = {}
         self.sent: list[tuple[int, Any]] = []
         self.closed: list[tuple[bytes, int]] = []
-        self.subscribe = self.subscribers.append
+        self.subscribe, self.unsubscribe = self.subscribers.append, self.subscribers.remove
 
     def open(self, stream: int, opening: Any, subscriber: Any) -> None:
         self.streams[stream] = subscriber
@@ -173,6 +173,45 @@ def test_it_is_connected_while_one_replica_is(three: Three) -> None:
     assert not three.balanced.connected
     three.balanced.open(1, opening(1), three.reader)
     assert all(not link.streams for link in three.links.values())
+
+
+def test_a_replica_that_comes_later_is_used(three: Three) -> None:
+    for link in three.links.values():
+        link.become(False)
+    three.links["d"] = FakeLink()
+    three.balanced.add("d", three.links["d"])
+    assert three.reader.events[-1] == "connected"
+    three.balanced.open(1, opening(1), three.reader)
+    assert three.place(1) == "d"
+
+
+def test_a_replica_that_goes_loses_its_streams_and_is_never_used_again(three: Three) -> None:
+    for stream in range(1, 20):
+        three.balanced.open(stream, opening(stream), Reader())
+    three.balanced.open(99, opening(99), three.reader)
+    gone = three.links.pop(three.place(99))
+    (name,) = set("abc") - set(three.links)
+    three.balanced.remove(name)
+    assert three.reader.events == ["lost"]
+    assert not gone.streams
+    assert not gone.subscribers
+    three.balanced.send(99, Guess(3))
+    for stream in range(100, 130):
+        three.balanced.open(stream, opening(stream), Reader())
+        assert three.place(stream) != name
+    three.balanced.close(opening(99).context.session_id, 1)
+    assert not gone.sent
+    assert not gone.closed
+
+
+def test_without_any_replica_there_is_no_service() -> None:
+    reader, balanced = Reader(), BalancedLink[Any, Any]()
+    balanced.open(1, opening(1), reader)
+    assert not balanced.connected
+    balanced.add("a", FakeLink())
+    balanced.subscribe(reader)
+    balanced.remove("a")
+    assert not balanced.connected
 
 
 def test_loads_and_round_trips_are_means_of_those_that_report_them() -> None:

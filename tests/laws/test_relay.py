@@ -98,7 +98,7 @@ def test_no_refusal_of_a_drafter_is_waited_for(
 @pytest.mark.parametrize("sampling", [GREEDY, LOCKSTEP], ids=["streams", "lockstep"])
 def test_a_drafter_that_comes_back_guesses_again(sampling: SamplingParams) -> None:
     scene = Scene(sampling=sampling)
-    assert scene.wait(lambda: scene.relay.drafter.number)
+    assert scene.wait(lambda: scene.relay.drafter.number and scene.relay.drafter._answered)
     scene.drafter.restart()
     steps = len(scene.relay.steps)
     assert scene.wait(lambda: len(scene.relay.steps) >= steps + 3)
@@ -106,6 +106,18 @@ def test_a_drafter_that_comes_back_guesses_again(sampling: SamplingParams) -> No
     assert scene.finish() == alone()
     assert len(scene.relay.steps) < LENGTH
     assert (scene.relay.drafter.openings, scene.relay.verifier.openings) == (2, 1)
+    assert (scene.relay.drafter.switches, scene.relay.verifier.switches) == (1, 0)
+
+
+def test_a_verifier_that_is_full_at_first_was_not_lost() -> None:
+    scene = Scene()
+    scene.refuse(scene.verifier, Busy("full"))
+    assert not scene.wait(lambda: scene.relay.ended, 1)
+    scene.refuse(scene.verifier, None)
+    assert scene.finish() == alone()
+    assert scene.relay.verifier.openings > 1
+    assert scene.relay.verifier.switches == 0
+    assert all(step.verifier_switches == 0 for step in scene.relay.steps)
 
 
 def test_in_lockstep_a_drafter_that_says_nothing_is_not_waited_for_for_ever() -> None:

@@ -10,10 +10,11 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from tandem.orchestrator.fleet.membership import Membership
 from tandem.orchestrator.workers.pool import WorkerPool
 from tandem.orchestrator.workers.worker import KeyInterceptor
 from tandem.protos.rounds import RunRequest
-from tandem.protos.transport import rpc
+from tandem.protos.transport import heartbeat, rpc
 from tandem.protos.types import SamplingParams
 from tandem.v1 import rounds_pb2, rounds_pb2_grpc
 
@@ -53,6 +54,7 @@ class Worker(rounds_pb2_grpc.RoundWorkerServiceServicer):
         self.asked: list[list[int]] = []
         self.turns: list[int] = []
         self.load, self.most = 0, 0
+        self.hung = False
         self.server: aio.Server | None = None
 
     async def Run(
@@ -79,6 +81,14 @@ class Worker(rounds_pb2_grpc.RoundWorkerServiceServicer):
         finally:
             self.load -= 1
 
+    async def Attend(
+        self, requests: AsyncIterator[rounds_pb2.AttendRequest], context: Context
+    ) -> AsyncIterator[rounds_pb2.AttendResponse]:
+        while not self.hung:
+            yield rounds_pb2.AttendResponse()
+            await asyncio.sleep(heartbeat.SECONDS)
+        await asyncio.sleep(60)
+
     async def start(self) -> str:
         """Serve on a free port."""
         self.server = aio.server(interceptors=(KeyInterceptor(KEY), rpc.ErrorInterceptor()))
@@ -98,7 +108,7 @@ class Cell:
     """A supervisor: asked where a worker is, it starts it anew on another port."""
 
     def __init__(self, *workers: Worker) -> None:
-        self.key, self.count = KEY, len(workers)
+        self.key, self.count, self.reserve = KEY, len(workers), None
         self.workers = workers
         self.starts = 0
         self.resumes = 0
@@ -117,13 +127,16 @@ class Cell:
         await worker.end()
         return await worker.start()
 
+    def restart(self, index: int) -> None:
+        """A worker has no endpoint."""
+
 
 @asynccontextmanager
 async def pooled(*workers: Worker) -> AsyncIterator[tuple[WorkerPool, Cell]]:
     """A pool of workers; nothing is left of it."""
     cell = Cell(*workers)
     try:
-        async with WorkerPool(cell, cell.resumed) as pool:
+        async with WorkerPool(cell, Membership(), cell.resumed) as pool:
             for _ in range(500):  # it serves as soon as one does
                 if pool.connected == len(workers):
                     break

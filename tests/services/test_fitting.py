@@ -13,11 +13,10 @@ from tandem.engine.config import ModelServiceConfig
 from tandem.engine.exact.fingerprint import model_fingerprint
 from tandem.engine.loading import load_model, runner_of
 from tandem.orchestrator.rounds import relay
-from tandem.orchestrator.workers import link as module
 from tandem.orchestrator.workers.link import Link
 from tandem.orchestrator.workers.worker import RoundWorkerService, drafter_link, verifier_link
 from tandem.protos.errors import Unavailable
-from tandem.protos.transport import rpc
+from tandem.protos.transport import heartbeat, rpc
 from tandem.v1 import common_pb2, drafter_pb2, verifier_pb2, verifier_pb2_grpc
 from tests.conftest import Services
 from tests.services.peer import Peer, served, until
@@ -29,7 +28,7 @@ TARGET, OTHER = "aaaa", "bbbb"
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is noticed soon, and nobody waits for long."""
-    monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(heartbeat, "SECONDS", 0.02)
     monkeypatch.setattr(relay, "VERIFIER_LOST_SECONDS", 0.3)
 
 

@@ -7,11 +7,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from tandem.orchestrator.workers import link as module
 from tandem.orchestrator.workers.worker import drafter_link, verifier_link
 from tandem.protos.errors import Busy, Internal
 from tandem.protos.streams import Guess
-from tandem.protos.transport import rpc, status
+from tandem.protos.transport import heartbeat, rpc, status
 from tandem.v1 import common_pb2, verifier_pb2
 from tandem.v1.common_pb2 import Closing
 from tests.services.peer import SESSION, Peer, Subscriber, facts, linked, opening, served, until
@@ -20,7 +19,7 @@ from tests.services.peer import SESSION, Peer, Subscriber, facts, linked, openin
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is noticed soon."""
-    monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(heartbeat, "SECONDS", 0.02)
 
 
 async def test_what_is_said_in_one_turn_of_the_loop_leaves_in_one_message() -> None:

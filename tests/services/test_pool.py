@@ -11,7 +11,7 @@ from grpc import aio
 from tandem.orchestrator.workers.pool import MAX_LOSSES, TURNS
 from tandem.orchestrator.workers.worker import WORKER_KEY
 from tandem.protos.errors import Internal, InvalidRequest, TandemError, Unavailable
-from tandem.protos.transport import rpc
+from tandem.protos.transport import heartbeat, rpc
 from tandem.v1 import rounds_pb2, rounds_pb2_grpc
 from tests.services.cell import (
     COUNT,
@@ -122,6 +122,41 @@ async def test_a_request_that_kills_workers_does_not_hurt_its_neighbours() -> No
     async with pooled(calm) as (pool, _):
         texts = await asyncio.gather(*(collect(pool) for _ in range(8)))
     assert texts == [list(range(COUNT))] * 8
+
+
+@pytest.mark.parametrize("neighbours", [0, 3])
+async def test_a_worker_that_hangs_is_noticed_and_its_requests_go_on_elsewhere(
+    neighbours: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connections are fine, but it answers no more."""
+
+    async def hang(worker: Worker, context: Context) -> None:
+        worker.hung = True
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(heartbeat, "SECONDS", 0.02)
+    first, second = Worker([4] * (neighbours + 1), hang), Worker([])
+    async with pooled(first, second) as (pool, cell):
+        texts = await asyncio.gather(*(collect(pool) for _ in range(2 * neighbours + 1)))
+        assert texts == [list(range(COUNT))] * (2 * neighbours + 1)
+        assert cell.resumes == neighbours + 1
+        assert pool.connected == 1
+        first.hung = False
+        for _ in range(500):
+            if pool.connected == 2:
+                break
+            await asyncio.sleep(0.01)
+        assert pool.connected == 2, "it answers again"
+
+
+async def test_the_worker_in_reserve_runs_requests_only_while_no_other_can() -> None:
+    first, reserve = Worker([8], stop), Worker([])
+    async with pooled(first, reserve) as (pool, cell):
+        cell.reserve = 1
+        await asyncio.gather(*(collect(pool) for _ in range(3)))
+        assert len(first.asked) == 3
+        assert reserve.asked
+        assert all(reserve.asked), "they began at the first"
 
 
 async def test_progress_forgives_losses() -> None:

@@ -539,7 +539,7 @@ class SpeculationSummary(_message.Message):
     fallback_rounds: _builtins.int
     """steps without guesses although some were wanted"""
     drafter_switches: _builtins.int
-    """times that a drafter was opened again"""
+    """times that the session was opened again after a drafter had served it"""
     verifier_switches: _builtins.int
     rule: Global___AcceptanceRule.ValueType
     num_steps_with_guesses: _builtins.int
@@ -609,9 +609,12 @@ class StreamGenerateRequest(_message.Message):
 
     REQUEST_FIELD_NUMBER: _builtins.int
     RESUME_FROM_FIELD_NUMBER: _builtins.int
+    HEARTBEATS_FIELD_NUMBER: _builtins.int
     RECEIVED_FIELD_NUMBER: _builtins.int
     resume_from: _builtins.int
     """how many completion tokens the client already has: they are generated again, and left out"""
+    heartbeats: _builtins.bool
+    """an empty response whenever there was none for half a second, so that a server that hangs is noticed"""
     @_builtins.property
     def request(self) -> Global___GenerateRequest: ...
     @_builtins.property
@@ -623,11 +626,12 @@ class StreamGenerateRequest(_message.Message):
         *,
         request: Global___GenerateRequest | None = ...,
         resume_from: _builtins.int = ...,
+        heartbeats: _builtins.bool = ...,
         received: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["received", b"received", "request", b"request", "resume_from", b"resume_from"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeats", b"heartbeats", "received", b"received", "request", b"request", "resume_from", b"resume_from"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

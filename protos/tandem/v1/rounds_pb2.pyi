@@ -41,6 +41,69 @@ FINISH_LENGTH: Finish.ValueType  # 2
 Global___Finish: _TypeAlias = Finish  # noqa: Y015
 
 @_typing.final
+class AttendRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def members(self) -> Global___Members:
+        """in the first message, and when they have changed"""
+
+    def __init__(
+        self,
+        *,
+        members: Global___Members | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["members", b"members"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["members", b"members"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttendRequest: _TypeAlias = AttendRequest  # noqa: Y015
+
+@_typing.final
+class Members(_message.Message):
+    """Addresses of all replicas that are to be used."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERIFIERS_FIELD_NUMBER: _builtins.int
+    DRAFTERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def verifiers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def drafters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        verifiers: _abc.Iterable[_builtins.str] | None = ...,
+        drafters: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafters", b"drafters", "verifiers", b"verifiers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Members: _TypeAlias = Members  # noqa: Y015
+
+@_typing.final
+class AttendResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttendResponse: _TypeAlias = AttendResponse  # noqa: Y015
+
+@_typing.final
 class RunRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -130,7 +193,7 @@ class RunResponse(_message.Message):
     seconds: _builtins.float
     """since the step before, or since the opening"""
     drafter_switches: _builtins.int
-    """openings at a drafter, so far, but the first"""
+    """so far: times that the session was opened again after a drafter had served it"""
     verifier_switches: _builtins.int
     drafter_round_trip: _builtins.float
     """seconds to the service and back, smoothed; 0 = not known"""

@@ -39,6 +39,11 @@ class RoundWorkerServiceStub:
                 request_serializer=tandem_dot_v1_dot_rounds__pb2.RunRequest.SerializeToString,
                 response_deserializer=tandem_dot_v1_dot_rounds__pb2.RunResponse.FromString,
                 _registered_method=True)
+        self.Attend = channel.stream_stream(
+                '/tandem.v1.RoundWorkerService/Attend',
+                request_serializer=tandem_dot_v1_dot_rounds__pb2.AttendRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_rounds__pb2.AttendResponse.FromString,
+                _registered_method=True)
 
 
 class RoundWorkerServiceServicer:
@@ -52,6 +57,14 @@ class RoundWorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Attend(self, request_iterator, context):
+        """One call for as long as the front end uses the worker. Each side sends a message every half second at the most; the
+        front end reports which replicas there are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RoundWorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -59,6 +72,11 @@ def add_RoundWorkerServiceServicer_to_server(servicer, server):
                     servicer.Run,
                     request_deserializer=tandem_dot_v1_dot_rounds__pb2.RunRequest.FromString,
                     response_serializer=tandem_dot_v1_dot_rounds__pb2.RunResponse.SerializeToString,
+            ),
+            'Attend': grpc.stream_stream_rpc_method_handler(
+                    servicer.Attend,
+                    request_deserializer=tandem_dot_v1_dot_rounds__pb2.AttendRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_rounds__pb2.AttendResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -88,6 +106,33 @@ class RoundWorkerService:
             '/tandem.v1.RoundWorkerService/Run',
             tandem_dot_v1_dot_rounds__pb2.RunRequest.SerializeToString,
             tandem_dot_v1_dot_rounds__pb2.RunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attend(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tandem.v1.RoundWorkerService/Attend',
+            tandem_dot_v1_dot_rounds__pb2.AttendRequest.SerializeToString,
+            tandem_dot_v1_dot_rounds__pb2.AttendResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,10 @@ class RoundWorkerServiceStub:
     """Relays facts and guesses until the generation ends. After a lost stream another worker gets the same request, with
     `completion` = the tokens so far.
     """
+    Attend: _grpc.StreamStreamMultiCallable[_rounds_pb2.AttendRequest, _rounds_pb2.AttendResponse]
+    """One call for as long as the front end uses the worker. Each side sends a message every half second at the most; the
+    front end reports which replicas there are.
+    """
 
 @_typing.type_check_only
 class RoundWorkerServiceAsyncStub(RoundWorkerServiceStub):
@@ -42,6 +46,10 @@ class RoundWorkerServiceAsyncStub(RoundWorkerServiceStub):
     Run: _aio.UnaryStreamMultiCallable[_rounds_pb2.RunRequest, _rounds_pb2.RunResponse]  # type: ignore[assignment]
     """Relays facts and guesses until the generation ends. After a lost stream another worker gets the same request, with
     `completion` = the tokens so far.
+    """
+    Attend: _aio.StreamStreamMultiCallable[_rounds_pb2.AttendRequest, _rounds_pb2.AttendResponse]  # type: ignore[assignment]
+    """One call for as long as the front end uses the worker. Each side sends a message every half second at the most; the
+    front end reports which replicas there are.
     """
 
 class RoundWorkerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -53,6 +61,16 @@ class RoundWorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_rounds_pb2.RunResponse], _abc.AsyncIterator[_rounds_pb2.RunResponse]]:
         """Relays facts and guesses until the generation ends. After a lost stream another worker gets the same request, with
         `completion` = the tokens so far.
+        """
+
+    @_abc_1.abstractmethod
+    def Attend(
+        self,
+        request_iterator: _MaybeAsyncIterator[_rounds_pb2.AttendRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_rounds_pb2.AttendResponse], _abc.AsyncIterator[_rounds_pb2.AttendResponse]]:
+        """One call for as long as the front end uses the worker. Each side sends a message every half second at the most; the
+        front end reports which replicas there are.
         """
 
 def add_RoundWorkerServiceServicer_to_server(servicer: RoundWorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

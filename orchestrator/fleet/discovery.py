@@ -1,0 +1,95 @@
+"""Where the addresses of replicas come from: they are given, or a DNS name or a file has them,
+which is read again and again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import structlog
+
+from tandem.orchestrator.fleet.membership import Membership
+from tandem.protos.address import DNS, FILE, joined, split
+from tandem.protos.rounds import Members
+from tandem.protos.service.tasks import background
+
+LOOK_SECONDS = 1.0  # between two looks
+
+log = structlog.get_logger()
+
+
+async def look_up(source: str) -> tuple[str, ...]:
+    """The addresses that a source has now. Raises OSError if it cannot be reached, ValueError if it
+    has something that is no address.
+    """
+    if source.startswith(DNS):
+        host, port = split(source.removeprefix(DNS))
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return tuple(sorted({joined(str(address[0]), port) for *_, address in found}))
+    if source.startswith(FILE):
+        text = await asyncio.to_thread(Path(source.removeprefix(FILE)).read_text, "utf-8")
+        lines = (line.partition("#")[0].strip() for line in text.splitlines())
+        return tuple(dict.fromkeys(joined(*split(line)) for line in lines if line))
+    return (source,)
+
+
+class Discovery:
+    """All members: those that sources have, and drafters that have registered."""
+
+    def __init__(self, verifiers: tuple[str, ...], drafters: tuple[str, ...]) -> None:
+        self.membership = Membership()
+        self._verifiers, self._drafters = verifiers, drafters
+        self._found: dict[str, tuple[str, ...]] = {}
+        self._problems: dict[str, str] = {}
+        self._registered: dict[str, None] = {}
+
+    def register(self, drafter: str) -> None:
+        """There is one more drafter."""
+        self._registered[drafter] = None
+        self._publish()
+
+    def unregister(self, drafter: str) -> None:
+        """It is gone."""
+        self._registered.pop(drafter, None)
+        self._publish()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Membership]:
+        """Look while the scope lasts; the first look is over when it begins."""
+        sources = dict.fromkeys((*self._verifiers, *self._drafters))
+        await asyncio.gather(*map(self._look, sources))
+        async with background(*map(self._watch, sources)):
+            yield self.membership
+
+    async def _watch(self, source: str) -> None:
+        while source.startswith((DNS, FILE)):
+            await asyncio.sleep(LOOK_SECONDS)
+            await self._look(source)
+
+    async def _look(self, source: str) -> None:
+        """Look once; a source that cannot be used has what it had."""
+        try:
+            found, problem = await look_up(source), ""
+        except (OSError, ValueError) as error:
+            found, problem = self._found.get(source, ()), str(error)
+        if problem and problem != self._problems.get(source):
+            log.warning("cannot look up replicas", source=source, problem=problem)
+        self._problems[source] = problem
+        if found != self._found.get(source):
+            self._found[source] = found
+            self._publish()
+
+    def _publish(self) -> None:
+        def all_of(sources: Iterable[str]) -> dict[str, None]:
+            return {each: None for source in sources for each in self._found.get(source, ())}
+
+        verifiers, drafters = all_of(self._verifiers), all_of(self._drafters) | self._registered
+        members = Members(tuple(verifiers), tuple(drafters))
+        if members != self.membership.now:
+            log.info("members", verifiers=members.verifiers, drafters=members.drafters)
+        self.membership.set(members)

@@ -1,0 +1,23 @@
+"""Whether the other end of a stream still answers: each end sends something every half second."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+SECONDS = 0.5  # between two messages at the most
+MISSED = 4  # heartbeats after which the other end is lost
+
+
+async def until_silent(
+    received: Callable[[], object], beat: Callable[[], None] = lambda: None
+) -> None:
+    """Return when `received`, which differs if something came, has stopped changing; `beat` has
+    something sent. Counts heartbeats, not seconds: this process may be the one that was suspended.
+    """
+    missed = 0
+    while missed < MISSED:
+        before = received()
+        await asyncio.sleep(SECONDS)
+        beat()
+        missed = missed + 1 if received() == before else 0

@@ -1,0 +1,134 @@
+"""A client leaves a front end that hangs, and none that is only busy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tandem import AsyncClient
+from tandem.protos.errors import TransportLost
+from tandem.protos.transport import heartbeat, rpc
+from tandem.v1 import orchestrator_pb2 as api
+from tandem.v1 import orchestrator_pb2_grpc
+
+LAST = 4
+Pause = Callable[[], AsyncIterator[None]]
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence is noticed soon."""
+    monkeypatch.setattr(heartbeat, "SECONDS", 0.05)
+
+
+class FrontEnd(orchestrator_pb2_grpc.OrchestratorServiceServicer):
+    """Counts up to LAST, with a pause before each token."""
+
+    def __init__(self, pause: Pause) -> None:
+        self.pause = pause
+        self.received: list[list[int]] = []
+
+    async def StreamGenerate(
+        self, request: api.StreamGenerateRequest, context: Any
+    ) -> AsyncIterator[api.StreamGenerateResponse]:
+        self.received.append(list(request.received))
+        assert request.heartbeats
+        for token in range(len(request.received), LAST):
+            async for _ in self.pause():
+                yield api.StreamGenerateResponse()
+            chunk = api.Chunk(token_ids=[token], completion_tokens=token + 1)
+            yield api.StreamGenerateResponse(chunk=chunk)
+        complete = api.GenerateResponse(token_ids=range(LAST))
+        yield api.StreamGenerateResponse(complete=complete)
+
+
+async def none() -> AsyncIterator[None]:
+    for _ in ():
+        yield
+
+
+async def hang() -> AsyncIterator[None]:
+    await asyncio.sleep(60)
+    yield
+
+
+async def wait() -> AsyncIterator[None]:
+    """Longer than any silence may be, with heartbeats."""
+    for _ in range(10):
+        await asyncio.sleep(heartbeat.SECONDS)
+        yield
+
+
+@asynccontextmanager
+async def asking(*fronts: FrontEnd) -> AsyncIterator[AsyncClient]:
+    async with AsyncExitStack() as scope:
+        where = [
+            await scope.enter_async_context(rpc.serving("127.0.0.1", 0, front)) for front in fronts
+        ]
+        yield await scope.enter_async_context(AsyncClient(*where, retry_seconds=1.0))
+
+
+async def tokens_of(client: AsyncClient, pause: float = 0.0) -> list[int]:
+    tokens: list[int] = []
+    async with client.stream([1]) as chunks:
+        async for chunk in chunks:
+            tokens += chunk.token_ids
+            await asyncio.sleep(pause)
+    return tokens
+
+
+async def test_a_stream_goes_on_at_another_front_end_when_one_hangs() -> None:
+    first, second = FrontEnd(hang), FrontEnd(none)
+    async with asking(first, second) as client, asyncio.timeout(5):
+        for _ in range(10):
+            assert await tokens_of(client) == list(range(LAST))
+    assert first.received, "else this has shown nothing"
+
+
+async def test_a_front_end_that_hangs_in_the_middle_is_left_with_what_it_said() -> None:
+    first = FrontEnd(none)
+
+    async def hang_once() -> AsyncIterator[None]:
+        first.pause = none
+        async for _ in hang():
+            yield
+
+    async def hang_later() -> AsyncIterator[None]:
+        first.pause = hang_once
+        async for _ in none():
+            yield
+
+    first.pause = hang_later
+    async with asking(first) as client, asyncio.timeout(5):
+        assert await tokens_of(client) == list(range(LAST))
+    assert first.received == [[], [0]]
+
+
+async def test_a_front_end_that_is_busy_is_waited_for() -> None:
+    front = FrontEnd(wait)
+    async with asking(front) as client, asyncio.timeout(10):
+        assert await tokens_of(client) == list(range(LAST))
+    assert len(front.received) == 1
+
+
+async def test_a_caller_that_is_slow_is_no_silence() -> None:
+    front = FrontEnd(none)
+    async with asking(front) as client, asyncio.timeout(10):
+        assert await tokens_of(client, 10 * heartbeat.SECONDS) == list(range(LAST))
+    assert len(front.received) == 1
+
+
+async def test_the_only_front_end_that_hangs_is_an_error_in_the_end() -> None:
+    async with asking(FrontEnd(hang)) as client, asyncio.timeout(10):
+        with pytest.raises(TransportLost, match="does not answer"):
+            await tokens_of(client)
+
+
+async def test_a_caller_that_is_cancelled_is_cancelled() -> None:
+    async with asking(FrontEnd(hang)) as client:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(tokens_of(client), heartbeat.SECONDS)

@@ -1,0 +1,128 @@
+"""Replicas are found where they are, and come and go while requests run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tandem.orchestrator.fleet import discovery
+from tandem.orchestrator.fleet.discovery import Discovery, look_up
+from tandem.orchestrator.fleet.membership import Membership, PerAddress
+from tandem.orchestrator.workers import worker
+from tandem.orchestrator.workers.local import LocalSupervisor
+from tandem.orchestrator.workers.pool import WorkerPool
+from tandem.protos.rounds import Members, RunRequest
+from tandem.protos.types import ModelDescription, SamplingParams
+from tests.services.peer import Peer, served, until
+from tests.services.test_worker import counting
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources are read often."""
+    monkeypatch.setattr(discovery, "LOOK_SECONDS", 0.02)
+
+
+async def test_an_address_stands_for_itself() -> None:
+    assert await look_up("[::1]:50051") == ("[::1]:50051",)
+
+
+async def test_a_dns_name_stands_for_all_its_addresses() -> None:
+    assert "127.0.0.1:50051" in await look_up("dns:///localhost:50051")
+
+
+async def test_a_file_has_an_address_in_each_line(tmp_path: Path) -> None:
+    file = tmp_path / "drafters"
+    file.write_text("# ours\n\nhost-a:1  # the first\n[::1]:2\nhost-a:1\n", "utf-8")
+    assert await look_up(f"file://{file}") == ("host-a:1", "[::1]:2")
+
+
+@pytest.mark.parametrize("line", ["host", "host:0", ":1", "host:port", "host:65536"])
+async def test_a_line_that_is_no_address_is_named(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "drafters"
+    file.write_text(f"a:1\n{line}\n", "utf-8")
+    with pytest.raises(ValueError, match=f"'{line}' is not HOST:PORT"):
+        await look_up(f"file://{file}")
+
+
+async def test_members_follow_a_file_that_changes_and_outlive_one_that_breaks(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "drafters"
+    file.write_text("a:1\n", "utf-8")
+    async with Discovery(("v:1",), (f"file://{file}", "c:1")).running() as membership:
+        assert membership.now == Members(("v:1",), ("a:1", "c:1"))
+        file.write_text("b:1\na:1\n", "utf-8")
+        await until(lambda: membership.now == Members(("v:1",), ("b:1", "a:1", "c:1")))
+        file.write_text("what?\n", "utf-8")
+        await asyncio.sleep(0.1)
+        file.unlink()
+        await asyncio.sleep(0.1)
+        assert membership.now == Members(("v:1",), ("b:1", "a:1", "c:1")), "as it was"
+        file.write_text("", "utf-8")
+        await until(lambda: membership.now == Members(("v:1",), ("c:1",)))
+
+
+async def test_a_source_that_fails_at_the_start_is_used_when_it_can_be(tmp_path: Path) -> None:
+    file = tmp_path / "verifiers"
+    async with Discovery((f"file://{file}",), ()).running() as membership:
+        assert membership.now == Members()
+        file.write_text("a:1", "utf-8")
+        await until(lambda: membership.now == Members(("a:1",)))
+
+
+async def test_registered_drafters_are_members_too() -> None:
+    found = Discovery(("v:1",), ("d:1",))
+    async with found.running() as membership:
+        found.register("e:1")
+        found.register("d:1")
+        assert membership.now.drafters == ("d:1", "e:1")
+        found.unregister("d:1")
+        found.unregister("e:1")
+        assert membership.now.drafters == ("d:1",)
+
+
+async def test_what_belongs_to_an_address_lives_as_long_as_it_is_there() -> None:
+    entered: list[str] = []
+    left: list[str] = []
+
+    @asynccontextmanager
+    async def make(address: str) -> AsyncIterator[str]:
+        entered.append(address)
+        yield address.upper()
+        left.append(address)
+
+    async with PerAddress(make) as items:
+        await items.update(("a", "b"))
+        await items.update(("b", "c"))
+        assert (entered, left) == (["a", "b", "c"], ["a"])
+        assert items.items == {"b": "B", "c": "C"}
+    assert sorted(left) == ["a", "b", "c"]
+
+
+async def test_a_round_worker_uses_the_replicas_that_there_are() -> None:
+    """The first verifier goes while a request runs there, which goes on at the second."""
+    first, second = Peer(), Peer(counting)
+    request = RunRequest("id", b"s" * 16, (1,), SamplingParams(), 6)
+    target = ModelDescription("it", "", 100, 100, (), "cpu", "float32")
+    async with AsyncExitStack() as scope:
+        at = [await scope.enter_async_context(served(peer)) for peer in (first, second)]
+        membership = Membership(Members((at[0],)))
+        address = await scope.enter_async_context(worker.serving("127.0.0.1", "key", target))
+        supervisor = LocalSupervisor(address, "key")
+        pool = await scope.enter_async_context(WorkerPool(supervisor, membership, lambda: None))
+
+        async def run() -> list[int]:
+            return [token async for step in pool.run(request) for token in step.tokens]
+
+        running = asyncio.create_task(run())
+        await until(lambda: first.sent("open"))
+        membership.set(Members((at[1],)))
+        assert await asyncio.wait_for(running, 5) == [1, 2, 3, 4, 5, 6]
+        membership.set(Members((at[1],), (at[0],)))
+        await until(lambda: first.calls == 2)
+        assert await asyncio.wait_for(run(), 5) == [1, 2, 3, 4, 5, 6]
