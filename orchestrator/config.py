@@ -15,7 +15,7 @@ from tandem.protos.types import MAX_LEVELS, MAX_NODES
 
 def _listed(given: object) -> object:
     """A list, as in a YAML file, or text with commas."""
-    given = given.split(",") if isinstance(given, str) else given
+    given = given.split(",") if given and isinstance(given, str) else given or []
     if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
         return given
     names = [each.strip() for each in given]
@@ -33,8 +33,9 @@ class OrchestratorConfig(ServiceConfig):
     """One front end and its round workers."""
 
     verifier: Addresses = Field(
+        min_length=1,
         description="HOST:PORT of the verifier, or several with commas; dns:///NAME:PORT and "
-        "file:///PATH stand for all that they have"
+        "file:///PATH stand for all that they have",
     )
     drafter: Addresses = Field(default="", description="the same of drafters; none by default")
     tokenizer: hub.TokenizerPath = Field(description="model whose tokenizer is used")

@@ -77,10 +77,10 @@ class Replicas:
         target = await self._target()
         _check_same(config.tokenizer, self.fingerprint, target)
         draft = await _first(self.drafters, min(STATUS_SECONDS, config.start_seconds))
-        if draft is None:
-            log.warning("no drafter answers; decoding without drafts", address=config.drafter)
-        else:
+        if draft:
             _check_same(draft.name, draft.tokenizer_fingerprint, target)
+        elif config.drafter:
+            log.warning("no drafter answers; decoding without drafts", address=config.drafter)
         return target
 
     async def status(self) -> tuple[list[ReplicaStatus], list[ReplicaStatus]]:

@@ -142,7 +142,12 @@ class WorkerPool:
             losses += 1
             if losses > MAX_LOSSES:
                 raise Unavailable(f"{losses} round workers were lost in a row")
-            log.warning("a round worker was lost", worker=index, tokens=len(completion))
+            log.warning(
+                "a round worker was lost",
+                worker=index,
+                tokens=len(completion),
+                request_id=request.request_id,
+            )
             turn = request.first_turn + TURNS
             request = replace(request, completion=tuple(completion), first_turn=turn)
             self._resumed()

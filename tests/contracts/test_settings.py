@@ -157,3 +157,31 @@ def test_up_refuses_what_it_cannot_start_with(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("TANDEM__VERFIER__PORT", "1")
     with pytest.raises(Unusable, match="did you mean TANDEM__VERIFIER__PORT"):
         flags(Plan())
+
+
+TOKENIZER = f"--tokenizer={models.TARGET}"
+
+
+@pytest.mark.parametrize(
+    ("verifier", "problem"),
+    [
+        ("", "at least 1 character"),
+        ("a:1,a:1", "empty or there twice"),
+        ("a:1,,b:1", "empty or there twice"),
+        ("host", "'host' is not HOST:PORT"),
+        ("host:99999", "'host:99999' is not HOST:PORT"),
+        ("dns:///name", "'name' is not HOST:PORT"),
+        ("file://relative", "is not HOST:PORT"),
+    ],
+)
+def test_an_address_that_is_none_is_refused(verifier: str, problem: str) -> None:
+    with pytest.raises(Unusable) as refused:
+        configured(OrchestratorConfig, "orchestrator", [f"--verifier={verifier}", TOKENIZER])
+    assert problem in str(refused.value)
+
+
+def test_replicas_have_addresses_or_sources_and_there_may_be_no_drafter() -> None:
+    sources = ("[::1]:1", "dns:///verifiers:2", "file:///etc/verifiers")
+    flags = [f"--verifier={','.join(sources)}", TOKENIZER]
+    config = configured(OrchestratorConfig, "orchestrator", flags)
+    assert (config.verifiers, config.drafters) == (sources, ())

@@ -24,6 +24,7 @@ from tandem.orchestrator.fleet.clients import VerifierClient
 from tandem.protos.transport import rpc
 from tandem.protos.types import Context, Draft, SamplingParams
 from tests.conftest import Pair
+from tests.system.ray_processes import WORKER, ray_processes
 
 VERIFIER, ORCHESTRATOR = "tandem.v1.VerifierService", "tandem.v1.OrchestratorService"
 SERVING, NOT_SERVING = (
@@ -111,17 +112,6 @@ async def verify(channel: aio.Channel) -> None:
     await VerifierClient(channel).verify(context, Draft((), ()), SamplingParams())
 
 
-def worker_of(pid: int) -> int | None:
-    """The process of a round worker, a descendant of Ray's, once there is one."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            name = (folder / "cmdline").read_bytes()
-            session = int((folder / "stat").read_text().rpartition(")")[2].split()[3])
-            if name.startswith(b"ray::RoundWorker") and session == os.getsid(pid):
-                return int(folder.name)
-    return None
-
-
 Fault = Callable[[Watched, Watched, Path], Awaitable[None]]
 
 
@@ -185,8 +175,7 @@ async def test_without_its_round_worker_the_orchestrator_serves_on(
         greedy: dict[str, Any] = {"temperature": 0, "max_new_tokens": 200}
         right = await client.generate("Once upon a time", **greedy)
         await asyncio.sleep(5)  # until Ray has a worker
-        worker = worker_of(front.process.pid)
-        assert worker
+        (worker,) = ray_processes(front.process.pid, WORKER)
         began, text = time.monotonic(), ""
         async with client.stream("Once upon a time", **greedy) as chunks:
             async for chunk in chunks:
