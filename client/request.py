@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from tandem.protos.types import SEEDS
 from tandem.protos.wire.options import options, put
 from tandem.v1 import orchestrator_pb2 as api
-
-LARGEST_SEED = 1 << 53  # JSON's numbers are exact below it
 
 
 def build(prompt: str | Sequence[int], logprobs: int | None, **given: Any) -> api.GenerateRequest:
@@ -23,7 +22,7 @@ def build(prompt: str | Sequence[int], logprobs: int | None, **given: Any) -> ap
         request.text = prompt
     else:
         request.token_ids.ids.extend(prompt)
-    request.sampling.seed = secrets.randbelow(LARGEST_SEED)
+    request.sampling.seed = secrets.randbelow(SEEDS)
     known = options()
     for name, value in given.items():
         if name not in known:

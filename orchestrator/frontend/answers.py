@@ -22,9 +22,8 @@ from tandem.orchestrator.frontend.text import TextStream
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.orchestrator.workers.pool import WorkerPool
 from tandem.protos.rounds import RunRequest
+from tandem.protos.types import SEEDS
 from tandem.protos.wire.codec import SESSION_ID_BYTES
-
-MAX_SEED = 1 << 53  # JSON's numbers are exact below it
 
 
 class Answers:
@@ -49,7 +48,7 @@ class Answers:
         check_size(request, self._served)
         sampling, request_id = request.sampling, request.request_id or secrets.token_hex(8)
         if sampling.seed is None:
-            sampling = replace(sampling, seed=secrets.randbelow(MAX_SEED))
+            sampling = replace(sampling, seed=secrets.randbelow(SEEDS))
         request = replace(request, request_id=request_id, sampling=sampling)
         with self.admission.ticket():
             run, answer = await asyncio.to_thread(self._begin, request)
