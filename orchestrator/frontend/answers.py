@@ -76,8 +76,7 @@ class Answers:
 
     def _begin(self, request: Request) -> tuple[RunRequest, AnswerBuilder]:
         """What is run, and the answer as the client has it; takes long for long texts."""
-        session_id, stopping = secrets.token_bytes(SESSION_ID_BYTES), request.stopping
-        run = checked(request, session_id, self._served, self._tokenise)
+        run, stopping = checked(request, self._served, self._tokenise), request.stopping
         stream = TextStream(self._tokenizer, run.prompt, stopping.stop, stopping.min_new_tokens)
         skipped = 0 if request.received else request.resume_from
         return run, AnswerBuilder(run, stream, self._metrics, skipped)
