@@ -1,6 +1,6 @@
 """The asyncio client.
 
-Any front end can continue what another began: a stream that breaks is asked for again, with the
+Any front end can continue what another began: a stream that breaks is requested again, with the
 tokens that have come, so that the caller sees one stream without a gap or a repetition.
 """
 
@@ -112,29 +112,29 @@ class Stream:
     async def _all(self) -> AsyncGenerator[api.Chunk, None]:
         """Calls, one after the other, until the answer is complete; raises TandemError."""
         while self.response is None:
-            call = self._stubs[self._asked].StreamGenerate(
-                api.StreamGenerateRequest(
-                    request=self._request,
-                    resume_from=len(self._received),
-                    received=self._received,
-                ),
-                timeout=self._left(),
-            )
+            lost: TandemError = TransportLost("the stream ended before the answer")
+            call = self._call()
             try:
                 async for event in call:
                     self._retry.progress(time.monotonic())
                     if event.HasField("complete"):
                         self.response = event.complete
-                        break
+                        return
                     self._received += event.chunk.token_ids
                     yield event.chunk
-                else:
-                    raise TransportLost("the stream ended before the answer")
-            except (aio.AioRpcError, TransportLost) as failure:
-                lost = status.decode(failure) if isinstance(failure, aio.AioRpcError) else failure
-                await self._pause(lost)
+            except aio.AioRpcError as failure:
+                lost = status.decode(failure)
             finally:
                 call.cancel()
+            await self._pause(lost)
+
+    def _call(self) -> Any:
+        """A new stream of what has not come yet."""
+        received = self._received
+        request = api.StreamGenerateRequest(
+            request=self._request, resume_from=len(received), received=received
+        )
+        return self._stubs[self._asked].StreamGenerate(request, timeout=self._left())
 
     async def _pause(self, error: TandemError) -> None:
         """Until the next call; raises the error if there shall be none."""
