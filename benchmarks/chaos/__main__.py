@@ -48,8 +48,8 @@ def requests(target: Path, seed: int, tokens: int) -> list[dict[str, object]]:
 
 
 class Watch:
-    """Clients that stream one request after the other until they are told to stop; writes down what
-    they see.
+    """Clients that stream one request after the other until `done` is set; writes down what they
+    see.
     """
 
     def __init__(self, client: AsyncClient, asked: list[dict[str, object]], seed: int) -> None:
