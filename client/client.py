@@ -1,6 +1,6 @@
 """The asyncio client.
 
-Any front end can continue what another began: a stream that breaks is asked for again, with the
+Any front end can continue what another began: a stream that breaks is requested again, with the
 tokens that have come, so that the caller sees one stream without a gap or a repetition.
 """
 

@@ -15,6 +15,7 @@ LAST_TURN = (1 << 32) - 1  # closes a session whatever its turn is
 EXACT = "exact"  # what a batch-invariant model service reports
 MAX_LOGPROBS = 20  # most likely tokens reported beside an emitted one
 MAX_BIASES = 1024
+SEEDS = 1 << 53  # a random seed is below it, as JSON's numbers are exact there
 
 
 class Rule(Enum):  # the numbers of these are the wire's

@@ -26,6 +26,7 @@ from tandem.benchmarks.chaos.system import DRAFTER, FRONT_END, VERIFIER, System,
 from tandem.benchmarks.figures import report
 from tandem.benchmarks.peers.prompts import tokenised
 from tandem.protos.errors import TandemError
+from tandem.protos.types import SEEDS
 
 REQUESTS = 12
 STEADY_SECONDS = 2.0  # of streaming before the first fault
@@ -38,7 +39,7 @@ def requests(target: Path, seed: int, tokens: int) -> list[dict[str, object]]:
         {
             "prompt": prompt,
             "temperature": rng.choice([0.0, 0.7, 1.0]),
-            "seed": rng.randrange(1 << 53),
+            "seed": rng.randrange(SEEDS),
             "max_new_tokens": tokens,
             "ignore_eos": True,
         }
@@ -47,8 +48,8 @@ def requests(target: Path, seed: int, tokens: int) -> list[dict[str, object]]:
 
 
 class Watch:
-    """Clients that stream one request after the other until they are told to stop; writes down what
-    they see.
+    """Clients that stream one request after the other until `done` is set; writes down what they
+    see.
     """
 
     def __init__(self, client: AsyncClient, asked: list[dict[str, object]], seed: int) -> None:

@@ -14,7 +14,7 @@ class Kind(StrEnum):
     KILL = "kill"  # SIGKILL, and started again
     TERM = "term"  # SIGTERM, and started again
     STOP = "stop"  # SIGSTOP for a while
-    HANG = "hang"  # its event loop stands still for a while, its connections do not
+    HANG = "hang"  # its event loop blocks for a while, its connections stay
     SLOW = "slow"  # every step of its model takes .2 s longer, for a while
     CRAWL = "crawl"  # 2 s longer
 

@@ -5,10 +5,8 @@ happen to them.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,8 +14,9 @@ from pathlib import Path
 
 from tandem.benchmarks.chaos import victim
 from tandem.benchmarks.chaos.plan import Fault, Kind
+from tandem.benchmarks.peers.checkout import address, python
 from tandem.protos.errors import Unusable
-from tandem.protos.service.process import CHILD, announcement
+from tandem.protos.service.tasks import background
 from tandem.protos.transport import rpc
 
 HOST = "127.0.0.1"
@@ -28,7 +27,7 @@ MODULES = {
     FRONT_END: "tandem.orchestrator",
 }
 QUIET = ("--log-level", "error", "--metrics-port", "0")
-START_SECONDS, GRACE_SECONDS = 90.0, 20.0
+START_SECONDS = 90.0
 MODEL_SIGNALS = {Kind.HANG: victim.HANG, Kind.SLOW: victim.SLOW, Kind.CRAWL: victim.CRAWL}
 
 
@@ -40,7 +39,6 @@ class Member:
     flags: Sequence[str]
     port: int
     serving: asyncio.Event = field(default_factory=asyncio.Event)
-    starts: int = 0
     _process: Process | None = None
 
     @property
@@ -49,26 +47,21 @@ class Member:
         return f"{HOST}:{self.port}"
 
     async def live(self) -> None:
-        """Run it again and again; raises Unusable if it never served."""
+        """Run it again and again; raises Unusable if it does not serve the first time."""
+        module, flags = MODULES[self.role], (*self.flags, "--host", HOST, "--port", str(self.port))
+        served = False
         while True:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", victim.__name__, MODULES[self.role]),
-                *(*self.flags, "--host", HOST, "--port", str(self.port), *QUIET),
-                stdin=PIPE,
-                stdout=PIPE,
-                env=os.environ | {CHILD: "1"},
-                start_new_session=True,
-            )
-            assert self._process.stdout
-            async for line in self._process.stdout:
-                fact = announcement(line)
-                if fact and fact["event"] == "serving":
-                    self.starts += 1
+            async with python("-P", "-m", victim.__name__, module, *flags, *QUIET) as self._process:
+                try:
+                    await address(self._process)
+                except Unusable:
+                    if not served:
+                        raise
+                else:
+                    served = True
                     self.serving.set()
-            await self._process.wait()
+                await self._process.wait()
             self.serving.clear()
-            if not self.starts:
-                raise Unusable(f"a {self.role} did not start")
 
     async def suffer(self, fault: Fault) -> None:
         """Have it happen; returns when it is over and the process serves again."""
@@ -85,17 +78,6 @@ class Member:
             self._signal(victim.RECOVER)
         async with asyncio.timeout(START_SECONDS):
             await self.serving.wait()
-
-    async def end(self) -> None:
-        """Close its standard input and wait; kill it if it does not go."""
-        if self._process is None or self._process.returncode is not None:
-            return
-        assert self._process.stdin
-        self._process.stdin.close()
-        try:
-            await asyncio.wait_for(self._process.wait(), GRACE_SECONDS)
-        except TimeoutError:
-            self._process.kill()
 
     def _signal(self, number: int) -> None:
         assert self._process
@@ -136,27 +118,10 @@ async def running(
     clients = of(FRONT_END, front_ends, *known, "--tokenizer", str(target), "--no-ray")
     system = System(models | {FRONT_END: clients})
     everybody = [member for some in system.members.values() for member in some]
-    living = [asyncio.create_task(member.live()) for member in everybody]
-    try:
-        started = asyncio.create_task(_all_serve(everybody))
-        await asyncio.wait((started, *living), return_when=asyncio.FIRST_COMPLETED)
-        if not started.done():
-            started.cancel()
-            raise Unusable("a service did not start; its own line above says why")
-        started.result()
+    async with background(*(member.live() for member in everybody)):
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await asyncio.gather(*(member.serving.wait() for member in everybody))
+        except TimeoutError:
+            raise Unusable(f"the system did not serve within {START_SECONDS:.0f} s") from None
         yield system
-    finally:
-        for task in living:
-            task.cancel()
-        await asyncio.gather(*living, return_exceptions=True)
-        await asyncio.gather(*(member.end() for member in everybody))
-
-
-async def _all_serve(members: Sequence[Member]) -> None:
-    """Return when they do; raises Unusable."""
-    try:
-        async with asyncio.timeout(START_SECONDS):
-            for member in members:
-                await member.serving.wait()
-    except TimeoutError:
-        raise Unusable(f"the system did not serve within {START_SECONDS:.0f} s") from None

@@ -21,7 +21,7 @@ def main() -> None:
     hung, delay = False, 0.0
 
     def hang(*_: object) -> None:
-        """The event loop stands still, and with it everything but threads; until RECOVER."""
+        """The event loop blocks, and with it everything but threads, until RECOVER."""
         nonlocal hung
         hung = True
         while hung:

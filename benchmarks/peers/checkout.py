@@ -130,12 +130,25 @@ def processor_seconds(process: Process) -> Threads:
 @asynccontextmanager
 async def child(folder: Path, module: str, *flags: str) -> AsyncIterator[Process]:
     """A process that runs a checkout's module while the scope lasts."""
+    source = str(folder / "src")
+    async with python("-m", f"tandem.{module}", *flags, folder=folder, PYTHONPATH=source) as it:
+        yield it
+
+
+@asynccontextmanager
+async def python(
+    *arguments: str, folder: Path | None = None, **variables: str
+) -> AsyncIterator[Process]:
+    """A Python process while the scope lasts, which ends when its standard input closes; one that
+    does not is killed.
+    """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", f"tandem.{module}", *flags),
+        sys.executable,
+        *arguments,
         stdin=PIPE,
         stdout=PIPE,
         cwd=folder,
-        env=os.environ | {CHILD: "1", "PYTHONPATH": str(folder / "src")},
+        env=os.environ | {CHILD: "1"} | variables,
         start_new_session=True,  # Ctrl-C reaches the benchmark alone
     )
     try:

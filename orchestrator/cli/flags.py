@@ -1,11 +1,8 @@
-"""The options of `tandem generate`: one flag for every field that a client may set.
-
-Taken from the API's own description, so that none is forgotten.
-"""
+"""The options of `tandem generate`: one flag for every field that a client may set."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter, signature
 from typing import Annotated, Any
 
@@ -13,9 +10,9 @@ import typer
 from google.protobuf.descriptor import FieldDescriptor
 
 from tandem.protos.errors import InvalidRequest
+from tandem.protos.wire.options import options, put
 from tandem.v1 import orchestrator_pb2 as api
 
-GROUPS = ("sampling", "stopping", "speculation")
 KINDS: dict[int, type[Any]] = {
     FieldDescriptor.TYPE_FLOAT: float,
     FieldDescriptor.TYPE_BOOL: bool,
@@ -52,9 +49,7 @@ def accepting(command: Callable[..., None]) -> Callable[..., None]:
     """The command with a flag for each of its `**options`; what is not given is None."""
     known = signature(command, eval_str=True)
     own = [each for each in known.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
-    messages = (getattr(api.GenerateRequest(), group).DESCRIPTOR for group in GROUPS)
-    fields = [field for message in messages for field in message.fields]
-    flags = [*own, *map(_parameter, fields)]
+    flags = [*own, *(_parameter(field) for _, field in options().values())]
     command.__signature__ = known.replace(parameters=flags)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in flags}
     return command
@@ -62,15 +57,14 @@ def accepting(command: Callable[..., None]) -> Callable[..., None]:
 
 def fill(request: api.GenerateRequest, flags: Mapping[str, Any]) -> None:
     """Set what was given; raises InvalidRequest if it is no value of its field."""
-    for group in GROUPS:
-        message = getattr(request, group)
-        for field in message.DESCRIPTOR.fields:
-            if flags[field.name] is not None:
-                try:
-                    _set(message, field, flags[field.name])
-                except (ValueError, KeyError):
-                    problem = f"is {flags[field.name]}; {HELP[field.name]}"
-                    raise InvalidRequest.of(f"{group}.{field.name}", problem) from None
+    for name, (group, _) in options().items():
+        value = flags[name]
+        if value is not None:
+            try:
+                put(request, name, _biases(value) if name == "logit_bias" else value)
+            except (InvalidRequest, ValueError):
+                problem = f"is {value}; {HELP[name]}"
+                raise InvalidRequest.of(f"{group}.{name}", problem) from None
 
 
 def _parameter(field: FieldDescriptor) -> Parameter:
@@ -81,17 +75,7 @@ def _parameter(field: FieldDescriptor) -> Parameter:
     return Parameter(field.name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _set(message: Any, field: FieldDescriptor, value: Any) -> None:
-    if field.type == FieldDescriptor.TYPE_MESSAGE:
-        for entry in value:
-            token, _, bias = entry.partition("=")
-            getattr(message, field.name)[int(token)] = float(bias)
-    elif field.type == FieldDescriptor.TYPE_ENUM:
-        assert field.enum_type is not None
-        prefix = field.enum_type.values[0].name.removesuffix("UNSPECIFIED")
-        number = field.enum_type.values_by_name[prefix + value.upper()].number
-        setattr(message, field.name, number)
-    elif field.is_repeated:
-        getattr(message, field.name).extend(value)
-    else:
-        setattr(message, field.name, value)
+def _biases(entries: Iterable[str]) -> dict[int, float]:
+    """By token; raises ValueError for an entry that is not TOKEN=BIAS."""
+    pairs = (entry.partition("=") for entry in entries)
+    return {int(token): float(bias) for token, _, bias in pairs}

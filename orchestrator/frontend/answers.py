@@ -22,9 +22,8 @@ from tandem.orchestrator.frontend.text import TextStream
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.orchestrator.workers.pool import WorkerPool
 from tandem.protos.rounds import RunRequest
+from tandem.protos.types import SEEDS
 from tandem.protos.wire.codec import SESSION_ID_BYTES
-
-MAX_SEED = 1 << 53  # JSON's numbers are exact below it
 
 
 class Answers:
@@ -49,7 +48,7 @@ class Answers:
         check_size(request, self._served)
         sampling, request_id = request.sampling, request.request_id or secrets.token_hex(8)
         if sampling.seed is None:
-            sampling = replace(sampling, seed=secrets.randbelow(MAX_SEED))
+            sampling = replace(sampling, seed=secrets.randbelow(SEEDS))
         request = replace(request, request_id=request_id, sampling=sampling)
         with self.admission.ticket():
             begun = asyncio.create_task(asyncio.to_thread(self._begin, request))
@@ -80,8 +79,7 @@ class Answers:
 
     def _begin(self, request: Request) -> tuple[RunRequest, AnswerBuilder]:
         """What is run, and the answer as the client has it; takes long for long texts."""
-        session_id, stopping = secrets.token_bytes(SESSION_ID_BYTES), request.stopping
-        run = checked(request, session_id, self._served, self._tokenise)
+        run, stopping = checked(request, self._served, self._tokenise), request.stopping
         stream = TextStream(self._tokenizer, run.prompt, stopping.stop, stopping.min_new_tokens)
         skipped = 0 if request.received else request.resume_from
         return run, AnswerBuilder(run, stream, self._metrics, skipped)

@@ -32,12 +32,11 @@ class ServedModel:
 
 
 def checked(
-    request: Request,
-    session_id: bytes,
-    served: ServedModel,
-    tokenise: Callable[[str], tuple[int, ...]],
+    request: Request, served: ServedModel, tokenise: Callable[[str], tuple[int, ...]]
 ) -> RunRequest:
-    """What a round worker runs. Raises InvalidRequest naming every bad field."""
+    """What a round worker runs, but for the session, as every run has its own. Raises
+    InvalidRequest naming every bad field.
+    """
     model, stopping = served.description, request.stopping
     check_size(request, served)
     violations = _options(request, model)
@@ -60,7 +59,7 @@ def checked(
         raise InvalidRequest(*violations)
     return RunRequest(
         request_id=request.request_id,
-        session_id=session_id,
+        session_id=b"",
         prompt=prompt,
         sampling=sampling,
         max_new_tokens=most_new,

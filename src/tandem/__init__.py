@@ -14,7 +14,7 @@ __all__ = ["AsyncClient", "Client", "TandemError"]
 
 
 def __getattr__(name: str) -> Any:
-    """The client, loaded when it is asked for: a model service has no use for it."""
+    """The client, loaded on first use: a model service has no use for it."""
     from importlib import import_module
 
     if name not in __all__:

@@ -13,7 +13,7 @@ LONG = "verifier-of-the-large-model.in-the-second-rack.of-the-cluster.example.co
 
 
 class Orchestrator(orchestrator_pb2_grpc.OrchestratorServiceServicer):
-    """Says of its verifier what it is told."""
+    """Reports a verifier that serves, or does not."""
 
     def __init__(self, serving: bool) -> None:
         self.serving = serving

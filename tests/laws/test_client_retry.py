@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.client.request import build, options
+from tandem.client.request import build
 from tandem.client.retry import Retry
 from tandem.protos.errors import Busy, InvalidRequest, TransportLost, Unavailable
+from tandem.protos.wire.options import options
 from tandem.v1 import orchestrator_pb2 as api
 
 LOST = TransportLost("gone")

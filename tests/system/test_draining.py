@@ -50,6 +50,23 @@ def stream(front: Watched) -> Any:
     return stub.StreamGenerate(api.StreamGenerateRequest(request=request))
 
 
+@asynccontextmanager
+async def draining(role: str, pair: Pair) -> AsyncIterator[tuple[Watched, Any]]:
+    """A service that was asked to stop, and a stream that had begun before."""
+    async with both(pair) as services:
+        it, running = services[role], aiter(stream(services["orchestrator"]))
+        await anext(running)
+        it.process.terminate()
+        yield it, running
+
+
+async def stopped_soon(it: Watched) -> None:
+    """It ends well, and has not waited for anything."""
+    began = time.monotonic()
+    assert await asyncio.wait_for(it.process.wait(), 20) == 0
+    assert time.monotonic() - began < 3.0
+
+
 async def one_more(role: str, it: Watched) -> None:
     """Something new for a service."""
     if role == "verifier":
@@ -60,10 +77,7 @@ async def one_more(role: str, it: Watched) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 async def test_a_draining_service_is_reachable_and_not_serving(role: str, embedded: Pair) -> None:
-    async with both(embedded) as services:
-        it, running = services[role], aiter(stream(services["orchestrator"]))
-        await anext(running)
-        it.process.terminate()
+    async with draining(role, embedded) as (it, running):
         await it.becomes(NOT_SERVING, 1.0)
         assert await it.status("") == SERVING
         with pytest.raises(Exception, match="stopping"):
@@ -75,24 +89,14 @@ async def test_a_draining_service_is_reachable_and_not_serving(role: str, embedd
 async def test_a_drained_service_stops_as_soon_as_its_last_session_ended(
     role: str, embedded: Pair
 ) -> None:
-    async with both(embedded) as services:
-        it, running = services[role], aiter(stream(services["orchestrator"]))
-        await anext(running)
-        it.process.terminate()
+    async with draining(role, embedded) as (it, running):
         assert [event async for event in running][-1].HasField("complete")
-        began = time.monotonic()
-        assert await asyncio.wait_for(it.process.wait(), 20) == 0
-        assert time.monotonic() - began < 3.0
+        await stopped_soon(it)
 
 
 @pytest.mark.parametrize("role", ROLES)
 async def test_a_second_signal_stops_at_once(role: str, embedded: Pair) -> None:
-    async with both(embedded) as services:
-        it, running = services[role], aiter(stream(services["orchestrator"]))
-        await anext(running)
-        it.process.terminate()
+    async with draining(role, embedded) as (it, _):
         await it.becomes(NOT_SERVING, 1.0)
         it.process.terminate()
-        began = time.monotonic()
-        assert await asyncio.wait_for(it.process.wait(), 20) == 0
-        assert time.monotonic() - began < 3.0
+        await stopped_soon(it)

@@ -1,0 +1,46 @@
+"""The options of a request by their names: every field of the client API's groups.
+
+Taken from the API's own description, so that none is forgotten.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from tandem.protos.errors import InvalidRequest
+from tandem.v1 import orchestrator_pb2 as api
+
+GROUPS = ("sampling", "stopping", "speculation")
+
+
+def options() -> dict[str, tuple[str, FieldDescriptor]]:
+    """Every option: its group, and its field there."""
+    messages = ((group, getattr(api.GenerateRequest(), group).DESCRIPTOR) for group in GROUPS)
+    return {field.name: (group, field) for group, message in messages for field in message.fields}
+
+
+def put(request: api.GenerateRequest, name: str, value: Any) -> None:
+    """Set an option; raises InvalidRequest if it is no value of its field. A map takes a dict, an
+    enum the end of a name or a number, a list also a single text.
+    """
+    group, field = options()[name]
+    try:
+        _put(getattr(request, group), field, value)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidRequest.of(f"{group}.{name}", f"cannot be {value!r}") from error
+
+
+def _put(message: Any, field: FieldDescriptor, value: Any) -> None:
+    if field.type == FieldDescriptor.TYPE_MESSAGE:  # a map
+        getattr(message, field.name).update(value)
+    elif field.type == FieldDescriptor.TYPE_ENUM and isinstance(value, str):
+        assert field.enum_type is not None
+        prefix = field.enum_type.values[0].name.removesuffix("UNSPECIFIED")
+        number = field.enum_type.values_by_name[prefix + value.upper()].number
+        setattr(message, field.name, number)
+    elif field.is_repeated:
+        getattr(message, field.name).extend([value] if isinstance(value, str) else value)
+    else:
+        setattr(message, field.name, value)
