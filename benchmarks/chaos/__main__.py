@@ -1,8 +1,8 @@
 """Faults against a system of several of each service, while clients stream.
 
-    python -m tandem.benchmarks.chaos --faults 100 --verifiers 2 --drafters 2 --front-ends 2
+    tandem chaos --faults 100 --verifiers 2 --drafters 2 --front-ends 2 --workers 1
 
-Every stream is compared, token by token, with what the same system said before the first fault.
+Every stream is compared, token by token, with what the same system sent before the first fault.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from tandem import AsyncClient, models
 from tandem.benchmarks.chaos import history
 from tandem.benchmarks.chaos.history import Asked, Ended, Event, Received, Struck, Truth, Verdict
 from tandem.benchmarks.chaos.plan import Fault, Kind, faults
-from tandem.benchmarks.chaos.system import DRAFTER, FRONT_END, VERIFIER, System, running
+from tandem.benchmarks.chaos.system import (
+    DRAFTER,
+    FRONT_END,
+    ROUND_WORKER,
+    VERIFIER,
+    System,
+    running,
+)
 from tandem.benchmarks.figures import report
 from tandem.benchmarks.peers.prompts import tokenised
 from tandem.protos.errors import TandemError
@@ -132,6 +139,7 @@ def main(
     verifiers: Annotated[int, typer.Option(min=1)] = 1,
     drafters: Annotated[int, typer.Option(min=1)] = 1,
     front_ends: Annotated[int, typer.Option(min=1)] = 1,
+    workers: Annotated[int, typer.Option(help="on Ray, of each front end", min=0)] = 0,
     streams: Annotated[int, typer.Option(help="at once", min=1)] = 8,
     tokens: Annotated[int, typer.Option(help="of an answer", min=1)] = 120,
     file: Annotated[Path | None, typer.Option("--history", help="write what happened")] = None,
@@ -143,12 +151,17 @@ def main(
     if check:
         show(history.judge(history.read(check)))
         return
-    members = {VERIFIER: verifiers, DRAFTER: drafters, FRONT_END: front_ends}
+    members = {
+        VERIFIER: verifiers,
+        DRAFTER: drafters,
+        FRONT_END: front_ends,
+        ROUND_WORKER: workers * front_ends,
+    }
     plan = list(islice(faults(seed, members, kind or list(Kind)), number))
 
     async def whole() -> list[Event]:
         async with (
-            running(target, draft, verifiers, drafters, front_ends) as system,
+            running(target, draft, verifiers, drafters, front_ends, workers) as system,
             AsyncClient(*system.addresses) as client,
         ):
             watch = Watch(client, requests(target, seed, tokens), seed)

@@ -19,7 +19,13 @@ class Kind(StrEnum):
     CRAWL = "crawl"  # 2 s longer
 
 
-OF_MODELS = (Kind.SLOW, Kind.CRAWL)
+MODEL, PROCESS = frozenset(Kind), frozenset(Kind) - {Kind.SLOW, Kind.CRAWL}
+SUFFERS = {
+    "verifier": MODEL,
+    "drafter": MODEL,
+    "front end": PROCESS,
+    "round worker": frozenset((Kind.KILL, Kind.STOP)),
+}
 SECONDS = (1.0, 6.0)  # that a fault lasts
 PAUSE = (0.2, 2.0)  # until the next, once the system is whole
 
@@ -40,15 +46,13 @@ class Fault:
 
 
 def faults(seed: int, members: Mapping[str, int], kinds: Sequence[Kind]) -> Iterator[Fault]:
-    """Faults without end. `members`: how many there are of each role; a role whose name is no model
-    service's is not slowed down.
-    """
+    """Faults without end. `members`: how many there are of each role."""
     rng = random.Random(seed)
     choices = [
         (kind, role)
-        for role in members
+        for role, count in members.items()
         for kind in kinds
-        if kind not in OF_MODELS or role in ("drafter", "verifier")
+        if count and kind in SUFFERS[role]
     ]
     while True:
         kind, role = rng.choice(choices)

@@ -5,6 +5,7 @@ happen to them.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from tandem.benchmarks.chaos import victim
 from tandem.benchmarks.chaos.plan import Fault, Kind
+from tandem.benchmarks.chaos.ray_processes import WORKER, ray_processes
 from tandem.benchmarks.peers.checkout import address, python
 from tandem.protos.errors import Unusable
 from tandem.protos.service.tasks import background
@@ -21,6 +23,7 @@ from tandem.protos.transport import rpc
 
 HOST = "127.0.0.1"
 VERIFIER, DRAFTER, FRONT_END = "verifier", "drafter", "front end"
+ROUND_WORKER = "round worker"
 MODULES = {
     VERIFIER: "tandem.verifier_service",
     DRAFTER: "tandem.drafter_service",
@@ -28,6 +31,7 @@ MODULES = {
 }
 QUIET = ("--log-level", "error", "--metrics-port", "0")
 START_SECONDS = 90.0
+LOOK_SECONDS = 0.1  # between two looks for a round worker
 MODEL_SIGNALS = {Kind.HANG: victim.HANG, Kind.SLOW: victim.SLOW, Kind.CRAWL: victim.CRAWL}
 
 
@@ -45,6 +49,12 @@ class Member:
     def address(self) -> str:
         """Where it serves."""
         return f"{HOST}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Of the process now."""
+        assert self._process
+        return self._process.pid
 
     async def live(self) -> None:
         """Run it again and again; raises Unusable if it does not serve the first time."""
@@ -79,6 +89,17 @@ class Member:
         async with asyncio.timeout(START_SECONDS):
             await self.serving.wait()
 
+    async def round_workers(self, count: int) -> list[int]:
+        """Processes of the round workers of a front end, once there are as many."""
+        async with asyncio.timeout(START_SECONDS):
+            while True:
+                await self.serving.wait()
+                with suppress(ProcessLookupError):
+                    found = ray_processes(self.pid, WORKER)
+                    if len(found) >= count:
+                        return sorted(found)
+                await asyncio.sleep(LOOK_SECONDS)
+
     def _signal(self, number: int) -> None:
         assert self._process
         with suppress(ProcessLookupError):
@@ -90,6 +111,7 @@ class System:
     """Members by role."""
 
     members: dict[str, list[Member]]
+    workers: int  # on Ray, of each front end
 
     @property
     def addresses(self) -> list[str]:
@@ -98,14 +120,33 @@ class System:
 
     async def suffer(self, fault: Fault) -> None:
         """Have a fault happen; returns when all is well again."""
-        await self.members[fault.role][fault.index].suffer(fault)
+        if fault.role == ROUND_WORKER:
+            await self._lose_worker(fault)
+        else:
+            await self.members[fault.role][fault.index].suffer(fault)
+
+    async def _lose_worker(self, fault: Fault) -> None:
+        fronts = self.members[FRONT_END]
+        front, index = fronts[fault.index % len(fronts)], fault.index // len(fronts)
+        worker = (await front.round_workers(self.workers))[index]
+        with suppress(ProcessLookupError):
+            if fault.kind is Kind.KILL:
+                os.kill(worker, signal.SIGKILL)
+            else:
+                os.kill(worker, signal.SIGSTOP)
+                await asyncio.sleep(fault.seconds)
+                os.kill(worker, signal.SIGCONT)
+        await asyncio.sleep(LOOK_SECONDS)
+        await front.round_workers(self.workers)
 
 
 @asynccontextmanager
 async def running(
-    target: Path, draft: Path, verifiers: int, drafters: int, front_ends: int
+    target: Path, draft: Path, verifiers: int, drafters: int, front_ends: int, workers: int
 ) -> AsyncIterator[System]:
-    """A whole system while the scope lasts; raises Unusable if it does not start."""
+    """A whole system while the scope lasts; raises Unusable if it does not start. Without workers
+    on Ray each front end has one in its own process.
+    """
 
     def of(role: str, count: int, *flags: str) -> list[Member]:
         return [Member(role, flags, rpc.free_port(HOST)) for _ in range(count)]
@@ -115,8 +156,9 @@ async def running(
         DRAFTER: of(DRAFTER, drafters, "--model", str(draft), "--threads", "1"),
     }
     known = [f"--{role}={','.join(each.address for each in some)}" for role, some in models.items()]
-    clients = of(FRONT_END, front_ends, *known, "--tokenizer", str(target), "--no-ray")
-    system = System(models | {FRONT_END: clients})
+    ray = ("--workers", str(workers)) if workers else ("--no-ray",)
+    clients = of(FRONT_END, front_ends, *known, "--tokenizer", str(target), *ray)
+    system = System(models | {FRONT_END: clients}, workers)
     everybody = [member for some in system.members.values() for member in some]
     async with background(*(member.live() for member in everybody)):
         try:

@@ -137,15 +137,13 @@ def _run(work: Coroutine[Any, Any, int]) -> None:
         raise typer.Exit(asyncio.run(work))
 
 
-def _pass_on(role: str, module: str) -> None:
-    @app.command(role, context_settings=PASS_ON, help=f"Start one {role} (`tandem {role} --help`).")
+def _pass_on(name: str, module: str, does: str) -> None:
+    @app.command(name, context_settings=PASS_ON, help=f"{does} (`tandem {name} --help`).")
     def start(context: typer.Context) -> None:
         os.execv(sys.executable, [sys.executable, "-P", "-m", module, *context.args])
 
 
-for _role, _module in (
-    ("drafter", "tandem.drafter_service"),
-    ("verifier", "tandem.verifier_service"),
-    ("orchestrator", "tandem.orchestrator"),
-):
-    _pass_on(_role, _module)
+_pass_on("drafter", "tandem.drafter_service", "Start one drafter")
+_pass_on("verifier", "tandem.verifier_service", "Start one verifier")
+_pass_on("orchestrator", "tandem.orchestrator", "Start one orchestrator")
+_pass_on("chaos", "tandem.benchmarks.chaos", "Try faults on a system of its own")

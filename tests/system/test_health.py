@@ -19,12 +19,12 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem import AsyncClient
+from tandem.benchmarks.chaos.ray_processes import WORKER, ray_processes
 from tandem.benchmarks.peers.checkout import HERE, address, child
 from tandem.orchestrator.fleet.clients import VerifierClient
 from tandem.protos.transport import rpc
 from tandem.protos.types import Context, Draft, SamplingParams
 from tests.conftest import Pair
-from tests.system.ray_processes import WORKER, ray_processes
 
 VERIFIER, ORCHESTRATOR = "tandem.v1.VerifierService", "tandem.v1.OrchestratorService"
 SERVING, NOT_SERVING = (

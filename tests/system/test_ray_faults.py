@@ -7,9 +7,9 @@ import os
 import signal
 
 from tandem import AsyncClient
+from tandem.benchmarks.chaos.ray_processes import CONTROL_PLANE, NODE, WORKER, ray_processes
 from tandem.benchmarks.peers.checkout import HERE, address, child
 from tests.conftest import Pair
-from tests.system.ray_processes import CONTROL_PLANE, NODE, WORKER, ray_processes
 
 REQUEST = {"temperature": 0.7, "seed": 3, "max_new_tokens": 60, "ignore_eos": True}
 
