@@ -24,6 +24,7 @@ SMALL = {
     "levels": "--repetitions 1",
     "links": "--round-trip 0 --at-once 1 --temperature 0 --tokens 8 --turns 1 --seconds 1",
     "options": "--requests 2",
+    "orchestration": "--streams 1,20 --seconds 1",
     "rules": "--prompts 1 --max-new-tokens 8",
     "sampling": "--vocabulary 1000 --sessions 1 --visited 1 --repetitions 1",
     "throughput": "--prompts 1 --max-new-tokens 8 --no-ray",

@@ -1,0 +1,211 @@
+"""What the orchestrator itself costs: streams from a verifier without a model, which takes a step
+at every tick of a clock.
+
+A stream is at most as fast as that clock; how far each chunk is behind its tick is what gRPC, round
+worker, front end and client have added. The client takes its part of the machine too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from asyncio.subprocess import Process
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import quantiles
+from time import monotonic
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from tandem import AsyncClient, models
+from tandem.benchmarks.chaos.ray_processes import WORKER, ray_processes
+from tandem.benchmarks.figures import report
+from tandem.benchmarks.figures.machine import described
+from tandem.benchmarks.peers.checkout import HERE, address, child
+from tandem.benchmarks.peers.table import HEAD, token_at
+from tandem.orchestrator.frontend.text import load_tokenizer
+from tandem.protos.errors import TandemError, Unusable
+
+QUIET = ("--log-level", "error", "--metrics-port", "0")
+START_SECONDS = 60.0
+PARTS = ("verifier", "front end", "round workers", "client")
+
+
+@dataclass(slots=True)
+class Reader:
+    """One client: how many seconds its chunks are behind their ticks, and their tokens."""
+
+    number: int
+    step: float
+    behind: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+
+    async def read(self, client: AsyncClient, until: asyncio.Event) -> None:
+        """Read until the event."""
+        prompt = [self.number % 256, self.number // 256, 1, 1]
+        options = {"max_new_tokens": 1 << 15, "ignore_eos": True, "seed": 0}
+        began, chunks = 0.0, 0
+        async with client.stream(prompt, **options) as stream:
+            async for chunk in stream:
+                now = monotonic()
+                if not chunks:
+                    began = now - now % self.step
+                self.behind.append(now - began - chunks * self.step)
+                chunks += 1
+                self.tokens += chunk.token_ids
+                if until.is_set():
+                    return
+
+    def check(self, vocabulary: int) -> None:
+        """Raise Unusable for a token that is not the table's."""
+        head = (self.number % 256, self.number // 256, 1, 1)
+        for place, token in enumerate(self.tokens):
+            if token != token_at(head, HEAD + place, vocabulary):
+                raise Unusable(f"stream {self.number} has a wrong token at {place}")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """So many streams over so many round workers; seconds, and microseconds of a processor."""
+
+    streams: int
+    workers: int
+    steps_per_second: float
+    of_ideal: float
+    median_behind: float
+    p99_behind: float
+    processor_per_step: dict[str, float]
+    bytes_per_stream: float
+
+
+class System:
+    """A table, an orchestrator with its round workers, and this process, which is the client."""
+
+    def __init__(self, verifier: Process, orchestrator: Process) -> None:
+        self._verifier, self._orchestrator = verifier, orchestrator
+
+    def workers(self) -> list[int]:
+        """Processes of round workers on Ray."""
+        return ray_processes(self._orchestrator.pid, WORKER)
+
+    def processor_seconds(self) -> list[float]:
+        """Of each part."""
+        workers = sum(map(_seconds, self.workers()))
+        own = os.times()
+        services = _seconds(self._verifier.pid), _seconds(self._orchestrator.pid)
+        return [*services, workers, own.user + own.system]
+
+    def bytes(self) -> int:
+        """Memory of the orchestrator and its round workers."""
+        pids = self._orchestrator.pid, *self.workers()
+        pages = (int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
+        return sum(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _seconds(pid: int) -> float:
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def until(done: Callable[[], bool]) -> None:
+    """Look again and again, for a limited time; raises TimeoutError."""
+    async with asyncio.timeout(START_SECONDS):
+        while not done():  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
+async def measure(target: Path, streams: int, workers: int, step: float, seconds: float) -> Figures:
+    """Start everything, let all streams begin, and read for so long. `workers` 0: in the
+    orchestrator's process. Raises Unusable.
+    """
+    async with AsyncExitStack() as scope:
+        table = ("--tokenizer", str(target), "--step", str(step))
+        verifier = await scope.enter_async_context(child(HERE, "benchmarks.peers.table", *table))
+        ray = ("--workers", str(workers)) if workers else ("--no-ray",)
+        flags = ("--verifier", await address(verifier), "--tokenizer", str(target), "--port", "0")
+        limits = ("--max-running", str(streams))
+        orchestrator = await scope.enter_async_context(
+            child(HERE, "orchestrator", *flags, *limits, *ray, *QUIET)
+        )
+        client = await scope.enter_async_context(AsyncClient(await address(orchestrator)))
+        system, over = System(verifier, orchestrator), asyncio.Event()
+        await until(lambda: len(system.workers()) == workers)
+        await asyncio.sleep(2.0 if workers else 0.0)  # until their addresses are known
+        empty = system.bytes()
+        readers = [Reader(number, step) for number in range(streams)]
+        async with asyncio.TaskGroup() as group:
+            for reader in readers:
+                group.create_task(reader.read(client, over))
+            await until(lambda: all(reader.tokens for reader in readers))
+            before, spent = [len(each.behind) for each in readers], system.processor_seconds()
+            began = monotonic()
+            await asyncio.sleep(seconds)
+            took, grown = monotonic() - began, system.bytes() - empty
+            spent = [b - a for a, b in zip(spent, system.processor_seconds(), strict=True)]
+            behind = [
+                late
+                for each, start in zip(readers, before, strict=True)
+                for late in each.behind[start:]
+            ]
+            over.set()
+    vocabulary = load_tokenizer(target).get_vocab_size()
+    for reader in readers:
+        reader.check(vocabulary)
+    cuts = quantiles(behind, n=100)
+    return Figures(
+        streams,
+        workers,
+        len(behind) / took,
+        len(behind) / took * step / streams,
+        cuts[49],
+        cuts[98],
+        {name: 1e6 * each / len(behind) for name, each in zip(PARTS, spent, strict=True)},
+        grown / streams,
+    )
+
+
+def table(found: list[Figures]) -> Table:
+    """What people see."""
+    columns = "streams", "workers", "steps/s", "of ideal", "behind p50\nms", "behind p99\nms"
+    shown = Table(*columns, *(f"{part}\nus/step" for part in PARTS), "kB of memory\nper stream")
+    for each in found:
+        shown.add_row(
+            str(each.streams),
+            str(each.workers) if each.workers else "in process",
+            f"{each.steps_per_second:.0f}",
+            f"{each.of_ideal:.2f}",
+            f"{1e3 * each.median_behind:.1f}",
+            f"{1e3 * each.p99_behind:.1f}",
+            *(f"{each.processor_per_step[part]:.0f}" for part in PARTS),
+            f"{each.bytes_per_stream / 1024:.0f}",
+        )
+    return shown
+
+
+def main(
+    target: Annotated[Path, typer.Option(help="whose tokenizer is used")] = models.TARGET,
+    streams: Annotated[str, typer.Option(help="at once, with commas")] = "1,16,100,1000",
+    workers: Annotated[str, typer.Option(help="on Ray, with commas; 0: in process")] = "0",
+    step: Annotated[float, typer.Option(help="seconds between steps", min=0.001)] = 0.02,
+    seconds: Annotated[float, typer.Option(help="of measuring each")] = 10.0,
+    file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+) -> None:
+    """Steps per second and delay of many streams, with a verifier that costs nothing."""
+    try:
+        found = [
+            asyncio.run(measure(target, int(many), int(count), step, seconds))
+            for count in workers.split(",")
+            for many in streams.split(",")
+        ]
+    except TandemError as problem:
+        raise SystemExit(f"error: {problem}") from None
+    heading = f"streams of a table, a step every {1e3 * step:.0f} ms: {described('no model')}"
+    report.publish(heading, table(found), [asdict(each) for each in found], file)
+
+
+if __name__ == "__main__":
+    typer.run(main)

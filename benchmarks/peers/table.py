@@ -1,0 +1,126 @@
+"""A verifier without a model, to measure all that is around models: every so many seconds each
+session gets the next tokens of a text that its first tokens determine.
+
+    python -m tandem.benchmarks.peers.table --tokenizer DIR --step 0.01
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tandem.orchestrator.frontend.text import load_tokenizer
+from tandem.protos.fingerprint import fingerprint
+from tandem.protos.service.process import announce, parent_watched, stop_signals
+from tandem.protos.transport import rpc
+from tandem.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
+
+HEAD, CONTEXT = 4, 1 << 16
+MANY = 1000  # facts of a message
+
+
+def token_at(head: tuple[int, ...], position: int, vocabulary: int) -> int:
+    """The token at a position of the text that begins with these tokens."""
+    return (sum(head) + 7919 * position) % vocabulary
+
+
+@dataclass(slots=True)
+class Open:
+    """A stream: what its text begins with, how far it is, and where it ends."""
+
+    head: tuple[int, ...]
+    length: int
+    until: int
+    paused: bool = False
+
+
+class TableVerifier(verifier_pb2_grpc.VerifierServiceServicer):
+    """Takes a step whenever the clock is a multiple of `seconds`, for all sessions at once."""
+
+    def __init__(self, model: common_pb2.ModelDescription, seconds: float, tokens: int) -> None:
+        self._model, self._seconds, self._tokens = model, seconds, tokens
+
+    async def Decode(
+        self, requests: AsyncIterator[verifier_pb2.DecodeRequest], context: Any
+    ) -> AsyncIterator[verifier_pb2.DecodeResponse]:
+        """Steps until the caller ends the call."""
+        streams: dict[int, Open] = {}
+        sent = 0.0
+
+        async def read() -> None:
+            nonlocal sent
+            async for request in requests:
+                sent = request.sent
+                for opening in request.open:
+                    tokens = opening.context.tokens
+                    streams[opening.stream] = Open(tuple(tokens[:HEAD]), len(tokens), opening.until)
+                for flow in request.flows:
+                    if stream := streams.get(flow.stream):
+                        stream.paused = flow.paused
+
+        reading, clock = asyncio.create_task(read()), asyncio.get_running_loop().time
+        try:
+            yield verifier_pb2.DecodeResponse(model=self._model)
+            tick = int(clock() / self._seconds)
+            while not reading.done():
+                tick += 1
+                await asyncio.sleep(tick * self._seconds - clock())
+                facts = [self._step(number, each) for number, each in streams.items()]
+                for start in range(0, len(facts) or 1, MANY):
+                    some = [fact for fact in facts[start : start + MANY] if fact]
+                    yield verifier_pb2.DecodeResponse(facts=some, sent=sent)
+                for number in [n for n, each in streams.items() if each.length >= each.until]:
+                    del streams[number]
+        finally:
+            reading.cancel()
+
+    async def DescribeVerifier(
+        self, request: verifier_pb2.DescribeVerifierRequest, context: Any
+    ) -> verifier_pb2.DescribeVerifierResponse:
+        """The table."""
+        return verifier_pb2.DescribeVerifierResponse(model=self._model)
+
+    def _step(self, number: int, stream: Open) -> common_pb2.Fact | None:
+        if stream.paused:
+            return None
+        start = stream.length
+        stream.length = min(stream.until, start + self._tokens)
+        positions = range(start, stream.length)
+        tokens = [token_at(stream.head, each, self._model.vocab_size) for each in positions]
+        return common_pb2.Fact(stream=number, start=start, tokens=tokens)
+
+
+def main(
+    tokenizer: Annotated[Path, typer.Option(help="model directory whose tokens it has")],
+    step: Annotated[float, typer.Option(help="seconds")] = 0.01,
+    tokens: Annotated[int, typer.Option(help="of a step")] = 1,
+) -> None:
+    """Serve until stopped."""
+    model = common_pb2.ModelDescription(
+        name="table",
+        tokenizer_fingerprint=fingerprint(tokenizer),
+        vocab_size=load_tokenizer(tokenizer).get_vocab_size(),
+        context_length=CONTEXT,
+        device="cpu",
+        exactness="exact",
+    )
+
+    async def serve() -> None:
+        stop = stop_signals()
+        async with (
+            parent_watched(),
+            rpc.serving("127.0.0.1", 0, TableVerifier(model, step, tokens)) as address,
+        ):
+            announce("serving", address=address)
+            await stop.get()
+
+    asyncio.run(serve())
+
+
+if __name__ == "__main__":
+    typer.run(main)
