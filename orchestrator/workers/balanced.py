@@ -98,6 +98,11 @@ class BalancedLink(Generic[Sent, Received]):
             self.add(name, link)
 
     @property
+    def names(self) -> Collection[str]:
+        """Of all replicas."""
+        return self._links.keys()
+
+    @property
     def connected(self) -> bool:
         """Whether any replica is."""
         return any(link.connected for link in self._links.values())

@@ -19,13 +19,13 @@ from tests.laws import wires
 from tests.laws.wires import Call, Closing, OnStream
 
 VOCABULARY = 7
-FENCES = frozenset({"turn", "newest", "close"})
+FENCES = frozenset({"turn", "newest", "close", "rollback", "delivery", "fingerprint"})
 CLOSED = "closed"
 
 
-def follows(tokens: Sequence[int]) -> int:
-    """The target: a token that depends on all before it."""
-    return hash(tuple(tokens)) % VOCABULARY
+def follows(tokens: Sequence[int], model: int = 0) -> int:
+    """The target, model 0: a token that depends on all before it."""
+    return hash((*tokens, -1) if model else tuple(tokens)) % VOCABULARY
 
 
 @dataclass(eq=False)
@@ -57,10 +57,9 @@ class Held:
 class Service(wires.Server):
     """The session rule."""
 
-    fences = FENCES
-
     def __init__(self, *world: Any) -> None:
         super().__init__(*world)
+        self.fences = FENCES
         self.held: dict[bytes, Held] = {}
         self.jobs: list[Job] = []
 
@@ -98,7 +97,8 @@ class Service(wires.Server):
         job = Job(call, stream, opening, context.length)
         if held:
             held.turn, held.job = max(held.turn, context.turn), job
-            held.tokens[:] = context.tokens
+            if "rollback" in self.fences or len(held.tokens) < context.length:
+                held.tokens[:] = context.tokens
         else:
             self.held[context.session_id] = Held(context.turn, list(context.tokens), job)
         self.jobs.append(job)
@@ -139,7 +139,12 @@ class Service(wires.Server):
             job.live &= job.call is not call
 
     def _rise(self) -> None:
-        self.up = True
+        """With another model for a while, if somebody has made a mistake."""
+        if self.up:
+            return
+        self.up, self.model = True, int(self.rng.random() < self.evil)
+        if self.model:
+            self.clock.call_later(5, self.restart)
 
 
 class Verifier(Service):
@@ -184,9 +189,10 @@ class Verifier(Service):
         if not self._may(job):
             job.waits = True
             return
-        text, guessed, fresh = held.tokens, set(job.paths.values()), [follows(held.tokens)]
+        text, guessed = held.tokens, set(job.paths.values())
+        fresh = [follows(text, self.model)]
         while (*text, *fresh) in guessed and job.length + len(fresh) < job.opening.until:
-            fresh.append(follows(text + fresh))
+            fresh.append(follows(text + fresh, self.model))
         job.call.answer(OnStream(job.stream, Fact(job.length, tuple(fresh))))
         text += fresh
         job.length += len(fresh)

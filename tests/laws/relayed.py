@@ -1,7 +1,8 @@
 """Schedules of faults for real relays, with simulated services, links and time.
 
 Links break and half-open ones linger, services restart, evict and ask to wait, openings arrive late
-and twice, drafters lie, guesses are lost and repeated, workers die and live on for a while.
+and twice, drafters lie, guesses are lost and repeated, workers die and live on for a while,
+replicas are removed and come back, and one may serve another model.
 
     python -m tests.laws.relayed [schedules]     how many go wrong, by which fence is left out
 """
@@ -61,6 +62,7 @@ class Worker:
             completion=tuple(world.text),
             first_turn=world.turn,
         )
+        self.balanced = balanced
         services = Services(*balanced, world.clock, count(1))
         self.relay = Relay(request, services, lambda: None)
         self.read()
@@ -69,7 +71,7 @@ class Worker:
         """The front end, if it is still there, takes what there is."""
         while self.relay.steps:
             tokens = self.relay.take().tokens
-            if self is self.world.worker:
+            if self is self.world.worker or "delivery" not in self.world.fences:
                 self.world.text += tokens
         pause = self.world.rng.expovariate(1 if self.world.slow else 20)
         self.timer = self.world.clock.call_later(pause, self.read)
@@ -91,6 +93,7 @@ class World:
             [kind(self.clock, self.rng, evil) for _ in range(self.rng.randint(1, MOST_REPLICAS))]
             for kind in (Verifier, Drafter)
         )
+        self.fences = fences
         for service in (*self.verifiers, *self.drafters):
             service.fences = fences
         self.rule = self.rng.choice((Rule.MATCH, Rule.MATCH, Rule.REJECT))
@@ -107,17 +110,28 @@ class World:
         """Something breaks."""
         assert self.worker
         self.faults += 1
-        kind = self.rng.randrange(7)
+        kind = self.rng.randrange(8)
         if kind < 2:
             self.rng.choice((self.verifiers, self.drafters)[kind]).restart()
         elif kind < 4:
             self.rng.choice((self.verifiers, self.drafters)[kind - 2]).evict()
         elif kind < 6:
             self.rng.choice(self.worker.links[kind - 4]).lose()
+        elif kind == 6:
+            self.remove_replica(self.worker, self.rng.randrange(2))
         else:  # the worker is lost, and may live on for a while
             self.clock.call_later(4 * self.rng.random(), self.worker.die)
             self.turn += TURNS
             self.worker = Worker(self)
+
+    def remove_replica(self, worker: Worker, service: int) -> None:
+        """One is to be used no more, for a while."""
+        balanced, links = worker.balanced[service], worker.links[service]
+        number = self.rng.randrange(len(links))
+        name, link = str(number), links[number]
+        if name in balanced.names:
+            balanced.remove(name)
+            self.clock.call_later(5 * self.rng.random(), lambda: balanced.add(name, link))
 
     def run(self) -> bool:
         """Whether the text is the target's own, whole, and in time, and nobody else closed the

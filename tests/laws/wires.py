@@ -71,7 +71,8 @@ class Server:
     def __init__(self, clock: Clock, rng: random.Random, evil: float) -> None:
         self.clock, self.rng = clock, rng
         self.evil = evil  # how often a fault happens where one may
-        self.up = True
+        self.up, self.model = True, 0
+        self.fences: frozenset[str] = frozenset()
         self.links: list[Link] = []
 
     def receive(self, call: Call, item: OnStream | Closing) -> None:
@@ -179,7 +180,7 @@ class Link:
     def _connect(self) -> None:
         if self.call:
             return
-        if not self.server.up:
+        if not self.server.up or (self.server.model and "fingerprint" in self.server.fences):
             self.server.clock.call_later(0.5, self._connect)
             return
         self.call, self.connected = Call(self, self.server), True
