@@ -142,7 +142,7 @@ class Service(wires.Server):
         """With another model for a while, if somebody has made a mistake."""
         if self.up:
             return
-        self.up, self.model = True, int(self.rng.random() < self.evil)
+        self.up, self.model = True, int(self.evil > 0 and self.rng.random() < self.evil)
         if self.model:
             self.clock.call_later(5, self.restart)
 
