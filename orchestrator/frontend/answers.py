@@ -50,20 +50,24 @@ class Answers:
         if sampling.seed is None:
             sampling = replace(sampling, seed=secrets.randbelow(SEEDS))
         request = replace(request, request_id=request_id, sampling=sampling)
-        with self.admission.ticket():
+        with self.admission.ticket(request.share):
             run, answer = await asyncio.to_thread(self._begin, request)
-            async with aclosing(read_ahead(lambda: self._run(run, answer))) as chunks:
+            async with aclosing(
+                read_ahead(lambda: self._run(run, answer, request.share))
+            ) as chunks:
                 async for chunk in chunks:
                     yield chunk
         yield answer.complete()
 
-    async def _run(self, run: RunRequest, answer: AnswerBuilder) -> AsyncGenerator[Chunk, None]:
+    async def _run(
+        self, run: RunRequest, answer: AnswerBuilder, share: bytes
+    ) -> AsyncGenerator[Chunk, None]:
         """Run what is missing of the answer; the session is new, as that of a run that was closed
         may still end.
         """
         if answer.finished:
             return
-        async with self.admission.place():
+        async with self.admission.place(share, len(run.prompt) + run.max_new_tokens):
             session_id = secrets.token_bytes(SESSION_ID_BYTES)
             run = replace(run, session_id=session_id, completion=answer.started())
             async with aclosing(self._pool.run(run)) as steps:
