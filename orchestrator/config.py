@@ -51,6 +51,12 @@ class OrchestratorConfig(ServiceConfig):
     )
     max_running: int = Field(default=32, ge=1, description="requests that are decoded at once")
     max_waiting: int = Field(default=256, ge=0, description="requests that may wait for a place")
+    max_running_per_client: int | None = Field(
+        default=None, ge=1, description="requests of one client decoded at once; by default all"
+    )
+    max_waiting_per_client: int | None = Field(
+        default=None, ge=0, description="requests of one client that may wait; by default half"
+    )
     draft_levels: int = Field(
         default=MAX_LEVELS,
         ge=0,
@@ -84,6 +90,14 @@ class OrchestratorConfig(ServiceConfig):
     def drafters(self) -> tuple[str, ...]:
         """Sources of the addresses of drafters."""
         return tuple(filter(None, self.drafter.split(",")))
+
+    @property
+    def each_client(self) -> tuple[int, int]:
+        """Requests of one client that may run and wait. Running ones need no bound by default, as
+        those that wait share the places fairly; half of those that may wait leaves some for others.
+        """
+        running, waiting = self.max_running_per_client, self.max_waiting_per_client
+        return running or self.max_running, self.max_waiting // 2 if waiting is None else waiting
 
     @model_validator(mode="after")
     def _one_local_worker(self) -> OrchestratorConfig:

@@ -11,7 +11,7 @@ from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.fleet.discovery import Discovery
 from tandem.orchestrator.fleet.replicas import Replicas
 from tandem.orchestrator.frontend import readiness
-from tandem.orchestrator.frontend.admission import Admission
+from tandem.orchestrator.frontend.admission import Admission, Limits
 from tandem.orchestrator.frontend.answers import Answers
 from tandem.orchestrator.frontend.checks import ServedModel
 from tandem.orchestrator.frontend.servicer import OrchestratorService
@@ -50,7 +50,8 @@ async def serving(
         max_prompt_bytes = target.context_length * longest_token(tokenizer)
         served = ServedModel(target, shape, max_prompt_bytes, special_tokens(tokenizer))
         metrics = FrontMetrics(registry)
-        admission = Admission(config.max_running, config.max_waiting, metrics)
+        limits_each = Limits(*config.each_client, "_per_client")
+        admission = Admission(Limits(config.max_running, config.max_waiting), limits_each, metrics)
         async with (
             supervising(config, target) as supervisor,
             WorkerPool(supervisor, membership, metrics.resumes.inc) as pool,

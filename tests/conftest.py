@@ -87,6 +87,7 @@ class Tandem:
     services: Services
     stub: Any
     metrics_url: str
+    address: str
 
 
 @pytest.fixture(scope="session")
@@ -164,7 +165,7 @@ async def serve_all(services: Services, **options: Any) -> AsyncIterator[Tandem]
     with process.metrics_served("127.0.0.1", 0, registry) as metrics:
         async with server.serving(config, registry) as address, rpc.connect(address) as channel:
             stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-            yield Tandem(services, stub, f"http://{metrics}/metrics")
+            yield Tandem(services, stub, f"http://{metrics}/metrics", address)
 
 
 @pytest.fixture(scope="session")

@@ -1,47 +1,104 @@
-"""Bounds on the requests that run and those that wait."""
+"""Bounds on the requests that run and those that wait, over all and for each client."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 
+from tandem.orchestrator.frontend.fair_queue import FairQueue, Turn
+from tandem.orchestrator.frontend.turnover import Turnover
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.protos.errors import Busy
 
 
-class Admission:
-    """Places for so many requests at once; others wait in order, at most `max_waiting` of them."""
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Requests at most; `of` is the end of their settings' names."""
 
-    def __init__(self, max_running: int, max_waiting: int, metrics: FrontMetrics) -> None:
-        self._places = asyncio.Semaphore(max_running)
-        self._max_tickets = max_running + max_waiting
-        self._tickets = self.running = 0
+    running: int
+    waiting: int
+    of: str = ""
+
+
+@dataclass(slots=True)
+class Tickets:
+    """Requests that run or wait, all or those of one client."""
+
+    limits: Limits
+    count: int = 0
+    turnover: Turnover = field(default_factory=Turnover)
+
+    def check(self) -> None:
+        """Raise Busy if there may be no more."""
+        limits = self.limits
+        if self.count >= limits.running + limits.waiting:
+            whose = " of this client" if limits.of else ""
+            bounds = f"max_running{limits.of} is {limits.running}, max_waiting{limits.of}"
+            problem = f"{self.count} requests{whose} run or wait: {bounds} is {limits.waiting}"
+            raise Busy(problem, self.turnover.retry_after())
+
+    def ended(self) -> None:
+        """One less."""
+        self.count -= 1
+        self.turnover.ended(time.monotonic())
+
+
+class Admission:
+    """Places for so many requests at once, which clients share fairly; so many others may wait."""
+
+    def __init__(self, limits: Limits, limits_each: Limits, metrics: FrontMetrics) -> None:
+        self._all, self._limits_each = Tickets(limits), limits_each
+        self._clients: dict[bytes, Tickets] = {}
+        self._queue = FairQueue(limits.running, limits_each.running)
+        self._begun: dict[Turn, asyncio.Event] = {}
         metrics.running.set_function(lambda: self.running)
         metrics.waiting.set_function(lambda: self.waiting)
 
     @property
+    def running(self) -> int:
+        """Requests with a place."""
+        return self._queue.running
+
+    @property
     def waiting(self) -> int:
         """Requests with a ticket and without a place."""
-        return self._tickets - self.running
+        return self._all.count - self.running
 
     @contextmanager
-    def ticket(self) -> Iterator[None]:
-        """A scope in which a request may ask for a place; raises Busy when too many wait."""
-        if self._tickets >= self._max_tickets:
-            raise Busy(f"{self.waiting} requests are waiting", retry_after=0.5)
-        self._tickets += 1
+    def ticket(self, share: bytes) -> Iterator[None]:
+        """A scope in which a request may ask for a place; raises Busy when too many run or wait."""
+        client = self._clients.get(share) or Tickets(self._limits_each)
+        counted = client, self._all
+        for each in counted:
+            each.check()
+        self._clients[share] = client
+        for each in counted:
+            each.count += 1
         try:
             yield
         finally:
-            self._tickets -= 1
+            for each in counted:
+                each.ended()
+            if not client.count:
+                del self._clients[share]
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """A scope in which a request with a ticket runs."""
-        async with self._places:
-            self.running += 1
-            try:
-                yield
-            finally:
-                self.running -= 1
+    async def place(self, share: bytes, cost: int) -> AsyncIterator[None]:
+        """A scope in which a request with a ticket runs; waits until it is the client's turn."""
+        turn = self._queue.add(share, cost)
+        begun = self._begun[turn] = asyncio.Event()
+        self._start()
+        try:
+            await begun.wait()
+            yield
+        finally:
+            del self._begun[turn]
+            self._queue.leave(turn)
+            self._start()
+
+    def _start(self) -> None:
+        for turn in self._queue.start():
+            self._begun[turn].set()

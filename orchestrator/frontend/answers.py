@@ -50,15 +50,15 @@ class Answers:
         if sampling.seed is None:
             sampling = replace(sampling, seed=secrets.randbelow(SEEDS))
         request = replace(request, request_id=request_id, sampling=sampling)
-        with self.admission.ticket():
+        with self.admission.ticket(request.share):
             begun = asyncio.create_task(asyncio.to_thread(self._begin, request))
-            async with aclosing(read_ahead(lambda: self._run(begun))) as chunks:
+            async with aclosing(read_ahead(lambda: self._run(begun, request.share))) as chunks:
                 async for chunk in chunks:
                     yield chunk
         yield begun.result()[1].complete()
 
     async def _run(
-        self, begun: asyncio.Task[tuple[RunRequest, AnswerBuilder]]
+        self, begun: asyncio.Task[tuple[RunRequest, AnswerBuilder]], share: bytes
     ) -> AsyncGenerator[Chunk, None]:
         """Run what is missing of the answer; the session is new, as that of a run that was closed
         may still end.
@@ -66,7 +66,7 @@ class Answers:
         run, answer = await begun
         if answer.finished:
             return
-        async with self.admission.place():
+        async with self.admission.place(share, len(run.prompt) + run.max_new_tokens):
             session_id = secrets.token_bytes(SESSION_ID_BYTES)
             run = replace(run, session_id=session_id, completion=answer.started())
             async with aclosing(self._pool.run(run)) as steps:

@@ -63,4 +63,5 @@ class Request:
     resume_from: int = 0  # how many completion tokens the client already has
     received: tuple[int, ...] = ()  # the same tokens; they are not generated again
     client: bytes = b""  # whose cached prefixes may be used; empty = nobody's
+    share: bytes = b""  # whose share of the places it takes; the connection's without a client
     malformed: tuple[Violation, ...] = ()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from importlib.metadata import version
 from typing import Any, TypeAlias
@@ -16,7 +16,7 @@ from tandem.orchestrator.frontend.answer import Answer, Chunk
 from tandem.orchestrator.frontend.answers import Answers
 from tandem.orchestrator.frontend.request import Request, Sampling, Speculation, Stopping
 from tandem.orchestrator.metrics import SpeculationStats
-from tandem.protos.errors import InvalidRequest, Violation
+from tandem.protos.errors import DeadlineExceeded, InvalidRequest, Violation
 from tandem.protos.service.drain import Drain
 from tandem.protos.types import Method, Rule, Schedule, TokenLogprobs
 from tandem.protos.wire.drafting import decode_choice
@@ -24,6 +24,7 @@ from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
 
 CLIENT_KEY = "x-tandem-client"
+MUTE_SECONDS = 60.0  # that a client may read nothing
 CHOICES = {"rule": Rule, "method": Method, "schedule": Schedule}
 ServicerContext: TypeAlias = "aio.ServicerContext[Any, Any]"
 
@@ -38,27 +39,37 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         self, request: api.GenerateRequest, context: ServicerContext
     ) -> api.GenerateResponse:
         """The whole answer: the last event of the stream."""
-        asked = decode_request(request, client_of(context))
+        asked = decode_request(request, client_of(context), context.peer())
         with self._drain.running():
             async with aclosing(self._answers.generate(asked)) as events:
                 answers = [event async for event in events if isinstance(event, Answer)]
         return encode_answer(answers[-1])
 
-    async def StreamGenerate(
+    async def StreamGenerate(  # type: ignore[override]  # it writes through the context
         self, request: api.StreamGenerateRequest, context: ServicerContext
-    ) -> AsyncIterator[api.StreamGenerateResponse]:
-        """The answer as it grows; tokens that the client already has are not sent again."""
-        received = tuple(request.received)
-        asked = decode_request(request.request, client_of(context), request.resume_from, received)
+    ) -> None:
+        """The answer as it grows; tokens that the client already has are not sent again. A client
+        that reads nothing is not waited for.
+        """
+        asked = decode_request(
+            request.request,
+            client_of(context),
+            context.peer(),
+            request.resume_from,
+            tuple(request.received),
+        )
         with self._drain.running():
             async with aclosing(self._answers.generate(asked)) as events:
                 async for event in events:
                     if isinstance(event, Answer):
-                        yield api.StreamGenerateResponse(complete=encode_answer(event))
+                        response = api.StreamGenerateResponse(complete=encode_answer(event))
                     elif event:
-                        yield api.StreamGenerateResponse(chunk=encode_chunk(event))
+                        response = api.StreamGenerateResponse(chunk=encode_chunk(event))
                     elif request.heartbeats:
-                        yield api.StreamGenerateResponse()
+                        response = api.StreamGenerateResponse()
+                    else:
+                        continue
+                    await _send(context, response)
 
     async def GetStatus(
         self, request: api.GetStatusRequest, context: ServicerContext
@@ -82,16 +93,32 @@ def client_of(context: ServicerContext) -> bytes:
     Empty for a client without a name; a name that others cannot guess keeps them out.
     """
     name = str(dict(context.invocation_metadata() or ()).get(CLIENT_KEY, ""))
-    return hashlib.sha256(name.encode()).digest()[:16] if name else b""
+    return _digest(name) if name else b""
+
+
+def _digest(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()[:16]
+
+
+async def _send(context: ServicerContext, response: api.StreamGenerateResponse) -> None:
+    """Raises DeadlineExceeded if flow control keeps it here for too long, which the client's own
+    retries take for a reason to continue the stream. gRPC delivers it when the client reads again.
+    """
+    try:
+        async with asyncio.timeout(MUTE_SECONDS):
+            await context.write(response)
+    except TimeoutError:
+        raise DeadlineExceeded(f"the client read nothing for {MUTE_SECONDS:g} s") from None
 
 
 def decode_request(
     message: api.GenerateRequest,
     client: bytes = b"",
+    connection: str = "",
     resume_from: int = 0,
     received: tuple[int, ...] = (),
 ) -> Request:
-    """Message to request."""
+    """Message to request; one without a client has the share of its connection."""
     kind, sampling, stopping = message.WhichOneof("prompt"), message.sampling, message.stopping
     prompt = message.text if kind == "text" else tuple(message.token_ids.ids) if kind else None
     speculation, malformed = _given(message.speculation), list[Violation]()
@@ -114,6 +141,7 @@ def decode_request(
         resume_from,
         received,
         client,
+        client or _digest(connection),
         tuple(malformed),
     )
 

@@ -1,4 +1,4 @@
-"""Channels and servers: keepalive, limits, health, reflection, request ids and error mapping.
+"""Channels and servers: keepalive, limits, health, reflection.
 
 Every gRPC port of the system is opened by `serving` and every channel by `connect`.
 """
@@ -6,35 +6,27 @@ Every gRPC port of the system is opened by `serving` and every channel by `conne
 from __future__ import annotations
 
 import asyncio
-import inspect
 import random
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeAlias
 
-import grpc
-import structlog
-from google.protobuf.message import DecodeError
 from grpc import aio
 from grpc_health.v1 import health as standard
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from tandem.protos.address import joined, unbracketed
-from tandem.protos.errors import Internal, InvalidRequest, TandemError, Unusable
-from tandem.protos.transport import status
+from tandem.protos.errors import Unusable
 from tandem.protos.transport.health import Health
+from tandem.protos.transport.interceptor import REQUEST_ID, ErrorInterceptor
 
 MAX_MESSAGE_BYTES = 4 << 20
-MAX_CONCURRENT_CALLS = 2048
+MAX_NEW_CALLS = 10_000  # that are not looked at yet
 DRAIN_SECONDS = 5.0
 LAST_SECONDS = 0.5  # for answers that are on their way
 FREE_PORTS = range(20_000, 32_768)  # above those of Ray's workers, below the ephemeral ones
-REQUEST_ID = "x-request-id"
-
-log = structlog.get_logger()
 
 LIMITS = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -54,12 +46,12 @@ CLIENT_OPTIONS = [
 SERVER_OPTIONS = [
     *LIMITS,
     ("grpc.so_reuseport", 0),  # else two servers silently share a port
+    ("grpc.server.max_pending_requests", MAX_NEW_CALLS),  # above it some are cancelled
+    ("grpc.server.max_pending_requests_hard_limit", MAX_NEW_CALLS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
 ]
-
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 def connect(address: str, *interceptors: aio.ClientInterceptor) -> aio.Channel:
@@ -85,98 +77,6 @@ def free_port(host: str, wanted: int = 0) -> int:
     raise Unusable(problem)
 
 
-class ErrorInterceptor(aio.ServerInterceptor):
-    """Wraps every handler: binds the request id to the log, turns exceptions into statuses."""
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
-        details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        """Called by gRPC once per call."""
-        handler = await continuation(details)
-        given = dict(details.invocation_metadata or ()).get(REQUEST_ID)
-        if handler is None or (handler.request_streaming and not handler.response_streaming):
-            return handler
-        if handler.request_streaming:
-            return grpc.stream_stream_rpc_method_handler(
-                _stream(handler.stream_stream, str(given or "")),
-                request_deserializer=handler.request_deserializer,
-                response_serializer=handler.response_serializer,
-            )
-        make = (
-            grpc.unary_stream_rpc_method_handler
-            if handler.response_streaming
-            else grpc.unary_unary_rpc_method_handler
-        )
-        behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
-        wrap = _stream if handler.response_streaming else _unary
-        return make(
-            wrap(behaviour, str(given or "")),
-            request_deserializer=_deferring(handler.request_deserializer),
-            response_serializer=handler.response_serializer,
-        )
-
-
-def _deferring(deserialise: Any) -> Any:
-    """A deserialiser that returns its error, so that it is raised in the handler and gets a proper
-    status.
-    """
-
-    def call(payload: bytes) -> Any:
-        try:
-            return deserialise(payload)
-        except DecodeError:
-            return InvalidRequest.of("request", "cannot be decoded")
-
-    return call
-
-
-def _check(request: Any) -> None:
-    if isinstance(request, InvalidRequest):
-        raise request
-
-
-def _unary(behaviour: Any, request_id: str) -> Any:
-    async def call(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
-            try:
-                _check(request)
-                return await behaviour(request, context)
-            except Exception as error:
-                await _abort(context, error)
-
-    return call
-
-
-def _stream(behaviour: Any, request_id: str) -> Any:
-    async def call(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
-            try:
-                _check(request)
-                responses = behaviour(request, context)
-                if inspect.isawaitable(responses):  # a handler that writes through the context
-                    await responses
-                    return
-                async for response in responses:
-                    yield response
-            except Exception as error:
-                await _abort(context, error)
-
-    return call
-
-
-async def _abort(context: aio.ServicerContext[Any, Any], error: Exception) -> None:
-    """End the call with the error's status; a bug is logged and not described to the caller."""
-    if isinstance(error, aio.AbortError):
-        raise error
-    if not isinstance(error, TandemError):
-        log.error("a call failed", exc_info=error)
-        error = Internal("internal error; see the server's log")
-    reported = status.encode(error)
-    await context.abort(reported.code, reported.details, tuple(reported.trailing_metadata or ()))
-
-
 @asynccontextmanager
 async def serving(
     host: str,
@@ -197,7 +97,6 @@ async def serving(
     server = aio.server(
         interceptors=(*interceptors, ErrorInterceptor()),
         options=SERVER_OPTIONS,
-        maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
     )
     services = _services(servicer)
     for register in services.values():

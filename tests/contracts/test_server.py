@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator
 from typing import Any
 from urllib.request import urlopen
 
@@ -17,7 +18,8 @@ from prometheus_client import CollectorRegistry
 from tandem.benchmarks.peers.delay import State, linked
 from tandem.protos import errors
 from tandem.protos.service import process
-from tandem.protos.transport import rpc
+from tandem.protos.transport import interceptor, rpc, status
+from tandem.v1 import rounds_pb2, rounds_pb2_grpc
 from tests.contracts.test_status import ROUNDS, VERIFIER, refusing
 
 
@@ -64,6 +66,50 @@ async def test_a_service_far_away_is_connected_to_at_once() -> None:
             check = health_pb2_grpc.HealthStub(channel).Check
             answer = await check(health_pb2.HealthCheckRequest(), timeout=10)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+class Hanging(rounds_pb2_grpc.RoundWorkerServiceServicer):
+    """Answers when it is allowed to."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+
+    async def Run(self, request: object, context: object) -> AsyncIterator[rounds_pb2.RunResponse]:
+        await self.go.wait()
+        yield rounds_pb2.RunResponse(tokens=[1])
+
+
+async def test_a_server_full_of_calls_refuses_more_and_still_answers_health(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(interceptor, "MAX_CONCURRENT_CALLS", 2)
+    servicer = Hanging()
+    async with rpc.serving("127.0.0.1", 0, servicer) as address, rpc.connect(address) as channel:
+        stub = rounds_pb2_grpc.RoundWorkerServiceStub(channel)
+        calls = [stub.Run(rounds_pb2.RunRequest(), timeout=20) for _ in range(3)]
+        reads = [asyncio.ensure_future(call.read()) for call in calls]
+        (refused,), running = await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
+        failure = refused.exception()
+        assert isinstance(failure, aio.AioRpcError)
+        assert isinstance(status.decode(failure), errors.Busy)
+        check = health_pb2_grpc.HealthStub(channel).Check
+        answer = await check(health_pb2.HealthCheckRequest(), timeout=5)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        servicer.go.set()
+        assert [list(answer.tokens) for answer in await asyncio.gather(*running)] == [[1], [1]]
+        later = stub.Run(rounds_pb2.RunRequest(), timeout=5)
+        assert list((await later.read()).tokens) == [1]
+
+
+async def test_many_new_calls_at_once_are_all_answered() -> None:
+    """gRPC's own limit of 1,000 that no handler has begun would cancel some of them."""
+    servicer = Hanging()
+    servicer.go.set()
+    async with rpc.serving("127.0.0.1", 0, servicer) as address, rpc.connect(address) as channel:
+        stub = rounds_pb2_grpc.RoundWorkerServiceStub(channel)
+        calls = [stub.Run(rounds_pb2.RunRequest(), timeout=60) for _ in range(2500)]
+        answers = await asyncio.gather(*(call.read() for call in calls))
+    assert [list(answer.tokens) for answer in answers] == [[1]] * 2500
 
 
 async def test_reflection_lists_the_services() -> None:

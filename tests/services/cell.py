@@ -14,7 +14,8 @@ from tandem.orchestrator.fleet.membership import Membership
 from tandem.orchestrator.workers.pool import WorkerPool
 from tandem.orchestrator.workers.worker import KeyInterceptor
 from tandem.protos.rounds import RunRequest
-from tandem.protos.transport import heartbeat, rpc
+from tandem.protos.transport import heartbeat
+from tandem.protos.transport.interceptor import ErrorInterceptor
 from tandem.protos.types import SamplingParams
 from tandem.v1 import rounds_pb2, rounds_pb2_grpc
 
@@ -91,7 +92,7 @@ class Worker(rounds_pb2_grpc.RoundWorkerServiceServicer):
 
     async def start(self) -> str:
         """Serve on a free port."""
-        self.server = aio.server(interceptors=(KeyInterceptor(KEY), rpc.ErrorInterceptor()))
+        self.server = aio.server(interceptors=(KeyInterceptor(KEY), ErrorInterceptor()))
         rounds_pb2_grpc.add_RoundWorkerServiceServicer_to_server(self, self.server)
         port = self.server.add_insecure_port("127.0.0.1:0")
         await self.server.start()

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from tandem import models
 from tandem.orchestrator.frontend import reader
-from tandem.orchestrator.frontend.admission import Admission
+from tandem.orchestrator.frontend.admission import Admission, Limits
 from tandem.orchestrator.frontend.answer import Answer, Chunk
 from tandem.orchestrator.frontend.answers import Answers
 from tandem.orchestrator.frontend.checks import ServedModel
@@ -66,14 +66,14 @@ class Front:
 
 @asynccontextmanager
 async def front(
-    exactness: str = "exact", waiting: int = 8, context: int = 512
+    exactness: str = "exact", waiting: int = 8, context: int = 512, each: int = 8
 ) -> AsyncIterator[Front]:
     vocabulary = TOKENIZER.get_vocab_size()
     model = ModelDescription("tiny", "", vocabulary, context, (END,), "", "", exactness=exactness)
     served = ServedModel(model, DraftShape(4), context * 16, {})
     metrics, writer = FrontMetrics(CollectorRegistry()), Writer([])
     async with pooled(writer) as (pool, _):
-        admission = Admission(1, waiting, metrics)
+        admission = Admission(Limits(1, waiting), Limits(1, each, "_per_client"), metrics)
         yield Front(Answers(pool, TOKENIZER, served, metrics, admission), writer)
 
 
@@ -182,7 +182,7 @@ async def test_a_refused_request_was_not_tokenised(monkeypatch: pytest.MonkeyPat
         waiting = asyncio.create_task(served.ask(asked()))
         await asyncio.sleep(0.1)
         assert (admission.running, admission.waiting, len(lengths)) == (1, 1, 2)
-        with pytest.raises(Busy, match="1 requests are waiting"):
+        with pytest.raises(Busy, match="2 requests run or wait: max_running is 1"):
             await served.ask(asked())
         with pytest.raises(InvalidRequest, match="text has 10000 bytes"):
             await served.ask(Request("x" * 10_000, sampling=Sampling(seed=3)))

@@ -1,0 +1,88 @@
+"""Whose request runs next: deficit round robin between clients, with a request's tokens as its cost
+(Shreedhar and Varghese, 1995).
+
+Pure. A share is that of one client; its requests start in the order in which they came.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False, slots=True)
+class Turn:
+    """A request that waits for a place, or has one; `cost` in tokens."""
+
+    share: bytes
+    cost: int
+    running: bool = False
+
+
+@dataclass(slots=True)
+class Share:
+    """The requests of one client; `credit` is the tokens that it may start and has not."""
+
+    waiting: deque[Turn] = field(default_factory=deque)
+    running: int = 0
+    credit: int = 0
+
+    @property
+    def lacking(self) -> int:
+        """Tokens of credit that its next request needs."""
+        return max(0, self.waiting[0].cost - self.credit)
+
+
+class FairQueue:
+    """So many places for all shares and for each."""
+
+    def __init__(self, places: int, places_each: int) -> None:
+        self.running = 0
+        self._places, self._places_each = places, places_each
+        self._shares: dict[bytes, Share] = {}  # the one that started last is the last
+
+    def add(self, share: bytes, cost: int) -> Turn:
+        """A request waits."""
+        turn = Turn(share, cost)
+        self._shares.setdefault(share, Share()).waiting.append(turn)
+        return turn
+
+    def start(self) -> list[Turn]:
+        """Give free places away; those whose turn has come."""
+        started = []
+        while self.running < self._places and (ready := self._ready()):
+            started.append(self._start(ready))
+        return started
+
+    def leave(self, turn: Turn) -> None:
+        """A request has ended, or waits no longer."""
+        share = self._shares[turn.share]
+        if turn.running:
+            self.running -= 1
+            share.running -= 1
+        else:
+            share.waiting.remove(turn)
+        if not share.waiting:
+            share.credit = 0
+        if not (share.waiting or share.running):
+            del self._shares[turn.share]
+
+    def _ready(self) -> list[Share]:
+        each = self._places_each
+        return [share for share in self._shares.values() if share.waiting and share.running < each]
+
+    def _start(self, ready: list[Share]) -> Turn:
+        """The request of the share that needs least credit; all get that much, so that who waited
+        while others started is ahead of them. A round of this size has exactly one start.
+        """
+        first = min(ready, key=lambda share: share.lacking)
+        lacking = first.lacking
+        for share in ready:
+            share.credit += lacking
+        turn = first.waiting.popleft()
+        first.credit = first.credit - turn.cost if first.waiting else 0
+        first.running += 1
+        self.running += 1
+        turn.running = True
+        self._shares[turn.share] = self._shares.pop(turn.share)
+        return turn

@@ -1,0 +1,138 @@
+"""What happens around every call that a server of ours answers: its request id, its errors, and how
+many run at once. Knows no service.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeAlias
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError
+from grpc import aio
+
+from tandem.protos.errors import Busy, Internal, InvalidRequest, TandemError
+from tandem.protos.transport import status
+
+MAX_CONCURRENT_CALLS = 2048  # of our services; health has no limit
+REQUEST_ID = "x-request-id"
+
+log = structlog.get_logger()
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Scope: TypeAlias = Callable[[], AbstractContextManager[None]]
+
+
+class ErrorInterceptor(aio.ServerInterceptor):
+    """Wraps every handler: binds the request id to the log, turns exceptions into statuses, and
+    refuses calls of our own services when too many run. gRPC's own limit would also refuse
+    questions after health, and count calls that have ended but whose client reads nothing.
+    """
+
+    def __init__(self) -> None:
+        self._running = 0
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """Called by gRPC once per call."""
+        handler = await continuation(details)
+        given = str(dict(details.invocation_metadata or ()).get(REQUEST_ID) or "")
+        if handler is None or (handler.request_streaming and not handler.response_streaming):
+            return handler
+        running = nullcontext if str(details.method).startswith("/grpc.") else self._counted
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(
+                _stream(handler.stream_stream, given, running),
+                request_deserializer=handler.request_deserializer,
+                response_serializer=handler.response_serializer,
+            )
+        make = (
+            grpc.unary_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.unary_unary_rpc_method_handler
+        )
+        behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
+        wrap = _stream if handler.response_streaming else _unary
+        return make(
+            wrap(behaviour, given, running),
+            request_deserializer=_deferring(handler.request_deserializer),
+            response_serializer=handler.response_serializer,
+        )
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """A scope in which a call runs; raises Busy."""
+        if self._running >= MAX_CONCURRENT_CALLS:
+            raise Busy(f"{self._running} calls run, the most at once")
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+
+
+def _deferring(deserialise: Any) -> Any:
+    """A deserialiser that returns its error, so that it is raised in the handler and gets a proper
+    status.
+    """
+
+    def call(payload: bytes) -> Any:
+        try:
+            return deserialise(payload)
+        except DecodeError:
+            return InvalidRequest.of("request", "cannot be decoded")
+
+    return call
+
+
+def _check(request: Any) -> None:
+    if isinstance(request, InvalidRequest):
+        raise request
+
+
+def _unary(behaviour: Any, request_id: str, running: Scope) -> Any:
+    async def call(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            try:
+                with running():
+                    _check(request)
+                    return await behaviour(request, context)
+            except Exception as error:
+                await _abort(context, error)
+
+    return call
+
+
+def _stream(behaviour: Any, request_id: str, running: Scope) -> Any:
+    async def call(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            try:
+                with running():
+                    _check(request)
+                    responses = behaviour(request, context)
+                    if inspect.isawaitable(responses):  # a handler that writes through the context
+                        await responses
+                        return
+                    async for response in responses:
+                        yield response
+            except Exception as error:
+                await _abort(context, error)
+
+    return call
+
+
+async def _abort(context: aio.ServicerContext[Any, Any], error: Exception) -> None:
+    """End the call with the error's status; a bug is logged and not described to the caller."""
+    if isinstance(error, aio.AbortError):
+        raise error
+    if not isinstance(error, TandemError):
+        log.error("a call failed", exc_info=error)
+        error = Internal("internal error; see the server's log")
+    reported = status.encode(error)
+    await context.abort(reported.code, reported.details, tuple(reported.trailing_metadata or ()))

@@ -1,0 +1,125 @@
+"""Who runs next: places are never exceeded or lost, and clients get equal shares of the tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tandem.orchestrator.frontend.fair_queue import FairQueue, Turn
+
+SHARES = st.sampled_from([b"a", b"b", b"c"])
+COSTS = st.integers(1, 1000)
+PLACES, EACH = 4, 3
+
+
+class Queue(RuleBasedStateMachine):
+    """Requests that come, start, end, and leave before they started."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = FairQueue(PLACES, EACH)
+        self.waiting: list[Turn] = []
+        self.running: list[Turn] = []
+
+    def start(self) -> None:
+        """As an admission does after every change."""
+        for turn in self.queue.start():
+            mine = [other for other in self.waiting if other.share == turn.share]
+            assert mine[0] is turn, "in the order in which they came"
+            self.waiting.remove(turn)
+            self.running.append(turn)
+
+    @rule(share=SHARES, cost=COSTS)
+    def arrive(self, share: bytes, cost: int) -> None:
+        self.waiting.append(self.queue.add(share, cost))
+        self.start()
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        turn = self.waiting.pop(data.draw(st.integers(0, len(self.waiting) - 1)))
+        self.queue.leave(turn)
+        self.start()
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        turn = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        self.queue.leave(turn)
+        self.start()
+
+    @invariant()
+    def places_are_kept_and_used(self) -> None:
+        of_each = Counter(turn.share for turn in self.running)
+        assert self.queue.running == len(self.running) <= PLACES
+        assert max(of_each.values(), default=0) <= EACH
+        if len(self.running) < PLACES:
+            assert all(of_each[turn.share] == EACH for turn in self.waiting)
+
+    def teardown(self) -> None:
+        for turn in (*self.waiting, *self.running):
+            self.queue.leave(turn)
+        assert self.queue.running == 0
+        assert not self.queue._shares, "nothing is left of clients that have gone"
+
+
+TestQueue = Queue.TestCase
+
+
+@given(st.lists(st.lists(COSTS, min_size=1, max_size=30), min_size=2, max_size=5))
+def test_clients_with_a_backlog_get_equal_shares_of_the_tokens(costs: list[list[int]]) -> None:
+    """At every moment, to within one request; and so nobody starves."""
+    queue = FairQueue(1, 1)
+    for number, each in enumerate(costs):
+        for cost in each:
+            queue.add(bytes([number]), cost)
+    left = Counter({number: len(each) for number, each in enumerate(costs)})
+    served = dict.fromkeys(range(len(costs)), 0)
+    while min(left.values()):
+        (turn,) = queue.start()
+        served[turn.share[0]] += turn.cost
+        left[turn.share[0]] -= 1
+        assert max(served.values()) - min(served.values()) <= max(map(max, costs))
+        queue.leave(turn)
+
+
+def test_a_new_client_goes_ahead_of_the_backlog_of_another() -> None:
+    queue = FairQueue(2, 2)
+    crowd = [queue.add(b"crowd", 100) for _ in range(50)]
+    queue.start()
+    newcomer = queue.add(b"new", 100)
+    queue.leave(crowd[0])
+    queue.leave(crowd[1])
+    assert newcomer in queue.start()
+
+
+def test_small_requests_are_not_held_up_by_large_ones() -> None:
+    queue = FairQueue(1, 1)
+    large = [queue.add(b"large", 1000) for _ in range(3)]
+    small = [queue.add(b"small", 10) for _ in range(200)]
+    order: list[Turn] = []
+    while turns := queue.start():
+        order += turns
+        queue.leave(turns[0])
+    assert [order.index(turn) for turn in large] == [99, 200, 202]
+    assert order.index(small[100]) == 101
+
+
+def test_credit_is_not_saved_up_by_a_client_that_waits_for_nothing() -> None:
+    queue = FairQueue(2, 2)
+    queue.add(b"b", 1)
+    running = queue.add(b"a", 1)
+    queue.start()
+    gone = queue.add(b"b", 10_000)
+    for turn in [queue.add(b"a", 10) for _ in range(100)]:
+        queue.leave(running)
+        assert queue.start() == [turn]
+        running = turn
+    queue.leave(gone)
+    first = queue.add(b"a", 10)
+    queue.add(b"b", 11)
+    queue.leave(running)
+    assert queue.start() == [first]

@@ -1,0 +1,128 @@
+"""Clients share the front end: none can keep the others out, by many requests or by not reading."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+from prometheus_client import CollectorRegistry
+
+from tandem.orchestrator.frontend import servicer
+from tandem.orchestrator.frontend.admission import Admission, Limits
+from tandem.orchestrator.frontend.servicer import OrchestratorService
+from tandem.orchestrator.metrics import FrontMetrics
+from tandem.protos.errors import Busy
+from tandem.protos.service.drain import Drain
+from tandem.protos.transport import rpc
+from tandem.v1 import orchestrator_pb2 as api
+from tandem.v1 import orchestrator_pb2_grpc
+from tests.services.test_answers import Front, front
+
+CROWD, OTHER = b"crowd", b"other"
+SMALL_WINDOW = (("grpc.http2.lookahead_bytes", 64), ("grpc.http2.bdp_probe", 0))
+
+
+def admission(running: int, waiting: int, each: Limits) -> Admission:
+    return Admission(Limits(running, waiting), each, FrontMetrics(CollectorRegistry()))
+
+
+async def test_a_client_at_its_limit_is_refused_and_others_are_not() -> None:
+    bounded = admission(4, 8, Limits(2, 1, "_per_client"))
+    problem = (
+        "3 requests of this client run or wait:"
+        " max_running_per_client is 2, max_waiting_per_client is 1"
+    )
+    with bounded.ticket(CROWD), bounded.ticket(CROWD), bounded.ticket(CROWD):
+        with pytest.raises(Busy) as refused, bounded.ticket(CROWD):
+            pass
+        assert str(refused.value) == problem
+        assert refused.value.retry_after > 0
+        with bounded.ticket(OTHER):
+            assert bounded.waiting == 4
+    with bounded.ticket(CROWD):
+        assert bounded.waiting == 1, "nothing is left of what had ended or was refused"
+
+
+async def test_waiting_requests_that_are_cancelled_leave_at_once() -> None:
+    bounded = admission(1, 8, Limits(1, 8))
+
+    async def run(share: bytes, running: asyncio.Event, done: asyncio.Event) -> None:
+        with bounded.ticket(share):
+            async with bounded.place(share, 100):
+                running.set()
+                await done.wait()
+
+    first, second, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run(CROWD, first, done))
+        await first.wait()
+        waiting = group.create_task(run(CROWD, asyncio.Event(), done))
+        group.create_task(run(OTHER, second, done))
+        await asyncio.sleep(0)
+        assert (bounded.running, bounded.waiting) == (1, 2)
+        waiting.cancel()
+        await asyncio.sleep(0)
+        assert (bounded.running, bounded.waiting) == (1, 1)
+        done.set()
+    assert second.is_set()
+    assert (bounded.running, bounded.waiting) == (0, 0)
+
+
+async def test_a_request_that_is_cancelled_as_its_turn_comes_loses_no_place() -> None:
+    bounded = admission(1, 8, Limits(1, 8))
+
+    async def run() -> None:
+        with bounded.ticket(CROWD):
+            async with bounded.place(CROWD, 100):
+                await asyncio.sleep(0)
+
+    running, waiting = asyncio.create_task(run()), asyncio.create_task(run())
+    await asyncio.sleep(0)
+    running.cancel()  # its place is given to the other one, which is cancelled before it wakes
+    running.add_done_callback(lambda _: waiting.cancel())
+    await asyncio.gather(running, waiting, return_exceptions=True)
+    assert waiting.cancelled()
+    assert (bounded.running, bounded.waiting) == (0, 0)
+    await asyncio.wait_for(run(), 5)
+
+
+@asynccontextmanager
+async def served(each: int = 8) -> AsyncIterator[tuple[Front, str]]:
+    """A front end on a port, and its address."""
+    replicas: Any = None  # which nobody asks for
+    async with front(each=each) as behind:
+        service = OrchestratorService(behind.answers, replicas, Drain())
+        async with rpc.serving("127.0.0.1", 0, service) as address:
+            yield behind, address
+
+
+def request() -> api.StreamGenerateRequest:
+    return api.StreamGenerateRequest(request=api.GenerateRequest(text="Once", logprobs=0))
+
+
+async def test_a_client_that_reads_nothing_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(servicer, "MUTE_SECONDS", 0.2)
+    async with (
+        served() as (behind, address),
+        aio.insecure_channel(address, options=SMALL_WINDOW) as channel,
+    ):
+        stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+        mute = aiter(stub.StreamGenerate(request()))
+        await anext(mute)
+        admitted = behind.answers.admission
+        assert admitted.running + admitted.waiting == 1
+        for _ in range(500):
+            if not admitted.running + admitted.waiting:
+                break
+            await asyncio.sleep(0.01)
+        assert not admitted.running + admitted.waiting
+        with pytest.raises(aio.AioRpcError, match="the client read nothing for") as ended:
+            _ = [event async for event in mute]
+        assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
