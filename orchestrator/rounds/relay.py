@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeAlias
 
 import structlog
 
 from tandem.orchestrator.rounds.generation import Generation
-from tandem.orchestrator.rounds.stream import ServiceLink, SessionStream, Timer, TimerHandle
+from tandem.orchestrator.rounds.lockstep import Lockstep
+from tandem.orchestrator.rounds.stream import ServiceLink, SessionStream, Timer
 from tandem.protos.errors import Busy, SessionMiss, TandemError, is_transient
 from tandem.protos.rounds import RunRequest, Step
 from tandem.protos.streams import Decoding, Drafting, EncodedGuess, Fact, Flow, Guess
@@ -28,7 +28,6 @@ VERIFIER_PAUSES = (0.05, 1.0)  # seconds before it is opened again: least, most
 DRAFTER_PAUSES = (0.2, 2.0)
 VERIFIER_LOST_SECONDS = 30.0  # after which the request ends
 VERIFIER_BUSY_SECONDS = 600.0  # the same, for one that answers Busy
-LOCKSTEP_SECONDS = (0.05, 2.0)  # to wait for a guess in lockstep: least, most
 LARGEST_GUESS = 256 << 10  # bytes; a whole tree with its distributions is smaller
 
 ToVerifier: TypeAlias = Decoding | EncodedGuess | Guess | Flow
@@ -60,10 +59,8 @@ class Relay:
         ngram = request.shape.method is Method.NGRAM
         self._lookup = request.shape if ngram else NO_DRAFT_SHAPE
         self._drafts = request.shape.levels > 0 and not ngram
-        self._lockstep = self._drafts and request.sampling.rule is not Rule.MATCH
+        in_lockstep = self._drafts and request.sampling.rule is not Rule.MATCH
         self._paused = self._drafter_may_open = False
-        self._guess_timer: TimerHandle | None = None
-        self._guess_seconds = LOCKSTEP_SECONDS[1]
         self._last_step = self._timer.now()
         self.verifier: SessionStream[ToVerifier, Fact] = SessionStream(
             services.verifier,
@@ -79,12 +76,11 @@ class Relay:
             self._on_guess,
             self._on_drafter_failure,
         )
+        self._lockstep = Lockstep(self._timer, self.verifier.send) if in_lockstep else None
         self.verifier.link.subscribe(self.verifier)
         if self._drafts:
             self.drafter.link.subscribe(self.drafter)
         self._open_verifier()
-        if self._lockstep:
-            self._check_guess()
 
     def take(self) -> Step:
         """The oldest step."""
@@ -98,8 +94,8 @@ class Relay:
         if self.ended:
             return
         self.ended, self.error = True, error
-        if self._guess_timer:
-            self._guess_timer.cancel()
+        if self._lockstep:
+            self._lockstep.stop()
         self.verifier.close(self.generation.session_id)
         self.drafter.close(self.generation.session_id)
         self._changed()
@@ -118,14 +114,14 @@ class Relay:
             generation.sampling,
             generation.until,
             generation.stop_token_ids,
-            self._lockstep,
+            self._lockstep is not None,
             lookup=self._lookup,
             request_id=self._request.request_id,
         )
-        self._paused, self._drafter_may_open = False, self._lockstep
+        self._paused, self._drafter_may_open = False, self._lockstep is not None
         self.verifier.start(next(self._numbers), opening.context.turn, opening)
         self._open_drafter()
-        self._guess_nothing_without_drafter()
+        self._await_guess()
 
     def _open_drafter(self) -> None:
         self.drafter.stop()
@@ -136,39 +132,29 @@ class Relay:
             self.generation.context(),
             self.generation.sampling,
             self._request.shape,
-            self._lockstep,
+            self._lockstep is not None,
             request_id=self._request.request_id,
         )
         self.drafter.start(next(self._numbers), opening.context.turn, opening)
 
-    def _guess_nothing_without_drafter(self) -> None:
-        """In lockstep the verifier waits for a guess: without a drafter it gets an empty one."""
-        if self._lockstep and not self.drafter.number:
-            self.verifier.send(Guess(self.generation.length))
-
-    def _check_guess(self, last_length: int = 0) -> None:
-        """Called by a timer in lockstep, with the length at the last time. If no guess has come
-        since, an empty one is sent, and the next one is waited for half as long.
-        """
-        length = self.generation.length
-        if length == last_length:
-            self.verifier.send(Guess(length))
-            self._guess_seconds = max(LOCKSTEP_SECONDS[0], self._guess_seconds / 2)
-        check = partial(self._check_guess, length)
-        self._guess_timer = self._timer.call_later(self._guess_seconds, check)
+    def _await_guess(self) -> None:
+        """In lockstep the verifier waits for a guess; in the end it gets an empty one."""
+        if self._lockstep:
+            self._lockstep.wait(self.generation.length, bool(self.drafter.number))
 
     def _on_fact(self, fact: Fact) -> None:
         self.steps.append(self._step(fact))
+        if self._lockstep:
+            self._lockstep.stepped(fact)
         if self.generation.finish:
             self.end()
             return
         if not self._drafter_may_open:
             self._drafter_may_open = True
             self._open_drafter()
-        elif self.drafter.number:
-            self.drafter.send(fact)
         else:
-            self._guess_nothing_without_drafter()
+            self.drafter.send(fact)
+        self._await_guess()
         if not self._paused and len(self.steps) > PAUSE_AT:
             self._pause(True)
         self._changed()
@@ -199,8 +185,8 @@ class Relay:
     def _on_guess(self, guess: EncodedGuess) -> None:
         if guess.size <= LARGEST_GUESS:
             self.verifier.send(guess)
-            if guess.behind == self.generation.length:
-                self._guess_seconds = LOCKSTEP_SECONDS[1]
+            if self._lockstep:
+                self._lockstep.guessed(guess.behind, self.generation.length)
 
     def _pause(self, paused: bool) -> None:
         """The reader is too far behind, or no more."""
@@ -224,7 +210,7 @@ class Relay:
         else:
             log.warning("no guesses", problem=str(error), request_id=self._request.request_id)
             self._drafts = False
-        self._guess_nothing_without_drafter()
+        self._await_guess()
 
 
 def _may_retry(error: TandemError) -> bool:

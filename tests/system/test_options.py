@@ -69,7 +69,6 @@ async def test_sampled_drafts_are_accepted_under_every_rule(
         answer = await served.stub.Generate(request)
         accepted += answer.speculation.num_accepted_draft_tokens
         drafted += answer.speculation.num_draft_tokens
-        assert answer.speculation.fallback_rounds == 0
     assert drafted > accepted > 20
 
 

@@ -1,0 +1,112 @@
+"""How long a verifier in lockstep waits for a guess: as long as a guess saves, and not at all while
+guesses come later than that.
+
+In lockstep each step needs a guess behind exactly its length; an empty one has it decode plainly.
+Guesses that come too late still show how late they are, so a drafter that recovers is used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from tandem.orchestrator.rounds.stream import Timer, TimerHandle
+from tandem.protos.streams import Fact, Guess
+
+WEIGHT = 0.25  # of what is newest
+LONGEST = 2  # times as long as a guess is worth: to wait for one that usually comes in time
+OVERDUE = 4  # the same: what one counts as that did not come
+HOPED = 2.0  # tokens that a guess may add
+TRIAL_STEPS = 64  # without a guess, after which one is tried again that may be worth it
+REMEMBERED = 64  # lengths whose guess may still come
+
+
+@dataclass(slots=True)
+class WaitPolicy:
+    """Averages over a generation: seconds from a fact to the guess behind it, seconds of a step
+    that has its guess, and tokens that a guess adds to a step.
+    """
+
+    delay: float = 0.0
+    step: float = 0.02
+    gain: float = HOPED
+    plain: int = 0  # steps since one had a guess
+
+    @property
+    def worth(self) -> float:
+        """Seconds that plain steps would take for what a guess adds."""
+        return self.gain * self.step
+
+    @property
+    def seconds(self) -> float:
+        """To wait for the next guess."""
+        trial = HOPED * self.step if self.plain >= TRIAL_STEPS else 0.0
+        worth = max(self.worth, trial)
+        return LONGEST * worth if self.delay <= worth else 0.0
+
+    def guessed(self, delay: float) -> None:
+        """A guess came so many seconds after its fact."""
+        self.delay += WEIGHT * (delay - self.delay)
+
+    def missed(self) -> None:
+        """It did not come in time."""
+        self.guessed(OVERDUE * max(self.worth, self.step))
+
+    def stepped(self, seconds: float, fact: Fact) -> None:
+        """A step took so long."""
+        self.step += WEIGHT * (seconds - self.step)
+        self.plain = 0 if fact.drafted else self.plain + 1
+        if fact.drafted:
+            self.gain += WEIGHT * (len(fact.tokens) - 1 - self.gain)
+
+
+class Lockstep:
+    """One generation's; `send` takes what the verifier is to verify."""
+
+    def __init__(self, timer: Timer, send: Callable[[Guess], None]) -> None:
+        self.policy = WaitPolicy()
+        self._timer, self._send = timer, send
+        self._asked: dict[int, float] = {}  # when which length was reached
+        self._length, self._sent = -1, 0.0  # the length that the verifier has a guess for, and when
+        self._handle: TimerHandle | None = None
+
+    def wait(self, length: int, drafting: bool) -> None:
+        """The verifier waits for a guess behind this length; whether a drafter makes one."""
+        self.stop()
+        self._length, self._asked[length] = -1, self._timer.now()
+        while len(self._asked) > REMEMBERED:
+            del self._asked[next(iter(self._asked))]
+        seconds = self.policy.seconds if drafting else 0.0
+        if seconds:
+            self._handle = self._timer.call_later(seconds, partial(self._give_up, length))
+        else:
+            self._answer(length)
+
+    def guessed(self, behind: int, length: int) -> None:
+        """A guess was sent to the verifier, which waits for one behind `length`."""
+        now = self._timer.now()
+        if asked := self._asked.pop(behind, None):
+            self.policy.guessed(now - asked)
+        if behind == length and self._length != length:
+            self.stop()
+            self._length, self._sent = length, now
+
+    def stepped(self, fact: Fact) -> None:
+        """The verifier has taken a step."""
+        if self._length >= 0:
+            self.policy.stepped(self._timer.now() - self._sent, fact)
+
+    def stop(self) -> None:
+        """Send nothing more."""
+        if self._handle:
+            self._handle.cancel()
+            self._handle = None
+
+    def _give_up(self, length: int) -> None:
+        self.policy.missed()
+        self._answer(length)
+
+    def _answer(self, length: int) -> None:
+        self._length, self._sent = length, self._timer.now()
+        self._send(Guess(length))
