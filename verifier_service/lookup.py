@@ -17,6 +17,7 @@ CHANCES = {8: 0.9, 4: 0.75, 2: 0.6, 1: 0.4}  # of the next token, by tokens that
 LATER = 0.5  # and for each alternative that was found before it
 REACH = 3  # tokens that are copied for each that matched: one alone shows little
 LOOKED_AT = 32  # earlier occurrences for one guess, so that its time is bounded in any text
+PIECE = 1024  # tokens that are indexed for one guess, for the same reason
 
 
 class NgramIndex:
@@ -29,15 +30,19 @@ class NgramIndex:
         self._newest: dict[bytes, int] = {}  # by n-gram, its last end
         self._earlier = array("I")  # by end - 1, where the n-gram that ends there ended before
 
-    def grow(self, tokens: array[int]) -> None:
-        """The text is `tokens` now, and was a prefix of it."""
-        for end in range(len(self._earlier) + 1, len(tokens) + 1):
+    def grow(self, tokens: array[int], count: int) -> bool:
+        """Index so many more of `tokens`, of which the text so far was a prefix; whether that was
+        all of them.
+        """
+        indexed = len(self._earlier)
+        for end in range(indexed + 1, min(len(tokens), indexed + count) + 1):
             if end < self.size:
                 self._earlier.append(0)
                 continue
             gram = tokens[end - self.size : end].tobytes()
             self._earlier.append(self._newest.get(gram, 0))
             self._newest[gram] = end
+        return len(self._earlier) == len(tokens)
 
     def ends(self) -> Iterator[int]:
         """Where the newest n-gram ended before, latest first."""
@@ -49,21 +54,22 @@ class NgramIndex:
 class NgramLookup:
     """A growing text and where its n-grams occurred."""
 
-    def __init__(self, shape: DraftShape) -> None:
-        self._shape = shape
+    def __init__(self, shape: DraftShape, piece: int = PIECE) -> None:
+        self._shape, self._piece = shape, piece
         self._tokens = array("I")
         self._index = [NgramIndex(size) for size in CHANCES]
 
     def extend(self, tokens: Sequence[int]) -> None:
         """The text goes on."""
         self._tokens.extend(tokens)
-        for occurrences in self._index:
-            occurrences.grow(self._tokens)
 
     def guess(self) -> Guess:
         """The likeliest continuation, then others as far as the shape allows, joined where they
-        begin with the same tokens.
+        begin with the same tokens. A long text gives none until enough calls have indexed it.
         """
+        indexed = [occurrences.grow(self._tokens, self._piece) for occurrences in self._index]
+        if not all(indexed):
+            return Guess(len(self._tokens))
         shape, tokens, parents, scores = self._shape, list[int](), list[int](), list[float]()
         children: list[dict[int, int]] = [{}]  # by number: token -> number
         for rank, (end, matched) in enumerate(islice(self._matches(), LOOKED_AT)):

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.protos import tree
+from tandem.protos.streams import Guess
 from tandem.protos.types import Draft, DraftShape
 from tandem.protos.wire.drafting import draft_of
 from tandem.verifier_service.lookup import CHANCES, LOOKED_AT, REACH, NgramLookup
@@ -73,6 +74,18 @@ def test_a_guess_is_what_a_search_through_the_whole_text_finds_however_it_grew(
         lookup.extend(part)
         text += part
         assert paths_of(draft_of(lookup.guess())) == paths(text, shape)
+
+
+@given(texts, shapes, st.integers(1, 9))
+def test_a_long_text_is_indexed_in_pieces_before_anything_is_guessed(
+    text: Tokens, shape: DraftShape, piece: int
+) -> None:
+    """So that no other session waits for it."""
+    lookup = NgramLookup(shape, piece)
+    lookup.extend(text)
+    for _ in range((len(text) - 1) // piece):
+        assert lookup.guess() == Guess(len(text))
+    assert paths_of(draft_of(lookup.guess())) == paths(text, shape)
 
 
 @given(texts, shapes)

@@ -12,6 +12,7 @@ import pytest
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
+from tandem import AsyncClient
 from tandem.orchestrator.frontend import servicer
 from tandem.orchestrator.frontend.admission import Admission, Limits
 from tandem.orchestrator.frontend.servicer import OrchestratorService
@@ -92,17 +93,24 @@ async def test_a_request_that_is_cancelled_as_its_turn_comes_loses_no_place() ->
 
 
 @asynccontextmanager
-async def served(each: int = 8) -> AsyncIterator[tuple[Front, str]]:
+async def served() -> AsyncIterator[tuple[Front, str]]:
     """A front end on a port, and its address."""
     replicas: Any = None  # which nobody asks for
-    async with front(each=each) as behind:
+    async with front() as behind:
         service = OrchestratorService(behind.answers, replicas, Drain())
         async with rpc.serving("127.0.0.1", 0, service) as address:
             yield behind, address
 
 
-def request() -> api.StreamGenerateRequest:
-    return api.StreamGenerateRequest(request=api.GenerateRequest(text="Once", logprobs=0))
+async def left(behind: Front) -> None:
+    """No request runs or waits any more."""
+    admitted = behind.answers.admission
+    assert admitted.running + admitted.waiting == 1
+    for _ in range(500):
+        if not admitted.running + admitted.waiting:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("a request is still there")
 
 
 async def test_a_client_that_reads_nothing_is_not_waited_for(
@@ -114,15 +122,29 @@ async def test_a_client_that_reads_nothing_is_not_waited_for(
         aio.insecure_channel(address, options=SMALL_WINDOW) as channel,
     ):
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-        mute = aiter(stub.StreamGenerate(request()))
+        request = api.StreamGenerateRequest(request=api.GenerateRequest(text="Once"))
+        mute = aiter(stub.StreamGenerate(request))
         await anext(mute)
-        admitted = behind.answers.admission
-        assert admitted.running + admitted.waiting == 1
-        for _ in range(500):
-            if not admitted.running + admitted.waiting:
-                break
-            await asyncio.sleep(0.01)
-        assert not admitted.running + admitted.waiting
+        await left(behind)
         with pytest.raises(aio.AioRpcError, match="the client read nothing for") as ended:
             _ = [event async for event in mute]
         assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_the_python_client_goes_on_with_a_stream_that_it_did_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(servicer, "MUTE_SECONDS", 0.2)
+    monkeypatch.setattr(rpc, "CLIENT_OPTIONS", [*rpc.CLIENT_OPTIONS, *SMALL_WINDOW])
+    async with served() as (behind, address), AsyncClient(address) as client:
+        whole = await client.generate("Once")
+        stream = client.stream("Once")
+        chunks = aiter(stream)
+        tokens = list((await anext(chunks)).token_ids)
+        await left(behind)
+        async for chunk in chunks:
+            tokens += chunk.token_ids
+        assert tokens == list(whole.token_ids)
+        assert stream.response is not None
+        assert stream.response.text == whole.text
+        assert behind.writer.asked[-1], "the last run began where the client was"

@@ -66,14 +66,14 @@ class Front:
 
 @asynccontextmanager
 async def front(
-    exactness: str = "exact", waiting: int = 8, context: int = 512, each: int = 8
+    exactness: str = "exact", waiting: int = 8, context: int = 512
 ) -> AsyncIterator[Front]:
     vocabulary = TOKENIZER.get_vocab_size()
     model = ModelDescription("tiny", "", vocabulary, context, (END,), "", "", exactness=exactness)
     served = ServedModel(model, DraftShape(4), context * 16, {})
     metrics, writer = FrontMetrics(CollectorRegistry()), Writer([])
     async with pooled(writer) as (pool, _):
-        admission = Admission(Limits(1, waiting), Limits(1, each, "_per_client"), metrics)
+        admission = Admission(Limits(1, waiting), Limits(1, 8, "_per_client"), metrics)
         yield Front(Answers(pool, TOKENIZER, served, metrics, admission), writer)
 
 
