@@ -8,15 +8,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from math import inf
 from time import monotonic
 from typing import Any, TypeAlias
 
-import grpc
 from grpc import aio
 
 from tandem.orchestrator.fleet.membership import Membership, PerAddress
@@ -28,6 +26,7 @@ from tandem.orchestrator.workers.link import Link
 from tandem.protos.service.tasks import background
 from tandem.protos.streams import EncodedGuess, Fact
 from tandem.protos.transport import heartbeat, rpc
+from tandem.protos.transport.key import KeyInterceptor
 from tandem.protos.types import ModelDescription
 from tandem.protos.wire.codec import decode_fact
 from tandem.protos.wire.requests import receive_guess
@@ -41,10 +40,8 @@ from tandem.v1 import (
     verifier_pb2_grpc,
 )
 
-WORKER_KEY = "x-tandem-worker-key"
 JITTER = 0.5  # of a delay, by which it may be longer
 
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 VerifierLink: TypeAlias = Link[ToVerifier, Fact]
 DrafterLink: TypeAlias = Link[ToDrafter, EncodedGuess]
 
@@ -111,28 +108,6 @@ class RoundWorkerService(rounds_pb2_grpc.RoundWorkerServiceServicer):
                 await asyncio.wait((reading,), timeout=heartbeat.SECONDS)
         finally:
             reading.cancel()
-
-
-class KeyInterceptor(aio.ServerInterceptor):
-    """Refuses callers without the key: a worker serves its own front end alone."""
-
-    def __init__(self, key: str) -> None:
-        self._key = key
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
-        details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        """Called by gRPC once per call."""
-        given = str(dict(details.invocation_metadata or ()).get(WORKER_KEY, ""))
-        if secrets.compare_digest(given, self._key):
-            return await continuation(details)
-
-        async def refuse(request: Any, context: aio.ServicerContext[Any, Any]) -> None:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "not the key of this worker")
-
-        return grpc.unary_unary_rpc_method_handler(refuse)
 
 
 @asynccontextmanager
