@@ -38,6 +38,7 @@ class Supervisor(Protocol):
     connected.
     """
 
+    host: str  # the front end's, as the workers reach it
     key: str
     count: int
     reserve: int | None

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 from grpc import aio
 
 from tandem.orchestrator.fleet.membership import Membership, PerAddress
+from tandem.orchestrator.fleet.registration import Metadata, route
 from tandem.orchestrator.rounds.relay import Relay, Services, ToDrafter, ToVerifier
 from tandem.orchestrator.rounds.stream import ServiceLink
 from tandem.orchestrator.workers.balanced import BalancedLink
@@ -117,14 +118,18 @@ async def serving(host: str, key: str, target: ModelDescription) -> AsyncIterato
     """
     verifiers: BalancedLink[ToVerifier, Fact] = BalancedLink()
     drafters: BalancedLink[ToDrafter, EncodedGuess] = BalancedLink()
-    to_verifier = partial(verifier_link, fingerprint=target.fingerprint)
-    to_drafter = partial(drafter_link, verifier=verifiers, tokenizer=target.tokenizer_fingerprint)
-    membership = Membership()
+    membership, tokenizer = Membership(), target.tokenizer_fingerprint
+
+    def to_verifier(channel: aio.Channel, metadata: Metadata) -> VerifierLink:
+        return verifier_link(channel, target.fingerprint)
+
+    def to_drafter(channel: aio.Channel, metadata: Metadata) -> DrafterLink:
+        return drafter_link(channel, verifiers, tokenizer, metadata)
 
     async def follow() -> None:
         async with (
-            PerAddress(partial(_linked, verifiers, to_verifier)) as at_verifiers,
-            PerAddress(partial(_linked, drafters, to_drafter)) as at_drafters,
+            PerAddress(partial(_linked, verifiers, to_verifier, key)) as at_verifiers,
+            PerAddress(partial(_linked, drafters, to_drafter, key)) as at_drafters,
         ):
             known = None
             while True:
@@ -139,10 +144,14 @@ async def serving(host: str, key: str, target: ModelDescription) -> AsyncIterato
 
 @asynccontextmanager
 async def _linked(
-    balanced: BalancedLink[Any, Any], make: Callable[[aio.Channel], Link[Any, Any]], address: str
+    balanced: BalancedLink[Any, Any],
+    make: Callable[[aio.Channel, Metadata], Link[Any, Any]],
+    key: str,
+    address: str,
 ) -> AsyncIterator[None]:
     """One more replica while the scope lasts."""
-    async with rpc.connect(address) as channel, make(channel) as link:
+    place, metadata = route(address, key)
+    async with rpc.connect(place) as channel, make(channel, metadata) as link:
         balanced.add(address, link)
         try:
             yield
@@ -166,10 +175,13 @@ def verifier_link(channel: aio.Channel, fingerprint: str = "") -> VerifierLink:
 
 
 def drafter_link(
-    channel: aio.Channel, verifier: ServiceLink[ToVerifier, Fact], tokenizer: str = ""
+    channel: aio.Channel,
+    verifier: ServiceLink[ToVerifier, Fact],
+    tokenizer: str = "",
+    metadata: Metadata = (),
 ) -> DrafterLink:
     """The link to a drafter, while its tokenizer has this fingerprint; by default any. Its requests
-    report the verifiers' load, now and then.
+    report the verifiers' load, now and then; `metadata` is what its calls have.
     """
 
     reported = -inf
@@ -185,7 +197,7 @@ def drafter_link(
     stub = drafter_pb2_grpc.DrafterServiceStub(channel)
     link: DrafterLink = Link(
         "drafter",
-        stub.Guess,
+        partial(stub.Guess, metadata=metadata),
         drafter_pb2.GuessRequest,
         "guesses",
         receive_guess,
