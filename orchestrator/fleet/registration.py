@@ -96,13 +96,14 @@ class RegistrationService(registration_pb2_grpc.RegistrationServiceServicer):
 
 
 async def _ask(drafter: RegisteredDrafter, context: Context) -> None:
-    """Send a drafter the names of calls to carry, and heartbeats."""
-    while True:
-        await context.write(registration_pb2.RegisterResponse(calls=drafter.take()))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(heartbeat.SECONDS):
-                await drafter.changed.wait()
-        drafter.changed.clear()
+    """Send a drafter the names of calls to carry, and heartbeats, until it is gone."""
+    with suppress(aio.BaseError):
+        while True:
+            await context.write(registration_pb2.RegisterResponse(calls=drafter.take()))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(heartbeat.SECONDS):
+                    await drafter.changed.wait()
+            drafter.changed.clear()
 
 
 class RegisteredDrafters(drafter_pb2_grpc.DrafterServiceServicer):

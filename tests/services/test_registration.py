@@ -22,6 +22,7 @@ from tandem.protos.transport import heartbeat, rpc
 from tandem.protos.transport.health import Health
 from tandem.protos.types import Context, DraftShape, SamplingParams
 from tandem.v1 import (
+    common_pb2,
     drafter_pb2,
     drafter_pb2_grpc,
     registration_pb2,
@@ -204,3 +205,31 @@ async def test_a_drafter_that_translates_registers_with_the_targets_tokens() -> 
     foreign = EMBEDDED.parent / "foreign"
     async with front_end() as front, drafting(front, model=foreign, speaks=TARGET):
         await front.has(1)
+
+
+async def test_a_worker_that_does_not_read_stops_its_own_call_alone() -> None:
+    large = common_pb2.Guess(tokens=[1 << 20] * 50_000)
+
+    made = 0
+
+    async def serve(requests: Any, context: Any) -> Any:
+        nonlocal made
+        async for request in requests:
+            made += bool(request.sent)
+            yield drafter_pb2.GuessResponse(guesses=[large] * int(request.sent))
+
+    async with front_end() as front:
+        config = ModelServiceConfig(model=DRAFT, **flags(front))
+        async with register(config, Health(), lambda: MODEL, serve):
+            place, metadata = route(*await front.has(1), KEY)
+            async with rpc.connect(place) as channel:
+                stub: Any = drafter_pb2_grpc.DrafterServiceStub(channel)
+                stalled, other = (stub.Guess(metadata=metadata) for _ in range(2))
+                for _ in range(20):
+                    await stalled.write(drafter_pb2.GuessRequest(sent=10))
+                for _ in range(100):
+                    await other.write(drafter_pb2.GuessRequest())
+                    assert not (await other.read()).guesses
+                assert made < 20 and len(front.registered) == 1
+                received = [await stalled.read() for _ in range(20)]
+                assert [len(each.guesses) for each in received] == [10] * 20
