@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeAlias
@@ -11,6 +11,7 @@ from grpc import aio
 from prometheus_client import CollectorRegistry
 
 from tandem.drafter_service.drafting import drafter_of
+from tandem.drafter_service.registration import registering
 from tandem.drafter_service.tree.session_text import FactTokens
 from tandem.drafter_service.tree.worth import Conditions
 from tandem.engine.config import ModelServiceConfig
@@ -37,12 +38,13 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
 
     def __init__(self, host: Host, drain: Drain | None = None) -> None:
         self._drafter = drafter_of(host)
-        self._vocab_size = self._drafter.describe().vocab_size
+        self.describe = self._drafter.describe
+        self._vocab_size = self.describe().vocab_size
         self.streams: StreamServer[FactTokens, Guess] = StreamServer(host.thread, drain)
 
     def Guess(
         self, requests: AsyncIterator[drafter_pb2.GuessRequest], context: RpcContext
-    ) -> AsyncIterator[drafter_pb2.GuessResponse]:
+    ) -> AsyncGenerator[drafter_pb2.GuessResponse, None]:
         """All sessions of one caller."""
         return self.streams.serve(requests, partial(self._receive, Conditions()), self._respond)
 
@@ -50,9 +52,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         self, request: drafter_pb2.DescribeDrafterRequest, context: RpcContext
     ) -> drafter_pb2.DescribeDrafterResponse:
         """The model and how full it is."""
-        return drafter_pb2.DescribeDrafterResponse(
-            model=codec.encode_model(self._drafter.describe())
-        )
+        return drafter_pb2.DescribeDrafterResponse(model=codec.encode_model(self.describe()))
 
     def _receive(
         self, conditions: Conditions, request: drafter_pb2.GuessRequest, caller: Caller
@@ -93,7 +93,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         response = drafter_pb2.GuessResponse(sent=caller.sent)
         if not caller.described:
             caller.described = True
-            response.model.CopyFrom(codec.encode_model(self._drafter.describe()))
+            response.model.CopyFrom(codec.encode_model(self.describe()))
         while caller.outgoing and len(response.guesses) < MOST:
             response.guesses.append(encode_guess(*caller.outgoing.popleft()))
         while caller.failures:
@@ -117,7 +117,10 @@ async def serving(
     async with hosting(config, "draft", exact, registry) as host:
         service, health = DrafterService(host, drain), host.health
         drained = service.streams.drained
-        async with rpc.serving(
-            config.host, config.port, service, health=health, drained=drained
-        ) as address:
+        async with (
+            registering(config, health, service.describe, service.Guess),
+            rpc.serving(
+                config.host, config.port, service, health=health, drained=drained
+            ) as address,
+        ):
             yield address

@@ -9,7 +9,9 @@ from pydantic import ByteSize, Field, model_validator
 
 from tandem.protos import hub
 from tandem.protos.service import cores
-from tandem.protos.service.config import ServiceConfig
+from tandem.protos.service.addresses import Addresses
+from tandem.protos.service.config import ServiceConfig, Token
+from tandem.protos.wire.registration import NAME
 
 
 class ModelServiceConfig(ServiceConfig):
@@ -20,6 +22,19 @@ class ModelServiceConfig(ServiceConfig):
     )
     speaks: hub.TokenizerPath | None = Field(
         default=None, description="directory of a target with another tokenizer, for drafters"
+    )
+    register_at: Addresses = Field(
+        default="",
+        description="HOST:PORT of an orchestrator to register at, or several with commas, for"
+        " drafters",
+    )
+    register_token: Token | None = Field(
+        default=None, description="the orchestrator's registration_token"
+    )
+    register_name: str | None = Field(
+        default=None,
+        pattern=f"^{NAME}$",
+        description="by which it is registered; by default the host's with a random part",
     )
     draft_cost: float = Field(
         default=0.25,
@@ -78,6 +93,12 @@ class ModelServiceConfig(ServiceConfig):
     def folder(self) -> Path:
         """The directory that is loaded."""
         return self.model
+
+    @model_validator(mode="after")
+    def _registers_with_a_token(self) -> ModelServiceConfig:
+        if self.register_at and not self.register_token:
+            raise ValueError("register_at needs register_token")
+        return self
 
     @model_validator(mode="after")
     def _evicts_before_it_reclaims(self) -> ModelServiceConfig:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -72,7 +72,7 @@ class StreamServer(Generic[In, Out]):
         requests: AsyncIterator[Request],
         receive: Callable[[Request, Call[In, Out]], None],
         respond: Callable[[Call[In, Out]], Response],
-    ) -> AsyncIterator[Response]:
+    ) -> AsyncGenerator[Response, None]:
         """One call until its caller ends it, or is silent for too long. `receive` takes a message,
         `respond` makes one of what there is to send; a call that has nothing to send sends one
         every half second.

@@ -3,41 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from tandem.protos import hub
-from tandem.protos.address import check_source
-from tandem.protos.service.config import ServiceConfig
+from tandem.protos.service.addresses import Sources
+from tandem.protos.service.config import ServiceConfig, Token
 from tandem.protos.types import MAX_LEVELS, MAX_NODES
-
-
-def _listed(given: object) -> object:
-    """A list, as in a YAML file, or text with commas."""
-    given = given.split(",") if given and isinstance(given, str) else given or []
-    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
-        return given
-    names = [each.strip() for each in given]
-    if not all(names) or len(set(names)) < len(names):
-        raise ValueError("has an address that is empty or there twice")
-    for name in names:
-        check_source(name)
-    return ",".join(names)
-
-
-Addresses = Annotated[str, BeforeValidator(_listed)]
 
 
 class OrchestratorConfig(ServiceConfig):
     """One front end and its round workers."""
 
-    verifier: Addresses = Field(
+    verifier: Sources = Field(
         min_length=1,
         description="HOST:PORT of the verifier, or several with commas; dns:///NAME:PORT and "
         "file:///PATH stand for all that they have",
     )
-    drafter: Addresses = Field(default="", description="the same of drafters; none by default")
+    drafter: Sources = Field(default="", description="the same of drafters; none by default")
     tokenizer: hub.TokenizerPath = Field(description="model whose tokenizer is used")
     port: int = Field(
         default=50051, ge=0, le=65535, description="of the client API; 0 takes a free one"
@@ -72,6 +56,10 @@ class OrchestratorConfig(ServiceConfig):
     draft_schedule: Literal["goodput", "constant", "heuristic"] = Field(
         default="goodput", description="goodput, constant or heuristic"
     )
+    registration_token: Token | None = Field(
+        default=None, description="that drafters must know to register; by default none may"
+    )
+    max_registered: int = Field(default=64, ge=1, description="drafters registered at once")
     start_seconds: float = Field(
         default=120.0, gt=0, description="how long to wait for the verifier at the start"
     )

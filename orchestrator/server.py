@@ -9,6 +9,12 @@ from prometheus_client import CollectorRegistry
 
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.fleet.discovery import Discovery
+from tandem.orchestrator.fleet.registration import (
+    CARRY,
+    RegistrationService,
+    Terms,
+    registrations,
+)
 from tandem.orchestrator.fleet.replicas import Replicas
 from tandem.orchestrator.frontend import readiness
 from tandem.orchestrator.frontend.admission import Admission, Limits
@@ -18,12 +24,30 @@ from tandem.orchestrator.frontend.servicer import OrchestratorService
 from tandem.orchestrator.frontend.text import load_tokenizer, longest_token, special_tokens
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.orchestrator.workers import cluster, local
-from tandem.orchestrator.workers.pool import WorkerPool
+from tandem.orchestrator.workers.pool import Supervisor, WorkerPool
 from tandem.protos.service.drain import Drain
 from tandem.protos.service.tasks import background
 from tandem.protos.transport import rpc
 from tandem.protos.transport.health import Health
-from tandem.protos.types import DraftShape, Schedule
+from tandem.protos.transport.raw import RawInterceptor
+from tandem.protos.types import DraftShape, ModelDescription, Schedule
+
+
+@asynccontextmanager
+async def registering(
+    config: OrchestratorConfig,
+    target: ModelDescription,
+    supervisor: Supervisor,
+    discovery: Discovery,
+) -> AsyncIterator[tuple[RegistrationService, ...]]:
+    """What drafters register at while the scope lasts, if they may."""
+    if config.registration_token is None:
+        yield ()
+        return
+    terms = Terms(config.registration_token.get_secret_value(), config.max_registered, target)
+    added, removed = discovery.register, discovery.unregister
+    async with registrations(supervisor.host, supervisor.key, terms, added, removed) as service:
+        yield (service,)
 
 
 @asynccontextmanager
@@ -58,12 +82,15 @@ async def serving(
         ):
             answers = Answers(pool, tokenizer, served, metrics, admission)
             service, health = OrchestratorService(answers, replicas, drain or Drain()), Health()
+            replicas.key = supervisor.key
             async with (
                 background(*readiness.reporting(health, pool, replicas)),
+                registering(config, target, supervisor, discovery) as registration,
                 rpc.serving(
                     config.host,
                     config.port,
-                    service,
+                    (service, *registration),
+                    RawInterceptor(CARRY),
                     health=health,
                     drained=drain.finish if drain else None,
                 ) as address,

@@ -4,7 +4,7 @@ benchmarks; round workers use a `link`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -89,10 +89,11 @@ def _closing(session_id: bytes) -> common_pb2.Closing:
 
 
 class DrafterClient:
-    """A drafter at an address."""
+    """A drafter at an address; `metadata` is what a registered one is described by."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, metadata: Sequence[tuple[str, str]] = ()) -> None:
         self._stub = drafter_pb2_grpc.DrafterServiceStub(channel)
+        self._metadata = tuple(metadata)
 
     async def propose(
         self, context: Context, shape: DraftShape, sampling: SamplingParams
@@ -111,7 +112,9 @@ class DrafterClient:
     async def describe(self, seconds: float) -> ModelDescription:
         """The draft model; waits up to `seconds` for the service to come up."""
         request = drafter_pb2.DescribeDrafterRequest()
-        call = self._stub.DescribeDrafter(request, timeout=seconds, wait_for_ready=True)
+        call = self._stub.DescribeDrafter(
+            request, timeout=seconds, wait_for_ready=True, metadata=self._metadata
+        )
         return codec.decode_model((await _answer(call)).model)
 
 

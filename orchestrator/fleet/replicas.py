@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-import grpc
 import structlog
 
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.fleet.clients import DrafterClient, VerifierClient
 from tandem.orchestrator.fleet.membership import Membership, PerAddress
+from tandem.orchestrator.fleet.registration import route
 from tandem.protos.errors import IncompatibleModels, TandemError, Unusable
 from tandem.protos.fingerprint import fingerprint
 from tandem.protos.transport import rpc
@@ -24,7 +23,6 @@ from tandem.protos.types import ModelDescription
 
 STATUS_SECONDS = 2.0
 PAUSE_SECONDS = 0.1  # between two questions at the start
-Client = TypeVar("Client")
 
 log = structlog.get_logger()
 
@@ -51,14 +49,15 @@ class Replicas:
     def __init__(self, config: OrchestratorConfig, membership: Membership) -> None:
         self._config, self._membership = config, membership
         self.fingerprint = fingerprint(config.tokenizer)
+        self.key = ""  # of the round workers, which registered drafters want
         self.verifiers: Mapping[str, VerifierClient] = {}
         self.drafters: Mapping[str, DrafterClient] = {}
 
     async def follow(self) -> None:
         """Have a client for each member, until cancelled."""
         async with (
-            PerAddress(partial(_connected, VerifierClient)) as verifiers,
-            PerAddress(partial(_connected, DrafterClient)) as drafters,
+            PerAddress(_verifier) as verifiers,
+            PerAddress(self._drafter) as drafters,
         ):
             self.verifiers, self.drafters = verifiers.items, drafters.items
             known = None
@@ -96,6 +95,12 @@ class Replicas:
         answers = (each.serving(seconds) for each in self.verifiers.values())
         return any(await asyncio.gather(*answers))
 
+    @asynccontextmanager
+    async def _drafter(self, address: str) -> AsyncIterator[DrafterClient]:
+        place, metadata = route(address, self.key)
+        async with rpc.connect(place) as channel:
+            yield DrafterClient(channel, metadata)
+
     async def _target(self) -> ModelDescription:
         until = time.monotonic() + self._config.start_seconds
         while (left := until - time.monotonic()) > 0:
@@ -106,11 +111,9 @@ class Replicas:
 
 
 @asynccontextmanager
-async def _connected(
-    make: Callable[[grpc.aio.Channel], Client], address: str
-) -> AsyncIterator[Client]:
+async def _verifier(address: str) -> AsyncIterator[VerifierClient]:
     async with rpc.connect(address) as channel:
-        yield make(channel)
+        yield VerifierClient(channel)
 
 
 async def _first(clients: Mapping[str, ModelClient], seconds: float) -> ModelDescription | None:

@@ -54,7 +54,9 @@ class RaySupervisor:
     has none, and should it never have one again.
     """
 
-    def __init__(self, actors: list[Any], local: LocalSupervisor) -> None:
+    def __init__(self, actors: list[Any], local: LocalSupervisor, host: str) -> None:
+        """`host` is this node's address, at which the actors reach it."""
+        self.host = host
         self.key, self.count = local.key, len(actors) + 1
         self.reserve: int | None = len(actors)
         self._actors, self._local = actors, local
@@ -133,7 +135,7 @@ async def supervising(
     )
     async with local.supervising(config, target) as reserve:
         actors = [actor.remote(reserve.key, target) for _ in range(config.workers)]
-        supervisor = RaySupervisor(actors, reserve)
+        supervisor = RaySupervisor(actors, reserve, ray.util.get_node_ip_address())
         try:
             yield supervisor
         finally:

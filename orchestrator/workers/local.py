@@ -15,6 +15,7 @@ class LocalSupervisor:
     """One worker that lives as long as its process."""
 
     count = 1
+    host = "127.0.0.1"
     reserve: int | None = None
 
     def __init__(self, address: str, key: str) -> None:
@@ -35,5 +36,5 @@ async def supervising(
 ) -> AsyncIterator[LocalSupervisor]:
     """A worker while the scope lasts."""
     key = secrets.token_hex(16)
-    async with worker.serving("127.0.0.1", key, target) as address:
+    async with worker.serving(LocalSupervisor.host, key, target) as address:
         yield LocalSupervisor(address, key)

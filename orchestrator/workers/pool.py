@@ -17,11 +17,11 @@ import structlog
 
 from tandem.orchestrator.fleet.membership import Membership
 from tandem.orchestrator.workers.attendance import attend
-from tandem.orchestrator.workers.worker import WORKER_KEY
 from tandem.protos.errors import TransportLost, Unavailable, Unusable
 from tandem.protos.rounds import RunRequest, Step
 from tandem.protos.service.tasks import background, first_done, is_cancelled
 from tandem.protos.transport import rpc, status
+from tandem.protos.transport.key import WORKER_KEY
 from tandem.protos.wire.rounds import decode_step, encode_run
 from tandem.v1 import rounds_pb2_grpc
 
@@ -38,6 +38,7 @@ class Supervisor(Protocol):
     connected.
     """
 
+    host: str  # the front end's, as the workers reach it
     key: str
     count: int
     reserve: int | None

@@ -8,18 +8,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from math import inf
 from time import monotonic
 from typing import Any, TypeAlias
 
-import grpc
 from grpc import aio
 
 from tandem.orchestrator.fleet.membership import Membership, PerAddress
+from tandem.orchestrator.fleet.registration import Metadata, route
 from tandem.orchestrator.rounds.relay import Relay, Services, ToDrafter, ToVerifier
 from tandem.orchestrator.rounds.stream import ServiceLink
 from tandem.orchestrator.workers.balanced import BalancedLink
@@ -28,6 +27,7 @@ from tandem.orchestrator.workers.link import Link
 from tandem.protos.service.tasks import background
 from tandem.protos.streams import EncodedGuess, Fact
 from tandem.protos.transport import heartbeat, rpc
+from tandem.protos.transport.key import KeyInterceptor
 from tandem.protos.types import ModelDescription
 from tandem.protos.wire.codec import decode_fact
 from tandem.protos.wire.requests import receive_guess
@@ -41,10 +41,8 @@ from tandem.v1 import (
     verifier_pb2_grpc,
 )
 
-WORKER_KEY = "x-tandem-worker-key"
 JITTER = 0.5  # of a delay, by which it may be longer
 
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 VerifierLink: TypeAlias = Link[ToVerifier, Fact]
 DrafterLink: TypeAlias = Link[ToDrafter, EncodedGuess]
 
@@ -113,28 +111,6 @@ class RoundWorkerService(rounds_pb2_grpc.RoundWorkerServiceServicer):
             reading.cancel()
 
 
-class KeyInterceptor(aio.ServerInterceptor):
-    """Refuses callers without the key: a worker serves its own front end alone."""
-
-    def __init__(self, key: str) -> None:
-        self._key = key
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
-        details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        """Called by gRPC once per call."""
-        given = str(dict(details.invocation_metadata or ()).get(WORKER_KEY, ""))
-        if secrets.compare_digest(given, self._key):
-            return await continuation(details)
-
-        async def refuse(request: Any, context: aio.ServicerContext[Any, Any]) -> None:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "not the key of this worker")
-
-        return grpc.unary_unary_rpc_method_handler(refuse)
-
-
 @asynccontextmanager
 async def serving(host: str, key: str, target: ModelDescription) -> AsyncIterator[str]:
     """A round worker on a free port while the scope lasts, for verifiers of this very target and
@@ -142,14 +118,18 @@ async def serving(host: str, key: str, target: ModelDescription) -> AsyncIterato
     """
     verifiers: BalancedLink[ToVerifier, Fact] = BalancedLink()
     drafters: BalancedLink[ToDrafter, EncodedGuess] = BalancedLink()
-    to_verifier = partial(verifier_link, fingerprint=target.fingerprint)
-    to_drafter = partial(drafter_link, verifier=verifiers, tokenizer=target.tokenizer_fingerprint)
-    membership = Membership()
+    membership, tokenizer = Membership(), target.tokenizer_fingerprint
+
+    def to_verifier(channel: aio.Channel, metadata: Metadata) -> VerifierLink:
+        return verifier_link(channel, target.fingerprint)
+
+    def to_drafter(channel: aio.Channel, metadata: Metadata) -> DrafterLink:
+        return drafter_link(channel, verifiers, tokenizer, metadata)
 
     async def follow() -> None:
         async with (
-            PerAddress(partial(_linked, verifiers, to_verifier)) as at_verifiers,
-            PerAddress(partial(_linked, drafters, to_drafter)) as at_drafters,
+            PerAddress(partial(_linked, verifiers, to_verifier, key)) as at_verifiers,
+            PerAddress(partial(_linked, drafters, to_drafter, key)) as at_drafters,
         ):
             known = None
             while True:
@@ -164,10 +144,14 @@ async def serving(host: str, key: str, target: ModelDescription) -> AsyncIterato
 
 @asynccontextmanager
 async def _linked(
-    balanced: BalancedLink[Any, Any], make: Callable[[aio.Channel], Link[Any, Any]], address: str
+    balanced: BalancedLink[Any, Any],
+    make: Callable[[aio.Channel, Metadata], Link[Any, Any]],
+    key: str,
+    address: str,
 ) -> AsyncIterator[None]:
     """One more replica while the scope lasts."""
-    async with rpc.connect(address) as channel, make(channel) as link:
+    place, metadata = route(address, key)
+    async with rpc.connect(place) as channel, make(channel, metadata) as link:
         balanced.add(address, link)
         try:
             yield
@@ -191,10 +175,13 @@ def verifier_link(channel: aio.Channel, fingerprint: str = "") -> VerifierLink:
 
 
 def drafter_link(
-    channel: aio.Channel, verifier: ServiceLink[ToVerifier, Fact], tokenizer: str = ""
+    channel: aio.Channel,
+    verifier: ServiceLink[ToVerifier, Fact],
+    tokenizer: str = "",
+    metadata: Metadata = (),
 ) -> DrafterLink:
     """The link to a drafter, while its tokenizer has this fingerprint; by default any. Its requests
-    report the verifiers' load, now and then.
+    report the verifiers' load, now and then; `metadata` is what its calls have.
     """
 
     reported = -inf
@@ -210,7 +197,7 @@ def drafter_link(
     stub = drafter_pb2_grpc.DrafterServiceStub(channel)
     link: DrafterLink = Link(
         "drafter",
-        stub.Guess,
+        partial(stub.Guess, metadata=metadata),
         drafter_pb2.GuessRequest,
         "guesses",
         receive_guess,

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -31,6 +31,18 @@ from tandem.protos.errors import Unusable
 PREFIX = "TANDEM__"
 FILE = "TANDEM_CONFIG"
 
+LEAST, MOST = 16, 256  # characters of a token
+
+
+def _secret(given: SecretStr) -> SecretStr:
+    """It travels as metadata of a call, and must not be guessed."""
+    token = given.get_secret_value()
+    if not (LEAST <= len(token) <= MOST and re.fullmatch(r"[!-~]+", token)):
+        raise ValueError(f"needs {LEAST} to {MOST} ASCII characters, none of them a space")
+    return given
+
+
+Token = Annotated[SecretStr, AfterValidator(_secret)]
 Section = Annotated[dict[str, str | Any], BeforeValidator(lambda section: section or {})]
 
 

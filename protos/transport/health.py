@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -40,6 +41,18 @@ class Health(health_pb2_grpc.HealthServicer):
             del self._problems[owner]
             log.warning("serving again", owner=owner, others=list(self._problems.values()))
         self._notify()
+
+    @property
+    def serving(self) -> bool:
+        """Whether no owner has a problem, and the process is not stopping."""
+        return not (self._problems or self._closed)
+
+    async def until(self, serving: bool, seconds: float | None = None) -> None:
+        """Wait until `serving` is so, for as many seconds at most."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.serving != serving:
+                    await self._changed.wait()
 
     def know(self, names: Iterable[str]) -> None:
         """The services that the process has."""

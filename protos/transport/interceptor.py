@@ -131,6 +131,8 @@ async def _abort(context: aio.ServicerContext[Any, Any], error: Exception) -> No
     """End the call with the error's status; a bug is logged and not described to the caller."""
     if isinstance(error, aio.AbortError):
         raise error
+    if isinstance(error, DecodeError):  # of a stream's message
+        error = InvalidRequest.of("request", "cannot be decoded")
     if not isinstance(error, TandemError):
         log.error("a call failed", exc_info=error)
         error = Internal("internal error; see the server's log")

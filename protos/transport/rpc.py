@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from grpc import aio
 from grpc_health.v1 import health as standard
@@ -81,12 +82,13 @@ def free_port(host: str, wanted: int = 0) -> int:
 async def serving(
     host: str,
     port: int,
-    servicer: object,
+    servicer: object | tuple[object, ...],
     *interceptors: aio.ServerInterceptor,
     health: Health | None = None,
     drained: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[str]:
-    """Serve until the scope ends; yields the address. A servicer may have several services.
+    """Serve until the scope ends; yields the address. There may be several servicers, and one may
+    have several services.
 
     What is reported to `health` is true of every service. When the scope ends, `drained` is
     awaited, during which the port is open but no service is SERVING; without it calls have a few
@@ -98,9 +100,9 @@ async def serving(
         interceptors=(*interceptors, ErrorInterceptor()),
         options=SERVER_OPTIONS,
     )
-    services = _services(servicer)
+    services = _services(*(servicer if isinstance(servicer, tuple) else (servicer,)))
     for register in services.values():
-        register(servicer, server)
+        register(server)
     health = health or Health()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     reflection.enable_server_reflection(
@@ -124,18 +126,18 @@ async def serving(
         await asyncio.shield(server.stop(LAST_SECONDS if drained else DRAIN_SECONDS))
 
 
-def _services(servicer: object) -> dict[str, Callable[[object, aio.Server], None]]:
-    """What registers a servicer, by the full names of its services, found by their generated base
+def _services(*servicers: object) -> dict[str, Callable[[aio.Server], None]]:
+    """What registers servicers, by the full names of their services, found by their generated base
     classes.
     """
-    found = {}
-    for base in type(servicer).__mro__:
+    found: dict[str, Callable[[aio.Server], None]] = {}
+    for servicer, base in ((each, base) for each in servicers for base in type(each).__mro__):
         stem, _, suffix = base.__module__.rpartition("_")
         if suffix == "grpc" and stem.endswith("_pb2"):
             service = base.__name__.removesuffix("Servicer")
             descriptor = sys.modules[stem].DESCRIPTOR.services_by_name[service]
             register = getattr(sys.modules[base.__module__], f"add_{base.__name__}_to_server")
-            found[descriptor.full_name] = register
+            found[descriptor.full_name] = partial(register, servicer)
     return found
 
 

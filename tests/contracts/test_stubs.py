@@ -25,7 +25,7 @@ def test_the_committed_stubs_are_fresh(fresh: Path) -> None:
 def test_every_schema_has_its_stubs(fresh: Path) -> None:
     schemas = {path.stem for path in (generate.ROOT / generate.STUBS).glob("*.proto")}
     made = {path.name for path in (fresh / generate.STUBS).iterdir()}
-    assert schemas == {"common", "drafter", "orchestrator", "rounds", "verifier"}
+    assert schemas == {"common", "drafter", "orchestrator", "registration", "rounds", "verifier"}
     assert made >= {
         f"{schema}_pb2{end}"
         for schema in schemas

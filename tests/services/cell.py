@@ -12,10 +12,10 @@ from grpc import aio
 
 from tandem.orchestrator.fleet.membership import Membership
 from tandem.orchestrator.workers.pool import WorkerPool
-from tandem.orchestrator.workers.worker import KeyInterceptor
 from tandem.protos.rounds import RunRequest
 from tandem.protos.transport import heartbeat
 from tandem.protos.transport.interceptor import ErrorInterceptor
+from tandem.protos.transport.key import KeyInterceptor
 from tandem.protos.types import SamplingParams
 from tandem.v1 import rounds_pb2, rounds_pb2_grpc
 

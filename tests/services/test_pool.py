@@ -9,9 +9,9 @@ import pytest
 from grpc import aio
 
 from tandem.orchestrator.workers.pool import MAX_LOSSES, TURNS
-from tandem.orchestrator.workers.worker import WORKER_KEY
 from tandem.protos.errors import Internal, InvalidRequest, TandemError, Unavailable
 from tandem.protos.transport import heartbeat, rpc
+from tandem.protos.transport.key import WORKER_KEY
 from tandem.v1 import rounds_pb2, rounds_pb2_grpc
 from tests.services.cell import (
     COUNT,

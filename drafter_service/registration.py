@@ -1,0 +1,161 @@
+"""A drafter that connects to front ends by itself, because they cannot connect to it.
+
+It registers at each, again and again, and carries the calls that it is asked to: what arrives on
+them is served like calls at its own port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import structlog
+from grpc import aio
+
+from tandem.engine.config import ModelServiceConfig
+from tandem.protos.errors import TransportLost
+from tandem.protos.service.tasks import background, first_done
+from tandem.protos.transport import heartbeat, rpc, status
+from tandem.protos.transport.health import Health
+from tandem.protos.types import ModelDescription
+from tandem.protos.wire.registration import CALL, TOKEN, encode_registration
+from tandem.v1 import drafter_pb2, registration_pb2_grpc
+
+BACK_OFF_SECONDS = (0.25, 10.0)
+LEAVE_SECONDS = 2.0  # for the front end to confirm that a drafter has left
+
+Serve: TypeAlias = Callable[
+    [AsyncIterator[drafter_pb2.GuessRequest], Any], AsyncGenerator[drafter_pb2.GuessResponse, None]
+]
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Registrant:
+    """A drafter as a front end knows it, and what serves one call to it."""
+
+    name: str
+    token: str
+    health: Health
+    describe: Callable[[], ModelDescription]
+    serve: Serve
+
+
+class Registration:
+    """One front end, at which the drafter is registered while it can serve."""
+
+    def __init__(self, drafter: Registrant, address: str, channel: aio.Channel) -> None:
+        self._drafter, self._address = drafter, address
+        self._stub: Any = registration_pb2_grpc.RegistrationServiceStub(channel)
+        self._received = 0
+        self._carried: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Register as often as it is lost; carried calls go on while the drafter is not registered
+        because it is stopping.
+        """
+        least, most = BACK_OFF_SECONDS
+        pause = least
+        try:
+            while True:
+                await self._drafter.health.until(True)
+                received, problem = self._received, "the front end has ended it"
+                try:
+                    await self._register()
+                except Exception as error:  # whatever a front end does, the drafter must come back
+                    problem = described(error)
+                if self._received > received:
+                    pause = least
+                if self._drafter.health.serving:
+                    log.warning("not registered", front_end=self._address, problem=problem)
+                await asyncio.sleep(pause * random.uniform(0.5, 1))
+                pause = min(most, 2 * pause)
+        finally:
+            for task in self._carried:
+                task.cancel()
+            await asyncio.gather(*self._carried, return_exceptions=True)
+
+    async def _register(self) -> None:
+        call = self._stub.Register(metadata=((TOKEN, self._drafter.token),))
+        try:
+            await first_done(self._read(call), self._write(call), self._watch())
+        finally:
+            call.cancel()
+
+    async def _read(self, call: aio.StreamStreamCall[Any, Any]) -> None:
+        async for response in call:
+            self._received += 1
+            for name in response.calls:
+                task = asyncio.create_task(self._carry(name))
+                self._carried.add(task)
+                task.add_done_callback(self._carried.discard)
+
+    async def _write(self, call: aio.StreamStreamCall[Any, Any]) -> None:
+        """Heartbeats, each with the model as it is now; ends the call when it cannot serve."""
+        drafter = self._drafter
+        while drafter.health.serving:
+            await call.write(encode_registration(drafter.name, drafter.describe()))
+            await drafter.health.until(False, heartbeat.SECONDS)
+        await call.done_writing()
+        await asyncio.sleep(LEAVE_SECONDS)
+
+    async def _watch(self) -> None:
+        await heartbeat.until_silent(lambda: self._received)
+        raise TransportLost("the front end is silent")
+
+    async def _carry(self, name: str) -> None:
+        """Serve one call of a round worker on a call to the front end."""
+        call = self._stub.Carry(metadata=((CALL, name),))
+        try:
+            async with aclosing(self._drafter.serve(call, None)) as responses:
+                async for response in responses:
+                    await call.write(response)
+        except Exception as error:
+            log.info("a carried call is lost", front_end=self._address, problem=described(error))
+        finally:
+            call.cancel()
+
+
+def described(error: Exception) -> str:
+    """Why a call has ended, in a line."""
+    return str(status.decode(error) if isinstance(error, aio.AioRpcError) else error) or repr(error)
+
+
+def chosen_name(config: ModelServiceConfig) -> str:
+    """The name as configured, or the host's with a random part, so that no two drafters share
+    one.
+    """
+    host = "".join(c for c in socket.gethostname().split(".")[0] if c.isascii() and c.isalnum())
+    return config.register_name or f"{host[:32] or 'drafter'}-{secrets.token_hex(4)}"
+
+
+@asynccontextmanager
+async def registering(
+    config: ModelServiceConfig,
+    health: Health,
+    describe: Callable[[], ModelDescription],
+    serve: Serve,
+) -> AsyncIterator[None]:
+    """Registered at every front end of `config.register_at` while the scope lasts and `health` has
+    no problem.
+    """
+    token = config.register_token.get_secret_value() if config.register_token else ""
+    drafter = Registrant(chosen_name(config), token, health, describe, serve)
+    addresses = [*filter(None, config.register_at.split(","))]
+    channels = [rpc.connect(each) for each in addresses]
+    runs = [
+        Registration(drafter, address, channel).run()
+        for address, channel in zip(addresses, channels, strict=True)
+    ]
+    try:
+        async with background(*runs):
+            yield
+    finally:
+        for channel in channels:
+            await channel.close()

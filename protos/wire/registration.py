@@ -1,0 +1,51 @@
+"""The registration of a drafter: its metadata, what is checked of a message, and the address that
+round workers use.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tandem.protos.errors import IncompatibleModels, InvalidRequest
+from tandem.protos.types import ModelDescription
+from tandem.protos.wire.codec import decode_model, encode_model
+from tandem.v1 import registration_pb2
+
+TOKEN = "x-tandem-registration-token"
+CALL = "x-tandem-call"
+DRAFTER = "x-tandem-drafter"  # a registered drafter's name, in calls of round workers
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+MAX_BYTES = 1 << 14
+
+
+def encode_registration(name: str, model: ModelDescription) -> registration_pb2.RegisterRequest:
+    """What a drafter sends."""
+    return registration_pb2.RegisterRequest(name=name, model=encode_model(model))
+
+
+def decode_registration(
+    message: registration_pb2.RegisterRequest, target: ModelDescription, known: str = ""
+) -> tuple[str, ModelDescription]:
+    """Name and model of a drafter for a target; `known` is its name in earlier messages. Raises
+    InvalidRequest and IncompatibleModels.
+    """
+    if (size := message.ByteSize()) > MAX_BYTES:
+        raise InvalidRequest.of("request", f"has {size} bytes, above {MAX_BYTES}")
+    if not re.fullmatch(NAME, message.name):
+        raise InvalidRequest.of("name", f"is {message.name[:80]!r}, which does not match {NAME}")
+    if known not in ("", message.name):
+        raise InvalidRequest.of("name", f"is {message.name!r}, and was {known!r} before")
+    if not message.HasField("model"):
+        raise InvalidRequest.of("model", "is missing")
+    model = decode_model(message.model)
+    if model.tokenizer_fingerprint != target.tokenizer_fingerprint:
+        prints = f"{model.tokenizer_fingerprint!r}, expected {target.tokenizer_fingerprint!r}"
+        problem = f"of {model.name} is {prints}: start the drafter with --speaks"
+        raise IncompatibleModels(f"model.tokenizer_fingerprint {problem}")
+    return message.name, model
+
+
+def split_address(address: str) -> tuple[str, str]:
+    """Name, empty for a drafter that is called at its own port, and HOST:PORT."""
+    name, _, place = address.rpartition("@")
+    return name, place

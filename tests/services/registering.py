@@ -1,0 +1,163 @@
+"""A front end at which drafters register, drafters that do, and what round workers make of them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from grpc import aio
+from prometheus_client import CollectorRegistry
+
+from tandem.drafter_service import service as drafter_service
+from tandem.engine.config import ModelServiceConfig
+from tandem.models import DRAFT, TARGET
+from tandem.orchestrator.fleet.membership import Membership
+from tandem.orchestrator.fleet.registration import CARRY, Terms, registrations, route
+from tandem.orchestrator.workers import worker
+from tandem.orchestrator.workers.attendance import attend
+from tandem.orchestrator.workers.worker import DrafterLink, drafter_link
+from tandem.protos.fingerprint import fingerprint
+from tandem.protos.rounds import Members
+from tandem.protos.service.tasks import background
+from tandem.protos.transport import rpc
+from tandem.protos.transport.key import WORKER_KEY
+from tandem.protos.transport.raw import RawInterceptor
+from tandem.protos.types import DraftShape, ModelDescription
+from tandem.protos.wire.drafting import encode_shape
+from tandem.protos.wire.registration import TOKEN, encode_registration
+from tandem.v1 import registration_pb2_grpc, rounds_pb2, rounds_pb2_grpc
+from tests.services.peer import Peer, Subscriber, linked
+
+HOST, KEY, SECRET = "127.0.0.1", "key of the workers", "a-token-of-some-length"
+MODEL = ModelDescription(
+    name="a model",
+    tokenizer_fingerprint=fingerprint(TARGET),
+    vocab_size=4096,
+    context_length=512,
+    end_token_ids=(0,),
+    device="cpu",
+    dtype="float32",
+    sessions=0,
+)
+TERMS = Terms(SECRET, 2, MODEL)
+PROMPT, TOKENS = (400, 500, 600, 700), 200
+
+
+@dataclass
+class Front:
+    """Where drafters register, and what was reported of them."""
+
+    address: str = ""
+    events: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def registered(self) -> list[str]:
+        """Addresses of drafters that are registered now."""
+        now: list[str] = []
+        for event, address in self.events:
+            now.append(address) if event == "added" else now.remove(address)
+        return now
+
+    async def has(self, count: int, seconds: float = 60.0) -> list[str]:
+        """Wait until there are so many; their addresses."""
+        async with asyncio.timeout(seconds):
+            while len(self.registered) != count:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        return self.registered
+
+
+@asynccontextmanager
+async def front_end(terms: Terms = TERMS, port: int = 0) -> AsyncIterator[Front]:
+    """A front end without a client API."""
+    front = Front()
+    added, removed = ((lambda a, e=e: front.events.append((e, a))) for e in ("added", "removed"))
+    async with (
+        registrations(HOST, KEY, terms, added, removed) as service,
+        rpc.serving(HOST, port, service, RawInterceptor(CARRY)) as front.address,
+    ):
+        yield front
+
+
+def flags(front: Front, **more: str) -> dict[str, str]:
+    """Settings of a drafter that registers there."""
+    return {"register_at": front.address, "register_token": SECRET} | more
+
+
+@asynccontextmanager
+async def drafting(front: Front, **more: Any) -> AsyncIterator[str]:
+    """A real drafter on this event loop that registers; the address of its own port."""
+    settings = {"model": DRAFT, "threads": 1} | flags(front, **more)
+    config = ModelServiceConfig(**settings)
+    async with drafter_service.serving(config, CollectorRegistry()) as address:
+        yield address
+
+
+@asynccontextmanager
+async def registering(front: Front, **how: Any) -> AsyncIterator[Any]:
+    """A registration by hand, which sends its first message; yields its call."""
+    token, name = how.pop("token", SECRET), how.pop("name", "by-hand")
+    async with rpc.connect(front.address) as channel:
+        stub: Any = registration_pb2_grpc.RegistrationServiceStub(channel)
+        call = stub.Register(metadata=((TOKEN, token),))
+        with suppress(aio.AioRpcError):  # it may be refused already
+            await call.write(encode_registration(name, replace(MODEL, **how)))
+        try:
+            yield call
+        finally:
+            call.cancel()
+
+
+@asynccontextmanager
+async def linking(address: str) -> AsyncIterator[tuple[DrafterLink, Subscriber]]:
+    """A round worker's link to a registered drafter, connected."""
+    place, metadata = route(address, KEY)
+    async with (
+        linked(Peer()) as (verifier, _),
+        rpc.connect(place) as channel,
+        drafter_link(channel, verifier, metadata=metadata) as link,
+    ):
+        subscriber = Subscriber()
+        link.subscribe(subscriber)
+        await reached(lambda: link.connected)
+        yield link, subscriber
+
+
+async def run(verifier: str, drafter: str, target: ModelDescription, seed: int = 0) -> Any:
+    """Tokens of one generation by a round worker of its own, and how many were accepted drafts."""
+    request = rounds_pb2.RunRequest(
+        request_id="id",
+        prompt=PROMPT,
+        max_new_tokens=TOKENS,
+        session_id=secrets.token_bytes(16),
+        shape=encode_shape(DraftShape(12, 4, 32)),
+    )
+    request.sampling.temperature, request.sampling.seed = 0.7, seed
+    tokens, accepted = [], 0
+    membership, metadata = Membership(Members((verifier,), (drafter,))), ((WORKER_KEY, KEY),)
+    attended = asyncio.Event()
+
+    async def answering() -> None:
+        attended.set()
+
+    async with (
+        worker.serving(HOST, KEY, target) as address,
+        rpc.connect(address) as channel,
+        background(attend(channel, metadata, membership, answering)),
+    ):
+        await attended.wait()
+        stub: Any = rounds_pb2_grpc.RoundWorkerServiceStub(channel)
+        async for step in stub.Run(request, metadata=metadata):
+            tokens += step.tokens
+            accepted += step.accepted
+    return tokens, accepted
+
+
+async def reached(condition: Callable[[], Any], seconds: float = 60.0) -> None:
+    """Wait for something that must come."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)

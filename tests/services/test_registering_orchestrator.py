@@ -1,0 +1,74 @@
+"""An orchestrator uses drafters that register, if it has a token for them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from pydantic import ValidationError
+
+from tandem.engine.config import ModelServiceConfig
+from tandem.models import DRAFT, TARGET
+from tandem.orchestrator import server
+from tandem.orchestrator.config import OrchestratorConfig
+from tandem.protos.service.drain import Drain
+from tandem.protos.transport import rpc
+from tandem.v1 import orchestrator_pb2 as api
+from tandem.v1 import orchestrator_pb2_grpc
+from tests.conftest import Services
+from tests.services.registering import SECRET, TOKENS, Front, drafting, registering
+from tests.system.test_same_text import ask
+
+
+def orchestrator(services: Services, **settings: Any) -> Any:
+    """One that has no drafter by itself."""
+    config = OrchestratorConfig(
+        verifier=services.verifier, tokenizer=TARGET, port=0, ray=False, **settings
+    )
+    return server.serving(config, CollectorRegistry(), Drain(30.0))
+
+
+async def test_an_orchestrator_uses_a_drafter_as_long_as_it_is_registered(
+    services: Services,
+) -> None:
+    request = ask("Once upon a time there was", temperature=0.7, seed=1, tokens=TOKENS)
+    request.stopping.ignore_eos = True
+    async with (
+        orchestrator(services, registration_token=SECRET) as address,
+        rpc.connect(address) as channel,
+    ):
+        stub: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+
+        async def drafters() -> list[Any]:
+            return list((await stub.GetStatus(api.GetStatusRequest())).models[0].drafters)
+
+        async with drafting(Front(address), register_name="phone"):
+            while not (found := await drafters()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            drafted = await stub.Generate(request)
+        while await drafters():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        plain = await stub.Generate(request)
+    assert (found[0].address.partition("@")[0], found[0].serving) == ("phone", True)
+    assert drafted.text == plain.text
+    assert drafted.speculation.num_accepted_draft_tokens > 0
+
+
+async def test_an_orchestrator_without_a_token_takes_no_registration(services: Services) -> None:
+    async with (
+        orchestrator(services) as address,
+        registering(Front(address)) as call,
+    ):
+        with pytest.raises(Exception, match="UNIMPLEMENTED"):
+            await call.read()
+
+
+@pytest.mark.parametrize("token", ["short", "with a space in it", "ä" * 20, "x" * 257])
+def test_a_token_that_could_be_guessed_or_not_sent_is_refused(token: str) -> None:
+    with pytest.raises(ValidationError, match="needs 16 to 256 ASCII characters"):
+        ModelServiceConfig(model=DRAFT, register_at="h:1", register_token=token)
+    with pytest.raises(ValidationError, match="register_at needs register_token"):
+        ModelServiceConfig(model=DRAFT, register_at="h:1")
+    assert SECRET not in repr(ModelServiceConfig(model=DRAFT, register_token=SECRET))
