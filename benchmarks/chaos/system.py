@@ -77,15 +77,15 @@ class Member:
         """Have it happen; returns when it is over and the process serves again."""
         if fault.kind in (Kind.KILL, Kind.TERM):
             self.serving.clear()
-            self._signal(signal.SIGKILL if fault.kind is Kind.KILL else signal.SIGTERM)
+            self.signal(signal.SIGKILL if fault.kind is Kind.KILL else signal.SIGTERM)
         elif fault.kind is Kind.STOP:
-            self._signal(signal.SIGSTOP)
+            self.signal(signal.SIGSTOP)
             await asyncio.sleep(fault.seconds)
-            self._signal(signal.SIGCONT)
+            self.signal(signal.SIGCONT)
         else:
-            self._signal(MODEL_SIGNALS[fault.kind])
+            self.signal(MODEL_SIGNALS[fault.kind])
             await asyncio.sleep(fault.seconds)
-            self._signal(victim.RECOVER)
+            self.signal(victim.RECOVER)
         async with asyncio.timeout(START_SECONDS):
             await self.serving.wait()
 
@@ -100,7 +100,8 @@ class Member:
                         return sorted(found)
                 await asyncio.sleep(LOOK_SECONDS)
 
-    def _signal(self, number: int) -> None:
+    def signal(self, number: int) -> None:
+        """Send it to the process, if there is one now."""
         assert self._process
         with suppress(ProcessLookupError):
             self._process.send_signal(number)

@@ -27,6 +27,7 @@ SMALL = {
     "orchestration": "--streams 1,20 --seconds 1",
     "rules": "--prompts 1 --max-new-tokens 8",
     "sampling": "--vocabulary 1000 --sessions 1 --visited 1 --repetitions 1",
+    "slow_drafter": "--streams 1 --rule reject --tokens 40 --turns 1",
     "throughput": "--prompts 1 --max-new-tokens 8 --no-ray",
 }
 NO_JSON = {"chaos", "equality", "options", "rules"}

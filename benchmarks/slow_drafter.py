@@ -1,0 +1,168 @@
+"""What a drafter that is slow, hangs or is gone costs: streams with drafts beside plain ones, in
+turns, while it is so, and how soon drafts are accepted again when it is over.
+
+Counted from the 32nd token of a stream on: until then it may be found out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from time import monotonic
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from tandem import AsyncClient, models
+from tandem.benchmarks.chaos import victim
+from tandem.benchmarks.chaos.system import DRAFTER, Member, running
+from tandem.benchmarks.figures import report
+from tandem.benchmarks.peers.prompts import tokenised
+from tandem.client.client import Stream
+from tandem.protos.errors import TandemError
+
+LEARNED = 32  # tokens
+BACK_SECONDS = 30.0
+FAULTS = {
+    "none": (),
+    "slow by .2 s a pass": (victim.SLOW, victim.RECOVER),
+    "slow by 2 s a pass": (victim.CRAWL, victim.RECOVER),
+    "hangs": (victim.HANG, victim.RECOVER),
+    "suspended": (signal.SIGSTOP, signal.SIGCONT),
+    "killed": (signal.SIGKILL,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Tokens per second with drafts to those without, and seconds until drafts are accepted."""
+
+    fault: str
+    rule: str
+    streams: int
+    ratio: float
+    least: float
+    back: float
+
+
+@contextmanager
+def suffering(drafter: Member, signals: Sequence[int]) -> Iterator[None]:
+    """A fault while the scope lasts."""
+    for number in signals[:1]:
+        drafter.signal(number)
+    try:
+        yield
+    finally:
+        for number in signals[1:]:
+            drafter.signal(number)
+
+
+class Streams:
+    """So many at once, on different prompts."""
+
+    def __init__(self, client: AsyncClient, prompts: list[list[int]], tokens: int) -> None:
+        self._client, self._prompts, self._tokens = client, prompts, tokens
+
+    async def speed(self, rule: str, levels: int | None, count: int) -> float:
+        """Tokens per second and stream, the mean of all."""
+        streams = (self._one(number, rule, levels) for number in range(count))
+        speeds = await asyncio.gather(*streams)
+        return sum(speeds) / len(speeds)
+
+    async def until_accepted(self, rule: str) -> float:
+        """Seconds until a step yields several tokens."""
+        began = monotonic()
+        while monotonic() - began < BACK_SECONDS:
+            async with self._stream(0, rule, None) as stream:
+                async for chunk in stream:
+                    if len(chunk.token_ids) > 2:
+                        return monotonic() - began
+        return float("inf")
+
+    def _stream(self, number: int, rule: str, levels: int | None) -> Stream:
+        return self._client.stream(
+            self._prompts[number % len(self._prompts)],
+            rule=rule,
+            num_speculative_tokens=levels,
+            seed=number,
+            max_new_tokens=self._tokens,
+            ignore_eos=True,
+        )
+
+    async def _one(self, number: int, rule: str, levels: int | None) -> float:
+        began = ended = 0.0
+        length = first = 0
+        async with self._stream(number, rule, levels) as stream:
+            async for chunk in stream:
+                ended, length = monotonic(), chunk.completion_tokens
+                if not began and length >= LEARNED:
+                    began, first = ended, length
+        return (length - first) / (ended - began)
+
+
+async def compare(
+    streams: Streams, drafter: Member, fault: str, rule: str, count: int, turns: int
+) -> Figures:
+    """Plain and with drafts in turns, during a fault."""
+    ratios = []
+    await drafter.serving.wait()
+    await streams.until_accepted(rule)
+    with suffering(drafter, FAULTS[fault]):
+        for _ in range(turns):
+            plain = await streams.speed(rule, 0, count)
+            ratios.append(await streams.speed(rule, None, count) / plain)
+    await drafter.serving.wait()
+    back = await streams.until_accepted(rule)
+    return Figures(fault, rule, count, median(ratios), min(ratios), back)
+
+
+def table(found: Sequence[Figures]) -> Table:
+    """What people see."""
+    shown = Table("drafter", "rule", "streams", "of plain", "least", "back after, s")
+    for each in found:
+        ratios = f"{each.ratio:.2f}", f"{each.least:.2f}"
+        shown.add_row(each.fault, each.rule, str(each.streams), *ratios, f"{each.back:.1f}")
+    return shown
+
+
+def main(
+    target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
+    draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
+    rules: Annotated[str, typer.Option("--rule", help="with commas")] = "match,reject",
+    streams: Annotated[str, typer.Option(help="at once, with commas")] = "1,8",
+    tokens: Annotated[int, typer.Option(help="of a stream")] = 200,
+    turns: Annotated[int, typer.Option(help="of each kind")] = 3,
+    file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+) -> None:
+    """Speed with a drafter that is slow or gone, to that without drafts."""
+
+    async def whole() -> list[Figures]:
+        async with (
+            running(target, draft, 1, 1, 1, 0) as system,
+            AsyncClient(*system.addresses) as client,
+        ):
+            prompts = [list(prompt) for prompt in tokenised(target, 8)]
+            some, (drafter,) = Streams(client, prompts, tokens), system.members[DRAFTER]
+            return [
+                await compare(some, drafter, fault, rule, int(count), turns)
+                for rule in rules.split(",")
+                for count in streams.split(",")
+                for fault in FAULTS
+            ]
+
+    try:
+        found = asyncio.run(whole())
+    except TandemError as problem:
+        raise SystemExit(f"error: {problem}") from None
+    heading = report.title(target, draft, f"{tokens} tokens, {turns} turns")
+    report.publish(heading, table(found), [asdict(each) for each in found], file)
+
+
+if __name__ == "__main__":
+    typer.run(main)
