@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from tandem.engine.config import ModelServiceConfig
 from tandem.protos.types import NO_DRAFT_SHAPE, DraftShape
 
 LEVELS = {8: 6, 16: 8, 32: 10, 64: 12}  # of trees, by their nodes
@@ -22,11 +21,10 @@ class Policy:
     shape: DraftShape = DraftShape(levels=32, branches=4, nodes=64)  # noqa: RUF009
     fixed: bool = False
     lockstep: bool = False
-    draft_cost: float = 0.0
 
 
 PLAIN = Policy("plain", NO_DRAFT_SHAPE, fixed=True)
-TANDEM = Policy("policy", draft_cost=ModelServiceConfig.model_fields["draft_cost"].default)
+TANDEM = Policy("policy")
 
 
 def families() -> Iterator[list[Policy]]:

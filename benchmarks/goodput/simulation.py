@@ -16,6 +16,7 @@ from tandem.benchmarks.goodput.text import PERIOD, SimulatedText, text_of
 from tandem.benchmarks.goodput.world import DRAFTS, TARGETS, World, at
 from tandem.drafter_service.tree.session_text import FactTokens
 from tandem.drafter_service.tree.worth import Conditions, DrafterHistory, Worth
+from tandem.engine.config import draft_cost
 from tandem.engine.schedule.cost import StepLoad
 from tandem.engine.schedule.job_stream import JobStream
 from tandem.engine.schedule.task import Task
@@ -121,7 +122,8 @@ class Simulation:
         """The drafter is asked to guess after these tokens."""
         policy, drafter = self._policy, self._drafter
         opening = Drafting(Context(request.name, 1, 0, tokens), SamplingParams(), policy.shape)
-        worth = Worth(self._conditions, drafter.rates, self._history, policy.draft_cost)
+        cost = 0.0 if policy.fixed else draft_cost(shared=self._world.contention > 0)
+        worth = Worth(self._conditions, drafter.rates, self._history, cost)
         job = draft_job(
             drafter, opening, request.facts, None if policy.lockstep else worth, request.text,
             lambda: self._events.now,
