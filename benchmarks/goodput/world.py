@@ -148,6 +148,6 @@ def worlds() -> Iterator[World]:
     for target in TARGETS:
         for sessions in (1, 8):
             yield replace(steady(target, 0, sessions), delay=((0, 5), (0.5, 80), (0.75, 5)))
-        yield replace(steady(target, 5, 0), sessions=((0, 1), (0.5, 16), (0.75, 2)))
+        yield replace(steady(target, 5, 0), sessions=((0, 1), (0.6, 16)))
     for (note, slowness), sessions in product(TROUBLES.items(), (1, 8)):
         yield replace(steady("processor", 5, sessions), slowness=slowness, note=note)
