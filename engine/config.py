@@ -13,6 +13,14 @@ from tandem.protos.service.addresses import Addresses
 from tandem.protos.service.config import ServiceConfig, Token
 from tandem.protos.wire.registration import NAME
 
+OWN_COST, SHARED_COST = 0.05, 0.25  # found by `python -m tandem.benchmarks.goodput`
+ENOUGH_CORES = 4  # for a drafter on one of them to take little from what else there is
+
+
+def draft_cost(shared: bool) -> float:
+    """Of a drafter that shares its processor or device with the verifier, or has its own."""
+    return SHARED_COST if shared else OWN_COST
+
 
 class ModelServiceConfig(ServiceConfig):
     """One drafter or verifier process."""
@@ -37,9 +45,10 @@ class ModelServiceConfig(ServiceConfig):
         description="by which it is registered; by default the host's with a random part",
     )
     draft_cost: float = Field(
-        default=0.25,
+        default_factory=lambda: draft_cost(shared=cores.usable() < ENOUGH_CORES),
         ge=0,
-        description="seconds of the verifier that a drafter's second may cost; 0: always draft",
+        description="seconds of the verifier that a drafter's second may cost; 0: always draft; by"
+        f" default {OWN_COST}, or {SHARED_COST} on fewer than {ENOUGH_CORES} cores",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(
         default=None,

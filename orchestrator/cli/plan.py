@@ -22,6 +22,7 @@ from tandem.protos.transport import rpc
 
 HOST = "127.0.0.1"
 PORT = 50051
+SHARED_COST = 0.25  # seconds of the verifier that a second of the drafter may cost on its device
 Setting = Path | str | int | bool | None
 
 
@@ -62,6 +63,14 @@ class Plan:
         target, draft = self.models
         return fingerprint(target) != fingerprint(draft)
 
+    @property
+    def _draft_cost(self) -> str | None:
+        """Where both services share a device that is no processor; or the drafter knows."""
+        own = self.outside.drafter
+        device = own.get("device", "cpu")
+        shared = device != "cpu" and device == self.outside.verifier.get("device")
+        return str(SHARED_COST) if shared and "draft_cost" not in own else None
+
     def services(self) -> list[tuple[str, str, list[str]]]:
         """Role, module and flags of each, on ports that are free now; raises Unusable."""
         target, draft = self.models
@@ -81,7 +90,7 @@ class Plan:
         drafting = _flags(
             drafter,
             {"model": self.draft and draft, "port": addresses[1][1]},
-            {"model": draft, "threads": 1, "speaks": speaks},
+            {"model": draft, "threads": 1, "speaks": speaks, "draft-cost": self._draft_cost},
         )
         fronting = _flags(
             front,

@@ -15,50 +15,60 @@ from tandem.orchestrator.rounds.stream import Timer, TimerHandle
 from tandem.protos.streams import Fact, Guess
 
 WEIGHT = 0.25  # of what is newest
+OUTLIER = 2.0  # times an average: longer steps count as that long
 LONGEST = 2  # times as long as a guess is worth: to wait for one that usually comes in time
 OVERDUE = 4  # the same: what one counts as that did not come
 HOPED = 2.0  # tokens that a guess may add
-TRIAL_STEPS = 64  # without a guess, after which one is tried again that may be worth it
+TRIAL_STEPS = 64  # of one kind, after which one of the other is tried
+FIRST_SECONDS = 0.02  # of a step, as long as none is known
 REMEMBERED = 64  # lengths whose guess may still come
 
 
 @dataclass(slots=True)
 class WaitPolicy:
-    """Averages over a generation: seconds from a fact to the guess behind it, seconds of a step
-    that has its guess, and tokens that a guess adds to a step.
+    """Averages over a generation: seconds from a fact to the guess behind it, tokens that a guess
+    adds to a step, and seconds of steps without and with a guess.
     """
 
     delay: float = 0.0
-    step: float = 0.02
     gain: float = HOPED
-    plain: int = 0  # steps since one had a guess
-
-    @property
-    def worth(self) -> float:
-        """Seconds that plain steps would take for what a guess adds."""
-        return self.gain * self.step
+    plain: float = 0.0  # 0 = not known
+    guessed: float = 0.0
+    in_a_row: int = 0  # steps of one kind: above 0 those with a guess, below 0 those without
 
     @property
     def seconds(self) -> float:
         """To wait for the next guess."""
-        trial = HOPED * self.step if self.plain >= TRIAL_STEPS else 0.0
-        worth = max(self.worth, trial)
-        return LONGEST * worth if self.delay <= worth else 0.0
+        plain = self.plain or self.guessed or FIRST_SECONDS
+        worth = (1 + self.gain) * plain - (self.guessed or plain)
+        if self.in_a_row <= -TRIAL_STEPS:
+            worth = max(worth, HOPED * plain)
+        waits = self.delay <= worth and self.in_a_row < TRIAL_STEPS
+        return LONGEST * worth if waits else 0.0
 
-    def guessed(self, delay: float) -> None:
+    def came(self, delay: float) -> None:
         """A guess came so many seconds after its fact."""
         self.delay += WEIGHT * (delay - self.delay)
 
     def missed(self) -> None:
         """It did not come in time."""
-        self.guessed(OVERDUE * max(self.worth, self.step))
+        self.came(OVERDUE * HOPED * (self.plain or FIRST_SECONDS))
 
     def stepped(self, seconds: float, fact: Fact) -> None:
-        """A step took so long."""
-        self.step += WEIGHT * (seconds - self.step)
-        self.plain = 0 if fact.drafted else self.plain + 1
+        """A step took so long; the first of an opening reads its context too."""
+        if fact.epoch:
+            return
         if fact.drafted:
+            self.guessed = _average(self.guessed, seconds)
             self.gain += WEIGHT * (len(fact.tokens) - 1 - self.gain)
+            self.in_a_row = max(0, self.in_a_row) + 1
+        else:
+            self.plain = _average(self.plain, seconds)
+            self.in_a_row = min(0, self.in_a_row) - 1
+
+
+def _average(known: float, newest: float) -> float:
+    return known + WEIGHT * (min(newest, OUTLIER * known) - known) if known else newest
 
 
 class Lockstep:
@@ -87,7 +97,7 @@ class Lockstep:
         """A guess was sent to the verifier, which waits for one behind `length`."""
         now = self._timer.now()
         if asked := self._asked.pop(behind, None):
-            self.policy.guessed(now - asked)
+            self.policy.came(now - asked)
         if behind == length and self._length != length:
             self.stop()
             self._length, self._sent = length, now

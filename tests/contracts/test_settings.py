@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tandem import models
-from tandem.engine.config import ModelServiceConfig
+from tandem.engine.config import OWN_COST, SHARED_COST, ModelServiceConfig
 from tandem.orchestrator.cli.plan import Plan
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.protos.errors import Unusable
@@ -136,6 +136,23 @@ def test_up_chooses_only_what_nobody_set(file: Path, monkeypatch: pytest.MonkeyP
     assert not [word for word in set_outside["verifier"] if word.startswith("--threads")]
     assert not [word for word in set_outside["drafter"] if word.startswith("--threads")]
     assert "--threads=5" in flags(Plan(threads=5, config=file))["verifier"]
+
+
+def test_a_drafter_that_shares_a_device_with_the_verifier_must_save_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    costs = []
+    for count in (1, 2, 4, 64):
+        monkeypatch.setattr("tandem.protos.service.cores.usable", lambda count=count: count)
+        costs.append(ModelServiceConfig(model=models.DRAFT).draft_cost)
+    assert costs == [SHARED_COST, SHARED_COST, OWN_COST, OWN_COST]
+    monkeypatch.setenv("TANDEM__DRAFTER__DEVICE", "cuda:0")
+    monkeypatch.setenv("TANDEM__VERIFIER__DEVICE", "cuda:1")
+    assert not [word for word in flags(Plan())["drafter"] if "draft-cost" in word]
+    monkeypatch.setenv("TANDEM__VERIFIER__DEVICE", "cuda:0")
+    assert f"--draft-cost={SHARED_COST}" in flags(Plan())["drafter"]
+    monkeypatch.setenv("TANDEM__DRAFTER__DRAFT_COST", "0")
+    assert not [word for word in flags(Plan())["drafter"] if "draft-cost" in word]
 
 
 def test_up_goes_by_the_models_hosts_and_ports_that_are_set_outside(

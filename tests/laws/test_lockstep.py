@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tandem.orchestrator.rounds.lockstep import REMEMBERED, Lockstep
+from tandem.orchestrator.rounds.lockstep import REMEMBERED, Lockstep, WaitPolicy
 from tandem.protos.streams import Fact, Guess
 from tests.laws.wires import Clock
 
@@ -112,6 +112,12 @@ def test_a_drafter_that_recovers_is_waited_for_again_at_once(slow: float) -> Non
     round_.seconds(0, 260)
     back = next(place for place, time in enumerate(round_.times) if time > 3.3)
     assert round_.seconds(back, back + 300) < 110 * (STEP + 0.012)
+
+
+def test_a_first_step_which_reads_the_prompt_says_nothing_of_the_others() -> None:
+    policy = WaitPolicy()
+    policy.stepped(3.0, Fact(0, (1,), epoch=7))
+    assert policy == WaitPolicy()
 
 
 def test_what_was_never_answered_is_forgotten() -> None:

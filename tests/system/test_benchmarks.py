@@ -21,6 +21,7 @@ SMALL = {
     "engine": f"{models.TARGET} --repetitions 1",
     "equality": "--sequences 4 --tokens 8",
     "gaps": "--sessions 2 --prompt 200 --seconds 1",
+    "goodput": "--worlds 2 --seeds 1",
     "levels": "--repetitions 1",
     "links": "--round-trip 0 --at-once 1 --temperature 0 --tokens 8 --turns 1 --seconds 1",
     "options": "--requests 2",

@@ -1,0 +1,119 @@
+"""Goodput of the drafting policy in simulated worlds, beside the best fixed shape and beside plain
+decoding.
+
+Time is simulated and all is seeded: a run gives the same figures on every machine. What decides how
+much is drafted and verified is the code that serves; models, kernels and networks only take time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, geometric_mean
+from typing import Annotated, Any
+
+import typer
+from rich.progress import track
+from rich.table import Table
+
+from tandem.benchmarks.figures import report
+from tandem.benchmarks.goodput.policy import PLAIN, TANDEM, Policy, families
+from tandem.benchmarks.goodput.simulation import Simulation
+from tandem.benchmarks.goodput.world import World, worlds
+from tandem.protos.service.process import configure_logging
+
+BEHIND = 0.93  # of the best goodput of smaller shapes: larger ones will be no better
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Tokens per second in one world, after the start, means over the seeds."""
+
+    name: str
+    plain: float
+    best: str  # fixed shape
+    fixed: float
+    policy: float
+
+    @property
+    def to_fixed(self) -> float:
+        """The policy's goodput / that of the best fixed shape."""
+        return self.policy / self.fixed
+
+    @property
+    def to_plain(self) -> float:
+        """The policy's goodput / that of plain decoding."""
+        return self.policy / self.plain
+
+
+def measure(world: World, seeds: int) -> Row:
+    """Run a world with the policy and with what it is compared with."""
+
+    def goodput(policy: Policy) -> float:
+        return fmean(Simulation(world, policy, seed).run() for seed in range(seeds))
+
+    plain = goodput(PLAIN)
+    found = {PLAIN.name: plain}
+    for family in families():
+        found |= rising(family, goodput, plain)
+    best = max(found, key=lambda name: found[name])
+    return Row(world.name, plain, best, found[best], goodput(TANDEM))
+
+
+def rising(
+    family: Iterable[Policy], goodput: Callable[[Policy], float], best: float
+) -> dict[str, float]:
+    """The goodput of ever larger shapes, until one falls behind what was best before it."""
+    found: dict[str, float] = {}
+    for policy in family:
+        found[policy.name] = goodput(policy)
+        if found[policy.name] < BEHIND * best:
+            break
+        best = max(best, found[policy.name])
+    return found
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """What people see."""
+    shown = Table("world", "plain", "best fixed shape", box=None)
+    for heading in ("its goodput", "policy", "policy/\nfixed", "policy/\nplain"):
+        shown.add_column(heading, justify="right")
+    for row in rows:
+        shown.add_row(
+            *(row.name, f"{row.plain:.0f}", row.best, f"{row.fixed:.0f}", f"{row.policy:.0f}"),
+            *(f"{row.to_fixed:.2f}", f"{row.to_plain:.2f}"),
+        )
+    shown.add_row(
+        *("geometric mean", "", "", "", ""),
+        f"{geometric_mean(row.to_fixed for row in rows):.3f}",
+        f"{geometric_mean(row.to_plain for row in rows):.3f}",
+    )
+    return shown
+
+
+def entry(row: Row) -> dict[str, Any]:
+    """The same for programs."""
+    return asdict(row) | {"to_fixed": row.to_fixed, "to_plain": row.to_plain}
+
+
+def main(
+    worlds_: Annotated[
+        int | None, typer.Option("--worlds", help="only so many of them", min=1)
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="runs of each world", min=1)] = 1,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="write the figures to this file too")
+    ] = None,
+) -> None:
+    """Simulate the drafting policy."""
+    configure_logging("warning")
+    chosen = list(worlds())
+    chosen = chosen[:: -(-len(chosen) // (worlds_ or len(chosen)))]
+    rows = [measure(world, seeds) for world in track(chosen, "simulating", transient=True)]
+    heading = f"tokens per simulated second after the start, {len(rows)} worlds, {seeds} seeds"
+    report.publish(heading, table(rows), [entry(row) for row in rows], json)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,198 @@
+"""A model thread in simulated time: steps are composed and learned from as `engine.schedule` does
+it, but their forward pass only takes its time.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from itertools import count, islice
+from typing import Any
+
+from tandem.engine.cache.ranges import KVRange, block_aligned
+from tandem.engine.cache.sessions import Sessions
+from tandem.engine.forward.segment import Segment
+from tandem.engine.schedule.batch import Batch, Pace, StepLimits, compose, is_decoding, load_of
+from tandem.engine.schedule.cost import CostModel, Rates, StepLoad
+from tandem.engine.schedule.scheduler import LIGHT
+from tandem.engine.schedule.task import Job, Task
+
+INSTANT = 1e-9  # seconds, below which nobody waits
+CONTEXT = 1 << 20
+
+
+class Events:
+    """What happens when; `now` is in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do something later."""
+        heapq.heappush(self._heap, (self.now + seconds, next(self._order), action))
+
+    def run(self, until: float) -> None:
+        """Let everything happen up to a time."""
+        while self._heap and self._heap[0][0] <= until:
+            self.now, _, action = heapq.heappop(self._heap)
+            action()
+
+
+class Nothing:
+    """Memory for any number of keys that holds none (`engine.cache.kv_cache.KVCache`)."""
+
+    positions = free = 1 << 40
+    allocated = 0
+
+    def allocate(self, length: int) -> KVRange | None:
+        """There is always enough."""
+        return KVRange(0, block_aligned(length))
+
+    def grow(self, kv_range: KVRange, length: int) -> bool:
+        """The same."""
+        kv_range.capacity = block_aligned(length)
+        return True
+
+    def release(self, kv_range: KVRange) -> None:
+        """Nothing was taken."""
+
+    def copy(self, source: KVRange, target: KVRange, count: int) -> None:
+        """There are no keys."""
+
+    def compact(self, kv_range: KVRange, start: int, path: Sequence[int]) -> None:
+        """Nor to be moved."""
+
+    def finite(self, kv_range: KVRange, length: int) -> bool:
+        """Nothing overflows."""
+        return True
+
+    def wipe(self, kv_range: KVRange, start: int = 0) -> None:
+        """Nothing is left."""
+
+
+class NoLogits:
+    """What the forward pass of no model returns."""
+
+    def numel(self) -> int:
+        """There is none that could be no number."""
+        return 0
+
+
+class Device:
+    """One model service's thread. `seconds` is what a step takes, `flush` sends what jobs emitted.
+    With `fixed` the likeliest so many rows are added to each segment whatever they cost, and no
+    step waits.
+    """
+
+    def __init__(
+        self,
+        events: Events,
+        seconds: Callable[[StepLoad], float],
+        flush: Callable[[], None],
+        fixed: int | None = None,
+    ) -> None:
+        self._events, self._seconds, self._flush, self._fixed = events, seconds, flush, fixed
+        self.sessions = Sessions(Nothing(), CONTEXT, 1 << 10, lambda: 1, 1e9, lambda: events.now)
+        self.before_jobs: Callable[[Sequence[Task]], None] = lambda tasks: None
+        self.rates, self.price = Rates(), 0.0
+        self._cost, self._pace, self._limits = CostModel(), Pace(), StepLimits()
+        self._running: list[Task] = []
+        self._steps, self._busy, self._until = 0, False, 0.0
+
+    def start(self, owner: bytes, job: Job) -> Task:
+        """Begin a job."""
+        task = Task(owner, lambda: job, Future(), self._events.now, last_step=self._steps)
+        task.begin()
+        self._running.append(task)
+        self.wake()
+        return task
+
+    def end(self, task: Task) -> None:
+        """End one early."""
+        if task.step_input:
+            task.end(RuntimeError("nobody waits for it"))
+            task.step_input = None
+
+    def wake(self) -> None:
+        """There may be something new for a job."""
+        if self._busy:
+            return
+        ready = self._ready()
+        if len(ready) == 1 and not ready[0][0].rest and (wait := self._wait(ready[0][0])):
+            self._events.after(wait, self.wake)
+        else:
+            self._until = 0.0
+            if ready:
+                self._step(ready)
+        self._flush()
+
+    def _ready(self) -> list[tuple[Task, Segment]]:
+        order = sorted(self._running, key=lambda task: task.last_step)
+        ready = [(task, segment) for task in order if (segment := task.ready())]
+        self._running = [task for task in order if task.step_input]
+        for task in order:
+            if task.answer.done() and (error := task.answer.exception()):
+                assert isinstance(error, RuntimeError) and task.step_input is None, error
+        return ready
+
+    def _wait(self, task: Task) -> float:
+        """Seconds that a step of this task alone waits for more rows."""
+        now, step = self._events.now, self._cost.predict(LIGHT)
+        self._until = self._until or now + step
+        assert task.step_input
+        left = min(task.step_input.wait_seconds(now, step), self._until - now)
+        return 0.0 if self._fixed is not None or left < INSTANT else left
+
+    def _chances(self, tasks: Sequence[Task], index: int) -> Iterator[float]:
+        step_input = tasks[index].step_input
+        if tasks[index].rest or step_input is None:
+            return iter(())
+        if self._fixed is None:
+            return step_input.chances()
+        return islice((1.0 for _ in step_input.chances()), self._fixed)
+
+    def _step(self, ready: Sequence[tuple[Task, Segment]]) -> None:
+        tasks = [task for task, _ in ready]
+        segments, pace = [segment for _, segment in ready], self._pace.at(self._events.now)
+        chances = partial(self._chances, tasks)
+        batch = compose(segments, chances, self._cost, self._limits, pace)
+        self.price = 0.0 if self._fixed is not None else batch.price
+        stepping = [tasks[share.index] for share in batch.shares]
+        wholes = [segments[share.index] is share.piece for share in batch.shares]
+        for task, share in zip(stepping, batch.shares, strict=True):
+            if share.rows and task.step_input:
+                share.piece = task.step_input.segment(share.rows)
+        load = sum((load_of(share.piece) for share in batch.shares), StepLoad())
+        seconds, self._busy = self._seconds(load), True
+        self._events.after(seconds, partial(self._done, stepping, wholes, batch, load, seconds))
+
+    def _done(
+        self,
+        stepping: Sequence[Task],
+        wholes: Sequence[bool],
+        batch: Batch,
+        load: StepLoad,
+        seconds: float,
+    ) -> None:
+        pieces = [share.piece for share in batch.shares]
+        self._busy, self._steps = False, self._steps + 1
+        self._cost.learn(load, seconds)
+        decoding = [load_of(piece) for piece in pieces if is_decoding(piece)]
+        if decoding:
+            predicted = self._cost.predict(sum(decoding, StepLoad()))
+            self._pace.observe(predicted, self._events.now)
+        if len(decoding) == len(pieces):
+            self.rates.observe(seconds, sum(piece.wanted for piece in pieces), batch.expected)
+        self.before_jobs(stepping)
+        logits: Any = NoLogits()
+        for task, share, whole in zip(stepping, batch.shares, wholes, strict=True):
+            task.last_step = self._steps
+            if task.step_input:
+                task.advance(share.piece, logits, bool(share.rows) or whole)
+        self._running = [task for task in self._running if task.step_input]
+        self._flush()
+        self.wake()

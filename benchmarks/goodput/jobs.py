@@ -1,0 +1,97 @@
+"""The jobs of both services without models: the real ones, but for what a model would have said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tandem.benchmarks.goodput.device import CONTEXT, Device, NoLogits
+from tandem.benchmarks.goodput.text import SimulatedText
+from tandem.drafter_service.tree.deferred_prefill import DeferredPrefill
+from tandem.drafter_service.tree.expansion import Expander
+from tandem.drafter_service.tree.growing import GrowingTree
+from tandem.drafter_service.tree.node import DraftNode, Expansion
+from tandem.drafter_service.tree.session_text import FactTokens, SessionText
+from tandem.drafter_service.tree.token_tree import TokenTree
+from tandem.drafter_service.tree.whole import whole_drafts
+from tandem.drafter_service.tree.worth import Worth
+from tandem.engine.schedule.job_stream import JobStream
+from tandem.engine.schedule.task import Job, Task
+from tandem.protos.streams import Drafting, Guess
+from tandem.protos.types import Draft, TokenLogprobs
+from tandem.verifier_service.acceptance import Decision, match
+from tandem.verifier_service.decoding import DecodeJob
+
+
+@dataclass(slots=True)
+class SimulatedSampler:
+    """The target's draws, which are those of the text (`verifier_service.target_sampler`);
+    `position` is where the next one lies.
+    """
+
+    draft: Draft
+    text: SimulatedText
+    position: int
+    overflowed: bool = False
+
+    def decide(self, node: int, children: Sequence[int]) -> Decision:
+        """Nodes are asked about along the text."""
+        self.position += 1
+        return match(self.draft, children, self.text.token(self.position - 1))
+
+    def logprobs(self, accepted: Sequence[int], token: int) -> tuple[TokenLogprobs, ...]:
+        """Nobody asks for them."""
+        return ()
+
+
+def sample(texts: dict[bytes, SimulatedText], stepping: Sequence[Task]) -> None:
+    """Give the decoding jobs of a step what their target draws."""
+    for task in stepping:
+        job = task.step_input
+        if isinstance(job, DecodeJob):
+            length = job.session.length + len(job.pending)
+            sampler: Any = SimulatedSampler(job.draft, texts[task.owner], length)
+            job.sampler = sampler
+
+
+class ModellessText(SessionText):
+    """A session's text whose draft model is a `SimulatedText`."""
+
+    source: SimulatedText
+
+    def expand(self, nodes: Sequence[DraftNode], logits: torch.Tensor, guess: Expander) -> None:
+        """What follows a node is known without logits."""
+        self.tree.expand(nodes, self.source.children([node.position for node in nodes]))
+
+
+def draft_job(
+    device: Device,
+    opening: Drafting,
+    stream: JobStream[FactTokens, Guess],
+    worth: Worth | None,
+    source: SimulatedText,
+    clock: Callable[[], float],
+) -> Job:
+    """As `drafter_service.drafting` makes it; whole drafts without `worth`."""
+    nothing: Any = NoLogits()
+    with DeferredPrefill(device.sessions, opening.context, stream.inbox, worth) as prefill:
+        yield prefill.step_input
+        session, context = prefill.session, prefill.context
+        device.sessions.keep(session, context, ())
+        tree = TokenTree(opening.shape, context.length, CONTEXT, context.turn, worth)
+        text = ModellessText(device.sessions, session, opening, tree, 0)
+        text.source = source
+        if worth is None:
+            yield from whole_drafts(text, lambda root: never, stream, nothing, once=False)
+            return
+        growing = GrowingTree(text, never, stream, worth, clock, nothing)
+        while True:
+            growing.take((yield from text.feed(growing)))
+
+
+def never(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
+    """No logits are read."""
+    raise AssertionError("there is no model")

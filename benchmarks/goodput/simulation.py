@@ -1,0 +1,192 @@
+"""One run: users who ask one request after another, a verifier and a drafter a round trip apart."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from tandem.benchmarks.goodput.device import Device, Events
+from tandem.benchmarks.goodput.jobs import draft_job, sample
+from tandem.benchmarks.goodput.policy import Policy
+from tandem.benchmarks.goodput.text import PERIOD, SimulatedText, text_of
+from tandem.benchmarks.goodput.world import DRAFTS, TARGETS, World, at
+from tandem.drafter_service.tree.session_text import FactTokens
+from tandem.drafter_service.tree.worth import Conditions, DrafterHistory, Worth
+from tandem.engine.config import draft_cost
+from tandem.engine.schedule.cost import StepLoad
+from tandem.engine.schedule.job_stream import JobStream
+from tandem.engine.schedule.task import Task
+from tandem.protos.streams import Decoding, Drafting, Fact, Guess
+from tandem.protos.types import Context, SamplingParams
+from tandem.verifier_service.decoding import DecodeJob
+from tandem.verifier_service.guesses import Trust
+
+PROMPT = 48  # tokens
+ANSWER = (64, 256)  # tokens
+NOISE, HICCUPS, HICCUP = 0.05, 0.01, 3.0  # of a step's seconds: spread; how often, how long
+
+
+class Way:
+    """Messages from one service to the other: none overtakes another."""
+
+    def __init__(self, events: Events, seconds: Callable[[], float]) -> None:
+        self._events, self._seconds, self._newest = events, seconds, 0.0
+
+    def send(self, action: Callable[[], None]) -> None:
+        """Do what a message causes when it arrives."""
+        self._newest = max(self._newest, self._events.now + self._seconds())
+        self._events.after(self._newest - self._events.now, action)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request of a user: both of its streams, and the drafter's job once there is one."""
+
+    name: bytes
+    until: int
+    tokens: tuple[int, ...]
+    text: SimulatedText
+    guesses: JobStream[Guess, Fact]
+    facts: JobStream[FactTokens, Guess]
+    drafting: Task | None = None
+
+
+class Simulation:
+    """A world with a policy."""
+
+    def __init__(self, world: World, policy: Policy, seed: int) -> None:
+        self._world, self._policy, self._seed = world, policy, seed
+        self._events, self._debt = Events(), 0.0
+        self._target_noise, self._draft_noise = (random.Random(f"{seed} {w}") for w in "vd")
+        self._tokens = 0  # emitted after the start
+        self._number = 0
+        self._requests: dict[int, Request] = {}
+        self._texts: dict[bytes, SimulatedText] = {}
+        self._conditions, self._history, self._trust = Conditions(), DrafterHistory(), Trust()
+        self._facts: deque[tuple[int, Fact]] = deque()
+        self._guesses: deque[tuple[int, Guess]] = deque()
+        fixed = policy.shape.nodes if policy.fixed else None
+        self._verifier = Device(self._events, self._verify_seconds, self._send_facts, fixed)
+        self._drafter = Device(self._events, self._draft_seconds, self._send_guesses)
+        self._verifier.before_jobs = partial(sample, self._texts)
+        self._to_drafter = Way(self._events, lambda: self._delay / 2)
+        self._to_verifier = Way(self._events, lambda: self._delay / 2)
+
+    def run(self) -> float:
+        """Tokens per second, after the start."""
+        for share, _ in self._world.sessions:
+            self._events.after(share * self._world.seconds, self._ask)
+        self._events.run(self._world.seconds)
+        return self._tokens / (self._world.seconds - self._world.start)
+
+    @property
+    def _share(self) -> float:
+        """Of the time that is over."""
+        return min(1.0, self._events.now / self._world.seconds)
+
+    @property
+    def _delay(self) -> float:
+        return 1e-3 * at(self._world.delay, self._share)
+
+    def _ask(self) -> None:
+        """There are as many requests as users now."""
+        while len(self._requests) < at(self._world.sessions, self._share):
+            self._begin()
+
+    def _begin(self) -> None:
+        self._number = number = self._number + 1
+        rng = random.Random(f"{self._seed} {number}")
+        skills, name = self._world.skills, number.to_bytes(8, "big")
+        text = replace(
+            text_of(skills[number % len(skills)], self._seed), offset=rng.randrange(PERIOD)
+        )
+        self._texts[name] = text
+        prompt, until = tuple(map(text.token, range(PROMPT))), PROMPT + rng.randint(*ANSWER)
+        request = self._requests[number] = Request(
+            name, until, prompt, text, JobStream(self._facts, number, 1),
+            JobStream(self._guesses, number, 1),
+        )  # fmt: skip
+        lockstep = self._policy.lockstep
+        opening = Decoding(Context(name, 1, 0, prompt), SamplingParams(), until, lockstep=lockstep)
+        sessions, trust = self._verifier.sessions, self._trust
+        job = DecodeJob(sessions, opening, request.guesses, trust, lambda: self._events.now)
+        if lockstep:
+            self._to_drafter.send(partial(self._open, request, prompt))
+        self._verifier.start(name, job.run())
+
+    def _open(self, request: Request, tokens: tuple[int, ...]) -> None:
+        """The drafter is asked to guess after these tokens."""
+        policy, drafter = self._policy, self._drafter
+        opening = Drafting(Context(request.name, 1, 0, tokens), SamplingParams(), policy.shape)
+        cost = 0.0 if policy.fixed else draft_cost(shared=self._world.contention > 0)
+        worth = Worth(self._conditions, drafter.rates, self._history, cost)
+        job = draft_job(
+            drafter, opening, request.facts, None if policy.lockstep else worth, request.text,
+            lambda: self._events.now,
+        )  # fmt: skip
+        request.drafting = drafter.start(request.name, job)
+
+    def _send_facts(self) -> None:
+        """The verifier's, and what it reports of itself."""
+        while self._facts:
+            number, fact = self._facts.popleft()
+            request = self._requests[number]
+            request.tokens += fact.tokens
+            self._tokens += len(fact.tokens) * (self._events.now > self._world.start)
+            known = self._verifier.price, self._verifier.rates.token
+            if self._policy.shape.nodes:
+                self._to_drafter.send(partial(self._receive, request, fact, known))
+            if len(request.tokens) >= request.until:
+                del self._requests[number], self._texts[request.name]
+                self._events.after(0.0, self._ask)
+
+    def _receive(self, request: Request, fact: Fact, known: tuple[float, float]) -> None:
+        """A fact arrives at the drafter."""
+        self._conditions.price, self._conditions.token_seconds = known
+        self._conditions.delay = self._delay
+        if request.drafting is None:
+            self._open(request, request.tokens[: fact.start + len(fact.tokens)])
+        else:
+            request.facts.inbox.append((fact.start, fact.tokens))
+        if fact.start + len(fact.tokens) >= request.until and request.drafting:
+            self._drafter.end(request.drafting)
+        self._drafter.wake()
+
+    def _send_guesses(self) -> None:
+        """The drafter's."""
+        while self._guesses:
+            number, guess = self._guesses.popleft()
+            if request := self._requests.get(number):
+                self._to_verifier.send(partial(self._hear, request, guess))
+
+    def _hear(self, request: Request, guess: Guess) -> None:
+        """A guess arrives at the verifier."""
+        request.guesses.inbox.append(replace(guess, arrived=self._events.now))
+        self._verifier.wake()
+
+    def _verify_seconds(self, load: StepLoad) -> float:
+        """A step of the verifier, with what the drafter took from it."""
+        seconds = TARGETS[self._world.target].seconds(load) * noise(self._target_noise)
+        debt, self._debt = self._debt, 0.0
+        return seconds + debt
+
+    def _draft_seconds(self, load: StepLoad) -> float:
+        """A step of the drafter, unless it hangs."""
+        now, slower = self._share, at(self._world.slowness, self._share)
+        if math.isinf(slower):
+            ends = (share for share, _ in self._world.slowness if share > now)
+            return (next(ends, math.inf) - now) * self._world.seconds
+        curve = DRAFTS[self._world.draft or self._world.target]
+        seconds = curve.seconds(load) * noise(self._draft_noise)
+        self._debt += self._world.contention * seconds
+        return seconds + slower
+
+
+def noise(rng: random.Random) -> float:
+    """What a step takes, times the usual."""
+    hiccup = HICCUP if rng.random() < HICCUPS else 1.0
+    return hiccup * math.exp(rng.gauss(0.0, NOISE))

@@ -1,0 +1,63 @@
+"""Simulated texts and guesses at them: a token is the rank that the drafter gave it.
+
+The drafter's children of a node depend on the node's position alone, which is easy or hard; what
+follows in the text is drawn with the chances that they truly have.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tandem.benchmarks.goodput.world import LOST, Skill
+from tandem.drafter_service.tree.node import Child, Expansion
+
+BRANCHES = 4
+UNFORESEEN = BRANCHES  # the token that no guess has
+PERIOD = 4096  # positions after which a text begins again
+REST = 0.5  # of the chance that is left, that the next child has
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedText:
+    """A text without end, and what a drafter guesses at each of its positions."""
+
+    tokens: Sequence[int]
+    guesses: Sequence[Expansion]
+    offset: int = 0
+
+    def token(self, position: int) -> int:
+        """The text's, where so many precede it."""
+        return self.tokens[(self.offset + position) % PERIOD]
+
+    def children(self, positions: Sequence[int]) -> list[Expansion]:
+        """What the drafter takes to follow texts of these lengths."""
+        return [self.guesses[(self.offset + position) % PERIOD] for position in positions]
+
+
+@lru_cache(maxsize=16)
+def text_of(skill: Skill, seed: int) -> SimulatedText:
+    """What a drafter of this skill is asked about."""
+    rng = random.Random(seed)
+    tokens: list[int] = []
+    guesses: list[Expansion] = []
+    for position in range(PERIOD):
+        claimed = chances(min(0.995, rng.betavariate(skill.alpha, skill.beta)))
+        lost = skill.alternate and (position // skill.alternate) % 2
+        honesty = LOST if lost else skill.honesty
+        true = [chance * min(honesty, 0.98 / sum(claimed)) for chance in claimed]
+        weights = [*true, max(0.0, 1 - sum(true))]
+        tokens += rng.choices(range(UNFORESEEN + 1), weights)
+        children = (Child(rank, math.log(chance)) for rank, chance in enumerate(claimed))
+        guesses.append(Expansion(tuple(children)))
+    return SimulatedText(tokens, guesses)
+
+
+def chances(first: float) -> list[float]:
+    """Those of all children, the first one's given, likeliest first."""
+    left = 1 - first
+    others = [min(first, left * REST ** (rank + 1)) for rank in range(BRANCHES - 1)]
+    return [first, *others]

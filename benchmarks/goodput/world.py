@@ -1,0 +1,153 @@
+"""The worlds that are simulated: how good guesses are, what steps cost, how far apart the services
+are, who asks, and what goes wrong with the drafter.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from tandem.engine.schedule.cost import StepLoad
+
+STEPS = 600  # of plain decoding with one session
+CROWD = 8  # sessions with which it is half as many
+START = 0.4  # of the time
+LOST = 0.1  # of its chances are true where a drafter is of no use
+
+Phases = tuple[tuple[float, float], ...]
+"""From which share of the time on which value holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skill:
+    """How likely a drafter takes its likeliest guess to be, Beta distributed over positions, and
+    by what that is to be multiplied; with `alternate`, every other so many tokens by `LOST`.
+    """
+
+    alpha: float
+    beta: float
+    honesty: float = 1.0
+    alternate: int = 0
+
+
+GOOD = Skill(3.0, 1.0)
+UNTRAINED = Skill(3.0, 1.0, honesty=0.08)
+SKILLS = {
+    "good": (GOOD,),
+    "bad": (Skill(1.0, 3.0),),
+    "untrained": (UNTRAINED,),
+    "modest": (Skill(2.0, 2.0, honesty=1.5),),
+    "turning": (Skill(3.0, 1.0, alternate=60),),
+    "mixed": (GOOD, UNTRAINED),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StepCurve:
+    """Milliseconds of a step by its rows, linear between the `rows` that have one and after the
+    last two, and of a million keys.
+    """
+
+    rows: tuple[int, ...]
+    milliseconds: tuple[float, ...]
+    keys: float
+
+    def seconds(self, load: StepLoad) -> float:
+        """Of a step without noise."""
+        right = min(max(1, bisect_left(self.rows, load.tokens)), len(self.rows) - 1)
+        (before, after), (low, high) = (
+            each[right - 1 : right + 1] for each in (self.rows, self.milliseconds)
+        )
+        layers = low + (high - low) * (load.tokens - before) / (after - before)
+        return 1e-3 * (layers + 1e-6 * self.keys * load.attended)
+
+
+TARGETS = {
+    "memory-bound": StepCurve((1, 200, 400), (25.0, 27.0, 50.0), 2.0),
+    "compute-bound": StepCurve((1, 64), (10.0, 199.0), 20.0),
+    # one core, 110 M parameters: 1.5 times the linear layers alone (RESULTS.md)
+    "processor": StepCurve((1, 9, 17, 33, 80), (13.4, 17.3, 19.5, 36.8, 88.0), 60.0),
+}
+DRAFTS = {
+    "memory-bound": StepCurve((1, 200, 400), (2.5, 3.0, 6.0), 1.0),
+    "compute-bound": StepCurve((1, 64), (1.0, 12.0), 4.0),
+    "processor": StepCurve((1, 4, 16, 80), (1.2, 1.25, 1.75, 6.0), 5.0),
+    "busy": StepCurve((1, 4, 16, 80), (5.0, 5.2, 7.0, 25.0), 20.0),
+}
+
+
+CONTENTION = {"one core": 0.5, "two cores": 0.2}  # for verifier and drafter, and all else
+TROUBLES: dict[str, Phases] = {
+    "200 ms slower": ((0, 0), (0.45, 0.2)),
+    "2 s slower": ((0, 0), (0.45, 2.0)),
+    "hangs": ((0, 0), (0.45, math.inf)),
+    "recovers": ((0, 0), (0.45, math.inf), (0.6, 0)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """`delay` are milliseconds from a fact to what it causes, `sessions` how many are open,
+    `slowness` seconds that a step of the drafter takes longer, infinite while it hangs. A second of
+    the drafter takes `contention` seconds from the verifier.
+    """
+
+    target: str
+    delay: Phases
+    sessions: Phases
+    skills: tuple[Skill, ...]
+    note: str = ""
+    slowness: Phases = ((0.0, 0.0),)
+    contention: float = 0.0
+    draft: str = ""
+
+    @property
+    def name(self) -> str:
+        """What people see."""
+        trips, users = (
+            "-".join(f"{value:g}" for _, value in each) for each in (self.delay, self.sessions)
+        )
+        return f"{self.target}, {trips} ms, {users} sessions" + (self.note and f", {self.note}")
+
+    @property
+    def seconds(self) -> float:
+        """How long it is simulated: for as many steps of plain decoding as show what is learned."""
+        most = int(max(value for _, value in self.sessions))
+        load = StepLoad(most, most * 150, most)
+        return STEPS / (1 + most / CROWD) * TARGETS[self.target].seconds(load)
+
+    @property
+    def start(self) -> float:
+        """Seconds that do not count: by then the policy has learned what it learns."""
+        return START * self.seconds
+
+
+def at(phases: Phases, share: float) -> float:
+    """What holds after this share of the time."""
+    return [value for start, value in phases if start <= share][-1]
+
+
+def steady(target: str, delay: float, sessions: int, skills: tuple[Skill, ...] = (GOOD,)) -> World:
+    """One in which nothing changes."""
+    return World(target, ((0, delay),), ((0, sessions),), skills)
+
+
+def worlds() -> Iterator[World]:
+    """All of them."""
+    for each in product(TARGETS, (0, 20, 80), (1, 8, 32)):
+        yield steady(*each)
+    for note, target, sessions in product(list(SKILLS)[1:], TARGETS, (1, 8)):
+        yield replace(steady(target, 5, sessions, SKILLS[note]), note=note)
+    for cores, skill, sessions in product(CONTENTION, ("good", "bad"), (1, 8)):
+        world = steady("processor", 2, sessions, SKILLS[skill])
+        contention, note = CONTENTION[cores], f"{skill}, {cores}"
+        yield replace(world, draft="busy", contention=contention, note=note)
+    for target in TARGETS:
+        for sessions in (1, 8):
+            yield replace(steady(target, 0, sessions), delay=((0, 5), (0.5, 80), (0.75, 5)))
+        yield replace(steady(target, 5, 0), sessions=((0, 1), (0.6, 16)))
+    for (note, slowness), sessions in product(TROUBLES.items(), (1, 8)):
+        yield replace(steady("processor", 5, sessions), slowness=slowness, note=note)
