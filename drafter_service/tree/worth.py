@@ -30,6 +30,7 @@ BELIEVED = 0.8  # of a drafter's chances before anything is known
 BINS = 10  # that chances are counted in
 PACE, SHARED_PACE = 0.1, 0.02  # of what is learned from one token, of a session and of all
 CURIOUS = 16  # one text of so many is begun in any case
+TRIAL_SECONDS = 4.0  # after which one is, if none was read meanwhile: drafts may pay again
 BOUNDARY = 0.5  # tokens that the text gains until the step begins that a guess is in time for
 QUEUE = 0.5  # steps of the drafter's that a fact waits for
 LONGEST = 4.0  # times the usual, that a token takes: what takes longer is a pause
@@ -111,6 +112,7 @@ class DrafterHistory:
 
     skill: DraftSkill = field(default_factory=DraftSkill)
     texts: count[int] = field(default_factory=count)
+    read_at: float = 0.0  # when a text was read last
 
 
 class Worth:
@@ -147,6 +149,9 @@ class Worth:
         if self._last_growth:
             self._conditions.observe(tokens, now - self._last_growth)
         self._last_growth = now
+        self._begun = self._begun or now - self._history.read_at >= TRIAL_SECONDS
+        if self._begun:
+            self._history.read_at = now
 
     def threshold(self) -> FeedThreshold:
         """What is worth being fed now."""

@@ -10,6 +10,7 @@ import pytest
 from tandem.drafter_service.tree.worth import (
     BOUNDARY,
     CURIOUS,
+    TRIAL_SECONDS,
     QUEUE,
     Conditions,
     DrafterHistory,
@@ -124,6 +125,21 @@ def test_one_text_of_so_many_is_begun_in_any_case_and_teaches_all() -> None:
         begun[0].observe_guess(0.9, False)
     assert waiting.should_read, "what was begun is read"
     assert not waiting.threshold().pays(0.0, 0)
+
+
+def test_a_text_is_begun_when_none_was_read_for_some_seconds() -> None:
+    """A drafter that was slow, or of no use, may be good again."""
+    known = DrafterHistory(taught(0.9, 0.01))
+    next(known.texts)
+    first, second = (Worth(NEAR, RATES, known, COST) for _ in range(2))
+    first.text_grew(1, 100.0)
+    assert first.should_read
+    for now in (101.0, 103.0, 105.0):
+        second.text_grew(1, now)
+        first.text_grew(1, now + 1)
+    assert not second.should_read, "the first is read meanwhile"
+    second.text_grew(1, 106.0 + TRIAL_SECONDS)
+    assert second.should_read
 
 
 def test_skill_is_how_often_the_likeliest_guess_is_right() -> None:
