@@ -10,8 +10,8 @@ import pytest
 from tandem.drafter_service.tree.worth import (
     BOUNDARY,
     CURIOUS,
-    TRIAL_SECONDS,
     QUEUE,
+    TRIAL_SECONDS,
     Conditions,
     DrafterHistory,
     DraftSkill,
