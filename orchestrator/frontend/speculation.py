@@ -13,8 +13,8 @@ from tandem.orchestrator.frontend.request import Speculation
 from tandem.protos.errors import Violation
 from tandem.protos.types import MAX_LEVELS, MAX_NODES, DraftShape, Method, Rule, Schedule
 
-FEW_LEVELS = 8  # where all that is guessed is verified, or their number changes with every guess
-LOCKSTEP_NODES = 32
+FEW_LEVELS = 8  # where their number changes with every guess
+LOCKSTEP_LEVELS, LOCKSTEP_NODES = 4, 8  # where all that is guessed is verified
 
 
 def shape(options: Speculation, default: DraftShape) -> DraftShape:
@@ -32,8 +32,10 @@ def shape(options: Speculation, default: DraftShape) -> DraftShape:
     lockstep = options.rule is not Rule.MATCH
     if lockstep:
         nodes = min(nodes, LOCKSTEP_NODES)
-    if not levels_given and (lockstep or schedule is Schedule.HEURISTIC):
+    if not levels_given and schedule is Schedule.HEURISTIC:
         levels = min(levels, FEW_LEVELS)
+    elif not levels_given and lockstep:
+        levels = min(levels, LOCKSTEP_LEVELS)
     whole = options.method is Method.MEDUSA_LITE  # must fit: what is not given is reduced
     if whole and not levels_given:
         levels = min(levels, MAX_NODES // max(1, branches))

@@ -14,11 +14,11 @@ from functools import partial
 from tandem.orchestrator.rounds.stream import Timer, TimerHandle
 from tandem.protos.streams import Fact, Guess
 
-WEIGHT = 0.25  # of what is newest
+WEIGHT, GAIN_WEIGHT = 0.25, 0.125  # of what is newest: seconds, and tokens, which vary more
 OUTLIER = 2.0  # times an average: longer steps count as that long
 LONGEST = 2  # times as long as a guess is worth: to wait for one that usually comes in time
 OVERDUE = 4  # the same: what one counts as that did not come
-HOPED = 2.0  # tokens that a guess may add
+HOPED, HOPED_AGAIN = 2.0, 1.0  # tokens that a guess may add: at first, and when tried again
 TRIAL_STEPS = 64  # of one kind, after which one of the other is tried
 FIRST_SECONDS = 0.02  # of a step, as long as none is known
 REMEMBERED = 64  # lengths whose guess may still come
@@ -41,9 +41,8 @@ class WaitPolicy:
         """To wait for the next guess."""
         plain = self.plain or self.guessed or FIRST_SECONDS
         worth = (1 + self.gain) * plain - (self.guessed or plain)
-        if self.in_a_row <= -TRIAL_STEPS:
-            worth = max(worth, HOPED * plain)
-        waits = self.delay <= worth and self.in_a_row < TRIAL_STEPS
+        most = TRIAL_STEPS if self.plain else 1  # steps with a guess before one without
+        waits = self.delay <= worth and self.in_a_row < most
         return LONGEST * worth if waits else 0.0
 
     def came(self, delay: float) -> None:
@@ -60,11 +59,13 @@ class WaitPolicy:
             return
         if fact.drafted:
             self.guessed = _average(self.guessed, seconds)
-            self.gain += WEIGHT * (len(fact.tokens) - 1 - self.gain)
+            self.gain += GAIN_WEIGHT * (len(fact.tokens) - 1 - self.gain)
             self.in_a_row = max(0, self.in_a_row) + 1
         else:
             self.plain = _average(self.plain, seconds)
             self.in_a_row = min(0, self.in_a_row) - 1
+            if self.in_a_row % TRIAL_STEPS == 0:
+                self.gain = max(self.gain, HOPED_AGAIN)
 
 
 def _average(known: float, newest: float) -> float:

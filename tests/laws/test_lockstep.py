@@ -69,7 +69,7 @@ class Round:
 def test_guesses_that_are_worth_it_are_waited_for() -> None:
     round_ = Round(lambda now: 0.012)
     assert round_.seconds(0, 300) < 110 * (STEP + 0.012)
-    assert round_.plain <= 1
+    assert round_.plain <= 2, "one of them shows what a plain step takes"
 
 
 @pytest.mark.parametrize("delay", [0.2, 2.0, NEVER])
@@ -88,7 +88,7 @@ def test_no_delay_makes_it_slower_than_plain_decoding(delay: float) -> None:
 def test_guesses_that_add_nothing_are_not_waited_for(delay: float) -> None:
     round_ = Round(lambda now: delay, added=0)
     assert round_.seconds(32, 332) < 300 * STEP / 0.95
-    assert round_.drafted > 4, "they are tried now and then"
+    assert round_.drafted >= 4, "they are tried now and then"
 
 
 def test_guesses_that_begin_to_add_something_are_waited_for_again() -> None:

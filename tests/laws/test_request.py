@@ -140,9 +140,9 @@ def test_a_wish_for_speculation_becomes_a_shape(wish: dict[str, int], shape: Dra
     ("wish", "shape"),
     [
         ({"rule": 1}, DraftShape(32, 4, 64)),
-        ({"rule": 2}, DraftShape(8, 4, 32)),
-        ({"rule": 3, "num_speculative_tokens": 12}, DraftShape(12, 4, 32)),
-        ({"rule": 3, "branches": 6}, DraftShape(8, 6, 48)),
+        ({"rule": 2}, DraftShape(4, 4, 8)),
+        ({"rule": 3, "num_speculative_tokens": 12}, DraftShape(12, 4, 8)),
+        ({"rule": 3, "branches": 6}, DraftShape(4, 6, 24)),
         ({"schedule": 3}, DraftShape(8, 4, 32)),
     ],
 )
