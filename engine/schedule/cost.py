@@ -63,6 +63,16 @@ class Rates:
         self.row = smoothed(self.row, seconds / rows)
         self.token = smoothed(self.token, seconds / expected)
 
+    def observe_read(self, seconds: float) -> None:
+        """A step in which a long prompt was read took so long: one without takes no longer."""
+        if seconds < self.step:
+            ratio = smoothed(self.step, seconds) / self.step
+            self.step, self.row, self.token = (
+                ratio * self.step,
+                ratio * self.row,
+                ratio * self.token,
+            )
+
 
 def smoothed(known: float, seen: float) -> float:
     """Slower ones count less: steps that hiccup, and first ones, are slow for other reasons."""

@@ -240,5 +240,7 @@ class ModelThread:
             self._pace.observe(cost.predict(sum(decoding, StepLoad())), time.perf_counter())
         if len(decoding) == len(pieces):
             self.rates.observe(seconds, sum(piece.wanted for piece in pieces), batch.expected)
+        else:
+            self.rates.observe_read(seconds)
         queued, self._queued = self._queued, []
         self._observe(StepReport(len(pieces), load.tokens, seconds, queued, cost.error, host))

@@ -247,3 +247,16 @@ def test_rates_follow_what_steps_take_and_forget_a_slow_start() -> None:
     assert (rates.step, rates.row, rates.token) == pytest.approx((0.008, 0.002, 0.004))
     rates.observe(10.0, 4, 2.0)
     assert rates.step < 0.009, "one that hiccups hardly counts"
+
+
+def test_a_model_that_only_reads_shows_that_it_is_fast_again() -> None:
+    """Else a drafter that was slow would never be used again: while drafts do not pay it reads."""
+    rates = Rates()
+    for _ in range(60):
+        rates.observe(0.2, 4, 2.0)
+    rates.observe_read(0.5)
+    assert rates.step == pytest.approx(0.2), "a long prompt takes longer"
+    for _ in range(12):
+        rates.observe_read(0.004)
+    assert rates.step < 0.01
+    assert (rates.row, rates.token) == pytest.approx((rates.step / 4, rates.step / 2))
