@@ -16,13 +16,15 @@ from grpc import aio
 
 from tandem.client.request import build
 from tandem.client.retry import Retry
+from tandem.protos.cancelled import is_cancelled
 from tandem.protos.errors import DeadlineExceeded, TandemError, TransportLost
-from tandem.protos.service.tasks import is_cancelled
 from tandem.protos.transport import heartbeat, rpc, status
 from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
 
 ADDRESS = "127.0.0.1:50051"
+STATUS_SECONDS = 5.0
+UPLOAD_BYTES_PER_SECOND = 32 << 10  # of the slowest connection
 
 
 class AsyncClient:
@@ -63,7 +65,9 @@ class AsyncClient:
         problem: TandemError | None = None
         for stub in self.stubs:
             try:
-                response: api.GetStatusResponse = await stub.GetStatus(api.GetStatusRequest())
+                response: api.GetStatusResponse = await stub.GetStatus(
+                    api.GetStatusRequest(), timeout=STATUS_SECONDS
+                )
             except aio.AioRpcError as failure:
                 problem = status.decode(failure)
             else:
@@ -113,6 +117,7 @@ class Stream:
 
     async def _all(self) -> AsyncGenerator[api.Chunk, None]:
         """Calls, one after the other, until the answer is complete; raises TandemError."""
+        self._retry.progress(time.monotonic())
         while self.response is None:
             error: TandemError = TransportLost("the stream ended before the answer")
             call = self._call()
@@ -129,6 +134,7 @@ class Stream:
                         self._waiting = False
                         yield event.chunk
                         self._waiting = True
+                        self._retry.progress(time.monotonic())
             except aio.AioRpcError as failure:
                 error = status.decode(failure)
             except asyncio.CancelledError:
@@ -150,7 +156,10 @@ class Stream:
         return self._stubs[self._asked].StreamGenerate(request, timeout=self._left())
 
     async def _cancel_when_silent(self, call: Any) -> None:
-        """End a call on which not even heartbeats arrive while the caller waits for some."""
+        """End a call on which not even heartbeats arrive while the caller waits for some; they come
+        once the server has the whole request.
+        """
+        await asyncio.sleep(self._request.ByteSize() / UPLOAD_BYTES_PER_SECOND)
         await heartbeat.until_silent(lambda: self._events if self._waiting else object())
         call.cancel()
 

@@ -13,6 +13,7 @@ import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, TypeAlias
 
 import structlog
@@ -65,12 +66,12 @@ class Registration:
         try:
             while True:
                 await self._drafter.health.until(True)
-                received, problem = self._received, "the front end has ended it"
+                began, problem = monotonic(), "the front end has ended it"
                 try:
                     await self._register()
                 except Exception as error:  # whatever a front end does, the drafter must come back
                     problem = described(error)
-                if self._received > received:
+                if monotonic() - began > most:  # and was not replaced by its own name at once
                     pause = least
                 if self._drafter.health.serving:
                     log.warning("not registered", front_end=self._address, problem=problem)

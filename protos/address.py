@@ -21,7 +21,7 @@ def unbracketed(host: str) -> str:
 def split(address: str) -> tuple[str, int]:
     """Host, without brackets, and port of an address; raises ValueError if it is none."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    if not host or "@" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise ValueError(f"{address!r} is not HOST:PORT")
     return unbracketed(host), int(port)
 

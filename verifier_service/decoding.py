@@ -103,13 +103,12 @@ class DecodeJob:
     def ready(self) -> Segment | None:
         """The newest tokens, and in lockstep the draft after them; None while it waits."""
         length = self.session.length + len(self.pending)
-        if self.opening.lockstep:
-            if not self._found(length):
-                return None
-        elif self.stream.paused:
+        if self.stream.paused:
             return None
-        else:
+        if not self.opening.lockstep:
             self._take()
+        elif not self._found(length):
+            return None
         self.sessions.reserve(self.session, length + len(self.draft))
         return self._segment()
 

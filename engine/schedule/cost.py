@@ -63,15 +63,13 @@ class Rates:
         self.row = smoothed(self.row, seconds / rows)
         self.token = smoothed(self.token, seconds / expected)
 
-    def observe_read(self, seconds: float) -> None:
-        """A step in which a long prompt was read took so long: one without takes no longer."""
+    def predicted(self, seconds: float) -> None:
+        """Steps like those would take so long now, as others show; they may have become faster."""
         if seconds < self.step:
             ratio = smoothed(self.step, seconds) / self.step
-            self.step, self.row, self.token = (
-                ratio * self.step,
-                ratio * self.row,
-                ratio * self.token,
-            )
+            self.step *= ratio
+            self.row *= ratio
+            self.token *= ratio
 
 
 def smoothed(known: float, seen: float) -> float:

@@ -51,6 +51,7 @@ class ModelThread:
         self.rates = Rates()
         self.price = 0.0  # chance that a row more would have had to have in the newest step
         self._cost, self._pace = CostModel(), Pace()
+        self._decoded = StepLoad()  # of the newest step in which no long prompt was read
         self._progress = Progress(time.perf_counter())
         self._steps = 0
         self._ended = 0.0  # when the newest step did; 0 if the thread has waited since
@@ -240,7 +241,8 @@ class ModelThread:
             self._pace.observe(cost.predict(sum(decoding, StepLoad())), time.perf_counter())
         if len(decoding) == len(pieces):
             self.rates.observe(seconds, sum(piece.wanted for piece in pieces), batch.expected)
+            self._decoded = load
         else:
-            self.rates.observe_read(seconds)
+            self.rates.predicted(cost.predict(self._decoded))
         queued, self._queued = self._queued, []
         self._observe(StepReport(len(pieces), load.tokens, seconds, queued, cost.error, host))

@@ -19,7 +19,6 @@ import typer
 from tandem.orchestrator.cli import flags
 from tandem.protos.errors import TandemError, TransportLost
 from tandem.protos.types import MAX_LOGPROBS
-from tandem.v1 import orchestrator_pb2 as api
 
 ADDRESS = "127.0.0.1:50051"
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -104,8 +103,7 @@ def generate(
     """Continue a text; accepted draft tokens are coloured."""
     from tandem.orchestrator.cli import client
 
-    request = api.GenerateRequest(text=prompt, logprobs=logprobs)
-    _run(client.generate(address, request, options, json))
+    _run(client.generate(address, prompt, logprobs, options, json))
 
 
 @app.command("status")

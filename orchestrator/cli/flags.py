@@ -55,16 +55,21 @@ def accepting(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def fill(request: api.GenerateRequest, flags: Mapping[str, Any]) -> None:
-    """Set what was given; raises InvalidRequest if it is no value of its field."""
+def given(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given, as the client takes it; raises InvalidRequest if it is no value of its
+    field.
+    """
+    found, trial = dict[str, Any](), api.GenerateRequest()
     for name, (group, _) in options().items():
         value = flags[name]
         if value is not None:
             try:
-                put(request, name, _biases(value) if name == "logit_bias" else value)
+                found[name] = _biases(value) if name == "logit_bias" else value
+                put(trial, name, found[name])
             except (InvalidRequest, ValueError):
                 problem = f"is {value}; {HELP[name]}"
                 raise InvalidRequest.of(f"{group}.{name}", problem) from None
+    return found
 
 
 def _parameter(field: FieldDescriptor) -> Parameter:

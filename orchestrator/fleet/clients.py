@@ -4,6 +4,7 @@ benchmarks; round workers use a `link`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -11,7 +12,8 @@ import grpc
 from structlog.contextvars import get_contextvars
 
 from tandem.protos import tree
-from tandem.protos.errors import Internal
+from tandem.protos.cancelled import is_cancelled
+from tandem.protos.errors import Internal, TransportLost
 from tandem.protos.streams import Decoding, Drafting, Fact
 from tandem.protos.transport import rpc, status
 from tandem.protos.transport.health import is_serving
@@ -43,6 +45,10 @@ async def _answer(call: Awaitable[Response]) -> Response:
         response = await call
     except grpc.aio.AioRpcError as failure:
         raise status.decode(failure) from None
+    except asyncio.CancelledError:
+        if is_cancelled():
+            raise
+        raise TransportLost("the channel was closed") from None
     if response is None:
         raise Internal("the answer cannot be decoded")
     return response

@@ -2,8 +2,8 @@
 
 Rendezvous hashing: every replica has a score for a key, and the highest wins, so that all round
 workers agree without talking, and a replica that comes or goes moves no session but its own
-(Thaler & Ravishankar, "Using name-based mappings to increase hit rates", 1998). Of the two highest
-the one with fewer sessions is taken where the difference is large ("power of two choices").
+(Thaler & Ravishankar, "Using name-based mappings to increase hit rates", 1998). One that has many
+more sessions than another is passed over ("consistent hashing with bounded loads").
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from hashlib import blake2b
 
-SLACK = 4  # sessions more than the second replica that the first may have
+SLACK = 4  # sessions more than the replica with fewest that one may have
 
 
 def choose(key: bytes, sessions: Mapping[str, int]) -> str:
     """The name of a replica, of those that can be reached; `sessions`: how many each has. The key
     of sessions that share cached prefixes is the same.
     """
-    first, *others = sorted(sessions, key=lambda name: _score(key, name), reverse=True)[:2]
-    crowded = any(sessions[first] > sessions[other] + SLACK for other in others)
-    return others[0] if crowded else first
+    most = min(sessions.values()) + SLACK
+    ranking = sorted(sessions, key=lambda name: _score(key, name), reverse=True)
+    return next(name for name in ranking if sessions[name] <= most)
 
 
 def _score(key: bytes, name: str) -> bytes:

@@ -93,7 +93,7 @@ def client_of(context: ServicerContext) -> bytes:
     Empty for a client without a name; a name that others cannot guess keeps them out.
     """
     name = str(dict(context.invocation_metadata() or ()).get(CLIENT_KEY, ""))
-    return _digest(name) if name else b""
+    return _digest(f"client {name}") if name else b""
 
 
 def _digest(name: str) -> bytes:
@@ -141,7 +141,7 @@ def decode_request(
         resume_from,
         received,
         client,
-        client or _digest(connection),
+        client or _digest(f"connection {connection}"),
         tuple(malformed),
     )
 

@@ -16,8 +16,8 @@ from tandem.protos.streams import Fact, Guess
 
 WEIGHT, GAIN_WEIGHT = 0.25, 0.125  # of what is newest: seconds, and tokens, which vary more
 OUTLIER = 2.0  # times an average: longer steps count as that long
-LONGEST = 2  # times as long as a guess is worth: to wait for one that usually comes in time
-OVERDUE = 4  # the same: what one counts as that did not come
+LONGEST = 2  # times what a guess saves: the seconds that it is waited for
+OVERDUE = 4  # times what it may save at most: the seconds that one counts as which did not come
 HOPED, HOPED_AGAIN = 2.0, 1.0  # tokens that a guess may add: at first, and when tried again
 TRIAL_STEPS = 64  # of one kind, after which one of the other is tried
 FIRST_SECONDS = 0.02  # of a step, as long as none is known
@@ -62,7 +62,8 @@ class WaitPolicy:
             self.gain += GAIN_WEIGHT * (len(fact.tokens) - 1 - self.gain)
             self.in_a_row = max(0, self.in_a_row) + 1
         else:
-            self.plain = _average(self.plain, seconds)
+            most = OUTLIER * self.guessed if self.guessed and not self.plain else seconds
+            self.plain = _average(self.plain, min(seconds, most))
             self.in_a_row = min(0, self.in_a_row) - 1
             if self.in_a_row % TRIAL_STEPS == 0:
                 self.gain = max(self.gain, HOPED_AGAIN)
@@ -83,8 +84,12 @@ class Lockstep:
         self._handle: TimerHandle | None = None
 
     def wait(self, length: int, drafting: bool) -> None:
-        """The verifier waits for a guess behind this length; whether a drafter makes one."""
+        """The verifier waits for a guess behind this length, unless it has one; whether a drafter
+        makes one.
+        """
         self.stop()
+        if self._length == length:
+            return
         self._length, self._asked[length] = -1, self._timer.now()
         while len(self._asked) > REMEMBERED:
             del self._asked[next(iter(self._asked))]
@@ -94,14 +99,21 @@ class Lockstep:
         else:
             self._answer(length)
 
-    def guessed(self, behind: int, length: int) -> None:
-        """A guess was sent to the verifier, which waits for one behind `length`."""
+    def takes(self, behind: int, length: int) -> bool:
+        """A guess came, and whether it is the one that the verifier waits for, behind `length`."""
         now = self._timer.now()
-        if asked := self._asked.pop(behind, None):
+        if (asked := self._asked.pop(behind, None)) is not None:
             self.policy.came(now - asked)
-        if behind == length and self._length != length:
-            self.stop()
-            self._length, self._sent = length, now
+        if behind != length or self._length == length:
+            return False
+        self.stop()
+        self._length, self._sent = length, now
+        return True
+
+    def opened(self) -> None:
+        """The verifier was opened: it has no guess."""
+        self.stop()
+        self._length = -1
 
     def stepped(self, fact: Fact) -> None:
         """The verifier has taken a step."""

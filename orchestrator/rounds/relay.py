@@ -120,6 +120,8 @@ class Relay:
         )
         self._paused, self._drafter_may_open = False, self._lockstep is not None
         self.verifier.start(next(self._numbers), opening.context.turn, opening)
+        if self._lockstep:
+            self._lockstep.opened()
         self._open_drafter()
         self._await_guess()
 
@@ -184,9 +186,9 @@ class Relay:
 
     def _on_guess(self, guess: EncodedGuess) -> None:
         if guess.size <= LARGEST_GUESS:
-            self.verifier.send(guess)
-            if self._lockstep:
-                self._lockstep.guessed(guess.behind, self.generation.length)
+            lockstep = self._lockstep
+            if not lockstep or lockstep.takes(guess.behind, self.generation.length):
+                self.verifier.send(guess)
 
     def _pause(self, paused: bool) -> None:
         """The reader is too far behind, or no more."""
@@ -195,6 +197,8 @@ class Relay:
 
     def _on_verifier_failure(self, error: TandemError) -> None:
         """Retry until it was away for too long; time in which it was open does not count."""
+        if self._lockstep:
+            self._lockstep.stop()
         retry_after = error.retry_after if isinstance(error, Busy) else 0.0
         limit = VERIFIER_BUSY_SECONDS if retry_after else VERIFIER_LOST_SECONDS
         if _may_retry(error) and self.verifier.waited < limit:

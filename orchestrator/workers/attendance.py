@@ -9,13 +9,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import grpc
+import structlog
 from grpc import aio
 
 from tandem.orchestrator.fleet.membership import Membership
 from tandem.protos.service.tasks import first_done
-from tandem.protos.transport import heartbeat
+from tandem.protos.transport import heartbeat, status
 from tandem.protos.wire.rounds import encode_attend
 from tandem.v1 import rounds_pb2_grpc
+
+log = structlog.get_logger()
 
 
 async def attend(
@@ -47,7 +50,9 @@ async def attend(
 
     try:
         await first_done(write(), read(), heartbeat.until_silent(lambda: received))
-    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+    except grpc.aio.AioRpcError as failure:
+        log.warning("a round worker is lost", problem=str(status.decode(failure)))
+    except asyncio.InvalidStateError:  # it was lost before it could be written to
         pass
     finally:
         call.cancel()

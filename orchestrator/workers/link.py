@@ -24,6 +24,7 @@ from tandem.orchestrator.rounds.stream import Subscriber
 from tandem.orchestrator.workers.fitting import Fits
 from tandem.protos.errors import Internal
 from tandem.protos.service.tasks import background, first_done
+from tandem.protos.streams import EncodedGuess
 from tandem.protos.transport import heartbeat, status
 from tandem.protos.wire.codec import decode_model
 from tandem.protos.wire.requests import encode_closing, encode_item
@@ -32,6 +33,8 @@ BACK_OFF_SECONDS = (0.05, 1.0)
 CLOSE_SECONDS = 2.0
 ROUND_TRIP_WINDOW = 32  # responses until a shorter round trip is mostly forgotten
 MESSAGE_BYTES = 1 << 20  # of one message, unless one item is larger
+MAX_GUESSES = 1 << 10  # items in the outbox, above which guesses that are passed on are dropped
+MAX_ITEMS = 1 << 14  # above which the service, which does not read, is lost
 MAX_CLOSING = 1 << 16  # sessions that are remembered while the service is not connected
 
 Sent = TypeVar("Sent")
@@ -64,7 +67,7 @@ class Link(Generic[Sent, Received]):
         self._streams: dict[int, Subscriber[Received]] = {}
         self._outbox: deque[tuple[str, Any]] = deque()
         self._closing: dict[tuple[bytes, int], float] = {}  # when they were sent; if unconfirmed
-        self._wake = asyncio.Event()
+        self._wake, self._full = asyncio.Event(), asyncio.Event()
         self._confirmed = 0.0  # the clock of the newest message that the service has read
         self._responses, self._ending = 0, False
 
@@ -99,10 +102,15 @@ class Link(Generic[Sent, Received]):
         self._streams.pop(stream, None)
 
     def send(self, stream: int, item: Sent) -> None:
-        """Send an item in the next message; it is dropped while the service is not connected."""
-        if self.connected:
+        """Send an item in the next message; it is dropped while the service is not connected, and
+        guesses are while it reads too slowly.
+        """
+        waiting = len(self._outbox)
+        if self.connected and not (waiting > MAX_GUESSES and isinstance(item, EncodedGuess)):
             self._outbox.append(encode_item(stream, item))
             self._wake.set()
+            if waiting > MAX_ITEMS:
+                self._full.set()
 
     def close(self, session_id: bytes, turn: int) -> None:
         """Have the service forget a session, unless it is at a newer turn."""
@@ -116,7 +124,7 @@ class Link(Generic[Sent, Received]):
         least, most = BACK_OFF_SECONDS
         pause = least
         while not self._ending:
-            problem = "it is silent, or has ended the call"
+            problem = "it is silent, does not read, or has ended the call"
             try:
                 await self._run_call()
             except Exception as error:  # whatever a service does, the link must come back
@@ -132,11 +140,12 @@ class Link(Generic[Sent, Received]):
     async def _run_call(self) -> None:
         """One call, until it ends or no response comes."""
         call, self.problem = self._call(wait_for_ready=True), ""
+        self._full.clear()
         try:
             await call.wait_for_connection()
             self._wake.set()
             silent = heartbeat.until_silent(lambda: self._responses, self._wake.set)
-            await first_done(self._read(call), self._write(call), silent)
+            await first_done(self._read(call), self._write(call), silent, self._full.wait())
         finally:
             call.cancel()
 

@@ -17,9 +17,10 @@ import structlog
 
 from tandem.orchestrator.fleet.membership import Membership
 from tandem.orchestrator.workers.attendance import attend
+from tandem.protos.cancelled import is_cancelled
 from tandem.protos.errors import TransportLost, Unavailable, Unusable
 from tandem.protos.rounds import RunRequest, Step
-from tandem.protos.service.tasks import background, first_done, is_cancelled
+from tandem.protos.service.tasks import background, first_done
 from tandem.protos.transport import rpc, status
 from tandem.protos.transport.key import WORKER_KEY
 from tandem.protos.wire.rounds import decode_step, encode_run
@@ -186,9 +187,11 @@ class WorkerPool:
             try:
                 await first_done(connection.lost.wait(), attending)
             finally:
-                self._connections.pop(index, None)
+                answered = self._connections.pop(index, None) or connection.lost.is_set()
                 connection.end()
                 await connection.release()
+            if not answered:
+                await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _connect(self, index: int) -> grpc.aio.Channel:
         """A channel that is ready; the worker may die several times before it is."""

@@ -38,9 +38,3 @@ async def first_done(*work: Coroutine[Any, Any, object]) -> None:
     """Run coroutines until the first has ended, cancel the others; raises what one raises."""
     async with background(*work) as tasks:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-
-
-def is_cancelled() -> bool:
-    """Whether this very task is to end, rather than something that it waits for."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

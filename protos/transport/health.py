@@ -16,6 +16,8 @@ import structlog
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tandem.protos.cancelled import is_cancelled
+
 Request = health_pb2.HealthCheckRequest
 Response = health_pb2.HealthCheckResponse
 log = structlog.get_logger()
@@ -101,10 +103,16 @@ class Health(health_pb2_grpc.HealthServicer):
 
 
 async def is_serving(channel: aio.Channel, service: str, seconds: float) -> bool:
-    """Whether a service reports within so many seconds that it serves."""
+    """Whether a service reports within so many seconds that it serves; not if its channel is closed
+    meanwhile, which gRPC reports as a cancellation.
+    """
     stub: Any = health_pb2_grpc.HealthStub(channel)
     try:
         response = await stub.Check(Request(service=service), timeout=seconds, wait_for_ready=True)
     except aio.AioRpcError:
+        return False
+    except asyncio.CancelledError:
+        if is_cancelled():
+            raise
         return False
     return bool(response.status == Response.SERVING)

@@ -1,4 +1,4 @@
-"""Whether the other end of a stream still answers: each end sends something every half second."""
+"""Whether the other end of a stream still answers: it sends something every half second."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_what_arrives_forgives(three: Three) -> None:
     three.links[second].streams[2].receive("fact")
     three.links[second].become(False)
     three.balanced.open(3, opening(3), three.reader)
-    assert three.place(3) != second
+    assert three.place(3) == first, "it may have recovered"
 
 
 def test_whoever_may_hold_a_session_is_to_forget_it(three: Three) -> None:
@@ -162,7 +162,7 @@ def test_sessions_of_a_client_share_a_replica_until_it_is_crowded(three: Three) 
         three.balanced.open(stream, opening(stream, b"client"), three.reader)
         places.append(three.place(stream))
     assert len(set(places[:4])) == 1
-    assert len(set(places)) == 2
+    assert len(set(places)) == 3
 
 
 def test_it_is_connected_while_one_replica_is(three: Three) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.engine.schedule.cost import WARM, CostModel, Rates, StepLoad
+from tandem.engine.schedule.cost import WARM, CostModel, StepLoad
 
 
 @dataclass(frozen=True)
@@ -236,27 +236,3 @@ def test_a_prompt_in_two_chunks_attends_as_much_as_in_one(one: int, two: int, ke
     assert parts == StepLoad.chunk(one + two, keys) + StepLoad(sessions=1)
     rows = range(1, one + 1)
     assert StepLoad.chunk(one, keys) == StepLoad(one, sum(keys + row for row in rows), 1)
-
-
-def test_rates_follow_what_steps_take_and_forget_a_slow_start() -> None:
-    rates = Rates()
-    assert (rates.step, rates.row, rates.token) == (0.0, 0.0, 0.0)
-    rates.observe(2.0, 1, 1.0)  # first use of a kernel, say
-    for _ in range(60):
-        rates.observe(0.008, 4, 2.0)
-    assert (rates.step, rates.row, rates.token) == pytest.approx((0.008, 0.002, 0.004))
-    rates.observe(10.0, 4, 2.0)
-    assert rates.step < 0.009, "one that hiccups hardly counts"
-
-
-def test_a_model_that_only_reads_shows_that_it_is_fast_again() -> None:
-    """Else a drafter that was slow would never be used again: while drafts do not pay it reads."""
-    rates = Rates()
-    for _ in range(60):
-        rates.observe(0.2, 4, 2.0)
-    rates.observe_read(0.5)
-    assert rates.step == pytest.approx(0.2), "a long prompt takes longer"
-    for _ in range(12):
-        rates.observe_read(0.004)
-    assert rates.step < 0.01
-    assert (rates.row, rates.token) == pytest.approx((rates.step / 4, rates.step / 2))

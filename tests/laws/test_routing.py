@@ -45,4 +45,4 @@ def test_no_replica_is_overloaded_by_one_client() -> None:
     sessions = dict.fromkeys(NAMES, 0)
     for _ in range(100):
         sessions[choose(b"one client", sessions)] += 1
-    assert sorted(sessions.values())[1:] == [48, 52]
+    assert max(sessions.values()) - min(sessions.values()) <= SLACK + 1

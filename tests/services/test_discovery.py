@@ -9,13 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from tandem import models
+from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.fleet import discovery
 from tandem.orchestrator.fleet.discovery import Discovery, look_up
 from tandem.orchestrator.fleet.membership import Membership, PerAddress
+from tandem.orchestrator.fleet.replicas import Replicas
 from tandem.orchestrator.workers import worker
 from tandem.orchestrator.workers.local import LocalSupervisor
 from tandem.orchestrator.workers.pool import WorkerPool
 from tandem.protos.rounds import Members, RunRequest
+from tandem.protos.service.tasks import background
 from tandem.protos.types import ModelDescription, SamplingParams
 from tests.services.peer import Peer, served, until
 from tests.services.test_worker import counting
@@ -126,3 +130,34 @@ async def test_a_round_worker_uses_the_replicas_that_there_are() -> None:
         membership.set(Members((at[1],), (at[0],)))
         await until(lambda: first.calls == 2)
         assert await asyncio.wait_for(run(), 5) == [1, 2, 3, 4, 5, 6]
+
+
+async def test_a_replica_that_leaves_while_it_is_asked_is_only_gone() -> None:
+    """Its channel is closed, which gRPC reports as if the one who asks were cancelled."""
+    config = OrchestratorConfig(verifier="v:1", tokenizer=models.TARGET)
+    async with silent() as address:
+        membership = Membership(Members((address,)))
+        replicas = Replicas(config, membership)
+        async with background(replicas.follow()):
+            await until(lambda: replicas.verifiers)
+            serving = asyncio.create_task(replicas.serving(30))
+            status = asyncio.create_task(replicas.status())
+            await asyncio.sleep(0.2)
+            membership.set(Members())
+            async with asyncio.timeout(1.5):
+                assert not await serving
+                ((verifier,), _) = await status
+                assert verifier.model is None
+
+
+@asynccontextmanager
+async def silent() -> AsyncIterator[str]:
+    """A port that takes connections and never says anything."""
+
+    async def ignore(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(ignore, "127.0.0.1", 0)
+    async with server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -7,9 +7,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from tandem.orchestrator.workers import link as module
 from tandem.orchestrator.workers.worker import drafter_link, verifier_link
 from tandem.protos.errors import Busy, Internal
-from tandem.protos.streams import Guess
+from tandem.protos.streams import EncodedGuess, Guess
 from tandem.protos.transport import heartbeat, rpc, status
 from tandem.v1 import common_pb2, verifier_pb2
 from tandem.v1.common_pb2 import Closing
@@ -168,3 +169,30 @@ async def test_a_link_whose_own_work_fails_ends_its_scope() -> None:
             link._complete = broken
             await asyncio.sleep(5)
             raise AssertionError("nobody noticed")
+
+
+async def test_guesses_that_are_passed_on_are_dropped_when_the_verifier_reads_too_slowly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A drafter that floods costs guesses, and no memory."""
+    monkeypatch.setattr(module, "MAX_GUESSES", 10)
+    peer = Peer()
+    async with linked(peer) as (link, user):
+        link.open(1, opening(), user)
+        for number in range(50):
+            message = common_pb2.Guess(behind=number)
+            link.send(1, EncodedGuess(number, message.ByteSize(), message))
+        link.send(1, Guess(99))
+        await until(lambda: any(each.behind == 99 for each in peer.sent("guesses")))
+        assert len(peer.sent("guesses")) == 11
+        assert user.told == []
+
+
+async def test_a_service_that_does_not_read_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_ITEMS", 20)
+    peer = Peer()
+    async with linked(peer) as (link, user):
+        for stream in range(1, 30):
+            link.open(stream, opening(), user)
+        await until(lambda: user.told == ["lost", "connected"])
+        assert peer.calls == 2

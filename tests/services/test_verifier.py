@@ -111,6 +111,18 @@ async def test_a_verifier_that_looks_up_needs_no_guesses(
     assert sum(fact.accepted for fact in facts) > 0
 
 
+async def test_a_paused_stream_in_lockstep_takes_no_step_although_it_has_a_guess(
+    services: Services, text: tuple[int, ...]
+) -> None:
+    async with calling(services.verifier) as caller:
+        stream = await caller.open(replace(decoding(), lockstep=True))
+        await stream.pause(True)
+        await stream.say(Guess(BEGIN))
+        assert await stream.silent()
+        await stream.pause(False)
+        assert (await stream.take()).tokens == text[:1]
+
+
 async def test_a_paused_stream_says_nothing_until_it_goes_on(
     services: Services, text: tuple[int, ...]
 ) -> None:

@@ -1,0 +1,31 @@
+"""How long steps take of late, for those who price drafts."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.engine.schedule.cost import Rates
+
+
+def test_rates_follow_what_steps_take_and_forget_a_slow_start() -> None:
+    rates = Rates()
+    assert (rates.step, rates.row, rates.token) == (0.0, 0.0, 0.0)
+    rates.observe(2.0, 1, 1.0)  # first use of a kernel, say
+    for _ in range(60):
+        rates.observe(0.008, 4, 2.0)
+    assert (rates.step, rates.row, rates.token) == pytest.approx((0.008, 0.002, 0.004))
+    rates.observe(10.0, 4, 2.0)
+    assert rates.step < 0.009, "one that hiccups hardly counts"
+
+
+def test_rates_follow_what_is_predicted_where_that_is_faster() -> None:
+    """Else a drafter that was slow would never be used again: while drafts do not pay it reads."""
+    rates = Rates()
+    for _ in range(60):
+        rates.observe(0.2, 4, 2.0)
+    rates.predicted(0.5)
+    assert rates.step == pytest.approx(0.2), "only a step that was taken shows that it is slower"
+    for _ in range(12):
+        rates.predicted(0.004)
+    assert rates.step < 0.01
+    assert (rates.row, rates.token) == pytest.approx((rates.step / 4, rates.step / 2))
