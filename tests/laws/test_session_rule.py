@@ -217,7 +217,7 @@ def test_without_the_turn_the_same_faults_make_a_cache_disagree() -> None:
     """The machine above can fail: it does as soon as the fence is taken away."""
     unfenced = type("UnfencedFaults", (Faults,), {"kind": Unfenced})
     search = settings(
-        quick, max_examples=300, phases=(Phase.generate,), derandomize=True, database=None
+        quick, max_examples=5000, phases=(Phase.generate,), derandomize=True, database=None
     )
     with pytest.raises(AssertionError, match="the cache holds"):
         run_state_machine_as_test(unfenced, settings=search)
