@@ -58,4 +58,10 @@ def _joining(address: str) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    command(ROLE, OrchestratorConfig, "tandem.orchestrator.server", around=_ray)
+    command(
+        ROLE,
+        OrchestratorConfig,
+        "tandem.orchestrator.server",
+        around=_ray,
+        more=lambda pages: {"pages": pages},
+    )

@@ -26,6 +26,7 @@ from tandem.orchestrator.metrics import FrontMetrics
 from tandem.orchestrator.workers import cluster, local
 from tandem.orchestrator.workers.pool import Supervisor, WorkerPool
 from tandem.protos.service.drain import Drain
+from tandem.protos.service.pages import Pages
 from tandem.protos.service.tasks import background
 from tandem.protos.transport import rpc
 from tandem.protos.transport.health import Health
@@ -52,10 +53,13 @@ async def registering(
 
 @asynccontextmanager
 async def serving(
-    config: OrchestratorConfig, registry: CollectorRegistry, drain: Drain | None = None
+    config: OrchestratorConfig,
+    registry: CollectorRegistry,
+    drain: Drain | None = None,
+    pages: Pages | None = None,
 ) -> AsyncIterator[str]:
-    """The client API while the scope lasts; yields its address. Raises Unusable or
-    IncompatibleModels.
+    """The client API while the scope lasts; yields its address. `pages` are the process's own, for
+    more than its metrics. Raises Unusable or IncompatibleModels.
     """
     tokenizer = load_tokenizer(config.tokenizer)
     supervising = cluster.supervising if config.ray else local.supervising

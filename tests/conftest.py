@@ -32,7 +32,7 @@ from tandem.orchestrator import server
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.fleet.clients import DrafterClient, VerifierClient
 from tandem.orchestrator.workers import cluster
-from tandem.protos.service import process
+from tandem.protos.service.pages import Pages, pages_served
 from tandem.protos.transport import rpc
 from tandem.v1 import orchestrator_pb2_grpc
 from tandem.verifier_service import service as verifier_service
@@ -162,7 +162,7 @@ async def serve_all(services: Services, **options: Any) -> AsyncIterator[Tandem]
         **options,
     )
     registry = CollectorRegistry()
-    with process.metrics_served("127.0.0.1", 0, registry) as metrics:
+    with pages_served("127.0.0.1", 0, Pages(registry)) as metrics:
         async with server.serving(config, registry) as address, rpc.connect(address) as channel:
             stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
             yield Tandem(services, stub, f"http://{metrics}/metrics", address)

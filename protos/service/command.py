@@ -11,18 +11,16 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from importlib import import_module
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from tandem.protos.errors import TandemError, Unusable
 from tandem.protos.service import process
 from tandem.protos.service.config import ServiceConfig, configured
 from tandem.protos.service.drain import Drain
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
+from tandem.protos.service.pages import Pages, pages_served
 
 Config = TypeVar("Config", bound=ServiceConfig)
-Serve = Callable[[Config, "CollectorRegistry", Drain], AbstractAsyncContextManager[str]]
+Serve = Callable[..., AbstractAsyncContextManager[str]]
 
 
 def command(
@@ -30,9 +28,11 @@ def command(
     kind: type[Config],
     module: str,
     around: Callable[[Config], AbstractContextManager[object]] = lambda _: nullcontext(),
+    more: Callable[[Pages], dict[str, object]] = lambda _: {},
 ) -> None:
     """Run a service by its command line: `serving` of a module, inside what shall be `around`
-    it. What it cannot start with is one line and exit code 1.
+    it, called with what it gets `more` than all services. What it cannot start with is one line
+    and exit code 1.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing has to be ended in order yet
     try:
@@ -41,7 +41,7 @@ def command(
         process.announce("loading", role=role, model=str(config.folder))
         serve = import_module(module).serving
         with around(config):
-            asyncio.run(run(role, config, serve))
+            asyncio.run(run(role, config, serve, more))
     except ModuleNotFoundError as error:
         if str(error.name).startswith("tandem"):
             raise
@@ -51,15 +51,21 @@ def command(
         process.refuse(role, error)
 
 
-async def run(role: str, config: Config, serve: Serve[Config]) -> None:
+async def run(
+    role: str,
+    config: Config,
+    serve: Serve,
+    more: Callable[[Pages], dict[str, object]] = lambda _: {},
+) -> None:
     """Serve until it is stopped: one signal has it drain, another ends it at once. Until it
     serves, signals do what they did before: they end the process at once, or as `around` has it.
     """
     from prometheus_client import REGISTRY
 
-    drain = Drain(config.drain_seconds)
-    with process.metrics_served(config.host, config.metrics_port, REGISTRY) as metrics:
-        async with process.parent_watched(), serve(config, REGISTRY, drain) as address:
+    drain, pages = Drain(config.drain_seconds), Pages(REGISTRY)
+    serving = serve(config, REGISTRY, drain, **more(pages))
+    with pages_served(config.host, config.metrics_port, pages) as metrics:
+        async with process.parent_watched(), serving as address:
             stop = process.stop_signals()  # before anybody knows that it serves
             process.announce("serving", role=role, address=address, metrics=metrics)
             await stop.get()

@@ -1,4 +1,4 @@
-"""Running as a process: logs, the metrics port, signals, and announcements on standard output.
+"""Running as a process: logs, signals, and announcements on standard output.
 
 `tandem up` reads the announcements of the services it started; people read them in a terminal.
 """
@@ -11,15 +11,11 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Never
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Never
 
-from tandem.protos.address import joined, unbracketed
-from tandem.protos.errors import TandemError, Unusable
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
+from tandem.protos.errors import TandemError
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 CHILD = "TANDEM_CHILD"  # set: stop when standard input closes, so that nobody outlives the parent
@@ -56,26 +52,6 @@ def announcement(line: bytes) -> dict[str, str] | None:
     except ValueError:
         return None
     return event if isinstance(event, dict) and "event" in event else None
-
-
-@contextmanager
-def metrics_served(host: str, port: int, registry: CollectorRegistry) -> Iterator[str]:
-    """Serve `/metrics` while the scope lasts; yields the address. Port 0 takes a free one. Raises
-    Unusable.
-    """
-    from prometheus_client import start_http_server
-
-    try:
-        server, thread = start_http_server(port, unbracketed(host), registry)
-    except OSError as error:
-        problem = f"metrics port {port} on {host} cannot be opened: {error.strerror}"
-        raise Unusable(problem) from error
-    try:
-        yield joined(host, server.server_port)
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def refuse(role: str, problem: TandemError, end: Callable[[int], Never] = sys.exit) -> Never:

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from tandem.benchmarks.peers.delay import State, linked
 from tandem.protos import errors
-from tandem.protos.service import process
+from tandem.protos.service.pages import Pages, pages_served
 from tandem.protos.transport import interceptor, rpc, status
 from tandem.v1 import rounds_pb2, rounds_pb2_grpc
 from tests.contracts.test_status import ROUNDS, VERIFIER, refusing
@@ -140,7 +140,7 @@ async def test_a_host_may_be_of_ipv6(host: str) -> None:
         answer = await check(health_pb2.HealthCheckRequest(), timeout=10)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
     assert rpc.free_port(host) in rpc.FREE_PORTS
-    with process.metrics_served(host, 0, CollectorRegistry()) as metrics:
+    with pages_served(host, 0, Pages(CollectorRegistry())) as metrics:
         assert metrics.startswith("[::1]:")
         assert await asyncio.to_thread(status_of, f"http://{metrics}/metrics") == 200
 

@@ -1,0 +1,133 @@
+"""The HTTP pages of a service: WSGI applications by their paths, served in threads.
+
+Beside gRPC, for people and for Prometheus. Knows no page but `/metrics`.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from tandem.protos.address import joined, unbracketed
+from tandem.protos.errors import Unusable
+from tandem.protos.service.vllm_names import VLLMNames
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+    from prometheus_client import CollectorRegistry
+
+READ_SECONDS = 10.0  # that a client may take for its request
+METHODS = ("GET", "HEAD")
+PLAIN = ("Content-Type", "text/plain; charset=utf-8")
+
+
+class Pages:
+    """A WSGI application made of others, one for each path; `/metrics` is always there."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._applications: dict[str, WSGIApplication] = {"/metrics": metrics_page(registry)}
+
+    def add(self, path: str, application: WSGIApplication) -> None:
+        """Serve an application at a path from now on; it is called in threads."""
+        self._applications[path] = application
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """Called by the server, once per request."""
+        if environ["REQUEST_METHOD"] not in METHODS:
+            start_response("405 Method Not Allowed", [PLAIN, ("Allow", ", ".join(METHODS))])
+            return [b"only GET and HEAD\n"]
+        application = self._applications.get(environ.get("PATH_INFO") or "/")
+        if application is None:
+            start_response("404 Not Found", [PLAIN])
+            paths = " ".join(sorted(self._applications))
+            return [f"not found; there is {paths}\n".encode()]
+        return application(environ, start_response)
+
+
+def metrics_page(registry: CollectorRegistry) -> WSGIApplication:
+    """The metrics of a registry, in the format that the client accepts; with `?compat=vllm`, those
+    that mean the same at vLLM, under its names.
+    """
+    from prometheus_client import make_wsgi_app
+
+    own = make_wsgi_app(registry)
+    compatible = make_wsgi_app(VLLMNames(registry))
+
+    def page(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        asked = parse_qs(environ.get("QUERY_STRING", "")).get("compat", [])
+        served = dict(environ, REQUEST_METHOD="GET")
+        if not asked:
+            return _bytes(own(served, start_response))
+        if asked != ["vllm"]:
+            start_response("400 Bad Request", [PLAIN])
+            return [b"compat is vllm, or not given\n"]
+        return _bytes(compatible(served, start_response))
+
+    return page
+
+
+def _bytes(body: Any) -> Iterable[bytes]:
+    return list(body)
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each request; a slow client holds nobody up."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), _Handler)
+        if tls:  # the handshake is the thread's, else a silent client would hold up all others
+            self.socket = tls.wrap_socket(
+                self.socket, server_side=True, do_handshake_on_connect=False
+            )
+
+    def server_bind(self) -> None:
+        """Without looking up the host's name, which may take long."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+        self.setup_environ()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that left, or does not speak TLS, is no event of ours."""
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = READ_SECONDS
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not logged."""
+
+
+@contextmanager
+def pages_served(
+    host: str, port: int, pages: WSGIApplication, tls: ssl.SSLContext | None = None
+) -> Iterator[str]:
+    """Serve pages while the scope lasts; yields the address. Port 0 takes a free one. Certificates
+    that are loaded into `tls` later are used for connections from then on. Raises Unusable.
+    """
+    try:
+        server = _Server(unbracketed(host), port, tls)
+    except OSError as error:
+        problem = f"metrics port {port} on {host} cannot be opened: {error.strerror}"
+        raise Unusable(problem) from error
+    server.set_app(pages)
+    thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="pages", daemon=True)
+    thread.start()
+    try:
+        yield joined(host, server.server_port)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,132 @@
+"""The HTTP pages of a service: what is at which path, and metrics under vLLM's names."""
+
+from __future__ import annotations
+
+import http.client
+import shutil
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from wsgiref.types import StartResponse, WSGIEnvironment
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.parser import text_string_to_metric_families
+
+from tandem.protos import errors
+from tandem.protos.service.pages import Pages, pages_served
+
+
+def get(address: str, path: str, method: str = "GET") -> tuple[int, str]:
+    host, _, port = address.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=10)
+    try:
+        connection.request(method, path)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
+
+
+def hello(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return [b"hello"]
+
+
+@contextmanager
+def served(registry: CollectorRegistry) -> Iterator[str]:
+    pages = Pages(registry)
+    pages.add("/hello", hello)
+    with pages_served("127.0.0.1", 0, pages) as address:
+        yield address
+
+
+def filled() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    Gauge("tandem_model_info", "", ("model", "dtype"), registry=registry).labels("tiny", "f32").set(
+        1
+    )
+    finished = Counter("tandem_request_success", "", ("finished_reason",), registry=registry)
+    finished.labels("stop").inc(3)
+    Histogram("tandem_time_to_first_token_seconds", "", registry=registry).observe(0.2)
+    Counter("tandem_steps", "not one of vLLM's", registry=registry).inc()
+    return registry
+
+
+def test_each_path_has_its_page_and_no_other() -> None:
+    with served(filled()) as address:
+        assert get(address, "/hello") == (200, "hello")
+        assert "tandem_steps_total 1.0" in get(address, "/metrics")[1]
+        status, text = get(address, "/")
+        assert (status, text) == (404, "not found; there is /hello /metrics\n")
+        assert get(address, "/metrics", "POST")[0] == 405
+        assert get(address, "/metrics", "HEAD") == (200, "")
+
+
+def test_vllms_names_have_the_same_values_and_the_model() -> None:
+    with served(filled()) as address:
+        status, text = get(address, "/metrics?compat=vllm")
+        assert get(address, "/metrics?compat=sglang")[0] == 400
+    assert status == 200
+    found = {
+        (sample.name, sample.labels.get("model_name"), sample.labels.get("finished_reason")): (
+            sample.value
+        )
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert found["vllm:request_success_total", "tiny", "stop"] == 3
+    assert found["vllm:time_to_first_token_seconds_sum", "tiny", None] == 0.2
+    assert {model for _, model, _ in found} == {"tiny"}
+    assert not any("tandem" in name or "steps" in name for name, *_ in found)
+
+
+def test_a_client_that_sends_nothing_holds_nobody_up() -> None:
+    with served(filled()) as address:
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port))):
+            assert get(address, "/hello")[0] == 200
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A self-signed one for 127.0.0.1, and its key."""
+    if not (openssl := shutil.which("openssl")):
+        pytest.skip("no openssl here")
+    folder = tmp_path_factory.mktemp("tls")
+    made = str(folder / "made.pem"), str(folder / "key.pem")
+    words = f"req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=here -out {made[0]}"
+    names = f"-keyout {made[1]} -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run([openssl, *words.split(), *names.split()], check=True, capture_output=True)
+    return made
+
+
+def test_pages_may_be_behind_tls(certificate: tuple[str, str]) -> None:
+    """A client that is silent, or speaks no TLS, keeps nobody else from its page."""
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    server.load_cert_chain(*certificate)
+    client.load_verify_locations(certificate[0])
+    with pages_served("127.0.0.1", 0, Pages(filled()), server) as address:
+        host, _, port = address.rpartition(":")
+        with (
+            socket.create_connection((host, int(port))) as silent,
+            pytest.raises((http.client.HTTPException, OSError)),
+        ):
+            assert silent.fileno() > 0
+            get(address, "/metrics")
+        connection = http.client.HTTPSConnection(host, int(port), timeout=10, context=client)
+        connection.request("GET", "/metrics")
+        assert b"tandem_steps_total" in connection.getresponse().read()
+        connection.close()
+
+
+def test_a_port_in_use_is_refused_by_its_number() -> None:
+    with served(filled()) as address:
+        port = int(address.rpartition(":")[2])
+        with (
+            pytest.raises(errors.Unusable, match=f"metrics port {port} on 127.0.0.1"),
+            pages_served("127.0.0.1", port, Pages(filled())),
+        ):
+            raise AssertionError("two servers share a port")
