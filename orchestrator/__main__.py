@@ -37,21 +37,22 @@ def _ray(config: OrchestratorConfig) -> Iterator[None]:
 
 @contextmanager
 def _joining(address: str) -> Iterator[None]:
-    """The start of Ray; joining a cluster takes a bounded time, and fails with one line."""
-    if address == LOCAL:
-        yield
-        return
-    problem = f"cannot join the Ray cluster at {address}"
+    """The start of Ray, which fails with one line; to join a cluster takes a bounded time."""
+    joins = address != LOCAL
+    problem = f"cannot join the Ray cluster at {address}" if joins else "Ray did not start"
     late = Unusable(f"{problem}: no answer in {JOIN_SECONDS:.0f} s")
     clock = threading.Timer(JOIN_SECONDS, process.refuse, (ROLE, late, os._exit))
     clock.daemon = True
-    clock.start()
+    if joins:
+        clock.start()
     try:
-        if found := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address):
+        if joins and (found := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address)):
             peer = unbracketed(found[1]), int(found[2])
             socket.create_connection(peer, CONNECT_SECONDS).close()
         yield
-    except (OSError, ValueError, RuntimeError) as error:
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:  # Ray raises that itself when the machine is too busy
         raise Unusable(f"{problem}: {' '.join(str(error).split())}") from error
     finally:
         clock.cancel()

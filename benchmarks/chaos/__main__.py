@@ -32,7 +32,7 @@ from tandem.benchmarks.chaos.system import (
 )
 from tandem.benchmarks.figures import report
 from tandem.benchmarks.peers.prompts import tokenised
-from tandem.protos.errors import TandemError
+from tandem.protos.errors import TandemError, Unusable
 from tandem.protos.types import SEEDS
 
 REQUESTS = 12
@@ -92,8 +92,8 @@ class Watch:
         self.events.append(Struck(monotonic(), f"{fault.kind} {fault.role}", str(fault)))
 
 
-async def run(system: System, watch: Watch, plan: list[Fault], streams: int) -> None:
-    """All faults of a plan, one after the other, under streams."""
+async def run(system: System, watch: Watch, plan: list[Fault], streams: int) -> str:
+    """All faults of a plan, one after the other, under streams; what ended it before the last."""
     await watch.learn()
     async with asyncio.TaskGroup() as clients:
         for _ in range(streams):
@@ -104,8 +104,11 @@ async def run(system: System, watch: Watch, plan: list[Fault], streams: int) -> 
                 await asyncio.sleep(fault.pause)
                 watch.strike(fault)
                 await system.suffer(fault)
+        except Unusable as problem:
+            return str(problem)
         finally:
             watch.done = True
+    return ""
 
 
 def table(verdict: Verdict) -> Table:
@@ -159,22 +162,23 @@ def main(
     }
     plan = list(islice(faults(seed, members, kind or list(Kind)), number))
 
-    async def whole() -> list[Event]:
+    async def whole() -> tuple[list[Event], str]:
         async with (
             running(target, draft, verifiers, drafters, front_ends, workers) as system,
             AsyncClient(*system.addresses) as client,
         ):
             watch = Watch(client, requests(target, seed, tokens), seed)
-            await run(system, watch, plan, streams)
-            return watch.events
+            return watch.events, await run(system, watch, plan, streams)
 
     try:
-        events = asyncio.run(whole())
-    except TandemError as problem:
-        raise SystemExit(f"error: {problem}") from None
+        events, problem = asyncio.run(whole())
+    except TandemError as error:
+        raise SystemExit(f"error: {error}") from None
     if file:
         history.write(events, file)
     show(history.judge(events))
+    if problem:
+        raise SystemExit(f"error: {problem}")
 
 
 if __name__ == "__main__":

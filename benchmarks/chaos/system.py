@@ -86,8 +86,11 @@ class Member:
             self.signal(MODEL_SIGNALS[fault.kind])
             await asyncio.sleep(fault.seconds)
             self.signal(victim.RECOVER)
-        async with asyncio.timeout(START_SECONDS):
-            await self.serving.wait()
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await self.serving.wait()
+        except TimeoutError:
+            raise Unusable(f"{fault}: it did not serve again in {START_SECONDS:.0f} s") from None
 
     async def round_workers(self, count: int) -> list[int]:
         """Processes of the round workers of a front end, once there are as many."""
