@@ -60,13 +60,15 @@ class AsyncClient:
         """
         return Stream(self, build(prompt, logprobs, **options), deadline_seconds)
 
-    async def status(self) -> api.GetStatusResponse:
-        """What is served, as the first front end reports that answers; raises TandemError."""
+    async def status(self, *, history: bool = False) -> api.GetStatusResponse:
+        """What is served, as the first front end reports that answers, with the `history` of the
+        last minutes if that is wanted; raises TandemError.
+        """
         problem: TandemError | None = None
         for stub in self.stubs:
             try:
                 response: api.GetStatusResponse = await stub.GetStatus(
-                    api.GetStatusRequest(), timeout=STATUS_SECONDS
+                    api.GetStatusRequest(history=history), timeout=STATUS_SECONDS
                 )
             except aio.AioRpcError as failure:
                 problem = status.decode(failure)

@@ -19,6 +19,7 @@ import torch
 from prometheus_client import CollectorRegistry
 from pydantic import ByteSize
 
+from tandem.engine.activity import Activity
 from tandem.engine.cache.ranges import BLOCK
 from tandem.engine.cache.sessions import Sessions
 from tandem.engine.config import ModelServiceConfig
@@ -30,12 +31,14 @@ from tandem.engine.memory import available, cache_bytes
 from tandem.engine.metrics import ModelMetrics, SessionCollector
 from tandem.engine.model_runner import LoadedModel, ModelRunner
 from tandem.engine.schedule.batch import StepLimits
+from tandem.engine.schedule.progress import StepReport
 from tandem.engine.schedule.scheduler import ModelThread
 from tandem.protos.errors import InvalidRequest, Unusable
 from tandem.protos.fingerprint import fingerprint
 from tandem.protos.hub import name_of
 from tandem.protos.service.process import announce
 from tandem.protos.service.tasks import background
+from tandem.protos.transport import rpc
 from tandem.protos.transport.health import Health
 from tandem.protos.types import ModelDescription
 
@@ -99,6 +102,8 @@ async def hosting(
     config: ModelServiceConfig, verb: str, exact: bool, registry: CollectorRegistry
 ) -> AsyncIterator[Host]:
     """Load the model and run its thread while the scope lasts; raises Unusable."""
+    if config.port:  # a port that is taken is refused before the model is read, which takes long
+        rpc.free_port(config.host, config.port)
     torch.set_num_threads(config.threads)
     runner, exactness = await asyncio.to_thread(load_and_test, config, exact)
     tokenizer = fingerprint(config.model)
@@ -113,7 +118,7 @@ async def hosting(
         time.monotonic,
         config.evict_after,
     )
-    metrics = ModelMetrics(verb, exactness.problem is None, registry)
+    metrics, activity = ModelMetrics(verb, exactness.problem is None, registry), Activity(sessions)
     registry.register(SessionCollector(sessions))
     limits = StepLimits(
         config.max_batch_sessions,
@@ -123,9 +128,14 @@ async def hosting(
     )
     gc.collect()
     gc.freeze()  # what stays is not to be looked through while a step waits
-    with ModelThread(runner, limits, metrics.observe, sessions.expire) as thread:
+
+    def observe(report: StepReport) -> None:
+        metrics.observe(report)
+        activity.observe(report)
+
+    with ModelThread(runner, limits, observe, sessions.expire) as thread:
         health = Health()
-        async with background(_report(thread, health)):
+        async with background(_report(thread, health), activity.run()):
             yield Host(runner, sessions, thread, config, exactness, tokenizer, model, health)
 
 

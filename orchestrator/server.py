@@ -20,9 +20,12 @@ from tandem.orchestrator.frontend import readiness
 from tandem.orchestrator.frontend.admission import Admission, Limits
 from tandem.orchestrator.frontend.answers import Answers
 from tandem.orchestrator.frontend.checks import ServedModel
+from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.frontend.servicer import OrchestratorService
+from tandem.orchestrator.frontend.status import Overview, Recorder
 from tandem.orchestrator.frontend.text import load_tokenizer, longest_token, special_tokens
 from tandem.orchestrator.metrics import FrontMetrics
+from tandem.orchestrator.page.served import add_status_pages
 from tandem.orchestrator.workers import cluster, local
 from tandem.orchestrator.workers.pool import Supervisor, WorkerPool
 from tandem.protos.service.drain import Drain
@@ -51,6 +54,16 @@ async def registering(
         yield (service,)
 
 
+def shape(config: OrchestratorConfig) -> DraftShape:
+    """Of drafts, unless a request has another."""
+    return DraftShape(
+        config.draft_levels,
+        config.draft_branches,
+        config.draft_nodes,
+        schedule=Schedule[config.draft_schedule.upper()],
+    )
+
+
 @asynccontextmanager
 async def serving(
     config: OrchestratorConfig,
@@ -69,14 +82,8 @@ async def serving(
         replicas = Replicas(config, membership)
         await scope.enter_async_context(background(replicas.follow()))
         target = await replicas.check_models()
-        shape = DraftShape(
-            config.draft_levels,
-            config.draft_branches,
-            config.draft_nodes,
-            schedule=Schedule[config.draft_schedule.upper()],
-        )
         max_prompt_bytes = target.context_length * longest_token(tokenizer)
-        served = ServedModel(target, shape, max_prompt_bytes, special_tokens(tokenizer))
+        served = ServedModel(target, shape(config), max_prompt_bytes, special_tokens(tokenizer))
         metrics = FrontMetrics(registry)
         limits_each = Limits(*config.each_client, "_per_client")
         admission = Admission(Limits(config.max_running, config.max_waiting), limits_each, metrics)
@@ -85,10 +92,15 @@ async def serving(
             WorkerPool(supervisor, membership, metrics.resumes.inc) as pool,
         ):
             answers = Answers(pool, tokenizer, served, metrics, admission)
-            service, health = OrchestratorService(answers, replicas, drain or Drain()), Health()
+            health, ends = Health(), RequestLog()
+            recorder = Recorder(metrics, admission, ends)
+            overview = Overview(replicas, pool, admission, recorder, health)
+            service = OrchestratorService(answers, overview, drain or Drain(), ends)
             replicas.key = supervisor.key
+            if pages:
+                add_status_pages(pages, overview.read)
             async with (
-                background(*readiness.reporting(health, pool, replicas)),
+                background(*readiness.reporting(health, pool, replicas), recorder.run()),
                 registering(config, target, supervisor, discovery) as registration,
                 rpc.serving(
                     config.host,

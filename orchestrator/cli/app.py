@@ -117,6 +117,18 @@ def show_status(
     _run(client.show_status(address, json))
 
 
+@app.command("top")
+def show_top(
+    address: Address = ADDRESS,
+    every: Annotated[float, typer.Option(help="seconds between two looks", min=0.2)] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="print one screen and end")] = False,
+) -> None:
+    """Watch what is served: drafters, verifiers, acceptance, requests; Ctrl-C ends it."""
+    from tandem.orchestrator.cli import client
+
+    _run(client.show_top(address, every, once))
+
+
 @contextmanager
 def _one_line() -> Iterator[None]:
     """What goes wrong is one line and exit code 1; Ctrl-C is no error."""

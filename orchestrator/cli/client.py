@@ -7,7 +7,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToJson
 
 from tandem import AsyncClient, models
-from tandem.orchestrator.cli import flags, terminal
+from tandem.orchestrator.cli import flags, status_view, terminal, top
 from tandem.protos.errors import TransportLost
 from tandem.v1 import orchestrator_pb2 as api
 
@@ -42,9 +42,16 @@ async def show_status(address: str, as_json: bool) -> int:
     if as_json:
         _print_json(response)
     else:
-        terminal.show_status(response)
-    serving = (any(each.serving for each in model.verifiers) for model in response.models)
-    return 0 if all(serving) else 1
+        status_view.show_status(response)
+    return 0 if status_view.is_serving(response) else 1
+
+
+async def show_top(address: str, every: float, once: bool) -> int:
+    """Show the status again and again, or once, with an exit code as of `show_status`."""
+    try:
+        return await top.show(address, every, once, terminal.console())
+    except TransportLost as lost:
+        raise TransportLost(f"nobody answers at {address}: {lost}") from None
 
 
 async def _status(client: AsyncClient, address: str) -> api.GetStatusResponse:

@@ -24,6 +24,7 @@ DRAIN_SECONDS = 5.0  # for what runs when `tandem up` is stopped
 GRACE_SECONDS = 20.0
 PAUSE_SECONDS = 1.0  # before the first restart; twice as long after every start that fails
 MOST_STARTS = 6
+REMIND_SECONDS = 5.0  # until what is still loading is reported, then twice as long, and so on
 
 Report = Callable[[str, dict[str, str]], None]
 
@@ -37,6 +38,7 @@ class Service:
     environment: dict[str, str] = field(default_factory=dict)
     process: asyncio.subprocess.Process | None = None
     address: str = ""
+    stage: str = "starting"  # what it announced last
     serving: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def live(self, report: Report) -> None:
@@ -95,7 +97,7 @@ class Service:
             if fact is None:  # a library's own words
                 sys.stderr.write(line.decode(errors="replace"))
                 continue
-            event = fact.pop("event")
+            event = self.stage = fact.pop("event")
             if event == "failed":
                 problem = fact["problem"]
                 continue
@@ -129,8 +131,10 @@ async def up(plan: Plan, report: Report = lambda event, fact: None) -> AsyncIter
     try:
         async with asyncio.TaskGroup() as group:
             lives = [group.create_task(service.live(report)) for service in services]
+            reminding = group.create_task(_remind(services, report))
             for service in services:
                 await service.serving.wait()
+            reminding.cancel()
             yield Tandem({service.role: service.address for service in services})
             for life in lives:
                 life.cancel()
@@ -139,6 +143,17 @@ async def up(plan: Plan, report: Report = lambda event, fact: None) -> AsyncIter
     finally:
         await services[-1].stop()  # the orchestrator closes its sessions on the others first
         await asyncio.gather(*(service.stop() for service in services))
+
+
+async def _remind(services: list[Service], report: Report) -> None:
+    """Report what does not serve yet, less and less often."""
+    passed, pause = 0.0, REMIND_SECONDS
+    while True:
+        await asyncio.sleep(pause)
+        passed, pause = passed + pause, 2 * pause
+        for service in services:
+            if not service.serving.is_set():
+                report(service.stage, {"role": service.role, "seconds": f"{passed:.0f}"})
 
 
 async def run(plan: Plan, report: Report, ready: Callable[[str], None]) -> None:

@@ -24,6 +24,7 @@ HOST = "127.0.0.1"
 PORT = 50051
 SHARED_COST = 0.25  # seconds of the verifier that a second of the drafter may cost on its device
 Setting = Path | str | int | bool | None
+QUIET: Mapping[str, Setting] = {"log_level": "warning"}  # several services share a terminal
 
 
 @dataclass(frozen=True)
@@ -123,10 +124,11 @@ def _flags(
     """A command line: what is given wins over what is set outside, which wins over what is
     chosen.
     """
+    chosen = {**chosen, **QUIET}
     settings = {name: value for name, value in chosen.items() if name not in outside}
     settings |= {name: value for name, value in given.items() if value is not None}
     flags = []
-    for name, value in settings.items():
+    for name, value in ((name.replace("_", "-"), value) for name, value in settings.items()):
         if isinstance(value, bool):
             flags.append(f"--{name}" if value else f"--no-{name}")
         elif value is not None:

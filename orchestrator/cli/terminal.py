@@ -28,14 +28,18 @@ class StartProgress:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._page = ""  # address of the status page
 
     def report(self, event: str, fact: dict[str, str]) -> None:
         """One announcement of a service."""
         role, of = f"{fact['role']:<12}", escape(fact.get("model", ""))
+        if "seconds" in fact:
+            of = f"for {fact['seconds']} s"
         if event == "serving":
+            self._page = fact["metrics"] if fact["role"] == "orchestrator" else self._page
             where = f"{escape(fact['address'])}  metrics {escape(fact['metrics'])}/metrics"
             self._print(f"[green]serving[/]     {role} {where}")
-        elif event in ("loading", "testing"):
+        elif event in ("starting", "loading", "testing"):
             self._print(f"[dim]{event:<11} {role} {of}[/]")
         else:
             self._print(f"[yellow]{event:<11}[/] {role}")
@@ -44,6 +48,8 @@ class StartProgress:
         """Everything serves, the client API at this address."""
         where = escape(address)
         self._print(f"\nTandem is up: client API on [bold]{where}[/]. Ctrl-C stops everything.")
+        if self._page:
+            self._print(f"Status page: [bold]http://{escape(self._page)}/[/]")
         self._print(f'Try: tandem generate --address {where} "Once upon a time"')
 
     def _print(self, line: str) -> None:
@@ -96,28 +102,3 @@ class Completion:
 
     def _print(self, text: str, style: str) -> None:
         self._console.print(Text(text, style=style), end="", soft_wrap=True)
-
-
-def show_status(response: api.GetStatusResponse) -> None:
-    """A table of replicas, as wide as it has to be."""
-    table = [("role", "address", "serving", "model", "device", "dtype", "sessions", "round trip")]
-    exactness = []
-    for model in response.models:
-        replicas = [("verifier", each) for each in model.verifiers]
-        replicas += [("drafter", each) for each in model.drafters]
-        for role, each in replicas:
-            trip = f"{each.round_trip_seconds * 1000:.1f} ms" if each.serving else ""
-            yes, sessions = "yes" if each.serving else "no", str(each.sessions)
-            row = (role, each.address, yes, each.model, each.device, each.dtype, sessions, trip)
-            table.append(row)
-            if role == "verifier" and each.serving:
-                found = f"{each.exactness}, {each.kernels} kernels"
-                exactness.append(f"verifier {each.address}: {found}")
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        print("  ".join(map(str.ljust, row, widths)).rstrip())
-    for line in exactness:
-        print(line)
-    for model in response.models:
-        load = f"{model.requests_running} running, {model.requests_waiting} waiting"
-        print(f"{model.name or 'no model'}: {load}; tandem {response.version}")

@@ -98,6 +98,7 @@ class DrafterClient:
     """A drafter at an address; `metadata` is what a registered one is described by."""
 
     def __init__(self, channel: grpc.aio.Channel, metadata: Sequence[tuple[str, str]] = ()) -> None:
+        self._channel = channel
         self._stub = drafter_pb2_grpc.DrafterServiceStub(channel)
         self._metadata = tuple(metadata)
 
@@ -114,6 +115,13 @@ class DrafterClient:
     async def close(self, session_id: bytes) -> None:
         """Free the session."""
         await _close(self._stub.Guess, drafter_pb2.GuessRequest(closings=[_closing(session_id)]))
+
+    async def serving(self, seconds: float) -> bool:
+        """Whether it reports within so many seconds that it serves; a registered one does, as it is
+        removed when it does not.
+        """
+        service = "tandem.v1.DrafterService"
+        return bool(self._metadata) or await is_serving(self._channel, service, seconds)
 
     async def describe(self, seconds: float) -> ModelDescription:
         """The draft model; waits up to `seconds` for the service to come up."""

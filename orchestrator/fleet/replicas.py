@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,14 +33,20 @@ class ModelClient(Protocol):
     async def describe(self, seconds: float) -> ModelDescription:
         """The model; waits up to `seconds` for the service."""
 
+    async def serving(self, seconds: float) -> bool:
+        """Whether it reports within so many seconds that it serves."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """A service, its model unless it did not answer, and how long it took to answer."""
+    """A service, its model unless it did not answer, and how long it took to answer; `problem` is
+    why it is not used, empty if it is.
+    """
 
     address: str
     model: ModelDescription | None
     round_trip_seconds: float
+    problem: str = ""
 
 
 class Replicas:
@@ -49,6 +55,7 @@ class Replicas:
     def __init__(self, config: OrchestratorConfig, membership: Membership) -> None:
         self._config, self._membership = config, membership
         self.fingerprint = fingerprint(config.tokenizer)
+        self.model_fingerprint = ""  # of the target at the start
         self.key = ""  # of the round workers, which registered drafters want
         self.verifiers: Mapping[str, VerifierClient] = {}
         self.drafters: Mapping[str, DrafterClient] = {}
@@ -74,6 +81,7 @@ class Replicas:
         """
         config = self._config
         target = await self._target()
+        self.model_fingerprint = target.fingerprint
         _check_same(config.tokenizer, self.fingerprint, target)
         draft = await _first(self.drafters, min(STATUS_SECONDS, config.start_seconds))
         if draft:
@@ -85,10 +93,18 @@ class Replicas:
     async def status(self) -> tuple[list[ReplicaStatus], list[ReplicaStatus]]:
         """Those of verifiers and of drafters."""
         verifiers, drafters = await asyncio.gather(
-            asyncio.gather(*(_status(*each) for each in self.verifiers.items())),
-            asyncio.gather(*(_status(*each) for each in self.drafters.items())),
+            asyncio.gather(*(_status(*each, self._other_model) for each in self.verifiers.items())),
+            asyncio.gather(*(_status(*each, self._other_tokens) for each in self.drafters.items())),
         )
         return verifiers, drafters
+
+    def _other_model(self, model: ModelDescription) -> str:
+        same = model.fingerprint == self.model_fingerprint
+        return "" if same else f"another model than at the start ({model.fingerprint})"
+
+    def _other_tokens(self, model: ModelDescription) -> str:
+        same = model.tokenizer_fingerprint == self.fingerprint
+        return "" if same else f"another tokenizer ({model.tokenizer_fingerprint})"
 
     async def serving(self, seconds: float) -> bool:
         """Whether any verifier reports within so many seconds that it serves."""
@@ -130,13 +146,20 @@ async def _first(clients: Mapping[str, ModelClient], seconds: float) -> ModelDes
         await asyncio.gather(*asking, return_exceptions=True)
 
 
-async def _status(address: str, client: ModelClient) -> ReplicaStatus:
+async def _status(
+    address: str, client: ModelClient, misfit: Callable[[ModelDescription], str]
+) -> ReplicaStatus:
     began = time.monotonic()
+    serving = asyncio.create_task(client.serving(STATUS_SECONDS))
     try:
         model = await client.describe(STATUS_SECONDS)
+        seconds = time.monotonic() - began
+        problem = misfit(model) or ("" if await serving else "not serving")
+        return ReplicaStatus(address, model, seconds, problem)
     except TandemError:
-        return ReplicaStatus(address, None, 0.0)
-    return ReplicaStatus(address, model, time.monotonic() - began)
+        return ReplicaStatus(address, None, 0.0, f"no answer in {STATUS_SECONDS:.0f} s")
+    finally:
+        serving.cancel()
 
 
 def _check_same(name: Path | str, tokenizer_fingerprint: str, target: ModelDescription) -> None:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from tandem.orchestrator.frontend.fair_queue import FairQueue, Turn
+from tandem.orchestrator.frontend.request import client_name
 from tandem.orchestrator.frontend.turnover import Turnover
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.protos.errors import Busy
@@ -46,6 +47,15 @@ class Tickets:
         self.turnover.ended(time.monotonic())
 
 
+@dataclass(frozen=True, slots=True)
+class ClientLoad:
+    """Requests of one client that run, and that wait."""
+
+    name: str
+    running: int
+    waiting: int
+
+
 class Admission:
     """Places for so many requests at once, which clients share fairly; so many others may wait."""
 
@@ -66,6 +76,15 @@ class Admission:
     def waiting(self) -> int:
         """Requests with a ticket and without a place."""
         return self._all.count - self.running
+
+    @property
+    def clients(self) -> tuple[ClientLoad, ...]:
+        """Those that have requests, the busiest first."""
+        loads = []
+        for share, tickets in self._clients.items():
+            running = self._queue.running_of(share)
+            loads.append(ClientLoad(client_name(share), running, tickets.count - running))
+        return tuple(sorted(loads, key=lambda each: (-each.running, -each.waiting, each.name)))
 
     @contextmanager
     def ticket(self, share: bytes) -> Iterator[None]:

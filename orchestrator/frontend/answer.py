@@ -64,10 +64,12 @@ class AnswerBuilder:
             stream.finish()
         self._arrived = self._began = self._last = time.monotonic()
         self._first: float | None = None
+        self.has_started = False
         self._cached_tokens = self._generated = 0
 
     def started(self) -> tuple[int, ...]:
         """The request was admitted, for the first time or again; the tokens so far."""
+        self.has_started = True
         if not self._generated:
             self._began = time.monotonic()
             self._metrics.prompt_tokens.inc(len(self._request.prompt))
@@ -100,14 +102,21 @@ class AnswerBuilder:
         )
 
     def complete(self) -> Answer:
-        """The whole answer."""
+        """The whole answer, which is counted."""
+        answer, now = self.so_far(), self._last
+        self._metrics.total.observe(now - self._arrived)
+        if self._generated > 1:
+            since_first = now - (self._first or now)
+            self._metrics.per_token.observe(since_first / (self._generated - 1))
+        finish = answer.finish.name.lower() if answer.finish else "unspecified"
+        self._metrics.finished.labels(finish).inc()
+        return answer
+
+    def so_far(self) -> Answer:
+        """The answer as far as it has come."""
         matched: str | int | None = self._stream.matched
         finish = self._newest.finish if matched is None else Finish.STOP
         now, first = self._last, self._first or self._last
-        self._metrics.total.observe(now - self._arrived)
-        if self._generated > 1:
-            self._metrics.per_token.observe((now - first) / (self._generated - 1))
-        self._metrics.finished.labels(finish.name.lower() if finish else "unspecified").inc()
         return Answer(
             request_id=self._request.request_id,
             text=self._stream.text,

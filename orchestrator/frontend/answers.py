@@ -10,6 +10,7 @@ import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 from tokenizers import Tokenizer
 
@@ -18,6 +19,7 @@ from tandem.orchestrator.frontend.answer import Answer, AnswerBuilder, Chunk
 from tandem.orchestrator.frontend.checks import ServedModel, check_resumable, check_size, checked
 from tandem.orchestrator.frontend.reader import read_ahead
 from tandem.orchestrator.frontend.request import Request
+from tandem.orchestrator.frontend.request_log import Course
 from tandem.orchestrator.frontend.text import TextStream
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.orchestrator.workers.pool import WorkerPool
@@ -40,9 +42,11 @@ class Answers:
         self._pool, self._tokenizer, self._served = pool, tokenizer, served
         self._metrics, self.admission = metrics, admission
 
-    async def generate(self, request: Request) -> AsyncGenerator[Chunk | Answer | None, None]:
+    async def generate(
+        self, request: Request, course: Course | None = None
+    ) -> AsyncGenerator[Chunk | Answer | None, None]:
         """Chunks with tokens that the client does not have yet, None now and then while there are
-        none, and the complete answer. Raises a TandemError.
+        none, and the complete answer; `course` gets to know the answer early. Raises a TandemError.
         """
         check_resumable(request, self._served.description)
         check_size(request, self._served)
@@ -52,6 +56,7 @@ class Answers:
         request = replace(request, request_id=request_id, sampling=sampling)
         with self.admission.ticket(request.share):
             begun = asyncio.create_task(asyncio.to_thread(self._begin, request))
+            begun.add_done_callback(partial(_note, course or Course()))
             async with aclosing(read_ahead(lambda: self._run(begun, request.share))) as chunks:
                 async for chunk in chunks:
                     yield chunk
@@ -87,3 +92,8 @@ class Answers:
     def _tokenise(self, text: str) -> tuple[int, ...]:
         """As a batch of one: `encode` would hold the GIL."""
         return tuple(self._tokenizer.encode_batch_fast([text])[0].ids)
+
+
+def _note(course: Course, begun: asyncio.Task[tuple[RunRequest, AnswerBuilder]]) -> None:
+    if not begun.cancelled() and not begun.exception():
+        course.answer = begun.result()[1]

@@ -174,10 +174,13 @@ def _model(name: str, served: ModelDescription) -> Iterator[Violation]:
         yield Violation("model", f"is {name!r}; served is {served.name!r}")
 
 
+def is_request_id(given: str) -> bool:
+    """Whether it may be one, which travels as metadata."""
+    return len(given) <= MAX_REQUEST_ID and given.isascii() and given.isprintable()
+
+
 def _request_id(request_id: str) -> Iterator[Violation]:
-    if not (
-        len(request_id) <= MAX_REQUEST_ID and request_id.isascii() and request_id.isprintable()
-    ):
+    if not is_request_id(request_id):
         yield Violation("request_id", f"is not at most {MAX_REQUEST_ID} printable ASCII characters")
 
 

@@ -41,6 +41,10 @@ class FairQueue:
         self._places, self._places_each = places, places_each
         self._shares: dict[bytes, Share] = {}  # the one that started last is the last
 
+    def running_of(self, share: bytes) -> int:
+        """Requests of a share that run."""
+        return self._shares[share].running if share in self._shares else 0
+
     def add(self, share: bytes, cost: int) -> Turn:
         """A request waits."""
         turn = Turn(share, cost)

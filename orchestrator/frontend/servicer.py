@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import secrets
+from collections.abc import Callable
 from contextlib import aclosing
-from importlib.metadata import version
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from google.protobuf.message import Message
 from grpc import aio
 
-from tandem.orchestrator.fleet.replicas import Replicas, ReplicaStatus
 from tandem.orchestrator.frontend.answer import Answer, Chunk
 from tandem.orchestrator.frontend.answers import Answers
+from tandem.orchestrator.frontend.checks import is_request_id
 from tandem.orchestrator.frontend.request import Request, Sampling, Speculation, Stopping
+from tandem.orchestrator.frontend.request_log import RequestLog
+from tandem.orchestrator.frontend.status import Overview
+from tandem.orchestrator.frontend.status_message import encode_status
 from tandem.orchestrator.metrics import SpeculationStats
 from tandem.protos.errors import DeadlineExceeded, InvalidRequest, Violation
 from tandem.protos.service.drain import Drain
+from tandem.protos.transport.interceptor import REQUEST_ID
 from tandem.protos.types import Method, Rule, Schedule, TokenLogprobs
 from tandem.protos.wire.drafting import decode_choice
 from tandem.v1 import orchestrator_pb2 as api
@@ -32,16 +38,20 @@ ServicerContext: TypeAlias = "aio.ServicerContext[Any, Any]"
 class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     """Serves one model."""
 
-    def __init__(self, answers: Answers, replicas: Replicas, drain: Drain) -> None:
-        self._answers, self._replicas, self._drain = answers, replicas, drain
+    def __init__(
+        self, answers: Answers, overview: Overview, drain: Drain, ends: RequestLog
+    ) -> None:
+        self._answers, self._overview, self._drain, self._ends = answers, overview, drain, ends
 
     async def Generate(
         self, request: api.GenerateRequest, context: ServicerContext
     ) -> api.GenerateResponse:
         """The whole answer: the last event of the stream."""
-        asked = decode_request(request, client_of(context), context.peer())
-        with self._drain.running():
-            async with aclosing(self._answers.generate(asked)) as events:
+        asked = await _identified(
+            decode_request(request, client_of(context), context.peer()), context
+        )
+        with self._ends.logged(asked, timed_out(context)) as course, self._drain.running():
+            async with aclosing(self._answers.generate(asked, course)) as events:
                 answers = [event async for event in events if isinstance(event, Answer)]
         return encode_answer(answers[-1])
 
@@ -58,8 +68,9 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             request.resume_from,
             tuple(request.received),
         )
-        with self._drain.running():
-            async with aclosing(self._answers.generate(asked)) as events:
+        asked = await _identified(asked, context)
+        with self._ends.logged(asked, timed_out(context)) as course, self._drain.running():
+            async with aclosing(self._answers.generate(asked, course)) as events:
                 async for event in events:
                     if isinstance(event, Answer):
                         response = api.StreamGenerateResponse(complete=encode_answer(event))
@@ -75,17 +86,7 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         self, request: api.GetStatusRequest, context: ServicerContext
     ) -> api.GetStatusResponse:
         """What is served and how it is doing."""
-        verifiers, drafters = await self._replicas.status()
-        names = [each.model.name for each in verifiers if each.model]
-        model = api.ModelStatus(
-            name=names[0] if names else "",
-            tokenizer_fingerprint=self._replicas.fingerprint,
-            verifiers=map(encode_replica, verifiers),
-            drafters=map(encode_replica, drafters),
-            requests_running=self._answers.admission.running,
-            requests_waiting=self._answers.admission.waiting,
-        )
-        return api.GetStatusResponse(version=version("tandem-serving"), models=[model])
+        return encode_status(await self._overview.read(), request.history)
 
 
 def client_of(context: ServicerContext) -> bytes:
@@ -98,6 +99,22 @@ def client_of(context: ServicerContext) -> bytes:
 
 def _digest(name: str) -> bytes:
     return hashlib.sha256(name.encode()).digest()[:16]
+
+
+async def _identified(request: Request, context: ServicerContext) -> Request:
+    """The request with its id: the field, or else that of the metadata, or else a new one. It is
+    sent back as metadata, also when the request is refused later.
+    """
+    given = str(dict(context.invocation_metadata() or ()).get(REQUEST_ID) or "")
+    request_id = request.request_id or given or secrets.token_hex(8)
+    if is_request_id(request_id):
+        await context.send_initial_metadata(((REQUEST_ID, request_id),))
+    return replace(request, request_id=request_id)
+
+
+def timed_out(context: ServicerContext) -> Callable[[], bool]:
+    """Whether the time that the client gave is over."""
+    return lambda: context.time_remaining() == 0.0
 
 
 async def _send(context: ServicerContext, response: api.StreamGenerateResponse) -> None:
@@ -207,25 +224,6 @@ def encode_stats(stats: SpeculationStats, rule: Rule) -> api.SpeculationSummary:
         drafter_switches=stats.drafter_switches,
         verifier_switches=stats.verifier_switches,
         rule=api.AcceptanceRule.ValueType(rule.value),
-    )
-
-
-def encode_replica(replica: ReplicaStatus) -> api.ReplicaStatus:
-    """Status to message."""
-    if (model := replica.model) is None:
-        return api.ReplicaStatus(address=replica.address, serving=False)
-    return api.ReplicaStatus(
-        address=replica.address,
-        serving=True,
-        model=model.name,
-        device=model.device,
-        dtype=model.dtype,
-        sessions=model.sessions,
-        kv_cache_usage=model.cache_usage,
-        exactness=model.exactness,
-        kernels=model.kernels,
-        fingerprint=model.fingerprint,
-        round_trip_seconds=replica.round_trip_seconds,
     )
 
 

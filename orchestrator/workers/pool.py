@@ -76,6 +76,16 @@ class Connection:
             await self.channel.close()
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A round worker as the front end sees it, and how many requests it runs."""
+
+    index: int
+    connected: bool
+    requests: int
+    reserve: bool
+
+
 class WorkerPool:
     """Runs requests on round workers; a lost worker costs a resume, never an error."""
 
@@ -95,6 +105,16 @@ class WorkerPool:
     def connected(self) -> int:
         """Number of workers that serve now."""
         return len(self._connections)
+
+    @property
+    def statuses(self) -> tuple[WorkerStatus, ...]:
+        """Of all workers."""
+        reserve, found = self._supervisor.reserve, self._connections
+        counts = {index: len(each.calls) for index, each in found.items()}
+        return tuple(
+            WorkerStatus(index, index in found, counts.get(index, 0), index == reserve)
+            for index in range(self._supervisor.count)
+        )
 
     async def __aenter__(self) -> WorkerPool:
         """Serve as soon as one worker does; raises Unusable if none comes up."""

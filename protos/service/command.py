@@ -37,7 +37,7 @@ def command(
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing has to be ended in order yet
     try:
         config = configured(kind, role, sys.argv[1:])
-        process.configure_logging(config.log_level)
+        process.configure_logging(config.log_level, config.log_format)
         process.announce("loading", role=role, model=str(config.folder))
         serve = import_module(module).serving
         with around(config):

@@ -71,7 +71,10 @@ class ServiceConfig(BaseSettings):
         default=30.0, ge=0, description="that what runs has to finish when the service is stopped"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="warning", description="debug, info, warning or error"
+        default="info", description="debug, info, warning or error"
+    )
+    log_format: Literal["json", "console"] | None = Field(
+        default=None, description="json or console; by default console in a terminal"
     )
 
     @classmethod

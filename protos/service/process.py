@@ -21,17 +21,27 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 CHILD = "TANDEM_CHILD"  # set: stop when standard input closes, so that nobody outlives the parent
 
 
-def configure_logging(level: str) -> None:
-    """JSON lines on standard error, one event each, with the request id where there is one."""
+def configure_logging(level: str, form: str | None = None) -> None:
+    """Events on standard error, with the request id where there is one: JSON lines, or as people
+    read them on a `console`. By default the latter in a terminal.
+    """
     import structlog
 
+    terminal = sys.stderr.isatty()
+    if form == "console" or (form is None and terminal):
+        # local variables of a traceback may hold a prompt: they are not shown
+        plain = structlog.dev.plain_traceback
+        shown: list[Any] = [
+            structlog.dev.ConsoleRenderer(colors=terminal, exception_formatter=plain)
+        ]
+    else:
+        shown = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
+            *shown,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]

@@ -7,7 +7,7 @@ no owner, a part of the process that can tell, reports a problem.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -48,6 +48,11 @@ class Health(health_pb2_grpc.HealthServicer):
     def serving(self) -> bool:
         """Whether no owner has a problem, and the process is not stopping."""
         return not (self._problems or self._closed)
+
+    @property
+    def problems(self) -> Sequence[str]:
+        """Why services cannot serve; empty if they can."""
+        return list(self._problems.values())
 
     async def until(self, serving: bool, seconds: float | None = None) -> None:
         """Wait until `serving` is so, for as many seconds at most."""

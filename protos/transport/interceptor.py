@@ -96,9 +96,15 @@ def _check(request: Any) -> None:
         raise request
 
 
+def _logged_as(request_id: str) -> AbstractContextManager[None]:
+    """A scope whose log lines have the id, if the caller sent one."""
+    known = {"request_id": request_id} if request_id else {}
+    return structlog.contextvars.bound_contextvars(**known)
+
+
 def _unary(behaviour: Any, request_id: str, running: Scope) -> Any:
     async def call(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
+        with _logged_as(request_id):
             try:
                 with running():
                     _check(request)
@@ -111,7 +117,7 @@ def _unary(behaviour: Any, request_id: str, running: Scope) -> Any:
 
 def _stream(behaviour: Any, request_id: str, running: Scope) -> Any:
     async def call(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
+        with _logged_as(request_id):
             try:
                 with running():
                     _check(request)

@@ -106,6 +106,34 @@ async def test_a_refused_start_does_not_wait_for_the_others(
     assert capfd.readouterr() == ("", "")
 
 
+async def test_what_does_not_serve_yet_is_reported_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launch, "Service", lambda role, command, more: services[role])
+    monkeypatch.setattr(launch, "REMIND_SECONDS", 0.5)
+    loads = """print('{"event": "loading"}', flush=True)"""
+    services = {
+        "verifier": child(f"{loads}; {WAITS}"),
+        "drafter": child(f"{SERVES}; {WAITS}", "drafter"),
+        "orchestrator": child(WAITS, "orchestrator"),
+    }
+    reported: asyncio.Queue[tuple[str, dict[str, str]]] = asyncio.Queue()
+
+    async def serve() -> None:
+        async with launch.up(Plan(port=0), lambda *each: reported.put_nowait(each)):
+            raise AssertionError("it is up")
+
+    async with asyncio.timeout(60):
+        serving, stages = asyncio.create_task(serve()), []
+        while ("verifier", "loading") not in stages or len(stages) < 4:
+            event, fact = await reported.get()
+            stages += [(fact["role"], event)] if "seconds" in fact else []
+        serving.cancel()
+        await asyncio.wait((serving,))
+    assert ("orchestrator", "starting") in stages
+    assert stages[-1][0] != "drafter", "it serves"
+
+
 async def test_children_know_the_settings_file_of_up(tmp_path: Path) -> None:
     file = tmp_path / "tandem.yaml"
     file.write_text("drafter: {prot: 3}\n")

@@ -165,7 +165,10 @@ def test_up_goes_by_the_models_hosts_and_ports_that_are_set_outside(
     assert "--verifier=[::1]:20999" in words["orchestrator"]
     assert f"--tokenizer={models.DRAFT}" in words["orchestrator"]
     assert {"--no-ray", "--workers=1"} <= set(words["orchestrator"])
-    assert words["verifier"] == ["--threads=" + str(max(1, cores.usable() - 1)), "--port=20999"]
+    threads = "--threads=" + str(max(1, cores.usable() - 1))
+    assert words["verifier"] == [threads, "--log-level=warning", "--port=20999"]
+    monkeypatch.setenv("TANDEM__VERIFIER__LOG_LEVEL", "info")
+    assert "--log-level=warning" not in flags(Plan())["verifier"]
 
 
 def test_up_refuses_what_it_cannot_start_with(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,10 @@ PLACES = {
     "drafter-host": "127.0.0.1",
 }
 ALSO = {"up": ["--port", "0", "--no-ray"], "orchestrator": ["--no-ray"]}
-COMMAND = re.compile(r"\btandem (up|generate|status|verifier|drafter|orchestrator)\b|-m ([\w.]+)")
-TANDEM = ("up", "generate", "status", "verifier", "drafter", "orchestrator")
+COMMAND = re.compile(
+    r"\btandem (up|generate|status|top|verifier|drafter|orchestrator)\b|-m ([\w.]+)"
+)
+TANDEM = ("up", "generate", "status", "top", "verifier", "drafter", "orchestrator")
 ELSEWHERE: dict[str, str] = {}  # a block's first command: the test that runs it, `file::name`
 
 NOT_RUN = ("text", "mermaid", "yaml")

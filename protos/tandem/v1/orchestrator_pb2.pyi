@@ -713,12 +713,17 @@ Global___Chunk: _TypeAlias = Chunk  # noqa: Y015
 class GetStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    HISTORY_FIELD_NUMBER: _builtins.int
+    history: _builtins.bool
+    """`ModelStatus.history` too"""
     def __init__(
         self,
+        *,
+        history: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["history", b"history"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -730,18 +735,28 @@ class GetStatusResponse(_message.Message):
 
     VERSION_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
+    ROUND_WORKERS_FIELD_NUMBER: _builtins.int
+    PROBLEMS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelStatus]: ...
+    @_builtins.property
+    def round_workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundWorkerStatus]: ...
+    @_builtins.property
+    def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """why no request can be served now; empty = requests are served"""
+
     def __init__(
         self,
         *,
         version: _builtins.str = ...,
         models: _abc.Iterable[Global___ModelStatus] | None = ...,
+        round_workers: _abc.Iterable[Global___RoundWorkerStatus] | None = ...,
+        problems: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "problems", b"problems", "round_workers", b"round_workers", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -757,6 +772,9 @@ class ModelStatus(_message.Message):
     DRAFTERS_FIELD_NUMBER: _builtins.int
     REQUESTS_RUNNING_FIELD_NUMBER: _builtins.int
     REQUESTS_WAITING_FIELD_NUMBER: _builtins.int
+    CLIENTS_FIELD_NUMBER: _builtins.int
+    LAST_MINUTE_FIELD_NUMBER: _builtins.int
+    HISTORY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     tokenizer_fingerprint: _builtins.str
     requests_running: _builtins.int
@@ -765,6 +783,16 @@ class ModelStatus(_message.Message):
     def verifiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaStatus]: ...
     @_builtins.property
     def drafters(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaStatus]: ...
+    @_builtins.property
+    def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientStatus]:
+        """that have requests now"""
+
+    @_builtins.property
+    def last_minute(self) -> Global___RecentFigures: ...
+    @_builtins.property
+    def history(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecentFigures]:
+        """of the last minutes, the oldest first"""
+
     def __init__(
         self,
         *,
@@ -774,10 +802,13 @@ class ModelStatus(_message.Message):
         drafters: _abc.Iterable[Global___ReplicaStatus] | None = ...,
         requests_running: _builtins.int = ...,
         requests_waiting: _builtins.int = ...,
+        clients: _abc.Iterable[Global___ClientStatus] | None = ...,
+        last_minute: Global___RecentFigures | None = ...,
+        history: _abc.Iterable[Global___RecentFigures] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_minute", b"last_minute"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafters", b"drafters", "name", b"name", "requests_running", b"requests_running", "requests_waiting", b"requests_waiting", "tokenizer_fingerprint", b"tokenizer_fingerprint", "verifiers", b"verifiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "drafters", b"drafters", "history", b"history", "last_minute", b"last_minute", "name", b"name", "requests_running", b"requests_running", "requests_waiting", b"requests_waiting", "tokenizer_fingerprint", b"tokenizer_fingerprint", "verifiers", b"verifiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -800,6 +831,7 @@ class ReplicaStatus(_message.Message):
     EXACTNESS_FIELD_NUMBER: _builtins.int
     KERNELS_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     serving: _builtins.bool
     model: _builtins.str
@@ -818,6 +850,8 @@ class ReplicaStatus(_message.Message):
     """what multiplies weights: a set of instructions, onednn, fbgemm, or torch"""
     fingerprint: _builtins.str
     """hex; the same on services that compute the same text"""
+    problem: _builtins.str
+    """why it is not used; empty if it serves"""
     def __init__(
         self,
         *,
@@ -834,11 +868,138 @@ class ReplicaStatus(_message.Message):
         exactness: _builtins.str = ...,
         kernels: _builtins.str = ...,
         fingerprint: _builtins.str = ...,
+        problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rate", b"acceptance_rate", "address", b"address", "device", b"device", "dtype", b"dtype", "exactness", b"exactness", "fingerprint", b"fingerprint", "kernels", b"kernels", "kv_cache_usage", b"kv_cache_usage", "model", b"model", "pool", b"pool", "round_trip_seconds", b"round_trip_seconds", "serving", b"serving", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rate", b"acceptance_rate", "address", b"address", "device", b"device", "dtype", b"dtype", "exactness", b"exactness", "fingerprint", b"fingerprint", "kernels", b"kernels", "kv_cache_usage", b"kv_cache_usage", "model", b"model", "pool", b"pool", "problem", b"problem", "round_trip_seconds", b"round_trip_seconds", "serving", b"serving", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplicaStatus: _TypeAlias = ReplicaStatus  # noqa: Y015
+
+@_typing.final
+class RoundWorkerStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    CONNECTED_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    RESERVE_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    connected: _builtins.bool
+    requests: _builtins.int
+    reserve: _builtins.bool
+    """used only while no other is connected"""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        connected: _builtins.bool = ...,
+        requests: _builtins.int = ...,
+        reserve: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connected", b"connected", "index", b"index", "requests", b"requests", "reserve", b"reserve"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoundWorkerStatus: _TypeAlias = RoundWorkerStatus  # noqa: Y015
+
+@_typing.final
+class ClientStatus(_message.Message):
+    """A client by the first digits of the digest of its name, or of its connection."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    running: _builtins.int
+    waiting: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        running: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientStatus: _TypeAlias = ClientStatus  # noqa: Y015
+
+@_typing.final
+class RecentFigures(_message.Message):
+    """What was counted in some seconds. A figure of which nothing was counted is absent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SECONDS_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    ACCEPTANCE_RATE_FIELD_NUMBER: _builtins.int
+    MEAN_ACCEPTANCE_LENGTH_FIELD_NUMBER: _builtins.int
+    GOODPUT_WITH_DRAFTS_FIELD_NUMBER: _builtins.int
+    GOODPUT_WITHOUT_DRAFTS_FIELD_NUMBER: _builtins.int
+    REQUESTS_FINISHED_FIELD_NUMBER: _builtins.int
+    REQUESTS_FAILED_FIELD_NUMBER: _builtins.int
+    REQUESTS_RUNNING_FIELD_NUMBER: _builtins.int
+    REQUESTS_WAITING_FIELD_NUMBER: _builtins.int
+    seconds: _builtins.float
+    tokens_per_second: _builtins.float
+    """of all requests together"""
+    acceptance_rate: _builtins.float
+    """accepted of the verified draft tokens"""
+    mean_acceptance_length: _builtins.float
+    """emitted tokens per step, the next token included"""
+    goodput_with_drafts: _builtins.float
+    """tokens per second of one request, in steps with a draft"""
+    goodput_without_drafts: _builtins.float
+    """the same, in steps without"""
+    requests_finished: _builtins.int
+    requests_failed: _builtins.int
+    """refused, cancelled or failed"""
+    requests_running: _builtins.int
+    """at the end"""
+    requests_waiting: _builtins.int
+    def __init__(
+        self,
+        *,
+        seconds: _builtins.float = ...,
+        tokens_per_second: _builtins.float = ...,
+        acceptance_rate: _builtins.float | None = ...,
+        mean_acceptance_length: _builtins.float | None = ...,
+        goodput_with_drafts: _builtins.float | None = ...,
+        goodput_without_drafts: _builtins.float | None = ...,
+        requests_finished: _builtins.int = ...,
+        requests_failed: _builtins.int = ...,
+        requests_running: _builtins.int = ...,
+        requests_waiting: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "_goodput_with_drafts", b"_goodput_with_drafts", "_goodput_without_drafts", b"_goodput_without_drafts", "_mean_acceptance_length", b"_mean_acceptance_length", "acceptance_rate", b"acceptance_rate", "goodput_with_drafts", b"goodput_with_drafts", "goodput_without_drafts", b"goodput_without_drafts", "mean_acceptance_length", b"mean_acceptance_length"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "_goodput_with_drafts", b"_goodput_with_drafts", "_goodput_without_drafts", b"_goodput_without_drafts", "_mean_acceptance_length", b"_mean_acceptance_length", "acceptance_rate", b"acceptance_rate", "goodput_with_drafts", b"goodput_with_drafts", "goodput_without_drafts", b"goodput_without_drafts", "mean_acceptance_length", b"mean_acceptance_length", "requests_failed", b"requests_failed", "requests_finished", b"requests_finished", "requests_running", b"requests_running", "requests_waiting", b"requests_waiting", "seconds", b"seconds", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__acceptance_rate: _TypeAlias = _typing.Literal["acceptance_rate"]  # noqa: Y015
+    _WhichOneofArgType__acceptance_rate: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate"]  # noqa: Y015
+    _WhichOneofReturnType__goodput_with_drafts: _TypeAlias = _typing.Literal["goodput_with_drafts"]  # noqa: Y015
+    _WhichOneofArgType__goodput_with_drafts: _TypeAlias = _typing.Literal["_goodput_with_drafts", b"_goodput_with_drafts"]  # noqa: Y015
+    _WhichOneofReturnType__goodput_without_drafts: _TypeAlias = _typing.Literal["goodput_without_drafts"]  # noqa: Y015
+    _WhichOneofArgType__goodput_without_drafts: _TypeAlias = _typing.Literal["_goodput_without_drafts", b"_goodput_without_drafts"]  # noqa: Y015
+    _WhichOneofReturnType__mean_acceptance_length: _TypeAlias = _typing.Literal["mean_acceptance_length"]  # noqa: Y015
+    _WhichOneofArgType__mean_acceptance_length: _TypeAlias = _typing.Literal["_mean_acceptance_length", b"_mean_acceptance_length"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__acceptance_rate) -> _WhichOneofReturnType__acceptance_rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__goodput_with_drafts) -> _WhichOneofReturnType__goodput_with_drafts | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__goodput_without_drafts) -> _WhichOneofReturnType__goodput_without_drafts | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mean_acceptance_length) -> _WhichOneofReturnType__mean_acceptance_length | None: ...
+
+Global___RecentFigures: _TypeAlias = RecentFigures  # noqa: Y015

@@ -1,0 +1,57 @@
+"""A log line now and then while the model is used: passes, tokens, sessions, memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import structlog
+
+from tandem.engine.cache.sessions import Sessions
+from tandem.engine.schedule.progress import StepReport
+
+LINE_SECONDS = 10.0
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Passes:
+    """Forward passes since the last line."""
+
+    count: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+class Activity:
+    """Counts passes on the model thread, and logs them on the event loop."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._passes = Passes()
+
+    def observe(self, report: StepReport) -> None:
+        """Count one forward pass."""
+        passes = self._passes
+        passes.count += 1
+        passes.tokens += report.tokens
+        passes.seconds += report.seconds
+
+    async def run(self) -> None:
+        """A line for every LINE_SECONDS in which there was a pass, until cancelled."""
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(LINE_SECONDS)
+            passes, self._passes = self._passes, Passes()
+            if passes.count:
+                seconds = time.monotonic() - began
+                log.info(
+                    "the model is used",
+                    passes_per_second=round(passes.count / seconds, 1),
+                    tokens_per_second=round(passes.tokens / seconds, 1),
+                    busy=round(passes.seconds / seconds, 3),
+                    sessions=len(self._sessions),
+                    kv_cache_usage=round(self._sessions.usage, 4),
+                )

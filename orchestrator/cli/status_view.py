@@ -1,0 +1,108 @@
+"""What `tandem status` prints, and `tandem top` shows, of a GetStatusResponse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tandem.v1 import orchestrator_pb2 as api
+
+HEAD = ("role", "address", "state", "model", "device", "dtype", "sessions", "KV", "round trip")
+NOTHING = "-"
+
+
+def is_serving(response: api.GetStatusResponse) -> bool:
+    """Whether a request can be served; it can without a drafter."""
+    verifiers = [any(each.serving for each in model.verifiers) for model in response.models]
+    return bool(verifiers) and all(verifiers) and not response.problems
+
+
+def show_status(response: api.GetStatusResponse) -> None:
+    """A table of replicas, as wide as it has to be, and lines with figures."""
+    table = [HEAD, *replica_rows(response)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        print("  ".join(map(str.ljust, row, widths)).rstrip())
+    for line in status_lines(response):
+        print(line)
+
+
+def replica_rows(response: api.GetStatusResponse) -> list[tuple[str, ...]]:
+    """Cells of all replicas, as in HEAD."""
+    replicas = [("verifier", each) for model in response.models for each in model.verifiers]
+    replicas += [("drafter", each) for model in response.models for each in model.drafters]
+    return [(role, *_cells(each)) for role, each in replicas]
+
+
+def _cells(replica: api.ReplicaStatus) -> tuple[str, ...]:
+    state = "serving" if replica.serving else replica.problem or "not serving"
+    if not replica.model:
+        return (replica.address, state, *[""] * (len(HEAD) - 3))
+    return (
+        replica.address,
+        state,
+        replica.model,
+        replica.device,
+        replica.dtype,
+        str(replica.sessions),
+        f"{100 * replica.kv_cache_usage:.0f} %",
+        f"{replica.round_trip_seconds * 1000:.1f} ms",
+    )
+
+
+def status_lines(response: api.GetStatusResponse) -> Iterator[str]:
+    """Exactness, round workers, the last minute, what runs, and why nothing is served."""
+    for each in (each for model in response.models for each in model.verifiers):
+        if each.exactness:
+            yield f"verifier {each.address}: {each.exactness}, {each.kernels} kernels"
+    if response.round_workers:
+        yield worker_line(response)
+    for model in response.models:
+        yield f"last minute: {recent(model.last_minute)}"
+    for problem in response.problems:
+        yield f"not serving: {problem}"
+    for model in response.models:
+        load = f"{model.requests_running} running, {model.requests_waiting} waiting"
+        yield f"{model.name or 'no model'}: {load}; tandem {response.version}"
+
+
+def worker_line(response: api.GetStatusResponse) -> str:
+    """How many round workers there are, without the one in reserve unless it is in use."""
+    shown = [each for each in response.round_workers if not each.reserve]
+    connected = sum(each.connected for each in shown)
+    requests = sum(each.requests for each in response.round_workers)
+    reserve = sum(each.requests for each in response.round_workers if each.reserve)
+    more = f", {reserve} of them in the one in reserve" if reserve else ""
+    return f"round workers: {connected} of {len(shown)} connected, {requests} requests{more}"
+
+
+def recent(figures: api.RecentFigures) -> str:
+    """A line of figures."""
+    rate = percent(figures.acceptance_rate) if figures.HasField("acceptance_rate") else NOTHING
+    return (
+        f"{figures.tokens_per_second:.1f} tokens/s, acceptance rate {rate}, "
+        f"mean acceptance length {optional(figures, 'mean_acceptance_length', '.2f')}; "
+        f"goodput {goodput(figures)}; "
+        f"{figures.requests_finished} finished, {figures.requests_failed} failed"
+    )
+
+
+def goodput(figures: api.RecentFigures) -> str:
+    """Of one request, with drafts beside without."""
+    drafts = optional(figures, "goodput_with_drafts", ".0f")
+    plain = optional(figures, "goodput_without_drafts", ".0f")
+    line = f"{drafts} tokens/s with drafts, {plain} without"
+    if figures.goodput_with_drafts and figures.goodput_without_drafts:
+        ratio = figures.goodput_with_drafts / figures.goodput_without_drafts
+        return f"{line} ({ratio:.2f} times)"
+    return line
+
+
+def optional(figures: api.RecentFigures, field: str, form: str) -> str:
+    """A figure, or a sign that nothing was counted."""
+    given = any(found.name == field for found, _ in figures.ListFields())
+    return format(getattr(figures, field), form) if given else NOTHING
+
+
+def percent(part: float) -> str:
+    """Of a whole."""
+    return f"{100 * part:.0f} %"

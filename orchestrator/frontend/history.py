@@ -1,0 +1,110 @@
+"""Figures of the last minutes, made of what was counted until each of some moments.
+
+Pure: time is an argument, and grows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import pairwise
+
+BUCKET_SECONDS = 5.0
+BUCKETS = 180  # a quarter of an hour
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What was counted so far; and how many requests run and wait now."""
+
+    tokens: float = 0.0
+    steps: float = 0.0
+    drafted: float = 0.0
+    accepted: float = 0.0
+    tokens_with_drafts: float = 0.0  # of steps but each request's first
+    seconds_with_drafts: float = 0.0
+    tokens_without_drafts: float = 0.0
+    seconds_without_drafts: float = 0.0
+    finished: int = 0
+    failed: int = 0
+    running: int = 0
+    waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of some seconds; None where nothing was counted that a figure could be made of."""
+
+    seconds: float
+    tokens_per_second: float
+    acceptance_rate: float | None
+    mean_acceptance_length: float | None
+    goodput_with_drafts: float | None  # tokens per second of one request
+    goodput_without_drafts: float | None
+    finished: int
+    failed: int
+    running: int
+    waiting: int
+
+    @classmethod
+    def between(cls, older: Totals, newer: Totals, seconds: float) -> Figures:
+        """What was counted in between."""
+
+        def per(count: str, unit: str) -> float | None:
+            return ratio(
+                getattr(newer, count) - getattr(older, count),
+                getattr(newer, unit) - getattr(older, unit),
+            )
+
+        return cls(
+            seconds,
+            ratio(newer.tokens - older.tokens, seconds) or 0.0,
+            per("accepted", "drafted"),
+            per("tokens", "steps"),
+            per("tokens_with_drafts", "seconds_with_drafts"),
+            per("tokens_without_drafts", "seconds_without_drafts"),
+            newer.finished - older.finished,
+            newer.failed - older.failed,
+            newer.running,
+            newer.waiting,
+        )
+
+
+def ratio(count: float, unit: float) -> float | None:
+    """None without a unit."""
+    return count / unit if unit > 0 else None
+
+
+class History:
+    """The last totals of each of so many buckets of time."""
+
+    def __init__(self, seconds: float = BUCKET_SECONDS, buckets: int = BUCKETS) -> None:
+        self._seconds = seconds
+        self._kept: deque[tuple[float, Totals]] = deque(maxlen=buckets + 1)
+
+    def add(self, now: float, totals: Totals) -> None:
+        """What was counted until now; replaces what was added in the same bucket before, but for
+        the very first.
+        """
+        if len(self._kept) > 1 and self._bucket(self._kept[-1][0]) == self._bucket(now):
+            self._kept.pop()
+        self._kept.append((now, totals))
+
+    def over(self, seconds: float) -> Figures:
+        """Of so many seconds before the newest totals, or of as many as are known."""
+        if not self._kept:
+            return Figures.between(Totals(), Totals(), 0.0)
+        now, newest = self._kept[-1]
+        old = [each for each in self._kept if each[0] <= now - seconds]
+        then, oldest = old[-1] if old else self._kept[0]
+        return Figures.between(oldest, newest, now - then)
+
+    def series(self) -> list[Figures]:
+        """Of each bucket, the oldest first."""
+        return [
+            Figures.between(older, newer, now - then)
+            for (then, older), (now, newer) in pairwise(self._kept)
+        ]
+
+    def _bucket(self, now: float) -> int:
+        return int(now // self._seconds)

@@ -1,0 +1,104 @@
+"""One log line for every request, however it ended: who asked, what came of it, and its figures;
+never a text.
+
+Knows no protocol: a servicer enters `logged` around all that it does for a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from tandem.orchestrator.frontend.answer import AnswerBuilder
+from tandem.orchestrator.frontend.request import Request, client_name
+from tandem.protos.errors import TandemError
+
+LONGEST_ID = 128  # characters, of what a client may have chosen
+LONGEST_PROBLEM = 200
+NOT_REFUSED = ("CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL")
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Course:
+    """How far a request has come; `answer` is there once it was checked."""
+
+    answer: AnswerBuilder | None = None
+
+
+class RequestLog:
+    """Logs the end of each request, and counts ends by the name of their gRPC code."""
+
+    def __init__(self) -> None:
+        self.ends: Counter[str] = Counter()
+
+    @contextmanager
+    def logged(
+        self, request: Request, timed_out: Callable[[], bool] = lambda: False
+    ) -> Iterator[Course]:
+        """A scope in which a request is served, whose log lines have its id; `timed_out` is asked
+        when it was cancelled. Raises what is raised in it.
+        """
+        course, began, code, problem = Course(), time.monotonic(), "INTERNAL", ""
+        with structlog.contextvars.bound_contextvars(request_id=request.request_id[:LONGEST_ID]):
+            try:
+                yield course
+                code = "OK"
+            except TandemError as error:
+                code, problem = error.status, str(error)[:LONGEST_PROBLEM]
+                raise
+            except (asyncio.CancelledError, GeneratorExit):
+                code = "DEADLINE_EXCEEDED" if timed_out() else "CANCELLED"
+                raise
+            finally:
+                self.ends[code] += 1
+                seconds = time.monotonic() - began
+                facts = {"client": client_name(request.share), "code": code}
+                facts |= {"problem": problem} if problem else {}
+                _log(code, facts | {"seconds": round(seconds, 4)} | _figures(course.answer))
+
+
+def _log(code: str, facts: dict[str, Any]) -> None:
+    """A request that never had a place, and whose client did not leave, was refused."""
+    if code == "OK":
+        log.info("a request has finished", **facts)
+    elif "queue_seconds" in facts or code in NOT_REFUSED:
+        log.info("a request has failed", **facts)
+    else:
+        log.info("a request was refused", **facts)
+
+
+def _figures(answer: AnswerBuilder | None) -> dict[str, Any]:
+    """Of an answer as far as it came."""
+    if answer is None:
+        return {}
+    now = answer.so_far()
+    stats = now.speculation
+    figures: dict[str, Any] = {
+        "prompt_tokens": now.prompt_tokens,
+        "completion_tokens": len(now.token_ids),
+        "cached_tokens": now.cached_tokens,
+    }
+    if now.finish:
+        figures["finish"] = now.finish.name.lower()
+    if answer.has_started:
+        figures["queue_seconds"] = round(now.queue_seconds, 4)
+    if not stats.steps:
+        return figures
+    return figures | {
+        "first_token_seconds": round(now.first_token_seconds, 4),
+        "steps": stats.steps,
+        "draft_tokens": stats.drafted,
+        "mean_acceptance_length": round(stats.mean_acceptance_length, 3),
+        "acceptance_rate": round(stats.draft_acceptance_rate, 3),
+        "drafter_switches": stats.drafter_switches,
+        "verifier_switches": stats.verifier_switches,
+    }

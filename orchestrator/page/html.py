@@ -1,0 +1,196 @@
+"""The status page as HTML: a function of a status. Whatever comes from the status is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+
+from tandem.orchestrator.fleet.replicas import ReplicaStatus
+from tandem.orchestrator.frontend.history import BUCKET_SECONDS, BUCKETS, Figures, ratio
+from tandem.orchestrator.frontend.status import Status
+from tandem.orchestrator.page.plot import Line, minutes, plot, top_of_scale
+from tandem.orchestrator.page.style import STYLE
+
+REFRESH_SECONDS = 5
+SHOWN_SECONDS = BUCKET_SECONDS * BUCKETS
+NOTHING = "–"  # noqa: RUF001  # where nothing was counted
+
+Cell = tuple[str, str]  # text, class
+Show = Callable[[float | None], str]
+
+
+def page(status: Status, version: str, now: str) -> str:
+    """The whole page; `now` is the time that it shows."""
+    bad = " bad" if status.problems else ""
+    state = "not serving" if status.problems else "serving"
+    problem = escape("; ".join(status.problems))
+    body = [
+        f"<header><h1>Tandem</h1><p>{escape(status.model or 'no model')}</p>",
+        f'<p class="state{bad}">{state}</p><p class="when">{escape(now)}</p></header>',
+        f'<p class="problem">{problem}</p>' if problem else "",
+        f'<section class="tiles" aria-label="Last minute">{_tiles(status)}</section>',
+        f'<h2>Last minutes</h2><section class="plots">{_plots(status.history)}</section>',
+        _replicas("Verifiers", status.verifiers, "none is known"),
+        _replicas("Drafters", status.drafters, "none: the verifier decodes without drafts"),
+        _workers(status),
+        _clients(status),
+        f'<footer>Tandem {escape(version)}. The same as <a href="status.json">JSON</a>, and '
+        '<a href="metrics">metrics</a> for Prometheus.</footer>',
+    ]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="refresh" content="{REFRESH_SECONDS}">'
+        f"<title>Tandem: {state}</title><style>{STYLE}</style></head><body>"
+        f"{''.join(body)}</body></html>"
+    )
+
+
+def number(value: float | None) -> str:
+    """Three digits that matter, no more."""
+    if value is None:
+        return NOTHING
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def percent(part: float | None) -> str:
+    """Of a whole."""
+    return NOTHING if part is None else f"{100 * part:.0f} %"
+
+
+def _count(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:g}"
+
+
+def _tiles(status: Status) -> str:
+    last = status.last_minute
+    drafts, plain = last.goodput_with_drafts, last.goodput_without_drafts
+    pays = None if drafts is None or plain is None else ratio(drafts, plain)
+    tiles = (
+        ("Tokens per second", number(last.tokens_per_second), "all requests, last minute"),
+        ("Acceptance rate", percent(last.acceptance_rate), "of the draft tokens verified"),
+        ("Mean acceptance length", number(last.mean_acceptance_length), "tokens per step"),
+        (
+            "Goodput of drafts",
+            NOTHING if pays is None else f"{pays:.2f} ×",  # noqa: RUF001
+            f"{number(drafts)} with, {number(plain)} without",
+        ),
+        ("Requests", f"{status.running} running", f"{status.waiting} waiting"),
+        ("Ended in the last minute", f"{last.finished} finished", f"{last.failed} failed"),
+    )
+    return "".join(
+        f'<div class="tile"><h3>{name}</h3><strong>{value}</strong><small>{more}</small></div>'
+        for name, value, more in tiles
+    )
+
+
+def _plots(history: Sequence[Figures]) -> str:
+    def line(name: str, style: str, value: Callable[[Figures], float | None]) -> Line:
+        ago, points = sum(each.seconds for each in history), []
+        for each in history:
+            ago -= each.seconds
+            points.append((ago, value(each)))
+        return Line(name, style, points)
+
+    rate = line("acceptance rate", "first", lambda each: each.acceptance_rate)
+    return "".join(
+        (
+            _figure(
+                "Tokens per second",
+                [line("all requests", "first", lambda each: each.tokens_per_second)],
+                number,
+            ),
+            _figure("Acceptance rate", [rate], percent, 1.0),
+            _figure(
+                "Tokens per second of one request",
+                [
+                    line("with drafts", "first", lambda each: each.goodput_with_drafts),
+                    line("without", "second", lambda each: each.goodput_without_drafts),
+                ],
+                number,
+            ),
+            _figure(
+                "Requests",
+                [
+                    line("running", "first", lambda each: each.running),
+                    line("waiting", "second", lambda each: each.waiting),
+                ],
+                _count,
+            ),
+        )
+    )
+
+
+def _figure(name: str, lines: Sequence[Line], show: Show, top: float | None = None) -> str:
+    top = top or top_of_scale(lines)
+    keys = "".join(
+        f'<span><i class="key {each.style}"></i>{each.name} {show(each.last)}</span>'
+        for each in lines
+    )
+    drawn = plot(f"{name} over the last minutes", lines, SHOWN_SECONDS, top)
+    return (
+        f"<figure><figcaption><b>{name}</b>{keys}</figcaption>{drawn}"
+        f'<div class="scale"><span>{minutes(SHOWN_SECONDS)}</span>'
+        f"<span>0 to {show(top)}</span><span>now</span></div></figure>"
+    )
+
+
+def _replicas(title: str, replicas: Iterable[ReplicaStatus], empty: str) -> str:
+    head = (
+        ("address", "wide"),
+        ("state", ""),
+        ("model", ""),
+        ("device", ""),
+        ("dtype", ""),
+        ("exactness", "wide"),
+        ("sessions", "number"),
+        ("KV in use", "number"),
+        ("round trip", "number"),
+    )
+    rows = []
+    for each in replicas:
+        bad = " bad" if each.problem else ""
+        state = f'<span class="state{bad}">{escape(each.problem or "serving")}</span>'
+        known = each.model
+        cells = [escape(each.address), state]
+        if known:
+            values = (known.name, known.device, known.dtype, known.exactness, str(known.sessions))
+            cells += map(escape, values)
+            cells += [percent(known.cache_usage), f"{each.round_trip_seconds * 1000:.1f} ms"]
+        rows.append(cells)
+    return _table(title, head, rows, empty)
+
+
+def _workers(status: Status) -> str:
+    head = (("round worker", ""), ("state", ""), ("requests", "number"))
+    rows = []
+    for each in status.workers:
+        bad, state = ("", "connected") if each.connected else (" bad", "not connected")
+        name = f"{each.index}, in reserve" if each.reserve else f"{each.index}"
+        rows.append([name, f'<span class="state{bad}">{state}</span>', str(each.requests)])
+    return _table("Round workers", head, rows, "none")
+
+
+def _clients(status: Status) -> str:
+    head = (("client", ""), ("running", "number"), ("waiting", "number"))
+    rows = [[escape(c.name), str(c.running), str(c.waiting)] for c in status.clients]
+    return _table("Requests by client", head, rows, "no requests now")
+
+
+def _table(title: str, head: Sequence[Cell], rows: Sequence[Sequence[str]], empty: str) -> str:
+    """Cells are HTML."""
+    if not rows:
+        return f'<h2>{title}</h2><p class="none">{empty}</p>'
+    names = "".join(f'<th scope="col" class="{style}">{name}</th>' for name, style in head)
+    lines = []
+    for row in rows:
+        missing = [""] * (len(head) - len(row))
+        cells = (
+            f'<td class="{style}" data-label="{name}">{cell}</td>'
+            for (name, style), cell in zip(head, [*row, *missing], strict=True)
+        )
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    return (
+        f'<h2>{title}</h2><div class="table"><table><thead><tr>{names}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )

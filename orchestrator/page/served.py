@@ -1,0 +1,103 @@
+"""The status page over HTTP: `/` for people, `/status.json` for programs; both only read."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import TimeoutError as Late
+from datetime import UTC, datetime
+from hashlib import sha256
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from google.protobuf.json_format import MessageToJson
+
+from tandem.orchestrator.frontend.status import Status
+from tandem.orchestrator.frontend.status_message import encode_status
+from tandem.orchestrator.page.html import page
+from tandem.orchestrator.page.style import STYLE
+from tandem.protos.service.pages import Pages
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+FRESH_SECONDS = 1.0  # that all viewers share one reading
+LATE_SECONDS = 5.0
+STYLE_HASH = b64encode(sha256(STYLE.encode()).digest()).decode()
+HEADERS = [
+    ("Cache-Control", "no-store"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    (
+        "Content-Security-Policy",
+        f"default-src 'none'; style-src 'sha256-{STYLE_HASH}'; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'",
+    ),
+]
+
+
+class StatusReader:
+    """Reads the status on the event loop that it is made on, for threads."""
+
+    def __init__(self, read: Callable[[], Awaitable[Status]]) -> None:
+        self._read, self._loop = read, asyncio.get_running_loop()
+        self._lock, self._until = threading.Lock(), 0.0
+        self._known: Status | None = None
+
+    def __call__(self) -> Status:
+        """The status now, or a moment ago; raises TimeoutError."""
+        with self._lock:
+            if self._known is None or time.monotonic() >= self._until:
+                self._known = self._now()
+                self._until = time.monotonic() + FRESH_SECONDS
+            return self._known
+
+    def _now(self) -> Status:
+        async def read() -> Status:
+            return await self._read()
+
+        work = read()
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:  # the process ends
+            work.close()
+            raise TimeoutError from None
+        try:
+            return future.result(LATE_SECONDS)
+        except Late:
+            future.cancel()
+            raise TimeoutError from None
+
+
+def add_status_pages(pages: Pages, read: Callable[[], Awaitable[Status]]) -> None:
+    """Serve them; to be called on the event loop on which the status is read."""
+    reader = StatusReader(read)
+
+    def html(status: Status) -> str:
+        now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        return page(status, version("tandem-serving"), now)
+
+    def json(status: Status) -> str:
+        message = encode_status(status, with_history=True)
+        return MessageToJson(message, always_print_fields_with_no_presence=True)
+
+    pages.add("/", _application(reader, html, "text/html; charset=utf-8"))
+    pages.add("/status.json", _application(reader, json, "application/json"))
+
+
+def _application(
+    reader: StatusReader, shown: Callable[[Status], str], kind: str
+) -> WSGIApplication:
+    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        try:
+            body = shown(reader())
+        except TimeoutError:
+            start_response("503 Service Unavailable", [("Content-Type", "text/plain"), *HEADERS])
+            return [b"the orchestrator does not answer\n"]
+        start_response("200 OK", [("Content-Type", kind), *HEADERS])
+        return [body.encode()]
+
+    return application

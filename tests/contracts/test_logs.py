@@ -1,0 +1,54 @@
+"""Log lines: JSON for machines, a console for people, and nothing of a request's text."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import structlog
+from tandem.protos.service.process import configure_logging
+configure_logging("info", {form!r})
+log = structlog.get_logger()
+log.debug("too little")
+log.info("an event", tokens=3)
+def fails(prompt):
+    return 1 / 0
+try:
+    fails("once upon a secret time")
+except ZeroDivisionError as error:
+    log.error("a call failed", exc_info=error)
+"""
+
+
+def logged(form: str | None) -> str:
+    """What a process that is not in a terminal writes to standard error."""
+    words = [sys.executable, "-c", PROGRAM.format(form=form)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "")
+    return done.stderr
+
+
+def test_outside_of_a_terminal_logs_are_json() -> None:
+    event, failure = map(json.loads, logged(None).splitlines())
+    assert (event["event"], event["level"], event["tokens"]) == ("an event", "info", 3)
+    assert "ZeroDivisionError" in failure["exception"]
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_no_format_shows_local_variables(form: str) -> None:
+    """They may hold a prompt; a traceback's lines of code may not."""
+    lines = logged(form)
+    assert "ZeroDivisionError" in lines and "an event" in lines and "too little" not in lines
+    shown = lines.replace('fails("once upon a secret time")', "").replace(
+        'fails(\\"once upon a secret time\\")', ""
+    )
+    assert "secret" not in shown
+
+
+def test_a_console_shows_an_event_as_people_read_it() -> None:
+    first = logged("console").splitlines()[0]
+    assert not first.startswith("{") and "an event" in first and "tokens=3" in first

@@ -1,0 +1,119 @@
+"""A front end over real gRPC with one place, and a round worker that drafts as it is asked to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from tandem import models
+from tandem.orchestrator.config import OrchestratorConfig
+from tandem.orchestrator.fleet.membership import Membership
+from tandem.orchestrator.fleet.replicas import Replicas
+from tandem.orchestrator.frontend.admission import Admission, Limits
+from tandem.orchestrator.frontend.answers import Answers
+from tandem.orchestrator.frontend.checks import ServedModel
+from tandem.orchestrator.frontend.request_log import RequestLog
+from tandem.orchestrator.frontend.servicer import OrchestratorService
+from tandem.orchestrator.frontend.status import Overview, Recorder
+from tandem.orchestrator.metrics import FrontMetrics
+from tandem.protos.service.drain import Drain
+from tandem.protos.transport import rpc
+from tandem.protos.transport.health import Health
+from tandem.protos.transport.interceptor import REQUEST_ID
+from tandem.protos.types import DraftShape, ModelDescription
+from tandem.v1 import orchestrator_pb2 as api
+from tandem.v1 import orchestrator_pb2_grpc, rounds_pb2
+from tests.services.cell import Context, Worker, pooled
+from tests.services.test_answers import END, SCRIPT, TOKENIZER
+
+SECRET = "the name of a client"
+STEPS = ((3, 2), (0, 0), (2, 0))  # drafted, accepted
+PROMPT = "A secret text"
+
+
+class Drafting(Worker):
+    """Accepts drafts as in STEPS, with a pause before the last step until it is allowed."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.go = asyncio.Event()
+        self.go.set()
+        self.reached = asyncio.Event()
+        self.broken = False
+
+    async def Run(
+        self, request: rounds_pb2.RunRequest, context: Context
+    ) -> AsyncIterator[rounds_pb2.RunResponse]:
+        tokens = iter(SCRIPT)
+        for drafted, accepted in STEPS:
+            step = [next(tokens) for _ in range(accepted + 1)]
+            yield rounds_pb2.RunResponse(tokens=step, drafted=drafted, accepted=accepted)
+        self.reached.set()
+        await self.go.wait()
+        if self.broken:
+            raise RuntimeError("a bug")
+        yield rounds_pb2.RunResponse(
+            tokens=[END], finish=rounds_pb2.FINISH_STOP, matched_token_id=END, verifier_switches=1
+        )
+
+
+@dataclass
+class Front:
+    """A front end over real gRPC, with one place and no waiting."""
+
+    stub: Any
+    worker: Drafting
+    drain: Drain
+    lines: list[dict[str, Any]]
+
+    async def ask(self, *metadata: tuple[str, str], request_id: str = "") -> api.GenerateResponse:
+        request = api.GenerateRequest(text=PROMPT, request_id=request_id)
+        call = self.stub.Generate(request, metadata=metadata, timeout=20)
+        response = await call
+        sent = dict(await call.initial_metadata())[REQUEST_ID]
+        assert sent == response.request_id
+        return response
+
+    async def ended(self, count: int) -> list[dict[str, Any]]:
+        """The lines of requests, once there are so many; a call's end is not the handler's."""
+        for _ in range(500):
+            found = [line for line in self.lines if line["event"].startswith("a request ")]
+            if len(found) >= count:
+                break
+            await asyncio.sleep(0.01)
+        assert len(found) == count
+        assert PROMPT not in str(self.lines) and SECRET not in str(self.lines)
+        return found
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[Front]:
+    model = ModelDescription(
+        "tiny", "", TOKENIZER.get_vocab_size(), 512, (END,), "", "", exactness="exact"
+    )
+    worker, drain, ends = Drafting(), Drain(), RequestLog()
+    metrics = FrontMetrics(CollectorRegistry())
+    config = OrchestratorConfig(verifier="127.0.0.1:1", tokenizer=models.TARGET)
+    merge = structlog.contextvars.merge_contextvars
+    with capture_logs(processors=[merge]) as lines:
+        async with pooled(worker) as (pool, _):
+            admission = Admission(Limits(1, 0), Limits(1, 0, "_per_client"), metrics)
+            shown = ServedModel(model, DraftShape(4), 512 * 16, {})
+            answers = Answers(pool, TOKENIZER, shown, metrics, admission)
+            recorder = Recorder(metrics, admission, ends)
+            replicas = Replicas(config, Membership())
+            overview = Overview(replicas, pool, admission, recorder, Health())
+            service = OrchestratorService(answers, overview, drain, ends)
+            async with (
+                rpc.serving("127.0.0.1", 0, service) as address,
+                rpc.connect(address) as channel,
+            ):
+                stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+                yield Front(stub, worker, drain, lines)

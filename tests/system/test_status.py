@@ -1,0 +1,143 @@
+"""`tandem status` and `tandem top` beside one `tandem up`, as a person runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import secrets
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from urllib.request import urlopen
+
+import psutil
+import pytest
+
+from examples import demo
+
+TANDEM = [sys.executable, "-m", "tandem"]
+LEAVE_SCREEN = b"\x1b[?1049l"
+
+
+@dataclass(frozen=True)
+class Up:
+    """A running `tandem up`, and what it printed until it served."""
+
+    process: subprocess.Popen[str]
+    address: str
+    printed: str
+
+    def run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A command of a client."""
+        words = [*TANDEM, command, "--address", self.address, *arguments]
+        return subprocess.run(words, capture_output=True, text=True, timeout=120)
+
+    def service(self, role: str) -> psutil.Process:
+        """The process of a role."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        (found,) = [child for child in children if f"tandem.{role}" in child.cmdline()]
+        return found
+
+
+@pytest.fixture(scope="module")
+def up() -> Iterator[Up]:
+    """On free ports; stopping it must leave nothing."""
+    mark = secrets.token_hex(8)
+    environment = os.environ | {"TANDEM_DEMO": mark}
+    command = [*TANDEM, "up", "--port", "0", "--no-ray"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        output = ""
+        while not (found := re.search(r"client API on (\S+)\.", output)):
+            line = process.stdout.readline()
+            assert line, output
+            output += line
+        running = Up(process, found[1], output)
+        done = running.run("generate", "--max-new-tokens", "40", "Once upon a time")
+        assert done.returncode == 0, done.stderr
+        yield running
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert demo.left_running(mark) == []
+
+
+def test_status_shows_the_last_minute_and_the_round_workers(up: Up) -> None:
+    shown = up.run("status")
+    assert shown.returncode == 0, shown.stderr
+    assert "round workers: 1 of 1 connected, 0 requests\n" in shown.stdout
+    figures = r"last minute: [\d.]+ tokens/s, acceptance rate \d+ %, mean acceptance length [\d.]+;"
+    assert re.search(figures, shown.stdout)
+    assert "; 1 finished, 0 failed\n" in shown.stdout
+
+
+def test_top_prints_one_screen(up: Up) -> None:
+    shown = up.run("top", "--once")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    for word in ("verifier", "drafter", "acceptance rate", "goodput", "no requests now", "█"):
+        assert word in shown.stdout
+
+
+def test_the_status_page_is_beside_the_metrics(up: Up) -> None:
+    """Both forms show the request that was served, and the replicas."""
+    (metrics,) = re.findall(r"orchestrator +\S+  metrics (\S+)/metrics", up.printed)
+    with urlopen(f"http://{metrics}/", timeout=10) as answer:
+        page, policy = answer.read().decode(), answer.headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert page.count("<svg") == 4 and page.count("float32") == 2 and ">1 finished<" in page
+    with urlopen(f"http://{metrics}/status.json", timeout=10) as answer:
+        shown = json.loads(answer.read())
+    (model,) = shown["models"]
+    assert shown["problems"] == [] and model["history"]
+    assert [each["serving"] for each in model["verifiers"] + model["drafters"]] == [True, True]
+    assert model["lastMinute"]["requestsFinished"] == 1
+
+
+def test_ctrl_c_ends_top_well(up: Up) -> None:
+    """In a terminal; the screen is as it was before."""
+    ours, its = pty.openpty()
+    command = [*TANDEM, "top", "--every", "0.2", "--address", up.address]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+    with subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=environment) as process:
+        os.close(its)
+        shown = b""
+        while part := read(ours):
+            seen, shown = b"acceptance rate" in shown, shown + part
+            if not seen and b"acceptance rate" in shown:
+                process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    os.close(ours)
+    assert b"acceptance rate" in shown and b"Traceback" not in shown
+    assert shown.rindex(LEAVE_SCREEN) > shown.rindex(b"acceptance rate")
+
+
+def read(terminal: int) -> bytes:
+    """What a program shows next; nothing when it has ended, or shows nothing for long."""
+    with suppress(OSError):
+        if select.select([terminal], [], [], 30.0)[0]:
+            return os.read(terminal, 1 << 16)
+    return b""
+
+
+@pytest.mark.parametrize(("role", "code"), [("verifier_service", 1), ("drafter_service", 0)])
+def test_status_and_top_fail_while_the_verifier_is_frozen(up: Up, role: str, code: int) -> None:
+    """And say why; a drafter is not needed."""
+    frozen = up.service(role)
+    frozen.suspend()
+    try:
+        for command in (("status",), ("top", "--once")):
+            run = up.run(*command)
+            assert run.returncode == code, run.stdout + run.stderr
+            assert "no answer in 2 s" in run.stdout
+    finally:
+        frozen.resume()
+    for _ in range(30):
+        run = up.run("status")
+        if run.returncode == 0 and "no answer" not in run.stdout:
+            break
+    assert run.returncode == 0 and "no answer" not in run.stdout
