@@ -10,6 +10,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 from grpc import aio
@@ -17,8 +18,10 @@ from grpc import aio
 from tandem.client.request import build
 from tandem.client.retry import Retry
 from tandem.protos.cancelled import is_cancelled
-from tandem.protos.errors import DeadlineExceeded, TandemError, TransportLost
+from tandem.protos.errors import DeadlineExceeded, TandemError, TransportLost, Unusable
+from tandem.protos.tls import Tls
 from tandem.protos.transport import heartbeat, rpc, status
+from tandem.protos.transport.guard import AUTHORIZATION
 from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
 
@@ -30,10 +33,24 @@ UPLOAD_BYTES_PER_SECOND = 32 << 10  # of the slowest connection
 class AsyncClient:
     """Asks the front ends at `addresses`: each request one that is chosen at random, and the next
     one if that fails. A request is given up when nothing arrived for `retry_seconds`.
+
+    `tls_ca` is the PEM file of the CA that the front ends' certificates are checked by; `tls_cert`
+    and `tls_key` are those of a certificate of the client's own, `token` is what it has instead.
     """
 
-    def __init__(self, *addresses: str, retry_seconds: float = 60.0) -> None:
-        self._channels = [rpc.connect(address) for address in addresses or (ADDRESS,)]
+    def __init__(
+        self,
+        *addresses: str,
+        retry_seconds: float = 60.0,
+        tls_ca: str | Path | None = None,
+        tls_cert: str | Path | None = None,
+        tls_key: str | Path | None = None,
+        token: str | None = None,
+    ) -> None:
+        """Raises Unusable for files that cannot be used."""
+        tls = client_tls(tls_ca, tls_cert, tls_key)
+        self._channels = [rpc.connect(address, tls) for address in addresses or (ADDRESS,)]
+        self.metadata = ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
         self.stubs = [orchestrator_pb2_grpc.OrchestratorServiceStub(c) for c in self._channels]
         self.retry_seconds = retry_seconds
 
@@ -68,7 +85,9 @@ class AsyncClient:
         for stub in self.stubs:
             try:
                 response: api.GetStatusResponse = await stub.GetStatus(
-                    api.GetStatusRequest(history=history), timeout=STATUS_SECONDS
+                    api.GetStatusRequest(history=history),
+                    timeout=STATUS_SECONDS,
+                    metadata=self.metadata,
                 )
             except aio.AioRpcError as failure:
                 problem = status.decode(failure)
@@ -88,6 +107,17 @@ class AsyncClient:
         await self.close()
 
 
+def client_tls(
+    ca: str | Path | None, cert: str | Path | None = None, key: str | Path | None = None
+) -> Tls | None:
+    """What a client encrypts with, if it does; raises Unusable."""
+    if ca:
+        return Tls(Path(ca), (cert and Path(cert)) or None, (key and Path(key)) or None)
+    if cert or key:
+        raise Unusable("tls_cert and tls_key need tls_ca")
+    return None
+
+
 class Stream:
     """Chunks of an answer; `response` is the whole of it, after the last."""
 
@@ -96,7 +126,7 @@ class Stream:
     ) -> None:
         now = time.monotonic()
         self.response: api.GenerateResponse | None = None
-        self._stubs, self._request = client.stubs, request
+        self._stubs, self._request, self._metadata = client.stubs, request, client.metadata
         self._asked = random.randrange(len(self._stubs))
         self._received: list[int] = []
         self._events, self._waiting = 0, True
@@ -155,7 +185,8 @@ class Stream:
             received=self._received,
             heartbeats=True,
         )
-        return self._stubs[self._asked].StreamGenerate(request, timeout=self._left())
+        start = self._stubs[self._asked].StreamGenerate
+        return start(request, timeout=self._left(), metadata=self._metadata)
 
     async def _cancel_when_silent(self, call: Any) -> None:
         """End a call on which not even heartbeats arrive while the caller waits for some; they come

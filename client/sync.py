@@ -17,11 +17,12 @@ Result = TypeVar("Result")
 class Client:
     """As AsyncClient; may be used by several threads."""
 
-    def __init__(self, *addresses: str, retry_seconds: float = 60.0) -> None:
+    def __init__(self, *addresses: str, **settings: Any) -> None:
+        """Raises Unusable for files that cannot be used."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tandem", daemon=True)
         self._thread.start()
-        self._client = self._run(self._connect(addresses, retry_seconds))
+        self._client = self._run(self._connect(addresses, settings))
 
     def generate(self, prompt: str | Sequence[int], **options: Any) -> api.GenerateResponse:
         """The whole answer; see AsyncClient."""
@@ -50,8 +51,8 @@ class Client:
         self.close()
 
     @staticmethod
-    async def _connect(addresses: Sequence[str], retry_seconds: float) -> AsyncClient:
-        return AsyncClient(*addresses, retry_seconds=retry_seconds)
+    async def _connect(addresses: Sequence[str], settings: dict[str, Any]) -> AsyncClient:
+        return AsyncClient(*addresses, **settings)
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

@@ -149,7 +149,7 @@ async def registering(
     token = config.register_token.get_secret_value() if config.register_token else ""
     drafter = Registrant(chosen_name(config), token, health, describe, serve)
     addresses = [*filter(None, config.register_at.split(","))]
-    channels = [rpc.connect(each) for each in addresses]
+    channels = [rpc.connect(each, config.tls) for each in addresses]
     runs = [
         Registration(drafter, address, channel).run()
         for address, channel in zip(addresses, channels, strict=True)

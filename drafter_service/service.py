@@ -21,6 +21,8 @@ from tandem.protos.errors import TandemError
 from tandem.protos.service.drain import Drain
 from tandem.protos.streams import Guess
 from tandem.protos.transport import rpc
+from tandem.protos.transport.guard import Peers
+from tandem.protos.transport.rpc import Security
 from tandem.protos.wire import codec
 from tandem.protos.wire.drafting import encode_guess
 from tandem.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
@@ -120,7 +122,12 @@ async def serving(
         async with (
             registering(config, health, service.describe, service.Guess),
             rpc.serving(
-                config.host, config.port, service, health=health, drained=drained
+                config.host,
+                config.port,
+                service,
+                health=health,
+                drained=drained,
+                security=Security(config.tls, Peers(config.peers) if config.tls else None),
             ) as address,
         ):
             yield address

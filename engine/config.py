@@ -28,6 +28,11 @@ class ModelServiceConfig(ServiceConfig):
     model: hub.ModelPath = Field(
         description="Hugging Face model directory, GGUF file, or name on the hub"
     )
+    allowed_peers: str = Field(
+        default="orchestrator",
+        min_length=1,
+        description="common names of certificates that may call, with commas",
+    )
     speaks: hub.TokenizerPath | None = Field(
         default=None, description="directory of a target with another tokenizer, for drafters"
     )
@@ -97,6 +102,11 @@ class ModelServiceConfig(ServiceConfig):
     evict_after: float = Field(
         default=1.0, ge=0, description="seconds until an idle session may make space for another"
     )
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """Who may call, with TLS."""
+        return tuple(name.strip() for name in self.allowed_peers.split(","))
 
     @property
     def folder(self) -> Path:

@@ -50,7 +50,7 @@ async def registering(
         return
     terms = Terms(config.registration_token.get_secret_value(), config.max_registered, target)
     added, removed = discovery.register, discovery.unregister
-    async with registrations(supervisor.host, supervisor.key, terms, added, removed) as service:
+    async with registrations(supervisor.host, supervisor.access, terms, added, removed) as service:
         yield (service,)
 
 
@@ -96,7 +96,7 @@ async def serving(
             recorder = Recorder(metrics, admission, ends)
             overview = Overview(replicas, pool, admission, recorder, health)
             service = OrchestratorService(answers, overview, drain or Drain(), ends)
-            replicas.key = supervisor.key
+            replicas.key = supervisor.access.key
             if pages:
                 add_status_pages(pages, overview.read)
             async with (
@@ -109,6 +109,7 @@ async def serving(
                     RawInterceptor(CARRY),
                     health=health,
                     drained=drain.finish if drain else None,
+                    security=rpc.Security(config.tls),
                 ) as address,
             ):
                 yield address

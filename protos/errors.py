@@ -9,6 +9,8 @@
     |- Unavailable         UNAVAILABLE          a peer cannot be used now
     |  `- TransportLost    (sent as its parent) the peer did not answer: try another replica
     |- DeadlineExceeded    DEADLINE_EXCEEDED    the caller's time ran out
+    |- Unauthenticated     UNAUTHENTICATED      no certificate or token, or not a known one
+    |- PermissionDenied    PERMISSION_DENIED    a known caller that may not call this
     |- Internal            INTERNAL             a bug; the message has nothing of the request
     `- Unusable            (never sent)         a process cannot start: what, and why
 
@@ -105,6 +107,20 @@ class DeadlineExceeded(TandemError):
     reason = "DEADLINE_EXCEEDED"
 
 
+class Unauthenticated(TandemError):
+    """The caller has not shown who it is."""
+
+    status = "UNAUTHENTICATED"
+    reason = "UNAUTHENTICATED"
+
+
+class PermissionDenied(TandemError):
+    """The caller is known, and may not do this."""
+
+    status = "PERMISSION_DENIED"
+    reason = "PERMISSION_DENIED"
+
+
 class Internal(TandemError):
     """A bug on the side that answers."""
 
@@ -123,6 +139,8 @@ BY_REASON: dict[str, type[TandemError]] = {
         IncompatibleModels,
         Unavailable,
         DeadlineExceeded,
+        Unauthenticated,
+        PermissionDenied,
         Internal,
     )
 }

@@ -18,6 +18,8 @@ from tandem.protos.errors import InvalidRequest, TandemError, Unusable
 from tandem.protos.service.drain import Drain
 from tandem.protos.streams import Fact, Guess
 from tandem.protos.transport import rpc
+from tandem.protos.transport.guard import Peers
+from tandem.protos.transport.rpc import Security
 from tandem.protos.wire import codec
 from tandem.protos.wire.drafting import decode_guess
 from tandem.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
@@ -135,6 +137,11 @@ async def serving(
         service, health = VerifierService(host, drain), host.health
         drained = service.streams.drained
         async with rpc.serving(
-            config.host, config.port, service, health=health, drained=drained
+            config.host,
+            config.port,
+            service,
+            health=health,
+            drained=drained,
+            security=Security(config.tls, Peers(config.peers) if config.tls else None),
         ) as address:
             yield address

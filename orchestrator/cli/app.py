@@ -17,16 +17,15 @@ from typing import Annotated, Any
 import typer
 
 from tandem.orchestrator.cli import flags
+from tandem.orchestrator.cli.front_end import FrontEnd, connecting
 from tandem.protos.errors import TandemError, TransportLost
 from tandem.protos.types import MAX_LOGPROBS
 
-ADDRESS = "127.0.0.1:50051"
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Speculative decoding as services."
 )
-Address = Annotated[str, typer.Option(help="of the client API", envvar="TANDEM_ADDRESS")]
 
 
 def _show_version(wanted: bool) -> None:
@@ -90,9 +89,10 @@ def up(
 
 @app.command()
 @flags.accepting
+@connecting
 def generate(
     prompt: Annotated[str, typer.Argument(help="the text to continue")],
-    address: Address = ADDRESS,
+    front_end: FrontEnd,
     json: Annotated[bool, typer.Option("--json", help="print the whole GenerateResponse")] = False,
     logprobs: Annotated[
         int | None,
@@ -103,30 +103,66 @@ def generate(
     """Continue a text; accepted draft tokens are coloured."""
     from tandem.orchestrator.cli import client
 
-    _run(client.generate(address, prompt, logprobs, options, json))
+    _run(client.generate(front_end, prompt, logprobs, options, json))
 
 
 @app.command("status")
+@connecting
 def show_status(
-    address: Address = ADDRESS,
+    front_end: FrontEnd,
     json: Annotated[bool, typer.Option("--json", help="print the whole GetStatusResponse")] = False,
 ) -> None:
     """What is served and how it is doing; exit code 1 if it is not."""
     from tandem.orchestrator.cli import client
 
-    _run(client.show_status(address, json))
+    _run(client.show_status(front_end, json))
+
+
+@app.command()
+def certs(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="where the files are to be")],
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="host name or IP address of a service, may be repeated"),
+    ] = None,
+    client: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="name of one more client, or of a drafter that registers; may be repeated"
+        ),
+    ] = None,
+    days: Annotated[int, typer.Option(help="until certificates expire", min=1, max=3650)] = 365,
+    only: Annotated[
+        bool, typer.Option("--only", help="certificates of the clients that are named here alone")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="replace certificates, under the same CA")
+    ] = False,
+) -> None:
+    """Make a CA, and certificates of the services and of clients, as PEM files.
+
+    A CA that is in DIR already is used again.
+    """
+    from tandem.orchestrator.cli import certificates
+
+    with _one_line():
+        for path in certificates.make(
+            folder, name or (), client or (), days, force=force, only=only
+        ):
+            print(path)
 
 
 @app.command("top")
+@connecting
 def show_top(
-    address: Address = ADDRESS,
+    front_end: FrontEnd,
     every: Annotated[float, typer.Option(help="seconds between two looks", min=0.2)] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="print one screen and end")] = False,
 ) -> None:
     """Watch what is served: drafters, verifiers, acceptance, requests; Ctrl-C ends it."""
     from tandem.orchestrator.cli import client
 
-    _run(client.show_top(address, every, once))
+    _run(client.show_top(front_end, every, once))
 
 
 @contextmanager

@@ -8,17 +8,22 @@ from google.protobuf.json_format import MessageToJson
 
 from tandem import AsyncClient, models
 from tandem.orchestrator.cli import flags, status_view, terminal, top
+from tandem.orchestrator.cli.front_end import FrontEnd
 from tandem.protos.errors import TransportLost
 from tandem.v1 import orchestrator_pb2 as api
 
 
 async def generate(
-    address: str, prompt: str, logprobs: int | None, options: dict[str, Any], as_json: bool
+    front_end: FrontEnd,
+    prompt: str,
+    logprobs: int | None,
+    options: dict[str, Any],
+    as_json: bool,
 ) -> int:
     """Print a completion as it grows, or the whole response as JSON."""
     given = flags.given(options)
-    async with AsyncClient(address) as client:
-        served = await _status(client, address)
+    async with front_end.connect() as client:
+        served = await _status(client, front_end.address)
         async with client.stream(prompt, logprobs=logprobs, **given) as stream:
             if as_json:
                 async for _ in stream:
@@ -35,10 +40,10 @@ async def generate(
     return 0
 
 
-async def show_status(address: str, as_json: bool) -> int:
+async def show_status(front_end: FrontEnd, as_json: bool) -> int:
     """Print what is served; the exit code is 1 if a request cannot be."""
-    async with AsyncClient(address) as client:
-        response = await _status(client, address)
+    async with front_end.connect() as client:
+        response = await _status(client, front_end.address)
     if as_json:
         _print_json(response)
     else:
@@ -46,12 +51,12 @@ async def show_status(address: str, as_json: bool) -> int:
     return 0 if status_view.is_serving(response) else 1
 
 
-async def show_top(address: str, every: float, once: bool) -> int:
+async def show_top(front_end: FrontEnd, every: float, once: bool) -> int:
     """Show the status again and again, or once, with an exit code as of `show_status`."""
     try:
-        return await top.show(address, every, once, terminal.console())
+        return await top.show(front_end, every, once, terminal.console())
     except TransportLost as lost:
-        raise TransportLost(f"nobody answers at {address}: {lost}") from None
+        raise TransportLost(f"nobody answers at {front_end.address}: {lost}") from None
 
 
 async def _status(client: AsyncClient, address: str) -> api.GetStatusResponse:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from tandem import AsyncClient
 from tandem.orchestrator.cli import status_view as view
+from tandem.orchestrator.cli.front_end import FrontEnd
 from tandem.protos.errors import TandemError
 from tandem.v1 import orchestrator_pb2 as api
 
@@ -23,9 +24,10 @@ ADDRESS_WIDTH = 21  # at least, of IPv4 with a port
 SHOWN = ("role", "address", "state", "sessions", "KV", "round trip")
 
 
-async def show(address: str, every: float, once: bool, console: Console) -> int:
+async def show(front_end: FrontEnd, every: float, once: bool, console: Console) -> int:
     """Show the status until cancelled, or once, with exit code 1 if nothing is served."""
-    async with AsyncClient(address) as client:
+    address = front_end.address
+    async with front_end.connect() as client:
         if once:
             response = await client.status(history=True)
             console.print(frame(response, address))

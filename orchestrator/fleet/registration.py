@@ -20,6 +20,7 @@ from grpc import aio
 from tandem.orchestrator.fleet.registered import RegisteredDrafter, Registry
 from tandem.protos.errors import InvalidRequest, Unavailable
 from tandem.protos.service.tasks import first_done
+from tandem.protos.tls import Tls
 from tandem.protos.transport import heartbeat, rpc
 from tandem.protos.transport.key import WORKER_KEY, KeyInterceptor, metadata_value, same
 from tandem.protos.transport.raw import RawContext, RawInterceptor, forward
@@ -145,10 +146,23 @@ def route(address: str, key: str) -> tuple[str, Metadata]:
     return place, ((DRAFTER, name), (WORKER_KEY, key)) if name else ()
 
 
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What the processes of a front end show each other, and the model services."""
+
+    key: str
+    tls: Tls | None = None
+
+    def reach(self, address: str, role: str) -> tuple[aio.Channel, Metadata]:
+        """A channel to a replica, and what its calls have as metadata."""
+        place, metadata = route(address, self.key)
+        return rpc.connect(place, self.tls, "orchestrator" if metadata else role), metadata
+
+
 @asynccontextmanager
 async def registrations(
     host: str,
-    key: str,
+    access: Access,
     terms: Terms,
     added: Callable[[str], None] = lambda address: None,
     removed: Callable[[str], None] = lambda address: None,
@@ -168,5 +182,7 @@ async def registrations(
 
     registry = Registry(terms.limit, on_added, on_removed)
     drafters = RegisteredDrafters(registry)
-    async with rpc.serving(host, 0, drafters, KeyInterceptor(key), RawInterceptor(GUESS)) as place:
+    protected = KeyInterceptor(access.key), RawInterceptor(GUESS)
+    security = rpc.Security(access.tls)
+    async with rpc.serving(host, 0, drafters, *protected, security=security) as place:
         yield RegistrationService(registry, terms)

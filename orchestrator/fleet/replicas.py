@@ -15,7 +15,7 @@ import structlog
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.fleet.clients import DrafterClient, VerifierClient
 from tandem.orchestrator.fleet.membership import Membership, PerAddress
-from tandem.orchestrator.fleet.registration import route
+from tandem.orchestrator.fleet.registration import Access
 from tandem.protos.errors import IncompatibleModels, TandemError, Unusable
 from tandem.protos.fingerprint import fingerprint
 from tandem.protos.transport import rpc
@@ -63,7 +63,7 @@ class Replicas:
     async def follow(self) -> None:
         """Have a client for each member, until cancelled."""
         async with (
-            PerAddress(_verifier) as verifiers,
+            PerAddress(self._verifier) as verifiers,
             PerAddress(self._drafter) as drafters,
         ):
             self.verifiers, self.drafters = verifiers.items, drafters.items
@@ -112,9 +112,14 @@ class Replicas:
         return any(await asyncio.gather(*answers))
 
     @asynccontextmanager
+    async def _verifier(self, address: str) -> AsyncIterator[VerifierClient]:
+        async with rpc.connect(address, self._config.tls, "verifier") as channel:
+            yield VerifierClient(channel)
+
+    @asynccontextmanager
     async def _drafter(self, address: str) -> AsyncIterator[DrafterClient]:
-        place, metadata = route(address, self.key)
-        async with rpc.connect(place) as channel:
+        channel, metadata = Access(self.key, self._config.tls).reach(address, "drafter")
+        async with channel:
             yield DrafterClient(channel, metadata)
 
     async def _target(self) -> ModelDescription:
@@ -124,12 +129,6 @@ class Replicas:
                 return target
             await asyncio.sleep(min(left, PAUSE_SECONDS))
         raise Unusable(f"no verifier answers at {self._config.verifier}")
-
-
-@asynccontextmanager
-async def _verifier(address: str) -> AsyncIterator[VerifierClient]:
-    async with rpc.connect(address) as channel:
-        yield VerifierClient(channel)
 
 
 async def _first(clients: Mapping[str, ModelClient], seconds: float) -> ModelDescription | None:

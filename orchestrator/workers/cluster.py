@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import secrets
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -16,8 +17,11 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, supp
 from typing import Any
 
 from tandem.orchestrator.config import OrchestratorConfig
+from tandem.orchestrator.fleet.registration import Access
 from tandem.orchestrator.workers import local, worker
 from tandem.orchestrator.workers.local import LocalSupervisor
+from tandem.protos.errors import Unusable
+from tandem.protos.service.listening import is_loopback
 from tandem.protos.transport import rpc
 from tandem.protos.types import ModelDescription
 
@@ -28,8 +32,8 @@ LOCAL = "local"
 class RoundWorker:
     """The actor: a round worker's server on Ray's own event loop."""
 
-    def __init__(self, key: str, target: ModelDescription) -> None:
-        self._key, self._target = key, target
+    def __init__(self, access: Access, target: ModelDescription) -> None:
+        self._access, self._target = access, target
         self._scope = AsyncExitStack()
         self._address: str | None = None
 
@@ -40,7 +44,7 @@ class RoundWorker:
 
             host = ray.util.get_node_ip_address()
             self._address = await self._scope.enter_async_context(
-                worker.serving(host, self._key, self._target)
+                worker.serving(host, self._access, self._target)
             )
         return self._address
 
@@ -57,7 +61,7 @@ class RaySupervisor:
     def __init__(self, actors: list[Any], local: LocalSupervisor, host: str) -> None:
         """`host` is this node's address, at which the actors reach it."""
         self.host = host
-        self.key, self.count = local.key, len(actors) + 1
+        self.access, self.count = local.access, len(actors) + 1
         self.reserve: int | None = len(actors)
         self._actors, self._local = actors, local
 
@@ -90,7 +94,9 @@ def running(address: str, workers: int) -> Iterator[None]:
     Enter it in the main thread, before gRPC is used: Ray starts processes and sets signal handlers.
     """
     private = address == LOCAL
-    if private:
+    if not private:
+        _check_authentication(address)
+    else:
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = (
             "0"  # read at import: every socket on loopback
         )
@@ -123,6 +129,22 @@ def running(address: str, workers: int) -> Iterator[None]:
             ray.shutdown()
 
 
+def _check_authentication(address: str) -> None:
+    """Raise Unusable if who reaches the cluster may run programs on it."""
+    found = re.fullmatch(r"(?:ray://)?(.+):\d+", address)
+    mode = os.environ.get("RAY_AUTH_MODE", "")
+    if mode.lower() == "disabled" and not (found and is_loopback(found[1])):
+        problem = f"RAY_AUTH_MODE is disabled, and the Ray cluster at {address} beyond loopback"
+        raise Unusable(f"{problem}: who reaches it may run programs on it; set it to token")
+
+
+def _check_host(host: str, config: OrchestratorConfig) -> None:
+    """Raise Unusable if the ports of round workers would be open to other machines."""
+    if not (config.tls or config.insecure or is_loopback(host)):
+        wanted = "tls_cert, tls_key and tls_ca, or insecure"
+        raise Unusable(f"round workers listen on {host}, beyond loopback, which needs {wanted}")
+
+
 @asynccontextmanager
 async def supervising(
     config: OrchestratorConfig, target: ModelDescription
@@ -133,8 +155,9 @@ async def supervising(
     actor: Any = ray.remote(RoundWorker).options(
         num_cpus=0.1, max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD"
     )
+    _check_host(ray.util.get_node_ip_address(), config)
     async with local.supervising(config, target) as reserve:
-        actors = [actor.remote(reserve.key, target) for _ in range(config.workers)]
+        actors = [actor.remote(reserve.access, target) for _ in range(config.workers)]
         supervisor = RaySupervisor(actors, reserve, ray.util.get_node_ip_address())
         try:
             yield supervisor

@@ -30,6 +30,7 @@ from tandem.protos.wire.codec import decode_model
 from tandem.protos.wire.requests import encode_closing, encode_item
 
 BACK_OFF_SECONDS = (0.05, 1.0)
+CONNECT_SECONDS = 30.0  # then with another call, which shows the certificates of then
 CLOSE_SECONDS = 2.0
 ROUND_TRIP_WINDOW = 32  # responses until a shorter round trip is mostly forgotten
 MESSAGE_BYTES = 1 << 20  # of one message, unless one item is larger
@@ -142,7 +143,8 @@ class Link(Generic[Sent, Received]):
         call, self.problem = self._call(wait_for_ready=True), ""
         self._full.clear()
         try:
-            await call.wait_for_connection()
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await call.wait_for_connection()
             self._wake.set()
             silent = heartbeat.until_silent(lambda: self._responses, self._wake.set)
             await first_done(self._read(call), self._write(call), silent, self._full.wait())

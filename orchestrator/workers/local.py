@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from tandem.orchestrator.config import OrchestratorConfig
+from tandem.orchestrator.fleet.registration import Access
 from tandem.orchestrator.workers import worker
 from tandem.protos.types import ModelDescription
 
@@ -18,8 +19,8 @@ class LocalSupervisor:
     host = "127.0.0.1"
     reserve: int | None = None
 
-    def __init__(self, address: str, key: str) -> None:
-        self.key = key
+    def __init__(self, address: str, access: Access) -> None:
+        self.access = access
         self._address = address
 
     async def endpoint(self, index: int) -> str:
@@ -35,6 +36,6 @@ async def supervising(
     config: OrchestratorConfig, target: ModelDescription
 ) -> AsyncIterator[LocalSupervisor]:
     """A worker while the scope lasts."""
-    key = secrets.token_hex(16)
-    async with worker.serving(LocalSupervisor.host, key, target) as address:
-        yield LocalSupervisor(address, key)
+    access = Access(secrets.token_hex(16), config.tls)
+    async with worker.serving(LocalSupervisor.host, access, target) as address:
+        yield LocalSupervisor(address, access)

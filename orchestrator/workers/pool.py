@@ -16,6 +16,7 @@ import grpc
 import structlog
 
 from tandem.orchestrator.fleet.membership import Membership
+from tandem.orchestrator.fleet.registration import Access
 from tandem.orchestrator.workers.attendance import attend
 from tandem.protos.cancelled import is_cancelled
 from tandem.protos.errors import TransportLost, Unavailable, Unusable
@@ -40,7 +41,7 @@ class Supervisor(Protocol):
     """
 
     host: str  # the front end's, as the workers reach it
-    key: str
+    access: Access
     count: int
     reserve: int | None
 
@@ -96,7 +97,7 @@ class WorkerPool:
         on after a loss.
         """
         self._supervisor, self._membership, self._resumed = supervisor, membership, resumed
-        self._metadata = ((WORKER_KEY, supervisor.key),)
+        self._metadata = ((WORKER_KEY, supervisor.access.key),)
         self._connections: dict[int, Connection] = {}
         self._changed = asyncio.Condition()
         self._scope = AsyncExitStack()
@@ -225,7 +226,7 @@ class WorkerPool:
                 self._supervisor.restart(index)
                 await asyncio.sleep(RECONNECT_SECONDS)
                 continue
-            channel = rpc.connect(address)
+            channel = rpc.connect(address, self._supervisor.access.tls)
             try:
                 await asyncio.wait_for(channel.channel_ready(), RECONNECT_SECONDS)
                 return channel

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from grpc import aio
 
 from tandem.orchestrator.fleet.membership import Membership, PerAddress
-from tandem.orchestrator.fleet.registration import Metadata, route
+from tandem.orchestrator.fleet.registration import Access, Metadata
 from tandem.orchestrator.rounds.relay import Relay, Services, ToDrafter, ToVerifier
 from tandem.orchestrator.rounds.stream import ServiceLink
 from tandem.orchestrator.workers.balanced import BalancedLink
@@ -112,13 +112,14 @@ class RoundWorkerService(rounds_pb2_grpc.RoundWorkerServiceServicer):
 
 
 @asynccontextmanager
-async def serving(host: str, key: str, target: ModelDescription) -> AsyncIterator[str]:
+async def serving(host: str, access: Access, target: ModelDescription) -> AsyncIterator[str]:
     """A round worker on a free port while the scope lasts, for verifiers of this very target and
     drafters with its tokens; yields its address. The front end reports where they are.
     """
     verifiers: BalancedLink[ToVerifier, Fact] = BalancedLink()
     drafters: BalancedLink[ToDrafter, EncodedGuess] = BalancedLink()
     membership, tokenizer = Membership(), target.tokenizer_fingerprint
+    verifier, drafter = (partial(access.reach, role=each) for each in ("verifier", "drafter"))
 
     def to_verifier(channel: aio.Channel, metadata: Metadata) -> VerifierLink:
         return verifier_link(channel, target.fingerprint)
@@ -128,8 +129,8 @@ async def serving(host: str, key: str, target: ModelDescription) -> AsyncIterato
 
     async def follow() -> None:
         async with (
-            PerAddress(partial(_linked, verifiers, to_verifier, key)) as at_verifiers,
-            PerAddress(partial(_linked, drafters, to_drafter, key)) as at_drafters,
+            PerAddress(partial(_linked, verifiers, to_verifier, verifier)) as at_verifiers,
+            PerAddress(partial(_linked, drafters, to_drafter, drafter)) as at_drafters,
         ):
             known = None
             while True:
@@ -138,7 +139,11 @@ async def serving(host: str, key: str, target: ModelDescription) -> AsyncIterato
                 await at_drafters.update(known.drafters)
 
     service = RoundWorkerService(verifiers, drafters, membership)
-    async with background(follow()), rpc.serving(host, 0, service, KeyInterceptor(key)) as address:
+    protected, security = KeyInterceptor(access.key), rpc.Security(access.tls)
+    async with (
+        background(follow()),
+        rpc.serving(host, 0, service, protected, security=security) as address,
+    ):
         yield address
 
 
@@ -146,12 +151,12 @@ async def serving(host: str, key: str, target: ModelDescription) -> AsyncIterato
 async def _linked(
     balanced: BalancedLink[Any, Any],
     make: Callable[[aio.Channel, Metadata], Link[Any, Any]],
-    key: str,
+    reach: Callable[[str], tuple[aio.Channel, Metadata]],
     address: str,
 ) -> AsyncIterator[None]:
     """One more replica while the scope lasts."""
-    place, metadata = route(address, key)
-    async with rpc.connect(place) as channel, make(channel, metadata) as link:
+    channel, metadata = reach(address)
+    async with channel, make(channel, metadata) as link:
         balanced.add(address, link)
         try:
             yield

@@ -18,6 +18,7 @@ from tandem.protos.service import process
 from tandem.protos.service.config import ServiceConfig, configured
 from tandem.protos.service.drain import Drain
 from tandem.protos.service.pages import Pages, pages_served
+from tandem.protos.tls import server_context
 
 Config = TypeVar("Config", bound=ServiceConfig)
 Serve = Callable[..., AbstractAsyncContextManager[str]]
@@ -64,7 +65,9 @@ async def run(
 
     drain, pages = Drain(config.drain_seconds), Pages(REGISTRY)
     serving = serve(config, REGISTRY, drain, **more(pages))
-    with pages_served(config.host, config.metrics_port, pages) as metrics:
+    host = config.metrics_host or config.host
+    context = server_context(config.tls) if config.tls and config.metrics_tls else None
+    with pages_served(host, config.metrics_port, pages, context) as metrics:
         async with process.parent_watched(), serving as address:
             stop = process.stop_signals()  # before anybody knows that it serves
             process.announce("serving", role=role, address=address, metrics=metrics)

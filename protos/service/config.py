@@ -27,6 +27,7 @@ from pydantic_settings import (
 )
 
 from tandem.protos.errors import Unusable
+from tandem.protos.service.listening import ListeningSettings
 
 PREFIX = "TANDEM__"
 FILE = "TANDEM_CONFIG"
@@ -46,7 +47,7 @@ Token = Annotated[SecretStr, AfterValidator(_secret)]
 Section = Annotated[dict[str, str | Any], BeforeValidator(lambda section: section or {})]
 
 
-class ServiceConfig(BaseSettings):
+class ServiceConfig(ListeningSettings):
     """The settings of every service. Environment: `TANDEM__VERIFIER__PORT`, ..."""
 
     model_config = SettingsConfigDict(
@@ -62,7 +63,6 @@ class ServiceConfig(BaseSettings):
     config: Path | None = Field(
         default=None, description=f"YAML file with a section for each role; or {FILE}"
     )
-    host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=0, ge=0, le=65535, description="0 takes a free port")
     metrics_port: int = Field(
         default=0, ge=0, le=65535, description="for Prometheus; 0 takes a free one"

@@ -1,5 +1,5 @@
-"""What happens around every call that a server of ours answers: its request id, its errors, and how
-many run at once. Knows no service.
+"""What happens around every call that a server of ours answers: who may call, its request id, its
+errors, and how many run at once. Knows no service.
 """
 
 from __future__ import annotations
@@ -7,6 +7,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
@@ -16,6 +18,7 @@ from grpc import aio
 
 from tandem.protos.errors import Busy, Internal, InvalidRequest, TandemError
 from tandem.protos.transport import status
+from tandem.protos.transport.guard import Guard, Open
 
 MAX_CONCURRENT_CALLS = 2048  # of our services; health has no limit
 REQUEST_ID = "x-request-id"
@@ -32,8 +35,8 @@ class ErrorInterceptor(aio.ServerInterceptor):
     questions after health, and count calls that have ended but whose client reads nothing.
     """
 
-    def __init__(self) -> None:
-        self._running = 0
+    def __init__(self, guard: Guard | None = None) -> None:
+        self._running, self._guard = 0, guard or Open()
 
     async def intercept_service(
         self,
@@ -43,26 +46,18 @@ class ErrorInterceptor(aio.ServerInterceptor):
         """Called by gRPC once per call."""
         handler = await continuation(details)
         given = str(dict(details.invocation_metadata or ()).get(REQUEST_ID) or "")
-        if handler is None or (handler.request_streaming and not handler.response_streaming):
-            return handler
-        running = nullcontext if str(details.method).startswith("/grpc.") else self._counted
-        if handler.request_streaming:
-            return grpc.stream_stream_rpc_method_handler(
-                _stream(handler.stream_stream, given, running),
-                request_deserializer=handler.request_deserializer,
-                response_serializer=handler.response_serializer,
-            )
-        make = (
-            grpc.unary_stream_rpc_method_handler
-            if handler.response_streaming
-            else grpc.unary_unary_rpc_method_handler
-        )
-        behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
-        wrap = _stream if handler.response_streaming else _unary
+        if handler is None:
+            return None
+        method = str(details.method)
+        running = nullcontext if method.startswith("/grpc.") else self._counted
+        call = Around(given, running, partial(self._guard.check, method))
+        kind, wrap = KINDS[handler.request_streaming, handler.response_streaming]
+        deserialise = handler.request_deserializer
+        make: Callable[..., Handler] = getattr(grpc, f"{kind}_rpc_method_handler")
         return make(
-            wrap(behaviour, given, running),
-            request_deserializer=_deferring(handler.request_deserializer),
-            response_serializer=handler.response_serializer,
+            wrap(getattr(handler, kind), call),
+            deserialise if handler.request_streaming else _deferring(deserialise),
+            handler.response_serializer,
         )
 
     @contextmanager
@@ -102,11 +97,21 @@ def _logged_as(request_id: str) -> AbstractContextManager[None]:
     return structlog.contextvars.bound_contextvars(**known)
 
 
-def _unary(behaviour: Any, request_id: str, running: Scope) -> Any:
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What happens around one call: its request id, its place, and whether its caller may call."""
+
+    request_id: str
+    running: Scope
+    check_caller: Callable[[Any], None]
+
+
+def _unary(behaviour: Any, around: Around) -> Any:
     async def call(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
-        with _logged_as(request_id):
+        with _logged_as(around.request_id):
             try:
-                with running():
+                around.check_caller(context)
+                with around.running():
                     _check(request)
                     return await behaviour(request, context)
             except Exception as error:
@@ -115,11 +120,12 @@ def _unary(behaviour: Any, request_id: str, running: Scope) -> Any:
     return call
 
 
-def _stream(behaviour: Any, request_id: str, running: Scope) -> Any:
+def _stream(behaviour: Any, around: Around) -> Any:
     async def call(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-        with _logged_as(request_id):
+        with _logged_as(around.request_id):
             try:
-                with running():
+                around.check_caller(context)
+                with around.running():
                     _check(request)
                     responses = behaviour(request, context)
                     if inspect.isawaitable(responses):  # a handler that writes through the context
@@ -131,6 +137,14 @@ def _stream(behaviour: Any, request_id: str, running: Scope) -> Any:
                 await _abort(context, error)
 
     return call
+
+
+KINDS = {  # by whether requests and responses are streams
+    (False, False): ("unary_unary", _unary),
+    (False, True): ("unary_stream", _stream),
+    (True, False): ("stream_unary", _unary),
+    (True, True): ("stream_stream", _stream),
+}
 
 
 async def _abort(context: aio.ServicerContext[Any, Any], error: Exception) -> None:

@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 
 from grpc import aio
@@ -20,6 +21,9 @@ from grpc_reflection.v1alpha import reflection
 
 from tandem.protos.address import joined, unbracketed
 from tandem.protos.errors import Unusable
+from tandem.protos.tls import Tls
+from tandem.protos.transport.credentials import RotatingChannel, port_credentials, server_name
+from tandem.protos.transport.guard import Guard
 from tandem.protos.transport.health import Health
 from tandem.protos.transport.interceptor import REQUEST_ID, ErrorInterceptor
 
@@ -55,9 +59,32 @@ SERVER_OPTIONS = [
 ]
 
 
-def connect(address: str, *interceptors: aio.ClientInterceptor) -> aio.Channel:
-    """A channel to a service of ours; connects lazily, and reconnects."""
-    return aio.insecure_channel(address, options=CLIENT_OPTIONS, interceptors=interceptors)
+@dataclass(frozen=True, slots=True)
+class Security:
+    """How a port is protected: by TLS, by a guard, and by whether callers must have certificates.
+    There they must at `certificate_port`, another port of the same services, in any case.
+    """
+
+    tls: Tls | None = None
+    guard: Guard | None = None
+    certificates: bool = True
+    certificate_port: int | None = None
+
+
+def connect(address: str, tls: Tls | None = None, role: str = "orchestrator") -> aio.Channel:
+    """A channel to a service of ours; connects lazily, and reconnects. Raises Unusable if `tls`
+    is; `role` is what the certificate of a peer at an IP address must be for.
+    """
+    if tls is None:
+        return aio.insecure_channel(address, options=CLIENT_OPTIONS)
+    name = ("grpc.ssl_target_name_override", server_name(address, role))
+    options = [*CLIENT_OPTIONS, name]
+    return RotatingChannel(
+        tls, lambda credentials: aio.secure_channel(address, credentials, options=options)
+    )
+
+
+INSECURE = Security()
 
 
 def free_port(host: str, wanted: int = 0) -> int:
@@ -86,6 +113,7 @@ async def serving(
     *interceptors: aio.ServerInterceptor,
     health: Health | None = None,
     drained: Callable[[], Awaitable[None]] | None = None,
+    security: Security = INSECURE,
 ) -> AsyncIterator[str]:
     """Serve until the scope ends; yields the address. There may be several servicers, and one may
     have several services.
@@ -97,7 +125,7 @@ async def serving(
     if port:
         free_port(host, port)  # first, because gRPC itself would write lines of its own
     server = aio.server(
-        interceptors=(*interceptors, ErrorInterceptor()),
+        interceptors=(*interceptors, ErrorInterceptor(security.guard)),
         options=SERVER_OPTIONS,
     )
     services = _services(*(servicer if isinstance(servicer, tuple) else (servicer,)))
@@ -108,12 +136,9 @@ async def serving(
     reflection.enable_server_reflection(
         (*services, standard.SERVICE_NAME, reflection.SERVICE_NAME), server
     )
-    try:
-        bound = server.add_insecure_port(joined(host, port))
-    except RuntimeError as error:
-        raise Unusable(
-            f"port {port} on {host} cannot be opened: it is in use or not ours"
-        ) from error
+    bound = _open_port(server, host, port, security.tls, security.certificates)
+    if security.certificate_port is not None:
+        _open_port(server, host, security.certificate_port, security.tls, True)
     await server.start()
     health.know(services)
     try:
@@ -124,6 +149,22 @@ async def serving(
             await drained()
         health.close()
         await asyncio.shield(server.stop(LAST_SECONDS if drained else DRAIN_SECONDS))
+
+
+def _open_port(
+    server: aio.Server, host: str, port: int, tls: Tls | None, certificates: bool
+) -> int:
+    """Have a server listen; raises Unusable."""
+    credentials = tls and port_credentials(tls, certificates)
+    place = joined(host, port)
+    try:
+        if credentials:
+            return server.add_secure_port(place, credentials)
+        return server.add_insecure_port(place)
+    except RuntimeError as error:
+        raise Unusable(
+            f"port {port} on {host} cannot be opened: it is in use or not ours"
+        ) from error
 
 
 def _services(*servicers: object) -> dict[str, Callable[[aio.Server], None]]:

@@ -47,6 +47,8 @@ SENT: list[TandemError] = [
     errors.IncompatibleModels("fingerprints differ"),
     errors.Unavailable("no round worker is up"),
     DeadlineExceeded("the caller's time ran out"),
+    errors.Unauthenticated("a client certificate is needed here"),
+    errors.PermissionDenied("the certificate of 'drafter' may not call this service"),
     Internal("the forward pass failed; see the server's log"),
 ]
 

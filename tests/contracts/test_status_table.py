@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from tandem.orchestrator.cli import client, status_view, terminal, top
+from tandem.orchestrator.cli.front_end import FrontEnd
 from tandem.protos.transport import rpc
 from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
@@ -67,9 +68,9 @@ async def test_the_exit_code_is_whether_requests_are_served(
     orchestrator: Orchestrator, code: int
 ) -> None:
     async with rpc.serving("127.0.0.1", 0, orchestrator) as address:
-        assert await client.show_status(address, as_json=True) == code
-        assert await client.show_status(address, as_json=False) == code
-        assert await client.show_top(address, every=1.0, once=True) == code
+        assert await client.show_status(FrontEnd(address), as_json=True) == code
+        assert await client.show_status(FrontEnd(address), as_json=False) == code
+        assert await client.show_top(FrontEnd(address), every=1.0, once=True) == code
 
 
 async def test_status_is_complete_and_addresses_are_whole(

@@ -11,6 +11,7 @@ import grpc
 from grpc import aio
 
 from tandem.orchestrator.fleet.membership import Membership
+from tandem.orchestrator.fleet.registration import Access
 from tandem.orchestrator.workers.pool import WorkerPool
 from tandem.protos.rounds import RunRequest
 from tandem.protos.transport import heartbeat
@@ -109,7 +110,7 @@ class Cell:
     """A supervisor: asked where a worker is, it starts it anew on another port."""
 
     def __init__(self, *workers: Worker) -> None:
-        self.key, self.count, self.reserve = KEY, len(workers), None
+        self.access, self.count, self.reserve = Access(KEY), len(workers), None
         self.workers = workers
         self.starts = 0
         self.resumes = 0

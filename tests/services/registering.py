@@ -16,7 +16,7 @@ from tandem.drafter_service import service as drafter_service
 from tandem.engine.config import ModelServiceConfig
 from tandem.models import DRAFT, TARGET
 from tandem.orchestrator.fleet.membership import Membership
-from tandem.orchestrator.fleet.registration import CARRY, Terms, registrations, route
+from tandem.orchestrator.fleet.registration import CARRY, Access, Terms, registrations, route
 from tandem.orchestrator.workers import worker
 from tandem.orchestrator.workers.attendance import attend
 from tandem.orchestrator.workers.worker import DrafterLink, drafter_link
@@ -76,7 +76,7 @@ async def front_end(terms: Terms = TERMS, port: int = 0) -> AsyncIterator[Front]
     front = Front()
     added, removed = ((lambda a, e=e: front.events.append((e, a))) for e in ("added", "removed"))
     async with (
-        registrations(HOST, KEY, terms, added, removed) as service,
+        registrations(HOST, Access(KEY), terms, added, removed) as service,
         rpc.serving(HOST, port, service, RawInterceptor(CARRY)) as front.address,
     ):
         yield front
@@ -144,7 +144,7 @@ async def run(verifier: str, drafter: str, target: ModelDescription, seed: int =
         attended.set()
 
     async with (
-        worker.serving(HOST, KEY, target) as address,
+        worker.serving(HOST, Access(KEY), target) as address,
         rpc.connect(address) as channel,
         background(attend(channel, metadata, membership, answering)),
     ):

@@ -14,6 +14,7 @@ from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.fleet import discovery
 from tandem.orchestrator.fleet.discovery import Discovery, look_up
 from tandem.orchestrator.fleet.membership import Membership, PerAddress
+from tandem.orchestrator.fleet.registration import Access
 from tandem.orchestrator.fleet.replicas import Replicas
 from tandem.orchestrator.workers import worker
 from tandem.orchestrator.workers.local import LocalSupervisor
@@ -23,6 +24,8 @@ from tandem.protos.service.tasks import background
 from tandem.protos.types import ModelDescription, SamplingParams
 from tests.services.peer import Peer, served, until
 from tests.services.test_worker import counting
+
+ACCESS = Access("key")
 
 
 @pytest.fixture(autouse=True)
@@ -116,8 +119,8 @@ async def test_a_round_worker_uses_the_replicas_that_there_are() -> None:
     async with AsyncExitStack() as scope:
         at = [await scope.enter_async_context(served(peer)) for peer in (first, second)]
         membership = Membership(Members((at[0],)))
-        address = await scope.enter_async_context(worker.serving("127.0.0.1", "key", target))
-        supervisor = LocalSupervisor(address, "key")
+        address = await scope.enter_async_context(worker.serving("127.0.0.1", ACCESS, target))
+        supervisor = LocalSupervisor(address, ACCESS)
         pool = await scope.enter_async_context(WorkerPool(supervisor, membership, lambda: None))
 
         async def run() -> list[int]:

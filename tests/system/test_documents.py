@@ -35,9 +35,9 @@ PLACES = {
 }
 ALSO = {"up": ["--port", "0", "--no-ray"], "orchestrator": ["--no-ray"]}
 COMMAND = re.compile(
-    r"\btandem (up|generate|status|top|verifier|drafter|orchestrator)\b|-m ([\w.]+)"
+    r"\btandem (up|generate|status|top|certs|verifier|drafter|orchestrator)\b|-m ([\w.]+)"
 )
-TANDEM = ("up", "generate", "status", "top", "verifier", "drafter", "orchestrator")
+TANDEM = ("up", "generate", "status", "top", "certs", "verifier", "drafter", "orchestrator")
 ELSEWHERE: dict[str, str] = {}  # a block's first command: the test that runs it, `file::name`
 
 NOT_RUN = ("text", "mermaid", "yaml")

@@ -1,0 +1,167 @@
+"""A CA and certificates of its own for one Tandem, as PEM files in a folder."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from tandem.protos.errors import Unusable
+
+SERVICES, CLIENT = ("verifier", "drafter", "orchestrator"), "client"
+EVERYWHERE = ("localhost", "127.0.0.1", "::1")
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
+CA, CA_DAYS, DAYS = "ca", 3650, 365
+EARLY = timedelta(hours=1)  # for clocks that are behind
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A certificate and its key."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+
+def make(
+    folder: Path,
+    names: Sequence[str] = (),
+    more: Sequence[str] = (),
+    days: int = DAYS,
+    *,
+    force: bool = False,
+    only: bool = False,
+) -> list[Path]:
+    """Certificates of the services and a client, and `more` clients by common name, or `only` them;
+    those of services are for `names`, hosts and IP addresses, too. The CA of the folder signs them,
+    and is made if there is none.
+
+    The files of certificates. Raises Unusable, also for files that are there, unless `force`.
+    """
+    _check([CA, *SERVICES, CLIENT, *more], names)
+    wanted = [*more] if only else [*SERVICES, CLIENT, *more]
+    paths = [folder / f"{name}.pem" for name in wanted]
+    if there := [str(path) for path in paths if path.exists() and not force]:
+        raise Unusable(f"{', '.join(there)}: there already; --force replaces it, under the same CA")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        ca = _ca(folder)
+        for name, path in zip(wanted, paths, strict=True):
+            serves = name in SERVICES
+            hosts = dict.fromkeys((name, *EVERYWHERE, *names)) if serves else (name,)
+            _write(path, _signed(name, hosts, days, ca))
+    except OSError as error:
+        raise Unusable(f"{error.filename}: {error.strerror}") from None
+    return paths
+
+
+def key_file(certificate: Path) -> Path:
+    """Where the key of a certificate is."""
+    return certificate.with_name(f"{certificate.stem}-key.pem")
+
+
+def _check(wanted: Sequence[str], names: Sequence[str]) -> None:
+    if len(set(wanted)) < len(wanted):
+        raise Unusable(f"client: a certificate's name is there twice in {', '.join(wanted)}")
+    for name in (*wanted, *names):
+        if not (HOST.fullmatch(name) or (name in names and _is_ip(name))):
+            raise Unusable(f"name: {name!r} is neither a host name nor an IP address")
+
+
+def _is_ip(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _ca(folder: Path) -> Signed:
+    """That of the folder, made if there is none."""
+    path = folder / f"{CA}.pem"
+    if path.exists():
+        try:
+            certificate = x509.load_pem_x509_certificate(path.read_bytes())
+            key = load_pem_private_key(key_file(path).read_bytes(), None)
+        except ValueError as error:
+            raise Unusable(f"{path} and its key cannot be read: {error}") from None
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        return Signed(certificate, key)
+    ca = _signed("Tandem CA", (), CA_DAYS, None)
+    _write(path, ca)
+    return ca
+
+
+def _signed(name: str, hosts: Iterable[str], days: int, ca: Signed | None) -> Signed:
+    """A certificate by the CA; or that of a CA, which signs itself."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    signer = ca.key if ca else key
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(ca.certificate.subject if ca else subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - EARLY)
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca is None, None), critical=True)
+        .add_extension(_usage(ca is None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False
+        )
+    )
+    if ca:
+        general = [
+            x509.IPAddress(ip_address(host)) if _is_ip(host) else x509.DNSName(host)
+            for host in hosts
+        ]
+        purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
+        builder = builder.add_extension(x509.SubjectAlternativeName(general), False)
+        builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), False)
+    return Signed(builder.sign(signer, SHA256()), key)
+
+
+def _usage(signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _write(path: Path, signed: Signed) -> None:
+    """The key first: services take both when they fit. Readers get whole files."""
+    key = signed.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    _replace(key_file(path), key, 0o600)
+    _replace(path, signed.certificate.public_bytes(Encoding.PEM), 0o644)
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)
+    temporary.replace(path)

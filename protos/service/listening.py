@@ -1,0 +1,64 @@
+"""Where a service listens, and how its ports are protected: settings of every service."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from pathlib import Path
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings
+
+from tandem.protos.address import unbracketed
+from tandem.protos.tls import Tls
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to what listens there."""
+    try:
+        return ip_address(unbracketed(host)).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class ListeningSettings(BaseSettings):
+    """A service that can be reached from other machines has TLS, or is meant to have none."""
+
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    tls_cert: Path | None = Field(
+        default=None, description="PEM file of the service's certificate, for all connections"
+    )
+    tls_key: Path | None = Field(default=None, description="PEM file of its key")
+    tls_ca: Path | None = Field(
+        default=None, description="PEM file of the CA that signs the certificates of all peers"
+    )
+    insecure: bool = Field(
+        default=False, description="listen beyond loopback without TLS and authentication"
+    )
+    metrics_host: str | None = Field(
+        default=None, description="address of the metrics page; by default host"
+    )
+    metrics_tls: bool = Field(
+        default=False, description="the metrics page asks for certificates, as the service does"
+    )
+
+    @property
+    def tls(self) -> Tls | None:
+        """What connections are encrypted with, if they are."""
+        return Tls(self.tls_ca, self.tls_cert, self.tls_key) if self.tls_ca else None
+
+    @model_validator(mode="after")
+    def _has_all_files_or_none(self) -> ListeningSettings:
+        files = {"tls_cert": self.tls_cert, "tls_key": self.tls_key, "tls_ca": self.tls_ca}
+        missing = [name for name, path in files.items() if path is None]
+        if 0 < len(missing) < len(files):
+            raise ValueError(f"{' and '.join(missing)} missing: tls_cert, tls_key, tls_ca or none")
+        if self.metrics_tls and missing:
+            raise ValueError("metrics_tls needs tls_cert, tls_key and tls_ca")
+        return self
+
+    @model_validator(mode="after")
+    def _is_protected_beyond_loopback(self) -> ListeningSettings:
+        if not (self.tls_ca or self.insecure or is_loopback(self.host)):
+            wanted = "tls_cert, tls_key and tls_ca (`tandem certs` makes them), or insecure"
+            raise ValueError(f"host {self.host} is beyond loopback, which needs {wanted}")
+        return self

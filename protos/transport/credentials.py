@@ -1,0 +1,153 @@
+"""gRPC's credentials of certificates in files: those of a port are replaced when the files change,
+and so is a channel, for new calls; calls that run go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Any, TypeAlias, cast
+
+import grpc
+from grpc import aio
+
+from tandem.protos.address import split
+from tandem.protos.tls import CertificateFiles, Pem, Tls
+
+Fetch: TypeAlias = Callable[[], grpc.ServerCertificateConfiguration]
+
+
+def port_credentials(tls: Tls, certificates: bool) -> grpc.ServerCredentials:
+    """Of a port whose callers must have `certificates`, or are not asked for them: gRPC for Python
+    cannot ask and do without. Raises Unusable.
+    """
+    files = CertificateFiles(tls)
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        """Called by gRPC before every handshake; None: nothing has changed."""
+        return _configuration(files.pem) if files.refresh() else None
+
+    first, again = _configuration(files.pem), cast(Fetch, fetch)  # its stub knows no None
+    return grpc.dynamic_ssl_server_credentials(first, again, certificates)
+
+
+def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
+    assert pem.key and pem.cert, "a port has a certificate"
+    return grpc.ssl_server_certificate_configuration([(pem.key, pem.cert)], pem.ca)
+
+
+def server_name(address: str, role: str) -> str:
+    """What a peer's certificate must be for: its host; or its role, if that is an IP address, which
+    may be another one tomorrow.
+    """
+    host, _ = split(address)
+    try:
+        ip_address(host)
+    except ValueError:
+        return host
+    return role
+
+
+@dataclass(slots=True, eq=False)
+class VersionedChannel:
+    """A channel with certificates as they were once, and the calls on it."""
+
+    channel: aio.Channel
+    calls: int = 0
+    methods: dict[tuple[str, str], Any] = field(default_factory=dict)
+
+
+class RotatingChannel(aio.Channel):
+    """A channel whose new calls use the certificates as they are then."""
+
+    def __init__(self, tls: Tls, open_channel: Callable[[grpc.ChannelCredentials], aio.Channel]):
+        """Raises Unusable."""
+        self._files, self._open = CertificateFiles(tls), open_channel
+        self._now = self._made()
+        self._older: set[VersionedChannel] = set()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def _made(self) -> VersionedChannel:
+        pem = self._files.pem
+        return VersionedChannel(self._open(grpc.ssl_channel_credentials(pem.ca, pem.key, pem.cert)))
+
+    def current(self) -> VersionedChannel:
+        """The one for a new call."""
+        if self._files.refresh():
+            older, self._now = self._now, self._made()
+            self._older.add(older)
+            self._close_unused(older)
+        return self._now
+
+    def released(self, generation: VersionedChannel) -> None:
+        """A call has ended."""
+        generation.calls -= 1
+        self._close_unused(generation)
+
+    def _close_unused(self, generation: VersionedChannel) -> None:
+        if generation in self._older and not generation.calls:
+            self._older.discard(generation)
+            task = asyncio.ensure_future(generation.channel.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def _method(self, kind: str, path: str, *serialisers: Any) -> Any:
+        def call(*arguments: Any, **more: Any) -> Any:
+            generation = self.current()
+            if not (method := generation.methods.get((kind, path))):
+                method = getattr(generation.channel, kind)(path, *serialisers)
+                generation.methods[kind, path] = method
+            begun = method(*arguments, **more)
+            generation.calls += 1
+            begun.add_done_callback(lambda _: self.released(generation))
+            return begun
+
+        return call
+
+    def unary_unary(self, method: str, *serialisers: Any, **more: Any) -> Any:
+        """As of any channel; so are the rest."""
+        return self._method("unary_unary", method, *_both(*serialisers, **more))
+
+    def unary_stream(self, method: str, *serialisers: Any, **more: Any) -> Any:
+        """One request, many responses."""
+        return self._method("unary_stream", method, *_both(*serialisers, **more))
+
+    def stream_unary(self, method: str, *serialisers: Any, **more: Any) -> Any:
+        """Many requests, one response."""
+        return self._method("stream_unary", method, *_both(*serialisers, **more))
+
+    def stream_stream(self, method: str, *serialisers: Any, **more: Any) -> Any:
+        """Many of both."""
+        return self._method("stream_stream", method, *_both(*serialisers, **more))
+
+    async def close(self, grace: float | None = None) -> None:
+        """End all calls, after `grace` seconds at the latest."""
+        channels = [each.channel for each in (*self._older, self._now)]
+        self._older.clear()
+        await asyncio.gather(*(channel.close(grace) for channel in channels), *self._closing)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """Whether it is connected."""
+        return self.current().channel.get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        """Wait for another state."""
+        await self._now.channel.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        """Wait until it is connected."""
+        await self.current().channel.channel_ready()
+
+    async def __aenter__(self) -> RotatingChannel:
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self.close()
+
+
+def _both(
+    request_serializer: Any = None, response_deserializer: Any = None, **_: Any
+) -> tuple[Any, Any]:
+    return request_serializer, response_deserializer

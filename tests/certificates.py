@@ -1,0 +1,27 @@
+"""Certificates of a CA made for the tests, and what of them each role is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tandem.orchestrator.cli import certificates
+from tandem.protos.tls import Tls
+
+
+def made(folder: Path, *clients: str, names: tuple[str, ...] = ()) -> Path:
+    """A folder of certificates."""
+    certificates.make(folder, names, clients)
+    return folder
+
+
+def tls_of(folder: Path, name: str) -> Tls:
+    """What the owner of a certificate uses."""
+    cert = folder / f"{name}.pem"
+    return Tls(folder / "ca.pem", cert, certificates.key_file(cert))
+
+
+def settings(folder: Path, name: str) -> dict[str, Any]:
+    """The same as settings of a service or a client."""
+    tls = tls_of(folder, name)
+    return {"tls_ca": tls.ca, "tls_cert": tls.cert, "tls_key": tls.key}

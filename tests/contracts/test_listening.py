@@ -1,0 +1,109 @@
+"""Settings of where a service listens: beyond loopback it is protected, or says that it is not."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tandem import models
+from tandem.engine.config import ModelServiceConfig
+from tandem.orchestrator.cli import certificates
+from tandem.orchestrator.config import OrchestratorConfig
+from tandem.orchestrator.workers import cluster
+from tandem.protos.errors import Unusable
+from tandem.protos.service.config import configured
+from tandem.protos.service.listening import is_loopback
+from tandem.protos.service.pages import Pages, pages_served
+from tandem.protos.tls import Tls, server_context
+from tests.certificates import made, tls_of
+
+NEEDED = {
+    "verifier": [f"--model={models.TARGET}"],
+    "drafter": [f"--model={models.DRAFT}"],
+    "orchestrator": ["--verifier=v:1", f"--tokenizer={models.TARGET}"],
+}
+FILES = ["--tls-ca=ca.pem", "--tls-cert=cert.pem", "--tls-key=key.pem"]
+
+
+def listening(role: str, *arguments: str) -> ModelServiceConfig | OrchestratorConfig:
+    words = [*NEEDED[role], *arguments]
+    if role == "orchestrator":
+        return configured(OrchestratorConfig, role, words)
+    return configured(ModelServiceConfig, role, words)
+
+
+@pytest.mark.parametrize("role", NEEDED)
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "10.0.0.1", "front.example.com", ""])
+def test_a_service_beyond_loopback_needs_tls_or_says_that_it_has_none(role: str, host: str) -> None:
+    with pytest.raises(Unusable, match="beyond loopback, which needs tls_cert, tls_key and tls_ca"):
+        listening(role, f"--host={host}")
+    assert listening(role, f"--host={host}", "--insecure").tls is None
+    found = listening(role, f"--host={host}", *FILES).tls
+    assert found == Tls(Path("ca.pem"), Path("cert.pem"), Path("key.pem"))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"])
+def test_loopback_needs_nothing(host: str) -> None:
+    assert is_loopback(host)
+    assert listening("verifier", f"--host={host}").tls is None
+
+
+@pytest.mark.parametrize("left_out", FILES)
+def test_files_are_given_together_or_not_at_all(left_out: str) -> None:
+    name = left_out.removeprefix("--").partition("=")[0].replace("-", "_")
+    with pytest.raises(Unusable, match=f"{name} missing"):
+        listening("verifier", *(each for each in FILES if each != left_out))
+    with pytest.raises(Unusable, match="metrics_tls needs"):
+        listening("verifier", "--metrics-tls")
+
+
+def test_a_metrics_page_with_tls_is_not_served_without_its_files(tmp_path: Path) -> None:
+    made(tmp_path)
+    missing = Tls(tmp_path / "ca.pem", tmp_path / "nobody.pem", tmp_path / "nobody-key.pem")
+    with pytest.raises(Unusable, match=r"nobody\.pem cannot be read: No such file"):
+        server_context(missing)
+
+
+def asked(port: str, tls: Tls) -> bytes:
+    """The certificate of a metrics page that answers."""
+    context = ssl.create_default_context(cafile=tls.ca)
+    if tls.cert and tls.key:
+        context.load_cert_chain(tls.cert, tls.key)
+    with urlopen(f"https://localhost:{port}/metrics", timeout=5, context=context) as page:
+        assert page.status == 200
+    with (
+        socket.create_connection(("127.0.0.1", int(port)), 5) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as encrypted,
+    ):
+        return encrypted.getpeercert(binary_form=True) or b""
+
+
+def test_a_metrics_page_asks_for_certificates_and_shows_its_newest(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    own = tls_of(folder, "client")
+    context, pages = server_context(tls_of(folder, "verifier")), Pages(CollectorRegistry())
+    with pages_served("127.0.0.1", 0, pages, context) as address:
+        port = address.rpartition(":")[2]
+        before = asked(port, own)
+        with pytest.raises((URLError, OSError)):
+            asked(port, Tls(own.ca))
+        certificates.make(folder, force=True)
+        assert asked(port, own) != before
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:6379", "ray://head:10001", "auto"])
+def test_a_cluster_that_runs_anybody_s_programs_is_not_joined(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with (
+        pytest.raises(Unusable, match="RAY_AUTH_MODE is disabled"),
+        cluster.running(address, 1),
+    ):
+        pass

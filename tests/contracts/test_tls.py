@@ -1,0 +1,184 @@
+"""Ports with TLS: who may connect, and certificates that are replaced while calls run."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+from structlog.testing import capture_logs
+
+from tandem.orchestrator.cli import certificates
+from tandem.protos.errors import PermissionDenied, Unusable
+from tandem.protos.tls import CertificateFiles, Tls
+from tandem.protos.transport import rpc, status
+from tandem.protos.transport.guard import Peers, common_name
+from tandem.v1 import rounds_pb2, rounds_pb2_grpc
+from tests.certificates import made, tls_of
+
+SWAPS = 20
+
+
+class Counting(rounds_pb2_grpc.RoundWorkerServiceServicer):
+    """Counts until the caller leaves, and knows who called."""
+
+    def __init__(self) -> None:
+        self.callers: list[str] = []
+
+    async def Run(self, request: object, context: Any) -> AsyncIterator[rounds_pb2.RunResponse]:
+        self.callers.append(common_name(context))
+        number = 0
+        while True:
+            yield rounds_pb2.RunResponse(tokens=[number])
+            number += 1
+            await asyncio.sleep(0.002)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("certificates"))
+
+
+@asynccontextmanager
+async def serving(tls: Tls, *peers: str) -> AsyncIterator[tuple[Counting, str]]:
+    """A port with TLS."""
+    servicer = Counting()
+    security = rpc.Security(tls, Peers(peers) if peers else None)
+    async with rpc.serving("127.0.0.1", 0, servicer, security=security) as address:
+        yield servicer, address
+
+
+async def first(channel: aio.Channel) -> list[int]:
+    """The first message of a call, which then ends."""
+    call = rounds_pb2_grpc.RoundWorkerServiceStub(channel).Run(rounds_pb2.RunRequest(), timeout=10)
+    try:
+        return list((await anext(aiter(call))).tokens)
+    finally:
+        call.cancel()
+
+
+async def test_a_certificate_of_the_ca_is_let_in_and_known_by_its_name(folder: Path) -> None:
+    async with serving(tls_of(folder, "verifier")) as (servicer, address):
+        async with rpc.connect(address, tls_of(folder, "client"), "verifier") as channel:
+            assert await first(channel) == [0]
+        assert servicer.callers == ["client"]
+
+
+@pytest.mark.parametrize("wrong", ["plaintext", "none", "other_ca", "other_root", "other_name"])
+async def test_wrong_credentials_end_in_the_handshake(
+    folder: Path, tmp_path: Path, wrong: str
+) -> None:
+    own, other = tls_of(folder, "client"), tls_of(made(tmp_path), "client")
+    cases = {
+        "plaintext": None,
+        "none": Tls(own.ca),
+        "other_ca": replace(other, ca=own.ca),
+        "other_root": replace(own, ca=other.ca),
+        "other_name": own,
+    }
+    role = "drafter" if wrong == "other_name" else "verifier"
+    async with serving(tls_of(folder, "verifier")) as (servicer, address):
+        async with rpc.connect(address, cases[wrong], role) as channel:
+            with pytest.raises(aio.AioRpcError) as failure:
+                await first(channel)
+        assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert servicer.callers == []
+
+
+async def test_a_host_name_must_be_in_the_certificate(folder: Path) -> None:
+    async with serving(tls_of(folder, "verifier")) as (_, address):
+        port = address.rpartition(":")[2]
+        async with rpc.connect(f"localhost:{port}", tls_of(folder, "client"), "any") as channel:
+            assert await first(channel) == [0]
+        async with rpc.connect(f"ip6-localhost:{port}", tls_of(folder, "client")) as channel:
+            with pytest.raises(aio.AioRpcError):
+                await first(channel)
+
+
+async def test_a_known_peer_that_may_not_call_is_refused_by_name(folder: Path) -> None:
+    async with serving(tls_of(folder, "verifier"), "orchestrator", "other") as (_, address):
+        async with rpc.connect(address, tls_of(folder, "orchestrator"), "verifier") as channel:
+            assert await first(channel) == [0]
+        async with rpc.connect(address, tls_of(folder, "drafter"), "verifier") as channel:
+            with pytest.raises(aio.AioRpcError) as failure:
+                await first(channel)
+    assert failure.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    error = status.decode(failure.value)
+    assert isinstance(error, PermissionDenied)
+    assert str(error) == "the certificate of 'drafter' may not call this service"
+
+
+async def test_certificates_are_swapped_under_streams_and_no_stream_ends(tmp_path: Path) -> None:
+    """Those of the port, and those of the channel: each new call shows the newest certificate."""
+    made(tmp_path)
+    tls, peer = tls_of(tmp_path, "verifier"), tls_of(tmp_path, "client")
+    async with (
+        serving(tls) as (servicer, address),
+        rpc.connect(address, peer, "verifier") as channel,
+    ):
+        calls, reads = [], []
+        for swap in range(SWAPS):
+            stub = rounds_pb2_grpc.RoundWorkerServiceStub(channel)
+            call = stub.Run(rounds_pb2.RunRequest(), timeout=60)
+            calls.append(call)
+            reads.append(aiter(call))
+            assert list((await anext(reads[-1])).tokens) == [0]
+            certificates.make(tmp_path, force=True, days=swap + 1)
+        for read in reads:
+            messages = [list((await anext(read)).tokens) for _ in range(20)]
+            assert messages == [[number] for number in range(1, 21)], (
+                "nothing is lost of any stream"
+            )
+        for call in calls:
+            call.cancel()
+        assert await first(channel) == [0]
+        assert len(servicer.callers) == SWAPS + 1
+
+
+async def test_another_ca_for_both_sides_is_used_without_a_restart(tmp_path: Path) -> None:
+    now, then = made(tmp_path / "now"), made(tmp_path / "then")
+    async with serving(tls_of(now, "verifier")) as (_, address):
+        async with rpc.connect(address, tls_of(now, "client"), "verifier") as channel:
+            assert await first(channel) == [0]
+            for file in then.iterdir():
+                shutil.copy(file, now / file.name)
+            assert await first(channel) == [0]
+        async with rpc.connect(address, tls_of(then, "client"), "verifier") as channel:
+            assert await first(channel) == [0]
+
+
+def test_half_of_a_new_pair_is_not_used(tmp_path: Path) -> None:
+    folder = made(tmp_path / "old")
+    tls, other = tls_of(folder, "verifier"), tls_of(made(tmp_path / "new"), "verifier")
+    files = CertificateFiles(tls)
+    before = files.pem
+    assert other.cert and other.key and tls.cert and tls.key
+    shutil.copy(other.key, tls.key)
+    with capture_logs() as lines:
+        assert not files.refresh()
+    assert files.pem == before
+    assert [line["event"] for line in lines] == ["certificates cannot be read again"]
+    shutil.copy(other.cert, tls.cert)
+    assert files.refresh()
+    assert files.pem.cert == other.cert.read_bytes()
+
+
+@pytest.mark.parametrize("broken", ["ca.pem", "verifier.pem", "verifier-key.pem"])
+@pytest.mark.parametrize("content", [None, "", "no certificate"])
+def test_files_that_cannot_be_used_are_one_line(
+    folder: Path, tmp_path: Path, broken: str, content: str | None
+) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / broken).unlink()
+    if content is not None:
+        (copy / broken).write_text(content)
+    with pytest.raises(Unusable) as refused:
+        tls_of(copy, "verifier").read()
+    assert broken in str(refused.value) and "\n" not in str(refused.value)

@@ -1,0 +1,59 @@
+"""A whole Tandem with TLS on every hop, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from tandem import AsyncClient, models
+from tandem.drafter_service import service as drafter_service
+from tandem.engine.config import ModelServiceConfig
+from tandem.orchestrator import server
+from tandem.orchestrator.config import OrchestratorConfig
+from tandem.verifier_service import service as verifier_service
+from tests.certificates import settings
+
+
+@dataclass(frozen=True)
+class Protected:
+    """Where each service is, and the certificates."""
+
+    folder: Path
+    verifier: str
+    drafter: str
+    orchestrator: str
+
+    def client(self, name: str = "client", **more: Any) -> AsyncClient:
+        """One with a certificate."""
+        given = settings(self.folder, name) | more
+        return AsyncClient(self.orchestrator, retry_seconds=5, **given)
+
+
+@asynccontextmanager
+async def protected(folder: Path, **options: Any) -> AsyncIterator[Protected]:
+    """The embedded pair; `options` are the orchestrator's."""
+    async with AsyncExitStack() as scope:
+        addresses = []
+        for role, module, model in (
+            ("verifier", verifier_service, models.TARGET),
+            ("drafter", drafter_service, models.DRAFT),
+        ):
+            config = ModelServiceConfig(model=model, threads=1, **settings(folder, role))
+            serving = module.serving(config, CollectorRegistry())
+            addresses.append(await scope.enter_async_context(serving))
+        front = OrchestratorConfig(
+            verifier=addresses[0],
+            drafter=addresses[1],
+            tokenizer=models.TARGET,
+            port=0,
+            ray=False,
+            **settings(folder, "orchestrator"),
+            **options,
+        )
+        serving = server.serving(front, CollectorRegistry())
+        yield Protected(folder, *addresses, await scope.enter_async_context(serving))
