@@ -41,6 +41,7 @@ TANDEM = ("up", "generate", "status", "top", "certs", "verifier", "drafter", "or
 ELSEWHERE: dict[str, str] = {}  # a block's first command: the test that runs it, `file::name`
 
 NOT_RUN = ("text", "mermaid", "yaml")
+NOT_OURS = ("hf ", "pip ", "docker ", "kubectl ")
 RUN = [block for page in GUIDE for block in blocks(page) if block.kind not in NOT_RUN]
 HERE = [block for block in RUN if block.commands[0] not in ELSEWHERE]
 
@@ -202,7 +203,7 @@ def known_flags(command: str) -> frozenset[str]:
 @pytest.mark.parametrize("page", GUIDE, ids=lambda page: page.name)
 def test_flags_and_settings_are_known(page: Path) -> None:
     for command in code(page):
-        if command.startswith("hf "):  # not ours
+        if command.startswith(NOT_OURS):
             continue
         flags = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", command))
         assert flags <= (known_flags(command) if flags else set()), command
