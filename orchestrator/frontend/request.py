@@ -55,6 +55,16 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True)
+class Quota:
+    """What a client that is known by `name` may have; None is what all clients may."""
+
+    name: str = ""
+    running: int | None = None
+    waiting: int | None = None
+    weight: float = 1.0  # twice as many tokens as a client of half the weight
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A request as it arrived: nothing is checked yet. `malformed` are the fields that could not be
     decoded; they are reported together with what else is wrong.
@@ -72,3 +82,5 @@ class Request:
     client: bytes = b""  # whose cached prefixes may be used; empty = nobody's
     share: bytes = b""  # whose share of the places it takes; the connection's without a client
     malformed: tuple[Violation, ...] = ()
+    part: bytes = b""  # of the share, whose parts take turns
+    quota: Quota = Quota()
