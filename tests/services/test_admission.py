@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from tandem import AsyncClient
 from tandem.orchestrator.frontend import servicer
 from tandem.orchestrator.frontend.admission import Admission, Limits
+from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.frontend.servicer import OrchestratorService
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.protos.errors import Busy
@@ -95,9 +96,9 @@ async def test_a_request_that_is_cancelled_as_its_turn_comes_loses_no_place() ->
 @asynccontextmanager
 async def served() -> AsyncIterator[tuple[Front, str]]:
     """A front end on a port, and its address."""
-    replicas: Any = None  # which nobody asks for
+    nobody: Any = None  # no status is asked for
     async with front() as behind:
-        service = OrchestratorService(behind.answers, replicas, Drain())
+        service = OrchestratorService(behind.answers, nobody, Drain(), RequestLog())
         async with rpc.serving("127.0.0.1", 0, service) as address:
             yield behind, address
 
