@@ -26,6 +26,13 @@ class OrchestratorConfig(ServiceConfig):
     port: int = Field(
         default=50051, ge=0, le=65535, description="of the client API; 0 takes a free one"
     )
+    http_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="of the same API over HTTP, as OpenAI clients speak it; 0 takes a free one, "
+        "none by default",
+    )
     workers: int = Field(default=1, ge=1, description="round workers")
     ray: bool = Field(
         default=True, description="round workers as Ray actors, or one in this process"

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from prometheus_client import CollectorRegistry
+from tokenizers import Tokenizer
 
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.fleet.discovery import Discovery
@@ -19,18 +20,24 @@ from tandem.orchestrator.fleet.replicas import Replicas
 from tandem.orchestrator.frontend import readiness
 from tandem.orchestrator.frontend.admission import Admission, Limits
 from tandem.orchestrator.frontend.answers import Answers
+from tandem.orchestrator.frontend.chat import load_chat_template
 from tandem.orchestrator.frontend.checks import ServedModel
 from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.frontend.servicer import OrchestratorService
 from tandem.orchestrator.frontend.status import Overview, Recorder
 from tandem.orchestrator.frontend.text import load_tokenizer, longest_token, special_tokens
+from tandem.orchestrator.http import server as http_server
+from tandem.orchestrator.http.app import HttpApi
+from tandem.orchestrator.http.delivery import Frontend
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.orchestrator.page.served import add_status_pages
 from tandem.orchestrator.workers import cluster, local
 from tandem.orchestrator.workers.pool import Supervisor, WorkerPool
+from tandem.protos.service import process
 from tandem.protos.service.drain import Drain
 from tandem.protos.service.pages import Pages
 from tandem.protos.service.tasks import background
+from tandem.protos.tls import server_context
 from tandem.protos.transport import rpc
 from tandem.protos.transport.health import Health
 from tandem.protos.transport.raw import RawInterceptor
@@ -54,14 +61,30 @@ async def registering(
         yield (service,)
 
 
-def shape(config: OrchestratorConfig) -> DraftShape:
-    """Of drafts, unless a request has another."""
-    return DraftShape(
+def served_model(
+    config: OrchestratorConfig, target: ModelDescription, tokenizer: Tokenizer
+) -> ServedModel:
+    """What requests are checked against."""
+    shape = DraftShape(
         config.draft_levels,
         config.draft_branches,
         config.draft_nodes,
         schedule=Schedule[config.draft_schedule.upper()],
     )
+    max_prompt_bytes = target.context_length * longest_token(tokenizer)
+    return ServedModel(target, shape, max_prompt_bytes, special_tokens(tokenizer))
+
+
+@asynccontextmanager
+async def http_port(config: OrchestratorConfig, api: HttpApi) -> AsyncIterator[None]:
+    """The HTTP API while the scope lasts, if it has a port; raises Unusable."""
+    if config.http_port is None:
+        yield
+        return
+    tls = server_context(config.tls) if config.tls else None
+    async with http_server.serving(api.app(), config.host, config.http_port, tls) as url:
+        process.announce("http", role="orchestrator", address=f"{url}/v1")
+        yield
 
 
 @asynccontextmanager
@@ -74,7 +97,7 @@ async def serving(
     """The client API while the scope lasts; yields its address. `pages` are the process's own, for
     more than its metrics. Raises Unusable or IncompatibleModels.
     """
-    tokenizer = load_tokenizer(config.tokenizer)
+    tokenizer, chat = load_tokenizer(config.tokenizer), load_chat_template(config.tokenizer)
     supervising = cluster.supervising if config.ray else local.supervising
     discovery = Discovery(config.verifiers, config.drafters)
     async with AsyncExitStack() as scope:
@@ -82,8 +105,7 @@ async def serving(
         replicas = Replicas(config, membership)
         await scope.enter_async_context(background(replicas.follow()))
         target = await replicas.check_models()
-        max_prompt_bytes = target.context_length * longest_token(tokenizer)
-        served = ServedModel(target, shape(config), max_prompt_bytes, special_tokens(tokenizer))
+        served = served_model(config, target, tokenizer)
         metrics = FrontMetrics(registry)
         limits_each = Limits(*config.each_client, "_per_client")
         admission = Admission(Limits(config.max_running, config.max_waiting), limits_each, metrics)
@@ -91,17 +113,20 @@ async def serving(
             supervising(config, target) as supervisor,
             WorkerPool(supervisor, membership, metrics.resumes.inc) as pool,
         ):
-            answers = Answers(pool, tokenizer, served, metrics, admission)
-            health, ends = Health(), RequestLog()
+            answers = Answers(pool, tokenizer, served, metrics, admission, chat=chat)
+            draining, health, ends = drain or Drain(), Health(), RequestLog()
             recorder = Recorder(metrics, admission, ends)
             overview = Overview(replicas, pool, admission, recorder, health)
-            service = OrchestratorService(answers, overview, drain or Drain(), ends)
+            service = OrchestratorService(answers, overview, draining, ends)
+            frontend = Frontend(answers, draining, ends, lambda: health.serving)
+            api = HttpApi(frontend, target, tokenizer)
             replicas.key = supervisor.access.key
             if pages:
                 add_status_pages(pages, overview.read)
             async with (
                 background(*readiness.reporting(health, pool, replicas), recorder.run()),
                 registering(config, target, supervisor, discovery) as registration,
+                http_port(config, api),
                 rpc.serving(
                     config.host,
                     config.port,

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import grpc_tools
 from grpc_tools import protoc
 
 ROOT = Path(__file__).parent
@@ -23,7 +24,8 @@ def generate(out: Path) -> None:
     beside = Path(sys.executable).parent  # where pip put the plugins, on the path or not
     plugins = [f"--plugin=protoc-gen-{kind}={beside}/protoc-gen-{kind}" for kind in kinds[2:]]
     outputs = [f"--{kind}_out={out}" for kind in kinds]
-    arguments = ["protoc", f"-I{ROOT}", *plugins, *outputs, *schemas]
+    known = Path(grpc_tools.__file__).parent / "_proto"  # google/protobuf/*.proto
+    arguments = ["protoc", f"-I{ROOT}", f"-I{known}", *plugins, *outputs, *schemas]
     if protoc.main(arguments) != 0:
         raise SystemExit("protoc failed")
 

@@ -16,7 +16,7 @@ from tandem.protos.errors import Unusable
 from tandem.protos.gguf import is_gguf
 
 NAME = re.compile(r"[\w.-]+/[\w.-]+")
-TOKENIZER = ("*.json",)
+TOKENIZER = ("*.json", "*.jinja")
 MODEL = (*TOKENIZER, "*.safetensors")
 OTHER_FORMATS = "*/*"  # the same weights in other formats
 CACHED = "snapshots"

@@ -26,6 +26,8 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_optio
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Speculative decoding as services."
 )
+bench = typer.Typer(no_args_is_help=True, help="Measure.")
+app.add_typer(bench, name="bench")
 
 
 def _show_version(wanted: bool) -> None:
@@ -184,7 +186,10 @@ def _run(work: Coroutine[Any, Any, int]) -> None:
 
 
 def _pass_on(name: str, module: str, does: str) -> None:
-    @app.command(name, context_settings=PASS_ON, help=f"{does} (`tandem {name} --help`).")
+    group, _, last = name.rpartition(" ")
+    into = bench if group else app
+
+    @into.command(last, context_settings=PASS_ON, help=f"{does} (`tandem {name} --help`).")
     def start(context: typer.Context) -> None:
         os.execv(sys.executable, [sys.executable, "-P", "-m", module, *context.args])
 
@@ -193,3 +198,4 @@ _pass_on("drafter", "tandem.drafter_service", "Start one drafter")
 _pass_on("verifier", "tandem.verifier_service", "Start one verifier")
 _pass_on("orchestrator", "tandem.orchestrator", "Start one orchestrator")
 _pass_on("chaos", "tandem.benchmarks.chaos", "Try faults on a system of its own")
+_pass_on("bench serve", "tandem.benchmarks.serve", "Put load on a server, and measure")

@@ -21,7 +21,7 @@ from tandem.protos.service.config import Outside, outside
 from tandem.protos.transport import rpc
 
 HOST = "127.0.0.1"
-PORT = 50051
+PORT, HTTP_PORT = 50051, 8000
 SHARED_COST = 0.25  # seconds of the verifier that a second of the drafter may cost on its device
 Setting = Path | str | int | bool | None
 QUIET: Mapping[str, Setting] = {"log_level": "warning"}  # several services share a terminal
@@ -72,6 +72,15 @@ class Plan:
         shared = device != "cpu" and device == self.outside.verifier.get("device")
         return str(SHARED_COST) if shared and "draft_cost" not in own else None
 
+    def _http_port(self, host: str) -> int | None:
+        """A free one beside a free one of the client API, else the usual one unless it is taken."""
+        if "http_port" in self.outside.orchestrator:
+            return None
+        try:
+            return rpc.free_port(host, 0 if self.port == 0 else HTTP_PORT)
+        except Unusable:
+            return None
+
     def services(self) -> list[tuple[str, str, list[str]]]:
         """Role, module and flags of each, on ports that are free now; raises Unusable."""
         target, draft = self.models
@@ -100,6 +109,7 @@ class Plan:
                 "verifier": joined(*addresses[0]),
                 "drafter": joined(*addresses[1]),
                 "tokenizer": target,
+                "http-port": self._http_port(client[0]),
             },
         )
         return [

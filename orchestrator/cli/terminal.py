@@ -39,6 +39,8 @@ class StartProgress:
             self._page = fact["metrics"] if fact["role"] == "orchestrator" else self._page
             where = f"{escape(fact['address'])}  metrics {escape(fact['metrics'])}/metrics"
             self._print(f"[green]serving[/]     {role} {where}")
+        elif event == "http":
+            self._print(f"[green]serving[/]     {event:<12} {escape(fact['address'])}")
         elif event in ("starting", "loading", "testing"):
             self._print(f"[dim]{event:<11} {role} {of}[/]")
         else:

@@ -16,13 +16,21 @@ from tokenizers import Tokenizer
 
 from tandem.orchestrator.frontend.admission import Admission
 from tandem.orchestrator.frontend.answer import Answer, AnswerBuilder, Chunk
-from tandem.orchestrator.frontend.checks import ServedModel, check_resumable, check_size, checked
+from tandem.orchestrator.frontend.chat import NO_TEMPLATE, ChatTemplate
+from tandem.orchestrator.frontend.checks import (
+    ServedModel,
+    check_resumable,
+    check_size,
+    checked,
+    too_long,
+)
 from tandem.orchestrator.frontend.reader import read_ahead
-from tandem.orchestrator.frontend.request import Request
+from tandem.orchestrator.frontend.request import Conversation, Request
 from tandem.orchestrator.frontend.request_log import Course
 from tandem.orchestrator.frontend.text import TextStream
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.orchestrator.workers.pool import WorkerPool
+from tandem.protos.errors import InvalidRequest
 from tandem.protos.rounds import RunRequest
 from tandem.protos.types import SEEDS
 from tandem.protos.wire.codec import SESSION_ID_BYTES
@@ -38,8 +46,11 @@ class Answers:
         served: ServedModel,
         metrics: FrontMetrics,
         admission: Admission,
+        *,
+        chat: ChatTemplate = NO_TEMPLATE,
     ) -> None:
         self._pool, self._tokenizer, self._served = pool, tokenizer, served
+        self._chat = chat
         self._metrics, self.admission = metrics, admission
 
     async def generate(
@@ -89,9 +100,15 @@ class Answers:
         skipped = 0 if request.received else request.resume_from
         return run, AnswerBuilder(run, stream, self._metrics, skipped)
 
-    def _tokenise(self, text: str) -> tuple[int, ...]:
-        """As a batch of one: `encode` would hold the GIL."""
-        return tuple(self._tokenizer.encode_batch_fast([text])[0].ids)
+    def _tokenise(self, prompt: str | Conversation) -> tuple[int, ...]:
+        """As a batch of one: `encode` would hold the GIL. A chat template writes special tokens
+        itself.
+        """
+        text = self._chat.render(prompt) if isinstance(prompt, Conversation) else prompt
+        if problem := too_long(len(text.encode()), self._served):
+            raise InvalidRequest.of("messages", problem)
+        plain = isinstance(prompt, str)
+        return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=plain)[0].ids)
 
 
 def _note(course: Course, begun: asyncio.Task[tuple[RunRequest, AnswerBuilder]]) -> None:

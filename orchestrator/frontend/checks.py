@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tandem.orchestrator.frontend import speculation
-from tandem.orchestrator.frontend.request import Request
+from tandem.orchestrator.frontend.request import Conversation, Request
 from tandem.protos.errors import InvalidRequest, Violation
 from tandem.protos.rounds import RunRequest
 from tandem.protos.types import EXACT, DraftShape, ModelDescription, Rule, SamplingParams
 from tandem.protos.wire.sampling import problems
 
-DEFAULT_MAX_NEW_TOKENS = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKENS = 4096
 MAX_REQUEST_ID = 128  # characters
@@ -32,7 +31,7 @@ class ServedModel:
 
 
 def checked(
-    request: Request, served: ServedModel, tokenise: Callable[[str], tuple[int, ...]]
+    request: Request, served: ServedModel, tokenise: Callable[[str | Conversation], tuple[int, ...]]
 ) -> RunRequest:
     """What a round worker runs, but for the session, as every run has its own. Raises
     InvalidRequest naming every bad field.
@@ -41,9 +40,11 @@ def checked(
     check_size(request, served)
     violations = _options(request, model)
     prompt = request.prompt or ()
-    if isinstance(prompt, str):
+    if isinstance(prompt, Conversation) and not prompt.messages:
+        prompt = ()
+    if not isinstance(prompt, tuple):
         prompt = tokenise(prompt)
-    default = min(DEFAULT_MAX_NEW_TOKENS, max(0, model.context_length - len(prompt)))
+    default = min(request.default_new_tokens, max(0, model.context_length - len(prompt)))
     most_new = default if stopping.max_new_tokens is None else stopping.max_new_tokens
     violations += [*_prompt(request, prompt, model), *_stopping(request, most_new)]
     ends = () if stopping.ignore_eos else model.end_token_ids
@@ -71,14 +72,25 @@ def checked(
 
 
 def check_size(request: Request, served: ServedModel) -> None:
-    """Raise InvalidRequest for a text that is too long whatever its tokens are."""
-    size = len(request.prompt.encode()) if isinstance(request.prompt, str) else 0
-    if size > served.max_prompt_bytes:
-        model = served.description
-        whole = f"the context of {model.context_length} tokens can hold"
-        most = f"the {served.max_prompt_bytes} that {whole}"
-        violation = Violation("text", f"has {size} bytes, above {most}")
-        raise InvalidRequest(*_options(request, model), violation)
+    """Raise InvalidRequest for a prompt that is too long whatever its tokens are."""
+    prompt, model = request.prompt, served.description
+    if isinstance(prompt, Conversation) and len(prompt.messages) > model.context_length:
+        limit = f"has {len(prompt.messages)} messages, above the context of {model.context_length}"
+        raise InvalidRequest(*_options(request, model), Violation("messages", f"{limit} tokens"))
+    if isinstance(prompt, str):
+        problem = too_long(len(prompt.encode()), served)
+    else:
+        problem = too_long(prompt.size(), served) if isinstance(prompt, Conversation) else ""
+    if problem:
+        raise InvalidRequest(*_options(request, model), Violation(_prompt_field(request), problem))
+
+
+def too_long(size: int, served: ServedModel) -> str:
+    """What is wrong with a text of so many bytes; empty if nothing is."""
+    if size <= served.max_prompt_bytes:
+        return ""
+    whole = f"the context of {served.description.context_length} tokens can hold"
+    return f"has {size} bytes, above the {served.max_prompt_bytes} that {whole}"
 
 
 def check_resumable(request: Request, model: ModelDescription) -> None:
@@ -184,11 +196,22 @@ def _request_id(request_id: str) -> Iterator[Violation]:
         yield Violation("request_id", f"is not at most {MAX_REQUEST_ID} printable ASCII characters")
 
 
+def _prompt_field(request: Request) -> str:
+    """The name of the prompt, by its kind."""
+    match request.prompt:
+        case None:
+            return "prompt"
+        case str():
+            return "text"
+        case Conversation():
+            return "messages"
+    return "token_ids"
+
+
 def _prompt(
     request: Request, prompt: tuple[int, ...], model: ModelDescription
 ) -> Iterator[Violation]:
-    given = request.prompt
-    field = "prompt" if given is None else "text" if isinstance(given, str) else "token_ids"
+    field = _prompt_field(request)
     wanted = request.stopping.max_new_tokens or 1
     if not prompt:
         yield Violation(field, "is empty")

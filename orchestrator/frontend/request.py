@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from tandem.protos.errors import Violation
 from tandem.protos.types import Method, Rule, Schedule
 
+DEFAULT_MAX_NEW_TOKENS = 128
 SHARE_DIGITS = 8  # that name a client, of the digest of its name
 
 
@@ -65,12 +67,34 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """What one side of a conversation wrote."""
+
+    role: str
+    content: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A prompt as the model's chat template writes it."""
+
+    messages: tuple[ChatMessage, ...]
+    add_generation_prompt: bool = True
+    template_arguments: Mapping[str, object] = field(default_factory=dict)  # plain values
+
+    def size(self) -> int:
+        """Bytes that were written."""
+        return sum(len(each.content.encode()) for each in self.messages)
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A request as it arrived: nothing is checked yet. `malformed` are the fields that could not be
     decoded; they are reported together with what else is wrong.
     """
 
-    prompt: str | tuple[int, ...] | None = None
+    prompt: str | tuple[int, ...] | Conversation | None = None
     request_id: str = ""
     model: str = ""
     sampling: Sampling = Sampling()
@@ -84,3 +108,4 @@ class Request:
     malformed: tuple[Violation, ...] = ()
     part: bytes = b""  # of the share, whose parts take turns
     quota: Quota = Quota()
+    default_new_tokens: int = DEFAULT_MAX_NEW_TOKENS  # or what the context still holds, if less

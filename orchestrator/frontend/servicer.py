@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import secrets
 from collections.abc import Callable
 from contextlib import aclosing
@@ -16,10 +15,13 @@ from grpc import aio
 from tandem.orchestrator.frontend.answer import Answer, Chunk
 from tandem.orchestrator.frontend.answers import Answers
 from tandem.orchestrator.frontend.checks import is_request_id
+from tandem.orchestrator.frontend.prompt_message import decode_prompt
 from tandem.orchestrator.frontend.request import Request, Sampling, Speculation, Stopping
 from tandem.orchestrator.frontend.request_log import RequestLog
+from tandem.orchestrator.frontend.share import CLIENT_KEY, client_digest, connection_digest
 from tandem.orchestrator.frontend.status import Overview
 from tandem.orchestrator.frontend.status_message import encode_status
+from tandem.orchestrator.frontend.stream_paths import with_stream_paths
 from tandem.orchestrator.metrics import SpeculationStats
 from tandem.protos.errors import DeadlineExceeded, InvalidRequest, Violation
 from tandem.protos.service.drain import Drain
@@ -29,7 +31,6 @@ from tandem.protos.wire.drafting import decode_choice
 from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
 
-CLIENT_KEY = "x-tandem-client"
 MUTE_SECONDS = 60.0  # that a client may read nothing
 CHOICES = {"rule": Rule, "method": Method, "schedule": Schedule}
 ServicerContext: TypeAlias = "aio.ServicerContext[Any, Any]"
@@ -55,6 +56,7 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                 answers = [event async for event in events if isinstance(event, Answer)]
         return encode_answer(answers[-1])
 
+    @with_stream_paths
     async def StreamGenerate(  # type: ignore[override]  # it writes through the context
         self, request: api.StreamGenerateRequest, context: ServicerContext
     ) -> None:
@@ -90,15 +92,8 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
 
 def client_of(context: ServicerContext) -> bytes:
-    """A digest of the client's name: requests of one client may use each other's cached prefixes.
-    Empty for a client without a name; a name that others cannot guess keeps them out.
-    """
-    name = str(dict(context.invocation_metadata() or ()).get(CLIENT_KEY, ""))
-    return _digest(f"client {name}") if name else b""
-
-
-def _digest(name: str) -> bytes:
-    return hashlib.sha256(name.encode()).digest()[:16]
+    """Whose cached prefixes may be used."""
+    return client_digest(str(dict(context.invocation_metadata() or ()).get(CLIENT_KEY, "")))
 
 
 async def _identified(request: Request, context: ServicerContext) -> Request:
@@ -136,8 +131,7 @@ def decode_request(
     received: tuple[int, ...] = (),
 ) -> Request:
     """Message to request; one without a client has the share of its connection."""
-    kind, sampling, stopping = message.WhichOneof("prompt"), message.sampling, message.stopping
-    prompt = message.text if kind == "text" else tuple(message.token_ids.ids) if kind else None
+    sampling, stopping = message.sampling, message.stopping
     speculation, malformed = _given(message.speculation), list[Violation]()
     for field, choice in CHOICES.items():
         try:
@@ -148,7 +142,7 @@ def decode_request(
     biases = tuple(sorted(sampling.logit_bias.items()))
     lists = {"stop": tuple(stopping.stop), "stop_token_ids": tuple(stopping.stop_token_ids)}
     return Request(
-        prompt,
+        decode_prompt(message),
         message.request_id,
         message.model,
         Sampling(**_given(sampling) | {"logit_bias": biases}),
@@ -158,7 +152,7 @@ def decode_request(
         resume_from,
         received,
         client,
-        client or _digest(f"connection {connection}"),
+        client or connection_digest(connection),
         tuple(malformed),
     )
 

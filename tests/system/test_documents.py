@@ -24,7 +24,7 @@ import yaml
 from tests.documents import GUIDE, ROOT, Block, blocks, code, rows, section, spans
 from tests.ggufs import needs_llama
 
-CLIENT_API = "127.0.0.1:50051"
+CLIENT_API, HTTP_API = "127.0.0.1:50051", "127.0.0.1:8000"
 SERVER = re.compile(r"^(?:\w+=\S+ +)*(?:\.venv/bin/)?tandem +(up|verifier|drafter|orchestrator)\b")
 SERVES = re.compile(r'client API on (\S+)\.|"serving".*"address": "([^"]+)"')
 PLACES = {
@@ -162,7 +162,10 @@ def shape(printed: str) -> list[str]:
 )
 def test_what_a_reader_is_shown_works(block: Block, there: Checkout) -> None:
     if block.kind == "python":
-        run([sys.executable, "-P", "-c", block.text.replace(CLIENT_API, there.address)], there)
+        found = re.search(r"http://(\S+)/v1", there.printed)
+        assert found
+        text = block.text.replace(CLIENT_API, there.address).replace(HTTP_API, found[1])
+        run([sys.executable, "-P", "-c", text], there)
         return
     printed = run_commands(block, there)
     if block.kind == "console":

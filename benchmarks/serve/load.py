@@ -1,0 +1,68 @@
+"""Requests at a rate or so many at once, and which of them are asked for without drafts.
+
+Knows no protocol: who asks is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+from tandem.benchmarks.serve.prompts import Prompt
+from tandem.benchmarks.serve.record import Record
+
+Ask = Callable[[Prompt, bool], Awaitable[Record]]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How requests are sent: `rate` a second on average, infinity for all at once, and at most so
+    many at a time.
+    """
+
+    rate: float
+    at_once: int | None
+    seed: int
+
+    def pauses(self, count: int) -> list[float]:
+        """Seconds before each request: those of a Poisson process."""
+        rng = random.Random(self.seed)
+        finite = self.rate != float("inf")
+        return [rng.expovariate(self.rate) if finite else 0.0 for _ in range(count)]
+
+
+def blocks(count: int, turns: int, baseline: bool) -> Iterator[tuple[range, bool]]:
+    """Parts of the requests, and whether they are asked for with drafts: with and without in turn,
+    and in the other order in every second turn, so that a drift hits both.
+    """
+    size = -(-count // turns)
+    for turn, start in enumerate(range(0, count, size)):
+        part = range(start, min(start + size, count))
+        order = [True, False] if turn % 2 == 0 else [False, True]
+        for drafts in order if baseline else [True]:
+            yield part, drafts
+
+
+async def send(
+    load: Load, prompts: Sequence[Prompt], drafts: bool, ask: Ask, done: Callable[[], None]
+) -> tuple[list[Record], float]:
+    """What was noticed of each request, and how many seconds all of them took."""
+    places = asyncio.Semaphore(load.at_once) if load.at_once else nullcontext()
+
+    async def one(prompt: Prompt) -> Record:
+        async with places:
+            record = await ask(prompt, drafts)
+        done()
+        return record
+
+    began = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        tasks = []
+        for prompt, pause in zip(prompts, load.pauses(len(prompts)), strict=True):
+            await asyncio.sleep(pause)
+            tasks.append(group.create_task(one(prompt)))
+    return [task.result() for task in tasks], time.perf_counter() - began

@@ -1,0 +1,49 @@
+"""Prompts of a JSONL file, Spec-Bench's too, or the stories that come with Tandem."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+from tandem.benchmarks.peers.prompts import story_prompts
+from tandem.protos.errors import Unusable
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A text, and of what kind it is."""
+
+    text: str
+    category: str = ""
+
+
+def read(file: Path | None, count: int) -> list[Prompt]:
+    """So many prompts, from the first on and again; raises Unusable."""
+    found = _lines(file) if file else [Prompt(text) for text in story_prompts()]
+    if not found:
+        raise Unusable(f"{file} has no prompts")
+    return list(islice(cycle(found), count))
+
+
+def _lines(file: Path) -> list[Prompt]:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise Unusable(f"{file} cannot be read: {error.strerror}") from error
+    return [_prompt(file, at, line) for at, line in enumerate(lines, 1) if line.strip()]
+
+
+def _prompt(file: Path, at: int, line: str) -> Prompt:
+    """`prompt`, or the first of `turns`; with a `category` or without."""
+    try:
+        entry: dict[str, Any] = json.loads(line)
+        text = entry["prompt"] if "prompt" in entry else entry["turns"][0]
+        if not isinstance(text, str):
+            raise TypeError
+        return Prompt(text, str(entry.get("category", "")))
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        problem = f"{file}, line {at}: not an object with a text as prompt, or with turns"
+        raise Unusable(problem) from error

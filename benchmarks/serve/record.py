@@ -1,0 +1,74 @@
+"""What was noticed of one request. Pure: times are seconds of one clock, as arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Figures of speculation, of one request or of many; [i] of the histogram are steps that
+    accepted i draft tokens.
+    """
+
+    steps: int = 0
+    with_drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    histogram: tuple[int, ...] = ()
+
+    def __add__(self, other: Drafts) -> Drafts:
+        longer = max(len(self.histogram), len(other.histogram))
+        padded = [each.histogram + (0,) * (longer - len(each.histogram)) for each in (self, other)]
+        return Drafts(
+            self.steps + other.steps,
+            self.with_drafts + other.with_drafts,
+            self.drafted + other.drafted,
+            self.accepted + other.accepted,
+            tuple(a + b for a, b in zip(*padded, strict=True)),
+        )
+
+    def per_position(self) -> list[float]:
+        """The part of the steps with a draft that accepted its token at each position."""
+        reached = [sum(self.histogram[place:]) for place in range(1, len(self.histogram))]
+        return [count / self.with_drafts for count in reached] if self.with_drafts else []
+
+
+@dataclass(slots=True)
+class Record:
+    """One request from its sending on; `arrivals` are when tokens came, and how many by then."""
+
+    asked: float
+    category: str = ""
+    arrivals: list[float] = field(default_factory=list)
+    ended: float = 0.0
+    prompt_tokens: int = 0
+    tokens: int = 0
+    drafts: Drafts = Drafts()
+    error: str = ""
+
+    @property
+    def first(self) -> float:
+        """Seconds to the first token."""
+        return self.arrivals[0] - self.asked
+
+    @property
+    def total(self) -> float:
+        """Seconds to the last token."""
+        return self.arrivals[-1] - self.asked
+
+    @property
+    def per_token(self) -> float | None:
+        """Seconds of each token after the first; None if there is no other."""
+        return (self.total - self.first) / (self.tokens - 1) if self.tokens > 1 else None
+
+    @property
+    def gaps(self) -> Sequence[float]:
+        """Seconds between arrivals."""
+        return [later - earlier for earlier, later in zip(self.arrivals, self.arrivals[1:])]  # noqa: B905
+
+    def meets(self, limits: Mapping[str, float]) -> bool:
+        """Whether each figure is within its limit, in ms."""
+        figures = {"ttft": self.first, "tpot": self.per_token or 0.0, "e2el": self.total}
+        return all(figures[name] * 1000 <= limit for name, limit in limits.items())

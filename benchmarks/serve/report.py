@@ -1,0 +1,53 @@
+"""What came out: a table for people, and JSON with the keys of vLLM's command."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tandem.benchmarks.serve.summary import TIMES
+
+SHOWN = {
+    "request_throughput": "requests/s",
+    "request_goodput": "requests/s within limits",
+    "output_throughput": "tokens/s",
+    **{
+        f"{of}_{name}_ms": f"{name.upper()} {of}, ms"
+        for name in TIMES
+        for of in ("mean", "median", "p99")
+    },
+    "spec_decode_acceptance_rate": "acceptance rate",
+    "spec_decode_acceptance_length": "tokens per step",
+}
+PER_POSITION = "spec_decode_per_position_acceptance_rates"
+POSITIONS = 8  # shown
+
+Results = dict[str, dict[str, Any]]
+
+
+def show(heading: str, found: Results) -> None:
+    """Print the figures side by side."""
+    shown = Table("", *found)
+    for key, label in SHOWN.items():
+        values = [result.get(key) for result in found.values()]
+        if any(value is not None for value in values):
+            shown.add_row(label, *("" if v is None else f"{v:.2f}" for v in values))
+    rates = [result.get(PER_POSITION) or [] for result in found.values()]
+    for place in range(min(POSITIONS, max(map(len, rates)))):
+        values = [each[place] if place < len(each) else None for each in rates]
+        label = f"accepted at position {place}"
+        shown.add_row(label, *("" if v is None else f"{v:.2f}" for v in values))
+    Console(highlight=False).print(heading, shown, sep="\n", soft_wrap=True)
+
+
+def write(file: Path, about: dict[str, Any], found: Results) -> None:
+    """The first group's figures at the top, those of the others by their names."""
+    first, *others = found
+    whole = {"date": time.strftime("%Y%m%d-%H%M%S")} | about | found[first]
+    whole |= {name: found[name] for name in others}
+    file.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,1 @@
+"""The client API over HTTP, as OpenAI clients speak it."""

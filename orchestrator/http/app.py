@@ -1,0 +1,167 @@
+"""The routes of the HTTP API: bodies to requests, answers to replies.
+
+A thin shell over the same answers that gRPC has; knows no gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
+
+import structlog
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from tokenizers import Tokenizer
+
+from tandem.orchestrator.frontend.share import CLIENT_KEY, client_digest, connection_digest
+from tandem.orchestrator.http import decoding, errors
+from tandem.orchestrator.http.body import BodyTooLarge, read_body
+from tandem.orchestrator.http.delivery import Delivery, Frontend
+from tandem.orchestrator.http.replies import Reply
+from tandem.orchestrator.http.schema import ChatBody, CompletionBody, GenerationBody
+from tandem.orchestrator.http.token_text import TokenTexts
+from tandem.protos.errors import Internal, TandemError
+from tandem.protos.types import ModelDescription
+
+REQUEST_ID = "x-request-id"
+GIVEN_ID = re.compile(r"[!-~]{1,128}")
+OWNER = "tandem"
+GONE = 499  # what nginx logs of a client that left
+
+log = structlog.get_logger()
+
+
+@dataclass
+class HttpApi:
+    """Serves one model."""
+
+    frontend: Frontend
+    model: ModelDescription
+    tokenizer: Tokenizer
+    _tokens: TokenTexts = field(init=False)
+    _began: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._tokens, self._began = TokenTexts(self.tokenizer), int(time.time())
+
+    def app(self) -> ASGIApp:
+        """What a server calls."""
+        routes = [
+            Route("/v1/completions", partial(self._generate, CompletionBody), methods=["POST"]),
+            Route("/v1/chat/completions", partial(self._generate, ChatBody), methods=["POST"]),
+            Route("/v1/models", self._models),
+            Route("/v1/models/{name:path}", self._model),
+            Route("/health", self._health),
+        ]
+        refusals = {
+            TandemError: _refused,
+            HTTPException: _no_route,
+            ClientDisconnect: _left,
+            Exception: _failed,
+        }
+        return _named(Starlette(routes=routes, exception_handlers=refusals))  # type: ignore[arg-type]
+
+    async def _generate(self, kind: type[GenerationBody], request: Request) -> Delivery:
+        self.frontend.drain.check()
+        content = await read_body(request)
+        body = await asyncio.to_thread(decoding.parsed, kind, content)
+        request_id = request.state.request_id
+        chat = isinstance(body, ChatBody)
+        caller = self._caller(request, body)
+        if isinstance(body, ChatBody):
+            asked, logprobs = decoding.chat(body, caller), bool(body.logprobs)
+        else:
+            assert isinstance(body, CompletionBody)
+            asked, logprobs = decoding.completion(body, caller), body.logprobs is not None
+        options = body.stream_options
+        if options and not body.stream:
+            raise decoding.needs_stream()
+        usage = bool(options and options.include_usage)
+        reply = Reply(
+            request_id, self.model.name, int(time.time()), chat, logprobs, self._tokens, usage
+        )
+        return Delivery(self.frontend, body, asked, reply)
+
+    def _caller(self, request: Request, body: GenerationBody) -> decoding.Caller:
+        """Requests share cached prefixes by name or cache key, and places by user too."""
+        client = client_digest(request.headers.get(CLIENT_KEY) or body.prompt_cache_key or "")
+        end_user = isinstance(body, ChatBody) and body.safety_identifier
+        host = f"{request.client.host}:{request.client.port}" if request.client else ""
+        share = client or client_digest(body.user or end_user or "") or connection_digest(host)
+        return decoding.Caller(client, share, request.state.request_id)
+
+    async def _models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._described()]})
+
+    async def _model(self, request: Request) -> Response:
+        if (name := request.path_params["name"]) != self.model.name:
+            problem = f"model is {name!r}; served is {self.model.name!r}"
+            found = errors.problem(HTTPStatus.NOT_FOUND, problem, "model", "model_not_found")
+            return JSONResponse(found, HTTPStatus.NOT_FOUND)
+        return JSONResponse(self._described())
+
+    def _described(self) -> dict[str, object]:
+        return {
+            "id": self.model.name,
+            "object": "model",
+            "created": self._began,
+            "owned_by": OWNER,
+            "max_model_len": self.model.context_length,
+        }
+
+    async def _health(self, request: Request) -> Response:
+        serving = self.frontend.serving() and not self.frontend.drain.begun
+        return JSONResponse({}, HTTPStatus.OK if serving else HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+def _named(app: ASGIApp) -> ASGIApp:
+    """Every request has an id, its own or one of ours, which is sent back and logged."""
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        given = dict(scope["headers"]).get(REQUEST_ID.encode(), b"").decode("latin-1")
+        request_id = given if GIVEN_ID.fullmatch(given) else secrets.token_hex(8)
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+            await send(message)
+
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            await app(scope, receive, answer)
+
+    return call
+
+
+async def _refused(request: Request, error: TandemError) -> Response:
+    if isinstance(error, BodyTooLarge):
+        status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+        return JSONResponse(errors.problem(status, str(error), "body"), status)
+    return errors.response(error)
+
+
+async def _no_route(request: Request, error: HTTPException) -> Response:
+    status = HTTPStatus(error.status_code)
+    problem = f"{request.method} {request.url.path}: {error.detail}"
+    return JSONResponse(errors.problem(status, problem), status, error.headers)
+
+
+async def _left(request: Request, error: ClientDisconnect) -> Response:
+    return Response(status_code=GONE)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    log.error("a call failed", exc_info=error)
+    return errors.response(Internal("internal error; see the server's log"))

@@ -1,0 +1,124 @@
+"""Answers in OpenAI's shape, whole and in pieces. Pure: the time is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from tandem.orchestrator.frontend.answer import Answer, Chunk
+from tandem.orchestrator.http.token_text import TokenTexts
+from tandem.protos.rounds import Finish
+from tandem.protos.types import TokenLogprobs
+
+Json: TypeAlias = dict[str, Any]
+FINISH = {Finish.STOP: "stop", Finish.LENGTH: "length"}
+
+
+@dataclass
+class Reply:
+    """One answer on its way to a client: what all its objects share, and how far it is."""
+
+    request_id: str
+    model: str
+    created: int  # seconds since 1970
+    chat: bool
+    logprobs: bool
+    tokens: TokenTexts
+    include_usage: bool = False
+    offset: int = field(default=0, init=False)  # characters of the tokens so far
+
+    def whole(self, answer: Answer) -> Json:
+        """The answer at once."""
+        logprobs = self._logprobs(answer.token_ids, answer.logprobs)
+        if self.chat:
+            content: Json = {"message": {"role": "assistant", "content": answer.text}}
+        else:
+            content = {"text": answer.text}
+        choice = {"index": 0, **content, "logprobs": logprobs, **_end(answer)}
+        return self._object([choice], "") | {"usage": usage(answer)}
+
+    def begun(self) -> Iterator[Json]:
+        """What comes before the first chunk."""
+        if self.chat:
+            yield self._piece({"delta": {"role": "assistant", "content": ""}}, None)
+
+    def chunk(self, chunk: Chunk) -> Json:
+        """One step's text."""
+        content = {"delta": {"content": chunk.text}} if self.chat else {"text": chunk.text}
+        return self._piece(content, self._logprobs(chunk.token_ids, chunk.logprobs))
+
+    def ended(self, answer: Answer) -> Iterator[Json]:
+        """What comes after the last chunk."""
+        content: Json = {"delta": {}} if self.chat else {"text": ""}
+        yield self._piece(content, None, _end(answer))
+        if self.include_usage:
+            yield self._object([], ".chunk") | {"usage": usage(answer)}
+
+    def _piece(self, content: Json, logprobs: Json | None, end: Json | None = None) -> Json:
+        end = end or {"finish_reason": None}
+        piece = self._object([{"index": 0, **content, "logprobs": logprobs, **end}], ".chunk")
+        return piece | ({"usage": None} if self.include_usage else {})
+
+    def _object(self, choices: Sequence[Json], suffix: str) -> Json:
+        return {
+            "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{self.request_id}",
+            "object": f"chat.completion{suffix}" if self.chat else "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+    def _logprobs(self, ids: Sequence[int], found: Sequence[TokenLogprobs]) -> Json | None:
+        if not self.logprobs:
+            return None
+        pairs = list(zip(ids, found, strict=True))
+        return self._of_chat(pairs) if self.chat else self._of_completion(pairs)
+
+    def _of_chat(self, pairs: Sequence[tuple[int, TokenLogprobs]]) -> Json:
+        def entry(token: int, logprob: float) -> Json:
+            text, content = self.tokens.of(token)
+            return {"token": text, "logprob": logprob, "bytes": list(content)}
+
+        content = [
+            entry(token, each.logprob) | {"top_logprobs": [entry(*pair) for pair in each.top]}
+            for token, each in pairs
+        ]
+        return {"content": content, "refusal": None}
+
+    def _of_completion(self, pairs: Sequence[tuple[int, TokenLogprobs]]) -> Json:
+        offsets = []
+        for token, _ in pairs:
+            offsets.append(self.offset)
+            self.offset += len(self.tokens.of(token)[0])
+        name = self.tokens.name
+        return {
+            "tokens": [name(token) for token, _ in pairs],
+            "token_logprobs": [each.logprob for _, each in pairs],
+            "top_logprobs": [
+                {name(token): logprob for token, logprob in reversed(each.top)} for _, each in pairs
+            ],
+            "text_offset": offsets,
+        }
+
+
+def usage(answer: Answer) -> Json:
+    """Tokens of the request, and of the drafts that were verified for it."""
+    prompt, completion = answer.prompt_tokens, len(answer.token_ids)
+    accepted = answer.speculation.accepted
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": answer.speculation.drafted - accepted,
+        },
+    }
+
+
+def _end(answer: Answer) -> Json:
+    """Why it ended, and by what: vLLM's name for the stop string or token."""
+    reason = FINISH.get(answer.finish, "stop") if answer.finish else "stop"
+    return {"finish_reason": reason, "stop_reason": answer.matched_stop}

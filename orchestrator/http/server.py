@@ -1,0 +1,71 @@
+"""An HTTP port on the orchestrator's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from tandem.protos.address import joined, unbracketed
+from tandem.protos.errors import Unusable
+
+MAX_CONNECTIONS = 4096
+LAST_SECONDS = 1  # for answers that are on their way when the port is closed
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to its process."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Called by uvicorn."""
+        yield
+
+
+@asynccontextmanager
+async def serving(
+    app: ASGIApp, host: str, port: int, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[str]:
+    """Serve until the scope ends; yields the URL. Port 0 takes a free one. Raises Unusable."""
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=LAST_SECONDS,
+        ssl_context_factory=(lambda *_: tls) if tls else None,
+    )
+    with _listening(host, port) as listener:
+        server = _Server(config)
+        running = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            scheme = "https" if tls else "http"
+            yield f"{scheme}://{joined(host, listener.getsockname()[1])}"
+        finally:
+            server.should_exit = True
+            await asyncio.shield(running)
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in unbracketed(host) else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((unbracketed(host), port))
+            listener.listen()
+        except OSError as error:
+            problem = f"HTTP port {port} on {host} cannot be opened: {error.strerror}"
+            raise Unusable(problem) from error
+        yield listener

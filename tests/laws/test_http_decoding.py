@@ -1,0 +1,150 @@
+"""Bodies become the requests that gRPC would make of the same options; nothing is ignored."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import pytest
+
+from tandem.orchestrator.frontend.request import ChatMessage, Conversation, Request
+from tandem.orchestrator.http.decoding import Caller, chat, completion, parsed, renamed
+from tandem.orchestrator.http.schema import ChatBody, CompletionBody
+from tandem.protos.errors import InvalidRequest, Violation
+
+CALLER = Caller(b"client", b"share", "id-1")
+HELLO = {"role": "user", "content": "Hello"}
+
+
+def of_completion(**fields: Any) -> Request:
+    body = json.dumps({"prompt": "Hello"} | fields).encode()
+    return completion(parsed(CompletionBody, body), CALLER)
+
+
+def of_chat(**fields: Any) -> Request:
+    return chat(parsed(ChatBody, json.dumps({"messages": [HELLO]} | fields).encode()), CALLER)
+
+
+def refused(body: bytes | dict[str, Any], kind: Any = CompletionBody) -> tuple[Violation, ...]:
+    with pytest.raises(InvalidRequest) as refusal:
+        parsed(kind, body if isinstance(body, bytes) else json.dumps(body).encode())
+    return refusal.value.violations
+
+
+def test_a_prompt_alone_gets_the_defaults_of_openai() -> None:
+    assert of_completion() == Request(
+        "Hello", "id-1", client=b"client", share=b"share", default_new_tokens=16
+    )
+    conversation = Conversation((ChatMessage("user", "Hello"),))
+    assert of_chat() == Request(
+        conversation, "id-1", client=b"client", share=b"share", default_new_tokens=2**32 - 1
+    )
+
+
+def test_every_option_arrives() -> None:
+    request = of_completion(
+        model="m",
+        temperature=0.7,
+        top_p=0.9,
+        top_k=5,
+        min_p=0.1,
+        repetition_penalty=1.1,
+        presence_penalty=-1,
+        frequency_penalty=0.5,
+        logit_bias={"7": 2, "3": -1},
+        seed=2**64 - 1,
+        stop=["a", "b"],
+        max_tokens=9,
+        min_tokens=2,
+        stop_token_ids=[4],
+        ignore_eos=True,
+        logprobs=3,
+    )
+    drawn, stopping = request.sampling, request.stopping
+    single = struct.unpack("<3f", struct.pack("<3f", 0.7, 0.9, 0.1))
+    assert (drawn.temperature, drawn.top_p, drawn.min_p) == single, "as gRPC carries them"
+    assert (drawn.top_k, drawn.seed, drawn.presence_penalty) == (5, 2**64 - 1, -1)
+    assert drawn.logit_bias == ((3, -1), (7, 2))
+    assert (stopping.max_new_tokens, stopping.min_new_tokens, stopping.ignore_eos) == (9, 2, True)
+    assert (stopping.stop, stopping.stop_token_ids) == (("a", "b"), (4,))
+    assert (request.model, request.logprobs) == ("m", 3)
+    assert of_completion(top_k=-1, stop="a").stopping.stop == ("a",)
+
+
+@pytest.mark.parametrize("prompt", [[1, 2], [[1, 2]]])
+def test_token_ids_are_a_prompt_too(prompt: Any) -> None:
+    assert of_completion(prompt=prompt).prompt == (1, 2)
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], [1, "a"], [-1], [2**32], [None], [[[1]]], [1.5]])
+def test_what_is_no_single_prompt_is_refused(prompt: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^prompt "):
+        of_completion(prompt=prompt)
+
+
+def test_logprobs_of_a_chat_are_asked_for_in_two_fields() -> None:
+    assert of_chat().logprobs is None
+    assert of_chat(logprobs=True).logprobs == 0
+    assert of_chat(logprobs=True, top_logprobs=4).logprobs == 4
+    with pytest.raises(InvalidRequest, match="top_logprobs needs logprobs"):
+        of_chat(top_logprobs=4)
+
+
+def test_the_limit_of_a_chat_has_two_names_that_must_agree() -> None:
+    assert of_chat(max_completion_tokens=7).stopping.max_new_tokens == 7
+    assert of_chat(max_tokens=7, max_completion_tokens=7).stopping.max_new_tokens == 7
+    with pytest.raises(InvalidRequest, match="max_completion_tokens is 8, but max_tokens is 7"):
+        of_chat(max_tokens=7, max_completion_tokens=8)
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "problem"),
+    [
+        (b"{", "body", "is not JSON"),
+        (b'{"prompt": "\\ud800"}', "body", "is not JSON"),
+        (b"[" * 100_000, "body", "is not JSON"),
+        (b"[]", "body", "is wrong: Input should be an object"),
+        (b"{}", "prompt", "is missing"),
+        ({"prompt": "", "x": 1}, "x", "is not supported"),
+        ({"prompt": "", "temperature": "1"}, "temperature", "is wrong: "),
+        ({"prompt": "", "temperature": 1e39}, "temperature", "is wrong: "),
+        (b'{"prompt": "", "temperature": NaN}', "temperature", "is wrong: "),
+        ({"prompt": "", "seed": -1}, "seed", "is wrong: "),
+        ({"prompt": "", "stop": [1]}, "stop", "is wrong: "),
+        ({"prompt": "", "max_tokens": 1.5}, "max_tokens", "is wrong: "),
+        ({"prompt": "", "max_tokens": 2**32}, "max_tokens", "is wrong: "),
+    ],
+)
+def test_a_bad_body_is_refused_by_its_field(
+    body: bytes | dict[str, Any], field: str, problem: str
+) -> None:
+    first = refused(body)[0]
+    assert first.field == field and first.problem.startswith(problem)
+
+
+def test_a_flood_of_mistakes_is_one_problem() -> None:
+    (flood,) = refused({str(place): 0 for place in range(5000)})
+    assert (flood.field, flood.problem) == ("body", "has 5001 mistakes")
+    (long,) = refused({"prompt": "", "stop_token_ids": ["x"] * 5000})
+    assert long.field == "stop_token_ids[0]"
+
+
+def test_a_refusal_uses_the_words_of_the_body() -> None:
+    fields = ("sampling.top_p", "stopping.max_new_tokens", "text", "logprobs")
+    error = InvalidRequest(*(Violation(field, "is wrong") for field in fields))
+    plain = renamed(error, parsed(CompletionBody, b'{"prompt": ""}'))
+    assert [each.field for each in plain.violations] == [
+        "top_p",
+        "max_tokens",
+        "prompt",
+        "logprobs",
+    ]
+    body = {"messages": [HELLO], "max_completion_tokens": 5}
+    talk = renamed(error, parsed(ChatBody, json.dumps(body).encode()))
+    names = ["top_p", "max_completion_tokens", "prompt", "top_logprobs"]
+    assert [each.field for each in talk.violations] == names
+    bias = InvalidRequest.of("sampling.logit_bias[5]", "is wrong")
+    assert renamed(bias, parsed(CompletionBody, b'{"prompt": ""}')).violations[0].field == (
+        "logit_bias[5]"
+    )

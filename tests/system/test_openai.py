@@ -1,0 +1,176 @@
+"""The official client finds what it expects of an OpenAI server; its texts are those of gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from tests.conftest import Pair, Services
+from tests.http_served import PROMPT, WRITTEN, Door, complete, converse, serve_http, with_template
+from tests.system.test_same_text import ask
+
+
+@pytest.fixture(scope="module")
+async def door(
+    services: Services, embedded: Pair, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Door]:
+    folder = with_template(embedded.target, tmp_path_factory.mktemp("tokenizer"))
+    async with serve_http(services, folder) as door:
+        yield door
+
+
+@pytest.fixture(scope="module")
+async def client(door: Door) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "seed": 5, "top_p": 0.9}])
+async def test_a_completion_is_that_of_grpc(
+    client: AsyncOpenAI, door: Door, options: dict[str, Any]
+) -> None:
+    found = await complete(client, **options)
+    request = ask(PROMPT, tokens=40)
+    for name, value in options.items():
+        setattr(request.sampling, name, value)
+    answer = await door.stub.Generate(request)
+    (choice,) = found.choices
+    assert (choice.text, choice.finish_reason) == (answer.text, "length")
+    usage, figures = found.usage, answer.speculation
+    assert usage.completion_tokens == 40 and usage.prompt_tokens == answer.usage.prompt_tokens
+    assert usage.total_tokens == usage.completion_tokens + usage.prompt_tokens
+    assert usage.prompt_tokens_details.cached_tokens == 0
+    details = usage.completion_tokens_details
+    assert 0 <= details.accepted_prediction_tokens < 40 and figures.num_spec_steps
+    assert details.rejected_prediction_tokens >= 0
+    assert (found.object, found.model, found.id[:5]) == ("text_completion", "target", "cmpl-")
+
+
+async def test_a_stream_adds_up_and_ends_with_usage_if_it_is_asked_for(client: AsyncOpenAI) -> None:
+    whole = await complete(client)
+    stream = await complete(client, stream=True, stream_options={"include_usage": True})
+    chunks = [chunk async for chunk in stream]
+    *pieces, last = chunks
+    assert "".join(chunk.choices[0].text for chunk in pieces) == whole.choices[0].text
+    ends = [chunk.choices[0].finish_reason for chunk in pieces]
+    assert ends[-1] == "length" and not any(ends[:-1])
+    assert last.choices == [] and last.usage.completion_tokens == 40
+    assert not any(chunk.usage for chunk in pieces)
+    plain = [chunk async for chunk in await complete(client, stream=True)]
+    assert all(chunk.choices and not chunk.usage for chunk in plain)
+
+
+async def test_a_chat_is_written_by_the_template_and_answered_as_its_text_is(
+    client: AsyncOpenAI, door: Door
+) -> None:
+    found = await converse(client)
+    answer = await door.stub.Generate(ask(WRITTEN, tokens=30))
+    (choice,) = found.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", answer.text)
+    assert found.usage.prompt_tokens == answer.usage.prompt_tokens
+    stream = await converse(client, stream=True)
+    chunks = [chunk.choices[0] async for chunk in stream]
+    assert chunks[0].delta.role == "assistant" and chunks[-1].finish_reason == "length"
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == answer.text
+
+
+async def test_a_template_gets_what_a_client_sends_for_it(client: AsyncOpenAI, door: Door) -> None:
+    extra = {"chat_template_kwargs": {"tone": "gaily"}, "add_generation_prompt": False}
+    found = await converse(client, extra_body=extra)
+    written = WRITTEN.removesuffix("assistant:") + "gaily\n"
+    answer = await door.stub.Generate(ask(written, tokens=30))
+    assert found.choices[0].message.content == answer.text
+
+
+async def test_grpc_has_the_same_chats(client: AsyncOpenAI, door: Door) -> None:
+    request = ask("", tokens=30)
+    for role, content in (("system", "Tell a story."), ("user", "Once upon a time")):
+        request.messages.messages.add(role=role, content=content)
+    plain = await door.stub.Generate(request)
+    request.messages.template_arguments["tone"] = 7
+    request.messages.add_generation_prompt = False
+    answers = [plain.text, (await door.stub.Generate(request)).text]
+    extra = {"chat_template_kwargs": {"tone": 7}, "add_generation_prompt": False}
+    chats = [await converse(client), await converse(client, extra_body=extra)]
+    assert answers == [chat.choices[0].message.content for chat in chats]
+
+
+async def test_a_chat_may_fill_the_context_and_a_completion_has_16_tokens(
+    client: AsyncOpenAI,
+) -> None:
+    found = await converse(client, max_tokens=openai.omit, extra_body={"ignore_eos": True})
+    assert found.usage.total_tokens == 512
+    assert (await complete(client, max_tokens=openai.omit)).usage.completion_tokens == 16
+    short = await converse(client, max_tokens=openai.omit, max_completion_tokens=5)
+    assert short.usage.completion_tokens == 5
+
+
+async def test_a_stop_string_ends_the_text_before_it(client: AsyncOpenAI) -> None:
+    whole = (await complete(client)).choices[0].text
+    stop = whole[20:26]
+    for given in (stop, ["never there", stop]):
+        (cut,) = (await complete(client, stop=given)).choices
+        assert (cut.text, cut.finish_reason) == (whole[: whole.index(stop)], "stop")
+        assert cut.stop_reason == stop
+
+
+async def test_logprobs_are_those_of_grpc(client: AsyncOpenAI, door: Door) -> None:
+    request = ask(PROMPT, tokens=40)
+    request.logprobs = 3
+    answer = await door.stub.Generate(request)
+    wanted = [each.logprob for each in answer.logprobs]
+    (choice,) = (await complete(client, logprobs=3)).choices
+    found = choice.logprobs
+    assert found.token_logprobs == pytest.approx(wanted)
+    assert "".join(found.tokens) == choice.text
+    assert [max(top, key=lambda name: top[name]) for top in found.top_logprobs] == found.tokens
+    assert all(len(top) == 3 for top in found.top_logprobs)
+    assert found.text_offset[1] == len(found.tokens[0])
+    streamed = [c.choices[0] async for c in await complete(client, logprobs=3, stream=True)]
+    pieces = [piece.logprobs for piece in streamed if piece.logprobs]
+    assert [token for piece in pieces for token in piece.tokens] == found.tokens
+    assert [offset for piece in pieces for offset in piece.text_offset] == found.text_offset
+
+
+async def test_logprobs_of_a_chat_have_bytes(client: AsyncOpenAI) -> None:
+    (choice,) = (await converse(client, logprobs=True, top_logprobs=2)).choices
+    content = choice.logprobs.content
+    assert b"".join(bytes(each.bytes) for each in content).decode() == choice.message.content
+    assert all(each.top_logprobs[0].logprob == each.logprob for each in content)
+    (plain,) = (await converse(client, logprobs=True)).choices
+    assert [each.token for each in plain.logprobs.content] == [each.token for each in content]
+    assert not any(each.top_logprobs for each in plain.logprobs.content)
+
+
+async def test_vllms_parameters_do_what_those_of_grpc_do(client: AsyncOpenAI, door: Door) -> None:
+    extra = {"top_k": 5, "min_p": 0.01, "repetition_penalty": 1.2, "ignore_eos": True}
+    options = {"temperature": 1.0, "seed": 11, "presence_penalty": 0.5, "logit_bias": {"300": 2}}
+    found = await complete(client, extra_body=extra | {"min_tokens": 30}, **options)
+    request = ask(PROMPT, tokens=40)
+    for name, value in (extra | options).items():
+        if name == "logit_bias":
+            request.sampling.logit_bias[300] = 2
+        elif name != "ignore_eos":
+            setattr(request.sampling, name, value)
+    request.stopping.ignore_eos, request.stopping.min_new_tokens = True, 30
+    assert found.choices[0].text == (await door.stub.Generate(request)).text
+
+
+async def test_what_does_nothing_is_accepted(client: AsyncOpenAI) -> None:
+    plain = await converse(client)
+    silent: dict[str, Any] = {
+        "n": 1,
+        "user": "somebody",
+        "response_format": {"type": "text"},
+        "tools": [],
+        "store": False,
+        "service_tier": "auto",
+        "modalities": ["text"],
+        "extra_body": {"top_k": -1},
+    }
+    found = await converse(client, **silent)
+    assert found.choices[0].message.content == plain.choices[0].message.content

@@ -1,0 +1,160 @@
+"""What the official client gets where it cannot have an answer, or wants it no longer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from tandem.protos.errors import InvalidRequest
+from tandem.protos.transport import status
+from tandem.v1 import orchestrator_pb2 as api
+from tests.conftest import Pair, Services
+from tests.http_served import PROMPT, Door, complete, converse, serve_http, with_template
+
+
+@pytest.fixture(scope="module")
+async def door(
+    services: Services, embedded: Pair, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Door]:
+    folder = with_template(embedded.target, tmp_path_factory.mktemp("tokenizer"))
+    async with serve_http(services, folder) as door:
+        yield door
+
+
+@pytest.fixture(scope="module")
+async def client(door: Door) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+async def refusal(work: Any, kind: type[openai.APIStatusError] = openai.BadRequestError) -> Any:
+    with pytest.raises(kind) as refused:
+        await work
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 4000}, "max_tokens"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [1, 99999]}, "prompt"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"n": 2}, "n"),
+        ({"echo": True}, "echo"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias[5]"),
+        ({"extra_body": {"guided_json": {}}}, "guided_json"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ],
+)
+async def test_what_cannot_be_done_is_a_400_that_names_it(
+    client: AsyncOpenAI, options: dict[str, Any], param: str
+) -> None:
+    error = await refusal(complete(client, **options))
+    assert (error.type, error.param) == ("invalid_request_error", param) or (
+        error.param or ""
+    ).startswith(f"{param}.")
+    assert param in error.message
+
+
+async def test_a_chats_refusals_name_its_own_fields(client: AsyncOpenAI) -> None:
+    many = await refusal(converse(client, max_tokens=openai.omit, max_completion_tokens=4000))
+    assert many.param == "max_completion_tokens"
+    top = await refusal(converse(client, logprobs=True, top_logprobs=21))
+    assert top.param == "top_logprobs" and "above 20" in top.message
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    assert (await refusal(converse(client, tools=tools))).param == "tools"
+    image = [{"type": "image_url", "image_url": {"url": "data:"}}]
+    pictures: Any = [{"role": "user", "content": image}]
+    assert "messages[0].content" in (await refusal(converse(client, messages=pictures))).message
+    developer: Any = [{"role": "developer", "content": "x"}]
+    error = await refusal(converse(client, messages=developer))
+    assert "Only system, user and assistant have a part." in error.message
+
+
+async def test_grpc_names_fields_as_the_client_has_sent_them(door: Door) -> None:
+    request = api.GenerateRequest(messages=api.Messages(), sampling=api.Sampling(top_p=2))
+    request.messages.messages.add(role="user", content="Hello")
+    request.messages.template_arguments["messages"] = "x"
+    stream = api.StreamGenerateRequest(request=request, resume_from=3)
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        _ = [event async for event in door.stub.StreamGenerate(stream)]
+    assert fields(failure) == ["resume_from"]
+    stream.resume_from = 0
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        _ = [event async for event in door.stub.StreamGenerate(stream)]
+    assert fields(failure) == ["request.messages.template_arguments"]
+    request.messages.Clear()
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await door.stub.Generate(request)
+    assert fields(failure) == ["messages", "sampling.top_p"]
+
+
+def fields(failure: pytest.ExceptionInfo[grpc.aio.AioRpcError]) -> list[str]:
+    error = status.decode(failure.value)
+    assert isinstance(error, InvalidRequest)
+    return [violation.field for violation in error.violations]
+
+
+async def test_another_model_is_not_found(client: AsyncOpenAI) -> None:
+    error = await refusal(complete(client, model="gpt-9"), openai.NotFoundError)
+    assert (error.param, error.code) == ("model", "model_not_found")
+    await refusal(client.models.retrieve("gpt-9"), openai.NotFoundError)
+    (model,) = (await client.models.list()).data
+    assert (await client.models.retrieve("target")) == model
+
+
+async def test_a_client_that_leaves_has_nothing_generated(
+    client: AsyncOpenAI, services: Services, nothing_left: None
+) -> None:
+    stream = await complete(client, stream=True, max_tokens=450, extra_body={"ignore_eos": True})
+    async for _ in stream:
+        break
+    await stream.close()
+    await services.assert_no_session_is_left()
+    work = complete(client, max_tokens=450, extra_body={"ignore_eos": True})
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(work, 0.2)
+    await services.assert_no_session_is_left()
+
+
+async def test_a_request_has_one_id(client: AsyncOpenAI) -> None:
+    named = await complete(client, extra_headers={"x-request-id": "mine-1"})
+    assert (named._request_id, named.id) == ("mine-1", "cmpl-mine-1")
+    other = await complete(client)
+    assert other.id == f"cmpl-{other._request_id}"
+
+
+async def test_cached_prefixes_are_shared_by_key(client: AsyncOpenAI) -> None:
+    prompt = PROMPT * 8
+    for wanted in (False, True):
+        found = await complete(client, prompt=prompt, extra_body={"prompt_cache_key": "ours"})
+        assert (found.usage.prompt_tokens_details.cached_tokens > 0) == wanted
+
+
+async def test_a_full_server_asks_to_come_back(
+    services: Services, embedded: Pair, nothing_left: None
+) -> None:
+    async with (
+        serve_http(services, embedded.target, max_running=1, max_waiting=0) as full,
+        AsyncOpenAI(base_url=f"{full.url}/v1", api_key="-", max_retries=0) as client,
+    ):
+        running = await complete(client, stream=True, max_tokens=400)
+        await anext(aiter(running))
+        error = await refusal(complete(client), openai.RateLimitError)
+        assert int(error.response.headers["retry-after"]) >= 1
+        assert error.code == "rate_limit_exceeded"
+        await running.close()
+        chat = await refusal(converse(client.with_options(max_retries=5)))
+        assert "chat template" in chat.message and chat.param == "messages"
