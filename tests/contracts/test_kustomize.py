@@ -1,0 +1,138 @@
+"""Manifests for Kubernetes: valid, locked down, and in agreement with the services' settings."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from tandem import models
+from tandem.orchestrator.config import OrchestratorConfig
+from tandem.orchestrator.metrics import FrontMetrics
+from tests.manifests import DEPLOY, OVERLAYS, objects, overlay, program, settings_of, workloads
+
+LOCKED = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+SECRET = "a-token-that-is-long-enough"
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_every_object_fits_the_schema_of_kubernetes(name: str, tmp_path: Path) -> None:
+    file = tmp_path / f"{name}.yaml"
+    file.write_text(overlay(name))
+    command = [program("kubernetes-validate"), "--strict", "--quiet", "--no-warn", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def environment_of(container: dict[str, Any]) -> dict[str, str]:
+    """Its variables, those of secrets and fields too."""
+    given = {each["name"]: each.get("value", SECRET) for each in container["env"]}
+    return {name: value for name, value in given.items() if name.startswith("TANDEM__")}
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_services_accept_their_settings_and_have_the_ports_that_they_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {each["metadata"]["name"]: each["data"] for each in objects(name, "ConfigMap")}
+    for role, pod in workloads(name).items():
+        (container,) = pod["containers"]
+        (volume,) = [each for each in pod["volumes"] if each["name"] == "settings"]
+        text = files[volume["configMap"]["name"]]["tandem.yaml"]
+        config = settings_of(role, text, environment_of(container), monkeypatch, tmp_path)
+        wanted = {"grpc": config.port, "metrics": config.metrics_port}
+        if http := getattr(config, "http_port", None):
+            wanted["http"] = http
+        assert {each["name"]: each["containerPort"] for each in container["ports"]} == wanted
+        assert pod["terminationGracePeriodSeconds"] > config.drain_seconds
+        assert config.tls and not config.insecure
+        if isinstance(config, OrchestratorConfig):
+            ports = {
+                each["metadata"]["name"]: each["spec"]["ports"][0]["port"]
+                for each in objects(name, "Service")
+            }
+            for source in (*config.verifiers, *config.drafters):
+                host, _, port = source.removeprefix("dns:///").partition(":")
+                assert ports[host] == int(port)
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_pods_are_locked_down_and_ask_their_own_service(name: str) -> None:
+    for role, pod in workloads(name).items():
+        context = pod["securityContext"]
+        assert (context["runAsNonRoot"], context["runAsUser"]) == (True, 65532)
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is False
+        mounted = {each["name"] for each in pod["volumes"]}
+        for container in (*pod["containers"], *pod["initContainers"]):
+            assert container["securityContext"] == LOCKED
+            assert {"cpu", "memory"} <= container["resources"]["limits"].keys()
+            assert {each["name"] for each in container["volumeMounts"]} <= mounted
+        (container,) = pod["containers"]
+        assert container["image"].startswith(f"tandem-{role}:")
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            *_, module, asked = container[probe]["exec"]["command"][:5]
+            live = container[probe]["exec"]["command"][5:]
+            assert find_spec(module) and asked == role
+            assert live == ([] if probe == "readinessProbe" else ["--live"])
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_what_objects_select_exists(name: str) -> None:
+    pods = workloads(name)
+    for each in objects(name, "PodDisruptionBudget", "PodMonitor"):
+        role = each["metadata"]["name"]
+        labels = {"app.kubernetes.io/name": f"tandem-{role}", "app.kubernetes.io/part-of": "tandem"}
+        assert each["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    for monitor in objects(name, "PodMonitor"):
+        (container,) = pods[monitor["metadata"]["name"]]["containers"]
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        assert endpoint["port"] in {port["name"] for port in container["ports"]}
+
+
+def test_front_ends_are_scaled_by_a_metric_that_they_export() -> None:
+    registry = CollectorRegistry()
+    FrontMetrics(registry)
+    exported = {family.name for family in registry.collect()}
+    (scaler,) = objects("cpu", "HorizontalPodAutoscaler")
+    assert scaler["spec"]["scaleTargetRef"]["name"] in workloads("cpu")
+    (metric,) = scaler["spec"]["metrics"]
+    assert metric["pods"]["metric"]["name"] in exported
+
+
+def test_every_file_of_the_models_is_in_the_lists() -> None:
+    """The lists are of the embedded pair; one list for each service."""
+    sums = {
+        path.relative_to(models.EMBEDDED).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in models.EMBEDDED.rglob("*")
+        if path.is_file()
+    }
+    listed = {}
+    for role in ("verifier", "drafter", "orchestrator"):
+        text = (DEPLOY / "kustomize" / "base" / role / "models.sha256").read_text(encoding="utf-8")
+        listed[role] = {line.split()[1]: line.split()[0] for line in text.splitlines()}
+        assert listed[role].items() <= sums.items()
+    assert listed["verifier"] | listed["drafter"] == sums
+    assert "target/tokenizer.json" in listed["orchestrator"]
+
+
+def test_drafters_at_the_edge_have_no_port_that_others_connect_to() -> None:
+    assert not objects("edge-drafter", "Service")
+    (policy,) = [
+        each
+        for each in objects("edge-drafter", "NetworkPolicy")
+        if each["metadata"]["name"] == "drafter"
+    ]
+    assert [rule["ports"] for rule in policy["spec"]["ingress"]] == [[{"port": "metrics"}]]
+    (settings,) = objects("edge-drafter", "ConfigMap")
+    assert yaml.safe_load(settings["data"]["tandem.yaml"])["drafter"]["register_at"]

@@ -1,0 +1,78 @@
+"""The files of `deploy/` as the tests read them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tandem import models
+from tandem.engine.config import ModelServiceConfig
+from tandem.orchestrator.config import OrchestratorConfig
+from tandem.protos.service.config import ServiceConfig, configured
+from tests.documents import ROOT
+
+DEPLOY = ROOT / "deploy"
+OVERLAYS = ("cpu", "gpu", "edge-drafter")
+KINDS: dict[str, type[ServiceConfig]] = {
+    "drafter": ModelServiceConfig,
+    "verifier": ModelServiceConfig,
+    "orchestrator": OrchestratorConfig,
+}
+
+
+def program(name: str) -> str:
+    """The path of a program, of this environment or of the machine; skips the test without it."""
+    found = shutil.which(name, path=f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin")
+    if not found:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+@cache
+def overlay(name: str) -> str:
+    """What kustomize makes of an overlay."""
+    folder = DEPLOY / "kustomize" / "overlays" / name
+    command = [program("kubectl"), "kustomize", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def objects(name: str, *kinds: str) -> list[dict[str, Any]]:
+    """The objects of an overlay that are of some kinds."""
+    return [each for each in yaml.safe_load_all(overlay(name)) if each["kind"] in kinds]
+
+
+def workloads(name: str) -> dict[str, dict[str, Any]]:
+    """The pods of an overlay by their services."""
+    return {
+        each["metadata"]["name"]: each["spec"]["template"]["spec"]
+        for each in objects(name, "Deployment", "StatefulSet")
+    }
+
+
+@cache
+def compose() -> Any:
+    """The services and volumes of the compose file; variables are left as they are."""
+    return yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
+
+
+def settings_of(
+    role: str, text: str, environment: dict[str, str], patch: pytest.MonkeyPatch, folder: Path
+) -> ServiceConfig:
+    """What a service makes of a file and its environment, with the embedded pair as the models.
+    Raises Unusable.
+    """
+    file = folder / f"{role}.yaml"
+    file.write_text(text.replace("/models/", f"{models.EMBEDDED}/"), encoding="utf-8")
+    for name, value in environment.items():
+        patch.setenv(name, value)
+    patch.setenv("TANDEM_CONFIG", str(file))
+    return configured(KINDS[role], role, [])
