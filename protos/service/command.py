@@ -65,12 +65,17 @@ async def run(
 
     drain, pages = Drain(config.drain_seconds), Pages(REGISTRY)
     serving = serve(config, REGISTRY, drain, **more(pages))
-    host = config.metrics_host or config.host
-    context = server_context(config.tls) if config.tls and config.metrics_tls else None
-    with pages_served(host, config.metrics_port, pages, context) as metrics:
+    with served(config, pages) as metrics:
         async with process.parent_watched(), serving as address:
             stop = process.stop_signals()  # before anybody knows that it serves
             process.announce("serving", role=role, address=address, metrics=metrics)
             await stop.get()
             again = asyncio.create_task(stop.get())
             again.add_done_callback(lambda _: drain.cut())
+
+
+def served(config: ServiceConfig, pages: Pages) -> AbstractContextManager[str]:
+    """The pages of a service while the scope lasts; yields their address."""
+    host = config.metrics_host or config.host
+    context = server_context(config.tls) if config.tls and config.metrics_tls else None
+    return pages_served(host, config.metrics_port, pages, context)

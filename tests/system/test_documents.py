@@ -38,10 +38,13 @@ COMMAND = re.compile(
     r"\btandem (up|generate|status|top|certs|verifier|drafter|orchestrator)\b|-m ([\w.]+)"
 )
 TANDEM = ("up", "generate", "status", "top", "certs", "verifier", "drafter", "orchestrator")
-ELSEWHERE: dict[str, str] = {}  # a block's first command: the test that runs it, `file::name`
+ELSEWHERE = {  # a block's first command: the test that runs it, `file::name`
+    "ray start --head --node-ip-address=10.0.0.1 --port=6379": "tests/system/test_ray_nodes.py::"
+    "test_streams_go_on_when_the_link_to_a_node_is_cut_and_when_the_node_is_lost",
+}
 
 NOT_RUN = ("text", "mermaid", "yaml")
-NOT_OURS = ("hf ", "pip ", "docker ", "kubectl ")
+NOT_OURS = ("hf ", "pip ", "docker ", "kubectl ", "ray ", "serve ")
 RUN = [block for page in GUIDE for block in blocks(page) if block.kind not in NOT_RUN]
 HERE = [block for block in RUN if block.commands[0] not in ELSEWHERE]
 

@@ -1,0 +1,144 @@
+"""Cells on Ray Serve: each replica of the deployment is a front end with round workers of its own,
+at a gRPC port of its node.
+
+Serve starts, replaces, scales and drains cells; no request passes through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+import structlog
+from prometheus_client import REGISTRY
+from ray import serve
+from ray.serve.config import AutoscalingContext
+
+from tandem.orchestrator import server
+from tandem.orchestrator.config import OrchestratorConfig
+from tandem.protos.errors import Unusable
+from tandem.protos.service import command, process
+from tandem.protos.service.config import configured
+from tandem.protos.service.drain import Drain
+from tandem.protos.service.pages import Pages
+from tandem.protos.transport import rpc
+
+ROLE = "orchestrator"
+CELLS = 16  # of one node at most: each takes the next free port
+FILLED, ENOUGH = "filled", 0.75  # part of its places that the requests of a cell take
+STOP_SECONDS = 15.0  # beside those that what runs has to finish
+DEPLOYMENT: dict[str, Any] = {
+    "ray_actor_options": {"num_cpus": 1},
+    "health_check_period_s": 2,
+    "health_check_timeout_s": 5,  # after which its event loop hangs
+}
+
+Settings: TypeAlias = Mapping[str, Any]
+log = structlog.get_logger()
+
+
+class Cell:
+    """The replica: an orchestrator on the event loop that Serve has for it."""
+
+    _serving: asyncio.Task[None] | None = None
+
+    async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
+        """Settings of the orchestrator, which win over its node's environment and file. Returns
+        when the port is open; raises Unusable or IncompatibleModels.
+        """
+        config = await asyncio.to_thread(configured, OrchestratorConfig, ROLE, [*flags(settings)])
+        process.configure_logging(config.log_level, config.log_format)
+        self._config = _on_free_ports(config)
+        self._drain = Drain(config.drain_seconds)
+        self._stop, serves = asyncio.Event(), asyncio.Event()
+        self._serving = asyncio.create_task(self._serve(serves))
+        waiting = asyncio.create_task(serves.wait())
+        await asyncio.wait((self._serving, waiting), return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if self._serving.done():
+            await self._serving
+
+    async def _serve(self, serves: asyncio.Event) -> None:
+        config, pages = self._config, Pages(REGISTRY)
+        serving = server.serving(config, REGISTRY, self._drain, pages)
+        with command.served(config, pages) as metrics:
+            async with serving as address:
+                log.info("a cell serves", address=address, metrics=metrics)
+                serves.set()
+                await self._stop.wait()
+
+    def check_health(self) -> None:
+        """Called by Serve on the event loop that serves; it replaces a cell if this raises or does
+        not return. A lost verifier is no reason, as no other cell would have it: that is for the
+        health that the port reports.
+        """
+        if self._serving is None or self._serving.done():
+            raise RuntimeError("the front end has ended")
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve again and again."""
+        states = "running", "waiting"
+        counts = (REGISTRY.get_sample_value(f"tandem_num_requests_{state}") for state in states)
+        return {FILLED: sum(count or 0 for count in counts) / self._config.max_running}
+
+    async def __del__(self) -> None:
+        """Called by Serve when it removes the cell: what runs may finish."""
+        if self._serving is not None:
+            self._stop.set()
+            await asyncio.wait((self._serving,))
+
+
+def policy(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
+    """The number of cells whose places would be filled to the part that is enough; Serve applies
+    its bounds and delays to it.
+    """
+    filled = (context.aggregated_metrics or {}).get(FILLED, {})
+    return math.ceil(sum(filled.values()) / ENOUGH), {}
+
+
+def app(args: dict[str, Any]) -> serve.Application:
+    """What a Serve config names as `import_path`; its `args` are settings of the orchestrator.
+    Raises Unusable for a name that there is not; values are checked where the cells start.
+    """
+    if unknown := args.keys() - OrchestratorConfig.model_fields.keys():
+        raise Unusable(f"{', '.join(sorted(unknown))}: no such setting of the orchestrator")
+    default = OrchestratorConfig.model_fields["drain_seconds"].default
+    seconds = float(args.get("drain_seconds", default))
+    deployment: Callable[[type], serve.Deployment] = serve.deployment(
+        name=Cell.__name__,
+        graceful_shutdown_timeout_s=seconds + STOP_SECONDS,
+        autoscaling_config={"policy": {"policy_function": policy}},
+        **DEPLOYMENT,
+    )
+    return deployment(Cell).bind(args)
+
+
+def flags(settings: Settings) -> Iterator[str]:
+    """The command line that has the same settings."""
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            yield f"--{flag}" if value else f"--no-{flag}"
+        else:
+            yield f"--{flag}={value}"
+
+
+def _on_free_ports(config: OrchestratorConfig) -> OrchestratorConfig:
+    """With the next ports that no other cell of this node has."""
+    hosts = dict.fromkeys(("port", "http_port"), config.host)
+    hosts["metrics_port"] = config.metrics_host or config.host
+    ports = {name: _free(host, getattr(config, name)) for name, host in hosts.items()}
+    return config.model_copy(update=ports)
+
+
+def _free(host: str, wanted: int | None) -> int | None:
+    """The first free port from this one on; 0 and None stay what they are. Raises Unusable."""
+    if not wanted:
+        return wanted
+    for port in range(wanted, wanted + CELLS - 1):
+        with suppress(Unusable):
+            return rpc.free_port(host, port)
+    return rpc.free_port(host, wanted + CELLS - 1)

@@ -1,0 +1,51 @@
+"""What Serve reads of cells: how many there should be, settings, and the file that ships."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from tandem import models
+from tandem.orchestrator.config import OrchestratorConfig
+from tandem.protos.errors import Unusable
+from tandem.protos.service.config import configured
+from tests.documents import ROOT
+
+serve_config = pytest.importorskip("ray.serve.config", reason="needs the extra [cells]")
+serve_schema = pytest.importorskip("ray.serve.schema", reason="needs the extra [cells]")
+cells = pytest.importorskip("tandem.orchestrator.cells", reason="needs the extra [cells]")
+
+
+@pytest.mark.parametrize(
+    ("filled", "wanted"), [({}, 0), ({"a": 0.7}, 1), ({"a": 0.8}, 2), ({"a": 1.2, "b": 1.1}, 4)]
+)
+def test_there_are_as_many_cells_as_fill_three_quarters_of_their_places(
+    filled: dict[str, float], wanted: int
+) -> None:
+    names = serve_config.AutoscalingContext.__init__.__code__.co_varnames[1:18]
+    nothing = dict.fromkeys(names) | {"total_num_requests": 0}
+    known = nothing | {"aggregated_metrics": {"filled": filled}}
+    assert cells.policy(serve_config.AutoscalingContext(**known))[0] == wanted
+    assert cells.policy(serve_config.AutoscalingContext(**nothing))[0] == 0
+
+
+def test_arguments_are_settings() -> None:
+    given = {"verifier": "dns:///v:1", "tokenizer": models.TARGET, "ray": False, "port": 7}
+    config = configured(OrchestratorConfig, "orchestrator", [*cells.flags(given)])
+    assert {name: getattr(config, name) for name in given} == given
+    with pytest.raises(Unusable, match="verfier: no such setting"):
+        cells.app({"verfier": "a:1"})
+
+
+@pytest.mark.filterwarnings("ignore:The `metrics_interval_s` field:DeprecationWarning")
+def test_the_file_that_ships_is_one_of_serve_whose_arguments_are_settings() -> None:
+    content = yaml.safe_load((ROOT / "deploy" / "cells.yaml").read_text(encoding="utf-8"))
+    (application,) = serve_schema.ServeDeploySchema.model_validate(content).applications
+    assert application.import_path == f"{cells.__name__}:{cells.app.__name__}"
+    built = cells.app(application.args)
+    (deployment,) = application.deployments
+    assert deployment.name == built._bound_deployment.name
+    policy = deployment.autoscaling_config["policy"]["policy_function"]
+    assert policy == f"{cells.__name__}:{cells.policy.__name__}"
+    drained = deployment.graceful_shutdown_timeout_s
+    assert drained > OrchestratorConfig.model_fields["drain_seconds"].default

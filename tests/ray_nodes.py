@@ -1,0 +1,151 @@
+"""Ray nodes as an operator starts them, some in network namespaces of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tandem.benchmarks.peers.checkout import HERE
+
+START_SECONDS = 120.0
+STOP_SECONDS = 20.0
+RAY = [sys.executable, "-P", "-m", "ray.scripts.scripts"]
+NODE = [
+    *("start", "--block", "--disable-usage-stats"),
+    *("--num-cpus=8", "--object-store-memory=80000000"),
+]
+HEAD = ("--head", "--include-dashboard=false")
+
+
+def environment() -> dict[str, str]:
+    """Of every process of a cluster: a token of its own, no end by other processes' use of memory,
+    and lost nodes are noticed after seconds.
+    """
+    return os.environ | {
+        "PYTHONPATH": str(HERE / "src"),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_memory_monitor_refresh_ms": "0",
+        "RAY_health_check_initial_delay_ms": "1000",
+        "RAY_health_check_period_ms": "1000",
+        "RAY_health_check_timeout_ms": "1000",
+        "RAY_health_check_failure_threshold": "8",
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A second machine with its only connection to this one: a pair of virtual network devices."""
+
+    namespace: str
+    here: str
+    there: str
+
+    @property
+    def enter(self) -> tuple[str, ...]:
+        """Runs a command there."""
+        return "nsenter", f"--net=/var/run/netns/{self.namespace}"
+
+    def set(self, state: str) -> None:
+        """`up` or `down`."""
+        ip("link", "set", self.namespace, state)
+
+
+def ip(*words: str) -> None:
+    """Have the kernel change its network."""
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+@contextmanager
+def second_machine() -> Iterator[Link]:
+    """A link while the scope lasts; raises OSError or CalledProcessError where none can be."""
+    name, subnet = f"tandem{os.getpid() % 10_000_000}", f"10.213.{os.getpid() % 256}"
+    link = Link(name, f"{subnet}.1", f"{subnet}.2")
+    if os.getuid() or not all(map(shutil.which, ("ip", "nsenter"))):
+        raise OSError("needs root, ip and nsenter")
+    ip("netns", "add", name)
+    try:
+        ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+        ip("address", "add", f"{link.here}/30", "dev", name)
+        ip("link", "set", name, "up")
+        for words in (
+            ("address", "add", f"{link.there}/30", "dev", "eth0"),
+            ("link", "set", "eth0", "up"),
+            ("link", "set", "lo", "up"),
+        ):
+            ip("-netns", name, *words)
+        yield link
+    finally:
+        ip("netns", "delete", name)
+
+
+@asynccontextmanager
+async def node(
+    environment: dict[str, str], *flags: str, enter: tuple[str, ...] = ()
+) -> AsyncIterator[Process]:
+    """A Ray node while the scope lasts; it may die before."""
+    with TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        process = await asyncio.create_subprocess_exec(
+            *enter,
+            *RAY,
+            *NODE,
+            f"--temp-dir={folder}",
+            *flags,
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                assert process.stdout is not None
+                lines = [line async for line in _until(b"Ray runtime started", process.stdout)]
+            assert process.returncode is None, b"".join(lines).decode()
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                process.terminate()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.communicate(), STOP_SECONDS)
+            kill(process.pid)
+
+
+async def _until(mark: bytes, stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """The lines up to the one that has a mark."""
+    async for line in stream:
+        yield line
+        if mark in line:
+            break
+
+
+def processes(session: int, name: bytes = b"") -> list[int]:
+    """Those of a session whose command line begins with a name."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            command = (folder / "cmdline").read_bytes()
+            of = int((folder / "stat").read_text().rpartition(")")[2].split()[3])
+            if of == session and command.startswith(name):
+                found.append(int(folder.name))
+    return found
+
+
+def kill(session: int) -> int:
+    """End all processes of a session at once; how many there were."""
+    found = processes(session)
+    for process in found:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    return len(found)
