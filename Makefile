@@ -4,7 +4,7 @@ BIN := .venv/bin
 MODEL_ARGS ?=
 ENGINE_ARGS ?=
 
-.PHONY: setup gguf demo test lint stubs bench bench-engine bench-gpu acceptance train
+.PHONY: setup gguf tools demo test lint dashboards stubs bench bench-engine bench-gpu acceptance train
 
 setup: .venv/ready ## make .venv with everything for development
 
@@ -20,6 +20,10 @@ gguf: .venv/gguf ## llama.cpp too, for GGUF models; building it takes ten minute
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[gguf]"
 	touch $@
 
+tools: ## Prometheus and Alertmanager for the tests, where apt and root are there; without them those tests skip
+	command -v promtool prometheus-alertmanager >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
+	  { apt-get update -qq && apt-get install -qq --no-install-recommends prometheus prometheus-alertmanager; } || true
+
 demo: setup ## start everything, three prompts, figures, stop everything
 	$(BIN)/python -m examples.demo
 
@@ -31,10 +35,14 @@ lint: setup ## style, types, imports, stubs, schemas
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tandem.protos.generate --check
+	$(BIN)/python deploy/grafana/generate.py --check
 	npx --yes @bufbuild/buf@1.75.0 lint
 
 stubs: setup ## make the gRPC stubs from the schemas
 	$(BIN)/python -m tandem.protos.generate
+
+dashboards: setup ## make the Grafana dashboards from their description
+	$(BIN)/python deploy/grafana/generate.py
 
 bench: setup ## generate(), assisted generate(), llama.cpp and Tandem side by side
 	$(BIN)/python -m tandem.benchmarks.throughput $(MODEL_ARGS)

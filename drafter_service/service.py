@@ -21,6 +21,7 @@ from tandem.protos.errors import TandemError
 from tandem.protos.service.drain import Drain
 from tandem.protos.streams import Guess
 from tandem.protos.transport import rpc
+from tandem.protos.transport.calls import CallMetrics
 from tandem.protos.transport.guard import Peers
 from tandem.protos.transport.rpc import Security
 from tandem.protos.wire import codec
@@ -118,7 +119,7 @@ async def serving(
     exact = False if config.exact is None else config.exact
     async with hosting(config, "draft", exact, registry) as host:
         service, health = DrafterService(host, drain), host.health
-        drained = service.streams.drained
+        drained, calls = service.streams.drained, CallMetrics(registry)
         async with (
             registering(config, health, service.describe, service.Guess),
             rpc.serving(
@@ -127,6 +128,7 @@ async def serving(
                 service,
                 health=health,
                 drained=drained,
+                calls=calls,
                 security=Security(config.tls, Peers(config.peers) if config.tls else None),
             ) as address,
         ):

@@ -36,6 +36,7 @@ from tandem.engine.schedule.scheduler import ModelThread
 from tandem.protos.errors import InvalidRequest, Unusable
 from tandem.protos.fingerprint import fingerprint
 from tandem.protos.hub import name_of
+from tandem.protos.service.about import report_model
 from tandem.protos.service.process import announce
 from tandem.protos.service.tasks import background
 from tandem.protos.transport import rpc
@@ -136,7 +137,9 @@ async def hosting(
     with ModelThread(runner, limits, observe, sessions.expire) as thread:
         health = Health()
         async with background(_report(thread, health), activity.run()):
-            yield Host(runner, sessions, thread, config, exactness, tokenizer, model, health)
+            host = Host(runner, sessions, thread, config, exactness, tokenizer, model, health)
+            report_model(registry, host.describe())
+            yield host
 
 
 async def _report(thread: ModelThread, health: Health) -> None:

@@ -6,6 +6,9 @@ scraped.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -14,6 +17,7 @@ from tandem.engine.cache.sessions import Sessions
 from tandem.engine.schedule.progress import StepReport
 
 SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+OWNERS = {"verify": "verifier", "draft": "drafter"}
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
@@ -40,6 +44,8 @@ class ModelMetrics:
             "1: logits are batch-invariant, bit for bit",
             registry=registry,
         ).set(exact)
+        self._idle = IdleTime(OWNERS[verb], time.perf_counter)
+        registry.register(self._idle)
 
     def observe(self, report: StepReport) -> None:
         """Count one forward pass; called on the model thread."""
@@ -47,10 +53,28 @@ class ModelMetrics:
         self._sessions.observe(report.sessions)
         self._tokens.observe(report.tokens)
         self._error.set(report.cost_error)
+        self._idle.busy += report.seconds + (report.host_seconds or 0.0)
         if report.host_seconds is not None:
             self._host.observe(report.host_seconds)
         for seconds in report.queue_seconds:
             self._queue.observe(seconds)
+
+
+class IdleTime(Collector):
+    """Seconds in which the model thread had nothing to do: all but its passes, and what is between
+    two of them. A pass that still runs counts as idle until it ends, so the newest figure may be a
+    little too high; it never falls.
+    """
+
+    def __init__(self, owner: str, clock: Callable[[], float]) -> None:
+        self.busy = 0.0
+        self._name, self._clock, self._began, self._idle = owner, clock, clock(), 0.0
+
+    def collect(self) -> list[Metric]:
+        """Called by the exporter."""
+        self._idle = max(self._idle, self._clock() - self._began - self.busy)
+        text = "Seconds in which the model had nothing to do"
+        return [CounterMetricFamily(f"tandem_{self._name}_idle_seconds", text, self._idle)]
 
 
 class SessionCollector(Collector):

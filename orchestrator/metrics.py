@@ -12,10 +12,16 @@ from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from tandem.protos.rounds import Step
+from tandem.protos.rounds import Fallback, Finish, Step
+from tandem.protos.types import MAX_LEVELS
 
 GAP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 REQUEST_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000)
+CODES = (
+    *("OK", "CANCELLED", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"),
+    *("UNAVAILABLE", "INTERNAL", "UNAUTHENTICATED", "OTHER"),
+)
 LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
@@ -93,9 +99,10 @@ class FrontMetrics:
         counter, gauge, _ = makers(registry)
         self.steps = counter("steps", "Steps of the verifier, each of one session")
         self.steps_with_guesses = counter("spec_decode_num_drafts", "Steps with guesses")
-        self.fallback = counter(
-            "speculation_fallback", "Steps without guesses although some were requested"
+        fallback = counter(
+            "speculation_fallback", "Steps without guesses although some were requested", "reason"
         )
+        self.fallback = {each: fallback.labels(each.name.lower()) for each in Fallback}
         self.drafted = counter("spec_decode_num_draft_tokens", "Guessed tokens verified")
         self.accepted = counter("spec_decode_num_accepted_tokens", "Guessed tokens accepted")
         self.expected = counter(
@@ -111,18 +118,25 @@ class FrontMetrics:
         trip = gauge("service_round_trip_seconds", "Round trip to a service, smoothed", "service")
         self.verifier_round_trip = trip.labels("verifier")
         self.drafter_round_trip = trip.labels("drafter")
-        self.accepted_at = counter(
+        accepted_at = counter(
             "spec_decode_num_accepted_tokens_per_pos",
             "Steps that accepted the guessed token at a position",
             "position",
         )
+        self.accepted_at = [accepted_at.labels(each) for each in range(MAX_LEVELS)]
         self._requests(registry)
+        self._latencies(registry)
 
     def _requests(self, registry: CollectorRegistry) -> None:
         counter, gauge, histogram = makers(registry)
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of accepted requests")
         self.generation_tokens = counter("generation_tokens", "Tokens emitted")
-        self.finished = counter("request_success", "Finished requests", "finished_reason")
+        finished = counter("request_success", "Finished requests", "finished_reason")
+        self.finished = {each: finished.labels(each.name.lower()) for each in Finish}
+        requests = counter("requests", "Requests that ended, by the status of the answer", "code")
+        for code in CODES:
+            requests.labels(code)
+        self.ended = lambda code: requests.labels(code if code in CODES else "OTHER").inc()
         self.resumes = counter(
             "request_resumes", "Requests that were resumed after a lost round worker"
         )
@@ -132,19 +146,30 @@ class FrontMetrics:
         self.accepted_length = histogram(
             "accepted_length", "Accepted guessed tokens per step", LENGTHS
         )
-        self.first_token = histogram(
-            "time_to_first_token_seconds", "Arrival to first token", REQUEST_SECONDS
-        )
+        self.prompt_length = histogram("request_prompt_tokens", "Of finished requests", TOKENS)
+        self.answer_length = histogram("request_generation_tokens", "Of finished requests", TOKENS)
+        self.most_tokens = histogram("request_params_max_tokens", "Of finished requests", TOKENS)
+
+    def _latencies(self, registry: CollectorRegistry) -> None:
+        _, _, histogram = makers(registry)
+
+        def of_requests(name: str, text: str) -> Histogram:
+            return histogram(name, text, REQUEST_SECONDS)
+
+        self.first_token = of_requests("time_to_first_token_seconds", "Arrival to first token")
         self.gap = histogram(
             "inter_token_latency_seconds", "Gap between streamed outputs", GAP_SECONDS
         )
         self.per_token = histogram(
-            "time_per_output_token_seconds", "Mean of a request, after the first", GAP_SECONDS
+            "request_time_per_output_token_seconds",
+            "Mean of a request, after the first",
+            GAP_SECONDS,
         )
-        self.total = histogram(
-            "e2e_request_latency_seconds", "Arrival to last token", REQUEST_SECONDS
-        )
-        self.queue = histogram("request_queue_time_seconds", "Time in the queue", REQUEST_SECONDS)
+        self.total = of_requests("e2e_request_latency_seconds", "Arrival to last token")
+        self.queue = of_requests("request_queue_time_seconds", "Time in the queue")
+        self.prefill = of_requests("request_prefill_time_seconds", "From its place to first token")
+        self.decode = of_requests("request_decode_time_seconds", "First token to last token")
+        self.inference = of_requests("request_inference_time_seconds", "Place to last token")
 
     def add(self, step: Step, requested: bool, first: bool) -> None:
         """Count one step. The first is no measure of speed: it waits for the prompt."""
@@ -152,7 +177,7 @@ class FrontMetrics:
         if step.drafted:
             self.steps_with_guesses.inc()
         elif requested:
-            self.fallback.inc()
+            self.fallback[step.fallback or Fallback.NO_DRAFT].inc()
         for total, count in (
             (self.drafted, step.drafted),
             (self.accepted, step.accepted),
@@ -162,8 +187,8 @@ class FrontMetrics:
             (self.generation_tokens, len(step.tokens)),
         ):
             total.inc(count)
-        for position in range(step.accepted):
-            self.accepted_at.labels(position).inc()
+        for counter in self.accepted_at[: step.accepted]:
+            counter.inc()
         self.draft_length.observe(step.drafted)
         self.accepted_length.observe(step.accepted)
         if not first:

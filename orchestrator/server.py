@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer
 
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.fleet.discovery import Discovery
+from tandem.orchestrator.fleet.fleet_metrics import FleetMetrics
 from tandem.orchestrator.fleet.registration import (
     CARRY,
     RegistrationService,
@@ -34,14 +35,19 @@ from tandem.orchestrator.page.served import add_status_pages
 from tandem.orchestrator.workers import cluster, local
 from tandem.orchestrator.workers.pool import Supervisor, WorkerPool
 from tandem.protos.service import process
+from tandem.protos.service.about import report_model
 from tandem.protos.service.drain import Drain
 from tandem.protos.service.pages import Pages
 from tandem.protos.service.tasks import background
 from tandem.protos.tls import server_context
 from tandem.protos.transport import rpc
+from tandem.protos.transport.calls import CallMetrics
 from tandem.protos.transport.health import Health
 from tandem.protos.transport.raw import RawInterceptor
 from tandem.protos.types import DraftShape, ModelDescription, Schedule
+
+SERVICE = "/tandem.v1.OrchestratorService/"
+ANSWERING = (f"{SERVICE}Generate", f"{SERVICE}StreamGenerate")  # the calls that are requests
 
 
 @asynccontextmanager
@@ -88,6 +94,21 @@ async def http_port(config: OrchestratorConfig, api: HttpApi) -> AsyncIterator[N
 
 
 @asynccontextmanager
+async def known(
+    config: OrchestratorConfig, discovery: Discovery, registry: CollectorRegistry
+) -> AsyncIterator[tuple[Replicas, ModelDescription]]:
+    """The replicas while the scope lasts, and the model that the verifiers serve; raises Unusable
+    or IncompatibleModels.
+    """
+    async with discovery.running() as membership:
+        replicas, fleet = Replicas(config, membership), FleetMetrics(registry, membership)
+        async with background(replicas.follow(), fleet.follow(replicas)):
+            target = await replicas.check_models()
+            report_model(registry, target)
+            yield replicas, target
+
+
+@asynccontextmanager
 async def serving(
     config: OrchestratorConfig,
     registry: CollectorRegistry,
@@ -100,25 +121,22 @@ async def serving(
     tokenizer, chat = load_tokenizer(config.tokenizer), load_chat_template(config.tokenizer)
     supervising = cluster.supervising if config.ray else local.supervising
     discovery = Discovery(config.verifiers, config.drafters)
-    async with AsyncExitStack() as scope:
-        membership = await scope.enter_async_context(discovery.running())
-        replicas = Replicas(config, membership)
-        await scope.enter_async_context(background(replicas.follow()))
-        target = await replicas.check_models()
+    async with known(config, discovery, registry) as (replicas, target):
         served = served_model(config, target, tokenizer)
         metrics = FrontMetrics(registry)
         limits_each = Limits(*config.each_client, "_per_client")
         admission = Admission(Limits(config.max_running, config.max_waiting), limits_each, metrics)
         async with (
             supervising(config, target) as supervisor,
-            WorkerPool(supervisor, membership, metrics.resumes.inc) as pool,
+            WorkerPool(supervisor, discovery.membership, metrics.resumes.inc) as pool,
         ):
             answers = Answers(pool, tokenizer, served, metrics, admission, chat=chat)
             draining, health, ends = drain or Drain(), Health(), RequestLog()
             recorder = Recorder(metrics, admission, ends)
             overview = Overview(replicas, pool, admission, recorder, health)
             service = OrchestratorService(answers, overview, draining, ends)
-            frontend = Frontend(answers, draining, ends, lambda: health.serving)
+            counted = ends.reporting(metrics.ended)
+            frontend = Frontend(answers, draining, counted, lambda: health.serving)
             api = HttpApi(frontend, target, tokenizer)
             replicas.key = supervisor.access.key
             if pages:
@@ -135,6 +153,7 @@ async def serving(
                     health=health,
                     drained=drain.finish if drain else None,
                     security=rpc.Security(config.tls),
+                    calls=CallMetrics(registry, dict.fromkeys(ANSWERING, metrics.ended)),
                 ) as address,
             ):
                 yield address

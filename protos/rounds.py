@@ -15,6 +15,18 @@ class Finish(Enum):
     LENGTH = 2
 
 
+class Fallback(Enum):
+    """Why a step had no draft although drafts were requested; the numbers are the wire's."""
+
+    FIRST_STEP = 1  # the drafter is asked when it is over
+    NO_DRAFTER = 2  # none is connected, or it has not been opened yet
+    REFUSED = 3  # the drafter will not draft for this request
+    LATE = 4  # a draft arrived when the text had passed it
+    NOT_VERIFIED = 5  # one was sent since the step before, and none of its tokens was verified
+    NO_DRAFT = 6  # the drafter had sent none since the step before
+    NO_MATCH = 7  # of the text itself, where drafts are looked up in it
+
+
 @dataclass(frozen=True, slots=True)
 class Members:
     """Addresses of all replicas that are to be used."""
@@ -62,3 +74,4 @@ class Step:
     verifier_switches: int = 0
     drafter_round_trip: float = 0.0  # seconds, smoothed; 0 = not known
     verifier_round_trip: float = 0.0
+    fallback: Fallback | None = None

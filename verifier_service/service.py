@@ -18,6 +18,7 @@ from tandem.protos.errors import InvalidRequest, TandemError, Unusable
 from tandem.protos.service.drain import Drain
 from tandem.protos.streams import Fact, Guess
 from tandem.protos.transport import rpc
+from tandem.protos.transport.calls import CallMetrics
 from tandem.protos.transport.guard import Peers
 from tandem.protos.transport.rpc import Security
 from tandem.protos.wire import codec
@@ -135,13 +136,14 @@ async def serving(
     exact = True if config.exact is None else config.exact
     async with hosting(config, "verify", exact, registry) as host:
         service, health = VerifierService(host, drain), host.health
-        drained = service.streams.drained
+        drained, calls = service.streams.drained, CallMetrics(registry)
         async with rpc.serving(
             config.host,
             config.port,
             service,
             health=health,
             drained=drained,
+            calls=calls,
             security=Security(config.tls, Peers(config.peers) if config.tls else None),
         ) as address:
             yield address

@@ -46,11 +46,17 @@ class Answer:
 
 class AnswerBuilder:
     """Makes chunks of steps, and counts. Chunks leave out the first `resume_from` tokens of the
-    steps, which the client already has, as it has the request's `completion`.
+    steps, which the client already has, as it has the request's `completion`. The request
+    `arrived` at a time of the monotonic clock.
     """
 
     def __init__(
-        self, request: RunRequest, stream: TextStream, metrics: FrontMetrics, resume_from: int
+        self,
+        request: RunRequest,
+        stream: TextStream,
+        metrics: FrontMetrics,
+        resume_from: int,
+        arrived: float,
     ) -> None:
         self._request, self._stream, self._metrics = request, stream, metrics
         self._skip = resume_from
@@ -62,7 +68,8 @@ class AnswerBuilder:
         self.finished = self._newest.finish is not None or stream.matched is not None
         if self.finished:
             stream.finish()
-        self._arrived = self._began = self._last = time.monotonic()
+        self._arrived, self._began = arrived, time.monotonic()
+        self._last = self._began
         self._first: float | None = None
         self.has_started = False
         self._cached_tokens = self._generated = 0
@@ -103,13 +110,8 @@ class AnswerBuilder:
 
     def complete(self) -> Answer:
         """The whole answer, which is counted."""
-        answer, now = self.so_far(), self._last
-        self._metrics.total.observe(now - self._arrived)
-        if self._generated > 1:
-            since_first = now - (self._first or now)
-            self._metrics.per_token.observe(since_first / (self._generated - 1))
-        finish = answer.finish.name.lower() if answer.finish else "unspecified"
-        self._metrics.finished.labels(finish).inc()
+        answer = self.so_far()
+        self._finished(answer.finish, self._first or self._last, self._last)
         return answer
 
     def so_far(self) -> Answer:
@@ -133,6 +135,21 @@ class AnswerBuilder:
             seed=self._request.sampling.seed,
             logprobs=tuple(self._logprobs),
         )
+
+    def _finished(self, finish: Finish | None, first: float, now: float) -> None:
+        """Count a request that has its whole answer."""
+        metrics = self._metrics
+        metrics.total.observe(now - self._arrived)
+        if self._generated > 1:
+            metrics.per_token.observe((now - first) / (self._generated - 1))
+        metrics.prefill.observe(first - self._began)
+        metrics.decode.observe(now - first)
+        metrics.inference.observe(now - self._began)
+        metrics.prompt_length.observe(len(self._request.prompt))
+        metrics.answer_length.observe(self._generated)
+        metrics.most_tokens.observe(self._request.max_new_tokens)
+        if finish:
+            metrics.finished[finish].inc()
 
     def _received(self) -> Step:
         """The completion that the client has as one step, up to what ends it."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
@@ -59,6 +60,7 @@ class Answers:
         """Chunks with tokens that the client does not have yet, None now and then while there are
         none, and the complete answer; `course` gets to know the answer early. Raises a TandemError.
         """
+        arrived = time.monotonic()
         check_resumable(request, self._served.description)
         check_size(request, self._served)
         sampling, request_id = request.sampling, request.request_id or secrets.token_hex(8)
@@ -66,7 +68,7 @@ class Answers:
             sampling = replace(sampling, seed=secrets.randbelow(SEEDS))
         request = replace(request, request_id=request_id, sampling=sampling)
         with self.admission.ticket(request.share):
-            begun = asyncio.create_task(asyncio.to_thread(self._begin, request))
+            begun = asyncio.create_task(asyncio.to_thread(self._begin, request, arrived))
             begun.add_done_callback(partial(_note, course or Course()))
             async with aclosing(read_ahead(lambda: self._run(begun, request.share))) as chunks:
                 async for chunk in chunks:
@@ -93,12 +95,12 @@ class Answers:
                     if answer.finished:
                         break
 
-    def _begin(self, request: Request) -> tuple[RunRequest, AnswerBuilder]:
+    def _begin(self, request: Request, arrived: float) -> tuple[RunRequest, AnswerBuilder]:
         """What is run, and the answer as the client has it; takes long for long texts."""
         run, stopping = checked(request, self._served, self._tokenise), request.stopping
         stream = TextStream(self._tokenizer, run.prompt, stopping.stop, stopping.min_new_tokens)
         skipped = 0 if request.received else request.resume_from
-        return run, AnswerBuilder(run, stream, self._metrics, skipped)
+        return run, AnswerBuilder(run, stream, self._metrics, skipped, arrived)
 
     def _tokenise(self, prompt: str | Conversation) -> tuple[int, ...]:
         """As a batch of one: `encode` would hold the GIL. A chat template writes special tokens

@@ -37,8 +37,17 @@ class Course:
 class RequestLog:
     """Logs the end of each request, and counts ends by the name of their gRPC code."""
 
-    def __init__(self) -> None:
+    def __init__(self, ended: Callable[[str], None] = lambda code: None) -> None:
         self.ends: Counter[str] = Counter()
+        self._ended = ended
+
+    def reporting(self, ended: Callable[[str], None]) -> RequestLog:
+        """The same log for a protocol whose requests are counted here alone: `ended` is called with
+        the code of each.
+        """
+        log = RequestLog(ended)
+        log.ends = self.ends
+        return log
 
     @contextmanager
     def logged(
@@ -60,6 +69,7 @@ class RequestLog:
                 raise
             finally:
                 self.ends[code] += 1
+                self._ended(code)
                 seconds = time.monotonic() - began
                 facts = {"client": client_name(request.share), "code": code}
                 facts |= {"problem": problem} if problem else {}

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import structlog
 
+from tandem.orchestrator.rounds.fallback import DraftWatch
 from tandem.orchestrator.rounds.generation import Generation
 from tandem.orchestrator.rounds.lockstep import Lockstep
 from tandem.orchestrator.rounds.stream import ServiceLink, SessionStream, Timer
@@ -59,6 +60,7 @@ class Relay:
         ngram = request.shape.method is Method.NGRAM
         self._lookup = request.shape if ngram else NO_DRAFT_SHAPE
         self._drafts = request.shape.levels > 0 and not ngram
+        self._watch = DraftWatch(request.shape.levels > 0, ngram)
         in_lockstep = self._drafts and request.sampling.rule is not Rule.MATCH
         self._paused = self._drafter_may_open = False
         self._last_step = self._timer.now()
@@ -182,12 +184,14 @@ class Relay:
             self.verifier.switches,
             self.drafter.link.round_trip,
             self.verifier.link.round_trip,
+            self._watch.stepped(fact, self._drafts, bool(self.drafter.number)),
         )
 
     def _on_guess(self, guess: EncodedGuess) -> None:
         if guess.size <= LARGEST_GUESS:
             lockstep = self._lockstep
             if not lockstep or lockstep.takes(guess.behind, self.generation.length):
+                self._watch.arrived = True
                 self.verifier.send(guess)
 
     def _pause(self, paused: bool) -> None:

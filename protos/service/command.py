@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from tandem.protos.errors import TandemError, Unusable
 from tandem.protos.service import process
+from tandem.protos.service.about import report_build
 from tandem.protos.service.config import ServiceConfig, configured
 from tandem.protos.service.drain import Drain
 from tandem.protos.service.pages import Pages, pages_served
@@ -64,6 +65,7 @@ async def run(
     from prometheus_client import REGISTRY
 
     drain, pages = Drain(config.drain_seconds), Pages(REGISTRY)
+    report_build(REGISTRY)
     serving = serve(config, REGISTRY, drain, **more(pages))
     with served(config, pages) as metrics:
         async with process.parent_watched(), serving as address:

@@ -88,11 +88,12 @@ class Health(health_pb2_grpc.HealthServicer):
         """The status of a service now, and whenever it changes."""
         sent = None
         while True:
-            changed, status = self._changed, self._status(request.service)
+            changed, closed = self._changed, self._closed
+            status = self._status(request.service)
             if status != sent:
                 yield Response(status=status)
             sent = status
-            if self._closed:
+            if closed:  # not: by now, while the status before was on its way
                 return
             await changed.wait()
 

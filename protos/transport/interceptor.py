@@ -18,6 +18,7 @@ from grpc import aio
 
 from tandem.protos.errors import Busy, Internal, InvalidRequest, TandemError
 from tandem.protos.transport import status
+from tandem.protos.transport.calls import CallMetrics
 from tandem.protos.transport.guard import Guard, Open
 
 MAX_CONCURRENT_CALLS = 2048  # of our services; health has no limit
@@ -35,8 +36,8 @@ class ErrorInterceptor(aio.ServerInterceptor):
     questions after health, and count calls that have ended but whose client reads nothing.
     """
 
-    def __init__(self, guard: Guard | None = None) -> None:
-        self._running, self._guard = 0, guard or Open()
+    def __init__(self, guard: Guard | None = None, calls: CallMetrics | None = None) -> None:
+        self._running, self._guard, self._calls = 0, guard or Open(), calls
 
     async def intercept_service(
         self,
@@ -47,18 +48,22 @@ class ErrorInterceptor(aio.ServerInterceptor):
         handler = await continuation(details)
         given = str(dict(details.invocation_metadata or ()).get(REQUEST_ID) or "")
         if handler is None:
+            if self._calls:
+                self._calls.unknown()
             return None
         method = str(details.method)
         running = nullcontext if method.startswith("/grpc.") else self._counted
-        call = Around(given, running, partial(self._guard.check, method))
+        begun = partial(self._calls.observe, method) if self._calls else _uncounted
+        call = Around(given, running, partial(self._guard.check, method), begun)
         kind, wrap = KINDS[handler.request_streaming, handler.response_streaming]
-        deserialise = handler.request_deserializer
+        deserialise, serialise = handler.request_deserializer, handler.response_serializer
+        if self._calls:
+            deserialise = self._calls.counting(method, "received", deserialise)
+            serialise = self._calls.counting(method, "sent", serialise)
+        if deserialise and not handler.request_streaming:
+            deserialise = _deferring(deserialise)
         make: Callable[..., Handler] = getattr(grpc, f"{kind}_rpc_method_handler")
-        return make(
-            wrap(getattr(handler, kind), call),
-            deserialise if handler.request_streaming else _deferring(deserialise),
-            handler.response_serializer,
-        )
+        return make(wrap(getattr(handler, kind), call), deserialise, serialise)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -86,6 +91,10 @@ def _deferring(deserialise: Any) -> Any:
     return call
 
 
+def _uncounted(context: Any) -> None:
+    """For servers without metrics."""
+
+
 def _check(request: Any) -> None:
     if isinstance(request, InvalidRequest):
         raise request
@@ -99,15 +108,19 @@ def _logged_as(request_id: str) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What happens around one call: its request id, its place, and whether its caller may call."""
+    """What happens around one call: its request id, its place, whether its caller may call, and
+    what counts it.
+    """
 
     request_id: str
     running: Scope
     check_caller: Callable[[Any], None]
+    begun: Callable[[Any], None]
 
 
 def _unary(behaviour: Any, around: Around) -> Any:
     async def call(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
+        around.begun(context)
         with _logged_as(around.request_id):
             try:
                 around.check_caller(context)
@@ -122,6 +135,7 @@ def _unary(behaviour: Any, around: Around) -> Any:
 
 def _stream(behaviour: Any, around: Around) -> Any:
     async def call(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        around.begun(context)
         with _logged_as(around.request_id):
             try:
                 around.check_caller(context)

@@ -22,6 +22,7 @@ from grpc_reflection.v1alpha import reflection
 from tandem.protos.address import joined, unbracketed
 from tandem.protos.errors import Unusable
 from tandem.protos.tls import Tls
+from tandem.protos.transport.calls import CallMetrics
 from tandem.protos.transport.credentials import RotatingChannel, port_credentials, server_name
 from tandem.protos.transport.guard import Guard
 from tandem.protos.transport.health import Health
@@ -114,18 +115,20 @@ async def serving(
     health: Health | None = None,
     drained: Callable[[], Awaitable[None]] | None = None,
     security: Security = INSECURE,
+    calls: CallMetrics | None = None,
 ) -> AsyncIterator[str]:
     """Serve until the scope ends; yields the address. There may be several servicers, and one may
     have several services.
 
     What is reported to `health` is true of every service. When the scope ends, `drained` is
     awaited, during which the port is open but no service is SERVING; without it calls have a few
-    seconds to end. Raises Unusable if the port is taken.
+    seconds to end. `calls` counts every call, refused ones too. Raises Unusable if the port is
+    taken.
     """
     if port:
         free_port(host, port)  # first, because gRPC itself would write lines of its own
     server = aio.server(
-        interceptors=(*interceptors, ErrorInterceptor(security.guard)),
+        interceptors=(ErrorInterceptor(security.guard, calls), *interceptors),
         options=SERVER_OPTIONS,
     )
     services = _services(*(servicer if isinstance(servicer, tuple) else (servicer,)))
@@ -133,9 +136,10 @@ async def serving(
         register(server)
     health = health or Health()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    reflection.enable_server_reflection(
-        (*services, standard.SERVICE_NAME, reflection.SERVICE_NAME), server
-    )
+    names = (*services, standard.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+    if calls:
+        calls.know(names)
     bound = _open_port(server, host, port, security.tls, security.certificates)
     if security.certificate_port is not None:
         _open_port(server, host, security.certificate_port, security.tls, True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.protos.rounds import Finish, Members, RunRequest, Step
+from tandem.protos.rounds import Fallback, Finish, Members, RunRequest, Step
 from tandem.protos.wire.codec import decode_logprobs, decode_session_id, encode_logprobs
 from tandem.protos.wire.drafting import decode_shape, encode_shape
 from tandem.protos.wire.sampling import decode_sampling, encode_sampling
@@ -59,6 +59,7 @@ def encode_step(step: Step) -> rounds_pb2.RunResponse:
         verifier_switches=step.verifier_switches,
         drafter_round_trip=step.drafter_round_trip,
         verifier_round_trip=step.verifier_round_trip,
+        fallback=rounds_pb2.Fallback.ValueType(step.fallback.value if step.fallback else 0),
     )
 
 
@@ -81,6 +82,7 @@ def decode_step(message: rounds_pb2.RunResponse) -> Step:
         verifier_switches=message.verifier_switches,
         drafter_round_trip=message.drafter_round_trip,
         verifier_round_trip=message.verifier_round_trip,
+        fallback=Fallback(message.fallback) if message.fallback else None,
     )
 
 

@@ -229,7 +229,7 @@ def test_metrics_are_those_that_the_services_export(there: Checkout) -> None:
         with urlopen(f"http://{address}", timeout=10) as page:
             exported |= set(re.findall(r"^# TYPE tandem_(\w+)", page.read().decode(), re.MULTILINE))
     documented = set()
-    for cells in rows(section(ROOT / "docs" / "operating.md", "Metrics")):
+    for cells in rows(section(ROOT / "docs" / "metrics.md", "Metrics of each service")):
         for cell in cells[:2]:
             documented |= {name.partition("{")[0] for name in spans(cell)}
     assert documented == {name for name in exported if not name.endswith("_created")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import urllib.request
+from collections import defaultdict
 from contextlib import suppress
 
 import grpc
@@ -185,11 +186,14 @@ async def test_a_lost_drafter_leaves_plain_decoding(embedded: Pair) -> None:
 
 
 def scraped(url: str) -> dict[str, float]:
-    """Counters without labels, as Prometheus sees them."""
+    """Counters as Prometheus sees them, summed over their labels."""
     with urllib.request.urlopen(url) as response:
         text = response.read().decode()
-    families = text_string_to_metric_families(text)
-    return {s.name: s.value for family in families for s in family.samples if not s.labels}
+    found = defaultdict[str, float](float)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name] += sample.value
+    return found
 
 
 async def test_metrics_equal_the_sums_over_the_answers(

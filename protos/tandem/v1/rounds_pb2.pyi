@@ -40,6 +40,36 @@ FINISH_STOP: Finish.ValueType  # 1
 FINISH_LENGTH: Finish.ValueType  # 2
 Global___Finish: _TypeAlias = Finish  # noqa: Y015
 
+class _Fallback:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FallbackEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Fallback.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FALLBACK_UNSPECIFIED: _Fallback.ValueType  # 0
+    """it had one, or none was requested"""
+    FALLBACK_FIRST_STEP: _Fallback.ValueType  # 1
+    FALLBACK_NO_DRAFTER: _Fallback.ValueType  # 2
+    FALLBACK_REFUSED: _Fallback.ValueType  # 3
+    FALLBACK_LATE: _Fallback.ValueType  # 4
+    FALLBACK_NOT_VERIFIED: _Fallback.ValueType  # 5
+    FALLBACK_NO_DRAFT: _Fallback.ValueType  # 6
+    FALLBACK_NO_MATCH: _Fallback.ValueType  # 7
+
+class Fallback(_Fallback, metaclass=_FallbackEnumTypeWrapper):
+    """Why a step had no draft although drafts were requested."""
+
+FALLBACK_UNSPECIFIED: Fallback.ValueType  # 0
+"""it had one, or none was requested"""
+FALLBACK_FIRST_STEP: Fallback.ValueType  # 1
+FALLBACK_NO_DRAFTER: Fallback.ValueType  # 2
+FALLBACK_REFUSED: Fallback.ValueType  # 3
+FALLBACK_LATE: Fallback.ValueType  # 4
+FALLBACK_NOT_VERIFIED: Fallback.ValueType  # 5
+FALLBACK_NO_DRAFT: Fallback.ValueType  # 6
+FALLBACK_NO_MATCH: Fallback.ValueType  # 7
+Global___Fallback: _TypeAlias = Fallback  # noqa: Y015
+
 @_typing.final
 class AttendRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -176,6 +206,7 @@ class RunResponse(_message.Message):
     VERIFIER_SWITCHES_FIELD_NUMBER: _builtins.int
     DRAFTER_ROUND_TRIP_FIELD_NUMBER: _builtins.int
     VERIFIER_ROUND_TRIP_FIELD_NUMBER: _builtins.int
+    FALLBACK_FIELD_NUMBER: _builtins.int
     drafted: _builtins.int
     """guessed nodes verified"""
     accepted: _builtins.int
@@ -198,6 +229,7 @@ class RunResponse(_message.Message):
     drafter_round_trip: _builtins.float
     """seconds to the service and back, smoothed; 0 = not known"""
     verifier_round_trip: _builtins.float
+    fallback: Global___Fallback.ValueType
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -222,10 +254,11 @@ class RunResponse(_message.Message):
         verifier_switches: _builtins.int = ...,
         drafter_round_trip: _builtins.float = ...,
         verifier_round_trip: _builtins.float = ...,
+        fallback: Global___Fallback.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id", "matched_token_id", b"matched_token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id", "accepted", b"accepted", "drafted", b"drafted", "drafter_round_trip", b"drafter_round_trip", "drafter_switches", b"drafter_switches", "expected", b"expected", "finish", b"finish", "late", b"late", "logprobs", b"logprobs", "matched_token_id", b"matched_token_id", "reused", b"reused", "seconds", b"seconds", "tokens", b"tokens", "unused", b"unused", "verifier_round_trip", b"verifier_round_trip", "verifier_switches", b"verifier_switches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id", "accepted", b"accepted", "drafted", b"drafted", "drafter_round_trip", b"drafter_round_trip", "drafter_switches", b"drafter_switches", "expected", b"expected", "fallback", b"fallback", "finish", b"finish", "late", b"late", "logprobs", b"logprobs", "matched_token_id", b"matched_token_id", "reused", b"reused", "seconds", b"seconds", "tokens", b"tokens", "unused", b"unused", "verifier_round_trip", b"verifier_round_trip", "verifier_switches", b"verifier_switches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__matched_token_id: _TypeAlias = _typing.Literal["matched_token_id"]  # noqa: Y015
     _WhichOneofArgType__matched_token_id: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id"]  # noqa: Y015

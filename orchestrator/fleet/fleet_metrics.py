@@ -1,0 +1,63 @@
+"""Which replicas there are, and which of them answer, as the front end sees them; for Prometheus.
+
+Asks every replica again and again what it serves. Replicas that have left leave no series.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tandem.orchestrator.fleet.membership import Membership
+from tandem.orchestrator.fleet.replicas import Replicas, ReplicaStatus
+from tandem.protos.wire.registration import split_address
+
+PAUSE_SECONDS = 1.0  # between two questions to all
+MOST = 64  # replicas of a role with a series of their own
+
+
+class FleetMetrics(Collector):
+    """What the newest answers were."""
+
+    def __init__(self, registry: CollectorRegistry, membership: Membership) -> None:
+        self._membership = membership
+        self._seen: dict[str, list[ReplicaStatus]] = {"verifier": [], "drafter": []}
+        registry.register(self)
+
+    async def follow(self, replicas: Replicas) -> None:
+        """Ask all replicas again and again, until cancelled."""
+        while True:
+            verifiers, drafters = await replicas.status()
+            self._seen = {"verifier": verifiers, "drafter": drafters}
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    def collect(self) -> Iterable[Metric]:
+        """Called by the exporter."""
+        members, seen = self._membership.now, self._seen
+        known = {"verifier": members.verifiers, "drafter": members.drafters}
+        counts = GaugeMetricFamily(
+            "tandem_replicas", "Replicas, known and serving", labels=["role", "state"]
+        )
+        trips = GaugeMetricFamily(
+            "tandem_replica_round_trip_seconds",
+            "From a question to a replica to its answer",
+            labels=["role", "replica"],
+        )
+        for role, replies in seen.items():
+            serving = [each for each in replies if each.model]
+            counts.add_metric([role, "known"], len(known[role]))
+            counts.add_metric([role, "serving"], len(serving))
+            for each in serving[:MOST]:
+                trips.add_metric([role, each.address], each.round_trip_seconds)
+        registered = sum(bool(split_address(each)[0]) for each in members.drafters)
+        return (
+            counts,
+            trips,
+            GaugeMetricFamily(
+                "tandem_registered_drafters", "Drafters that have registered", registered
+            ),
+        )

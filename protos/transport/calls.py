@@ -1,0 +1,115 @@
+"""What is counted of every call that a server answers: its end, its duration, its bytes.
+
+Knows methods by their names alone; a method that does not exist is counted as one of "unknown", so
+that callers cannot add series.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import grpc
+from google.protobuf import descriptor_pool
+from grpc import aio
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+UNKNOWN = ("unknown", "unknown")
+USUAL = (
+    *("OK", "CANCELLED", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"),
+    *("UNAVAILABLE", "INTERNAL", "UNAUTHENTICATED"),
+)
+SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60)
+NEAR_SECONDS, NEAR_PART = 0.05, 0.02  # of a deadline: a client's clock runs a little ahead
+
+Code = Callable[[str], None]
+
+
+class CallMetrics:
+    """Counts calls in a registry; `ended` are called with the code of each call of a method."""
+
+    def __init__(
+        self, registry: CollectorRegistry, ended: Mapping[str, Code] | None = None
+    ) -> None:
+        self._ended = ended or {}
+        self._methods: dict[str, tuple[str, str]] = {}
+        self._total = Counter(
+            "tandem_rpc",
+            "Calls that ended, by their status",
+            ("service", "method", "code"),
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            "tandem_rpc_duration_seconds",
+            "From a call's first message to its end",
+            ("service", "method"),
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._bytes = Counter(
+            "tandem_wire_bytes",
+            "Bytes of messages, as a service of this process sent or received them",
+            ("service", "direction"),
+            registry=registry,
+        )
+        self._total.labels(*UNKNOWN, "UNIMPLEMENTED")
+
+    def know(self, services: Iterable[str]) -> None:
+        """These are served: all their series are there from now on."""
+        for service in services:
+            for direction in ("received", "sent"):
+                self._bytes.labels(service, direction)
+            for method in descriptor_pool.Default().FindServiceByName(service).methods:
+                labels = self._methods[f"/{service}/{method.name}"] = (service, method.name)
+                self._seconds.labels(*labels)
+                for code in USUAL:
+                    self._total.labels(*labels, code)
+
+    def observe(self, method: str, context: aio.ServicerContext[Any, Any]) -> None:
+        """A call begins; it is counted when it has ended, however it ends."""
+        left = context.time_remaining()
+        near = max(NEAR_SECONDS, NEAR_PART * left) if left is not None else 0.0
+        began = time.perf_counter()
+        context.add_done_callback(lambda ended: self._count(method, began, near, ended))
+
+    def unknown(self) -> None:
+        """A method that does not exist was called."""
+        self._total.labels(*UNKNOWN, "UNIMPLEMENTED").inc()
+
+    def counting(self, method: str, direction: str, convert: Any) -> Any:
+        """A method's serialiser or deserialiser that counts bytes; None passes bytes on."""
+        service, _ = self._methods.get(method, UNKNOWN)
+        count = self._bytes.labels(service, direction).inc
+
+        def serialise(message: Any) -> bytes:
+            payload: bytes = convert(message) if convert else message
+            count(len(payload))
+            return payload
+
+        def deserialise(payload: bytes) -> Any:
+            count(len(payload))
+            return convert(payload) if convert else payload
+
+        return serialise if direction == "sent" else deserialise
+
+    def _count(
+        self, method: str, began: float, near: float, context: aio.ServicerContext[Any, Any]
+    ) -> None:
+        labels, code = self._methods.get(method, UNKNOWN), code_of(context, near)
+        self._total.labels(*labels, code).inc()
+        self._seconds.labels(*labels).observe(time.perf_counter() - began)
+        if ended := self._ended.get(method):
+            ended(code)
+
+
+def code_of(context: aio.ServicerContext[Any, Any], near: float) -> str:
+    """The name of an ended call's status, as its caller got it. gRPC ends a call in the same way
+    when its caller leaves and when its time is over: then less than `near` seconds are left.
+    """
+    if code := context.code():
+        return code.name if isinstance(code, grpc.StatusCode) else "UNKNOWN"
+    if context.done():
+        return "OK"
+    left = context.time_remaining()
+    return "CANCELLED" if left is None or left > near else "DEADLINE_EXCEEDED"

@@ -1,0 +1,94 @@
+"""Rules, alerts and dashboards are those of the metrics that there are, and of the runbook."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from functools import cache
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.documents import ROOT, rows, section, spans
+
+RULES, GRAFANA = ROOT / "deploy" / "prometheus", ROOT / "deploy" / "grafana"
+RUNBOOK = ROOT / "docs" / "runbook.md"
+FOR_SECONDS = {f"{seconds}s": seconds for seconds in (10, 15, 30)}
+
+
+def run(program: str, *words: str) -> None:
+    """A program of Prometheus, if it is installed."""
+    if not (path := shutil.which(program)):
+        pytest.skip(f"no {program} here; `make tools` installs it")
+    done = subprocess.run([path, *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def loaded(name: str) -> Any:
+    return yaml.safe_load((RULES / name).read_text(encoding="utf-8"))
+
+
+@cache
+def alerts() -> list[dict[str, Any]]:
+    return [rule for group in loaded("alerts.yml")["groups"] for rule in group["rules"]]
+
+
+@cache
+def recorded() -> frozenset[str]:
+    rules = (rule for group in loaded("rules.yml")["groups"] for rule in group["rules"])
+    return frozenset(rule["record"] for rule in rules)
+
+
+@cache
+def documented() -> frozenset[str]:
+    """Every name of a sample."""
+    found = set()
+    for cells in rows(section(ROOT / "docs" / "metrics.md", "Metrics of each service")):
+        for name in (span.partition("{")[0] for cell in cells[:2] for span in spans(cell)):
+            found |= {f"tandem_{name}{end}" for end in ("", "_bucket", "_sum", "_count")}
+    return frozenset(found)
+
+
+def test_every_alert_fires_with_its_fault_and_not_without_it() -> None:
+    run("promtool", "test", "rules", str(RULES / "tests.yml"))
+    names = [case["name"] for case in loaded("tests.yml")["tests"]]
+    both = {f"{alert['alert']} {end}" for alert in alerts() for end in ("fires", "does not fire")}
+    assert set(names) == both
+
+
+def test_the_configurations_are_valid() -> None:
+    run("promtool", "check", "config", str(RULES / "prometheus.yml"))
+    run("amtool", "check-config", str(RULES / "alertmanager.yml"))
+
+
+def test_every_alert_has_a_paragraph_in_the_runbook() -> None:
+    heads = re.findall(r"^## (\w+)$", RUNBOOK.read_text(encoding="utf-8"), re.MULTILINE)
+    assert heads == [alert["alert"] for alert in alerts()]
+    for alert in alerts():
+        assert alert["labels"]["severity"] in ("warning", "critical")
+        assert alert["annotations"]["summary"].endswith(".")
+        assert alert["annotations"]["runbook_url"] == f"docs/runbook.md#{alert['alert'].lower()}"
+        assert FOR_SECONDS[alert["for"]] <= 30, "it has to fire within a minute"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [RUNBOOK, *sorted(RULES.glob("*.yml")), *sorted((GRAFANA / "dashboards").glob("*.json"))],
+    ids=lambda path: path.name,
+)
+def test_queries_name_metrics_that_exist(path: Any) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert set(re.findall(r"tandem_[a-z0-9_]+", text)) <= documented()
+    assert set(re.findall(r"tandem:\w+(?::\w+)?", text)) <= recorded()
+
+
+def test_the_dashboards_are_those_of_their_description() -> None:
+    check = [sys.executable, str(GRAFANA / "generate.py"), "--check"]
+    done = subprocess.run(check, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    made = runpy.run_path(str(GRAFANA / "generate.py"))["DASHBOARDS"]
+    assert {path.stem for path in (GRAFANA / "dashboards").iterdir()} == set(made)

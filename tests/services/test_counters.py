@@ -1,0 +1,216 @@
+"""What the front end counts is what its clients saw: all answers and all statuses, exactly."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, cast
+
+import grpc
+import pytest
+from grpc import aio
+from prometheus_client import CollectorRegistry, generate_latest
+
+from tandem import models
+from tandem.orchestrator.frontend.admission import Admission, Limits
+from tandem.orchestrator.frontend.answers import Answers
+from tandem.orchestrator.frontend.checks import ServedModel
+from tandem.orchestrator.frontend.request_log import RequestLog
+from tandem.orchestrator.frontend.servicer import OrchestratorService
+from tandem.orchestrator.frontend.text import load_tokenizer
+from tandem.orchestrator.metrics import FrontMetrics
+from tandem.orchestrator.server import ANSWERING
+from tandem.protos.errors import Internal
+from tandem.protos.rounds import Fallback, Finish, Step
+from tandem.protos.service.drain import Drain
+from tandem.protos.transport import rpc
+from tandem.protos.transport.calls import CallMetrics
+from tandem.protos.types import DraftShape, ModelDescription
+from tandem.protos.wire.rounds import encode_step
+from tandem.v1 import orchestrator_pb2 as api
+from tandem.v1 import orchestrator_pb2_grpc, rounds_pb2
+from tests.services.cell import Cell, Context, Worker, abort, pooled
+
+TOKENIZER: Any = load_tokenizer(models.TARGET)
+TOKENS, HANG, BREAK = 40, 11, 12  # tokens of an answer; prompts that hang, and that are a bug
+Ask = Callable[[], Awaitable[Any]]
+
+
+class Drafting(Worker):
+    """Emits steps as a verifier and a drafter might have made them; dies in front of some."""
+
+    async def Run(
+        self, request: rounds_pb2.RunRequest, context: Context
+    ) -> AsyncIterator[rounds_pb2.RunResponse]:
+        chance, at = random.Random(request.sampling.seed), len(request.completion)
+        if request.prompt[0] == BREAK:
+            raise Internal("a bug")
+        while at < TOKENS:
+            await asyncio.sleep(0.001)
+            if self.deaths and chance.random() < 0.1:
+                self.deaths.pop()
+                await abort(self, context)
+            accepted = min(chance.randrange(4), TOKENS - at - 1)
+            drafted = accepted + chance.randrange(3) if accepted else 0
+            at += accepted + 1
+            fallback = None if drafted else chance.choice(list(Fallback))
+            finish = Finish.LENGTH if at == TOKENS else None
+            tokens = (7,) * (accepted + 1)
+            yield encode_step(
+                Step(tokens, drafted, accepted, finish=finish, fallback=fallback, seconds=0.01)
+            )
+            if request.prompt[0] == HANG:
+                await asyncio.sleep(60)
+
+
+@dataclass
+class Front:
+    """A front end's client, and what was counted."""
+
+    stub: Any
+    channel: aio.Channel
+    registry: CollectorRegistry
+    cell: Cell
+
+    def total(self, name: str, **labels: str) -> float:
+        """Sum of the samples of a name, with these labels."""
+        return sum(
+            sample.value
+            for family in self.registry.collect()
+            for sample in family.samples
+            if sample.name == f"tandem_{name}" and labels.items() <= sample.labels.items()
+        )
+
+    async def until(self, name: str, count: int) -> None:
+        """A call is counted when it has ended, which may be after its caller has the answer."""
+        async with asyncio.timeout(10):
+            while self.total(name) < count:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def front(*workers: Worker, running: int = 64) -> AsyncIterator[Front]:
+    size, registry = TOKENIZER.get_vocab_size(), CollectorRegistry()
+    model = ModelDescription("tiny", "", size, 512, (0,), "", "", exactness="exact")
+    served, metrics = ServedModel(model, DraftShape(4), 8192, {}), FrontMetrics(registry)
+    each = Limits(running, running, "_per_client")
+    async with pooled(*workers) as (pool, cell):
+        admission = Admission(Limits(running, running), each, metrics)
+        answers = Answers(pool, TOKENIZER, served, metrics, admission)
+        service = OrchestratorService(answers, cast(Any, None), Drain(1), RequestLog())
+        calls = CallMetrics(registry, dict.fromkeys(ANSWERING, metrics.ended))
+        async with (
+            rpc.serving("127.0.0.1", 0, service, calls=calls) as address,
+            rpc.connect(address) as channel,
+        ):
+            stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+            yield Front(stub, channel, registry, cell)
+
+
+def asked(seed: int, prompt: int = 5, most: int = TOKENS) -> api.GenerateRequest:
+    return api.GenerateRequest(
+        token_ids=api.TokenIds(ids=[prompt] * (1 + seed % 3)),
+        sampling=api.Sampling(seed=seed),
+        stopping=api.Stopping(max_new_tokens=most, ignore_eos=True),
+    )
+
+
+async def test_counters_are_the_sums_over_the_answers_when_workers_are_killed() -> None:
+    async with front(Drafting([1] * 2), Drafting([1] * 2)) as served:
+        requests = [asked(seed, most=TOKENS - seed % 5) for seed in range(60)]
+        answers = await asyncio.gather(*map(served.stub.Generate, requests))
+        await served.until("requests_total", 60)
+        figures = [answer.speculation for answer in answers]
+        for name, field in (
+            ("steps_total", "num_spec_steps"),
+            ("spec_decode_num_drafts_total", "num_steps_with_guesses"),
+            ("speculation_fallback_total", "fallback_rounds"),
+            ("spec_decode_num_draft_tokens_total", "num_draft_tokens"),
+            ("spec_decode_num_accepted_tokens_total", "num_accepted_draft_tokens"),
+            ("spec_decode_num_accepted_tokens_per_pos_total", "num_accepted_draft_tokens"),
+        ):
+            assert served.total(name) == sum(getattr(each, field) for each in figures), name
+        tokens = sum(len(answer.token_ids) for answer in answers)
+        assert served.total("generation_tokens_total") == tokens
+        assert served.total("request_generation_tokens_sum") == tokens
+        prompts = sum(len(request.token_ids.ids) for request in requests)
+        assert served.total("prompt_tokens_total") == prompts
+        assert served.total("request_success_total", finished_reason="length") == 60
+        assert served.total("requests_total", code="OK") == 60
+        assert served.cell.resumes > 0
+
+
+async def test_every_request_is_counted_once_by_the_status_that_its_client_got() -> None:
+    async with front(Drafting([]), running=8) as served:
+        stub = served.stub
+
+        async def cancelled(seed: int) -> None:
+            call = stub.StreamGenerate(api.StreamGenerateRequest(request=asked(seed, HANG)))
+            await call.read()
+            call.cancel()
+            await call.read()
+
+        async def undecodable() -> None:
+            await served.channel.unary_unary(ANSWERING[0])(b"\xff\xff\xff")
+
+        asks: list[Ask] = [undecodable]
+        asks += [lambda s=seed: cancelled(s) for seed in range(3)]  # type: ignore[misc]
+        asks += [lambda: stub.Generate(asked(1, HANG), timeout=0.5)] * 3
+        asks += [lambda: stub.Generate(asked(1, BREAK))] * 2
+        asks += [lambda: stub.Generate(asked(1, most=10_000))] * 2
+        asks += [lambda s=seed: stub.Generate(asked(s)) for seed in range(40)]  # type: ignore[misc]
+        found = Counter(await asyncio.gather(*map(status_of, asks)))
+        assert set(found) == {
+            *("OK", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "INVALID_ARGUMENT"),
+            "RESOURCE_EXHAUSTED",
+        }
+        await served.until("requests_total", len(asks))
+        await served.until("rpc_total", len(asks))
+        for code, count in found.items():
+            assert served.total("requests_total", code=code) == count, code
+            assert served.total("rpc_total", code=code) == count, code
+        assert served.total("requests_total") == len(asks)
+        assert served.total("num_requests_running") == served.total("num_requests_waiting") == 0
+
+
+async def status_of(ask: Ask) -> str:
+    try:
+        await ask()
+    except aio.AioRpcError as error:
+        return str(error.code().name)
+    except asyncio.CancelledError:
+        return "CANCELLED"
+    return "OK"
+
+
+async def test_names_that_clients_invent_add_no_series() -> None:
+    """10,000 of them: of methods, models, requests and clients."""
+    async with front(Drafting([])) as served:
+        before = series(served.registry)
+
+        async def call(number: int) -> None:
+            request = asked(number)
+            request.request_id = request.model = f"odd-{number}"
+            metadata = (("x-tandem-client", f"odd-{number}"), ("x-request-id", f"odd-{number}"))
+            method = served.channel.unary_unary(f"/odd.Service{number}/Method{number}")
+            with suppress(aio.AioRpcError):
+                await served.stub.Generate(request, metadata=metadata)
+            with pytest.raises(aio.AioRpcError) as refused:
+                await method(b"", metadata=metadata)
+            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+        for first in range(0, 2000, 100):
+            await asyncio.gather(*map(call, range(first, first + 100)))
+        await served.until("requests_total", 2000)
+        assert served.total("rpc_total", code="UNIMPLEMENTED") == 2000
+        assert series(served.registry) == before <= 2000
+
+
+def series(registry: CollectorRegistry) -> int:
+    """Lines of the page that are samples; all label values that are known are there at once."""
+    lines = generate_latest(registry).decode().splitlines()
+    return sum(not line.startswith("#") for line in lines)
