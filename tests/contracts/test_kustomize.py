@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import subprocess
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,8 +14,10 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from tandem import models
+from tandem.orchestrator.cli import certificates
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.metrics import FrontMetrics
+from tests.documents import ROOT, blocks
 from tests.manifests import DEPLOY, OVERLAYS, objects, overlay, program, settings_of, workloads
 
 LOCKED = {
@@ -32,6 +35,17 @@ def test_every_object_fits_the_schema_of_kubernetes(name: str, tmp_path: Path) -
     command = [program("kubernetes-validate"), "--strict", "--quiet", "--no-warn", str(file)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_checkov_finds_what_is_waived_and_nothing_else(tmp_path: Path) -> None:
+    checkov = program("checkov")
+    (tmp_path / "Dockerfile").write_bytes((DEPLOY / "docker" / "Dockerfile").read_bytes())
+    for name in OVERLAYS:
+        (tmp_path / f"{name}.yaml").write_text(overlay(name), encoding="utf-8")
+    waivers = ["--config-file", str(DEPLOY / "checkov.yaml"), "--skip-download"]
+    command = [checkov, *waivers, "--directory", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 def environment_of(container: dict[str, Any]) -> dict[str, str]:
@@ -136,3 +150,30 @@ def test_drafters_at_the_edge_have_no_port_that_others_connect_to() -> None:
     assert [rule["ports"] for rule in policy["spec"]["ingress"]] == [[{"port": "metrics"}]]
     (settings,) = objects("edge-drafter", "ConfigMap")
     assert yaml.safe_load(settings["data"]["tandem.yaml"])["drafter"]["register_at"]
+
+
+def test_the_commands_of_the_page_make_the_secrets_that_pods_mount(tmp_path: Path) -> None:
+    (block,) = [
+        block
+        for block in blocks(ROOT / "docs" / "deploying.md")
+        if block.commands[0].startswith("kubectl apply")
+    ]
+    names = re.findall(r"-k (\S+)", block.text)
+    assert [name for name in names if not (ROOT / name / "kustomization.yaml").is_file()] == []
+    certificates.make(tmp_path / "certs", ["orchestrator.tandem.svc"])
+    (loop,) = [command for command in block.commands if "create secret" in command]
+    kubectl = f'kubectl() {{ {program("kubectl")} "$@" --dry-run=client -o yaml; echo ---; }}'
+    shell = ["bash", "-euo", "pipefail", "-c", f"{kubectl}\n{loop}"]
+    done = subprocess.run(shell, cwd=tmp_path, check=True, capture_output=True, text=True)
+    made = {
+        each["metadata"]["name"]: set(each["data"])
+        for each in yaml.safe_load_all(done.stdout)
+        if each
+    }
+    mounted = {
+        volume["secret"]["secretName"]
+        for pod in workloads("cpu").values()
+        for volume in pod["volumes"]
+        if "secret" in volume
+    }
+    assert made == {name: {"tls.crt", "tls.key", "ca.crt"} for name in mounted}
