@@ -23,6 +23,7 @@ from tandem.engine.config import ModelServiceConfig
 from tandem.protos.errors import TransportLost
 from tandem.protos.service.tasks import background, first_done
 from tandem.protos.transport import heartbeat, rpc, status
+from tandem.protos.transport.guard import AUTHORIZATION
 from tandem.protos.transport.health import Health
 from tandem.protos.types import ModelDescription
 from tandem.protos.wire.registration import CALL, TOKEN, encode_registration
@@ -42,7 +43,7 @@ class Registrant:
     """A drafter as a front end knows it, and what serves one call to it."""
 
     name: str
-    token: str
+    metadata: tuple[tuple[str, str], ...]  # of its calls
     health: Health
     describe: Callable[[], ModelDescription]
     serve: Serve
@@ -83,7 +84,7 @@ class Registration:
             await asyncio.gather(*self._carried, return_exceptions=True)
 
     async def _register(self) -> None:
-        call = self._stub.Register(metadata=((TOKEN, self._drafter.token),))
+        call = self._stub.Register(metadata=self._drafter.metadata)
         try:
             await first_done(self._read(call), self._write(call), self._watch())
         finally:
@@ -112,7 +113,7 @@ class Registration:
 
     async def _carry(self, name: str) -> None:
         """Serve one call of a round worker on a call to the front end."""
-        call = self._stub.Carry(metadata=((CALL, name),))
+        call = self._stub.Carry(metadata=(*self._drafter.metadata, (CALL, name)))
         try:
             async with aclosing(self._drafter.serve(call, None)) as responses:
                 async for response in responses:
@@ -136,6 +137,11 @@ def chosen_name(config: ModelServiceConfig) -> str:
     return config.register_name or f"{host[:32] or 'drafter'}-{secrets.token_hex(4)}"
 
 
+def _metadata(token: str) -> tuple[tuple[str, str], ...]:
+    """A token is that of all drafters of a front end, or the drafter's own as a client."""
+    return ((TOKEN, token), (AUTHORIZATION, f"Bearer {token}")) if token else ()
+
+
 @asynccontextmanager
 async def registering(
     config: ModelServiceConfig,
@@ -146,8 +152,8 @@ async def registering(
     """Registered at every front end of `config.register_at` while the scope lasts and `health` has
     no problem.
     """
-    token = config.register_token.get_secret_value() if config.register_token else ""
-    drafter = Registrant(chosen_name(config), token, health, describe, serve)
+    metadata = _metadata(config.register_token.get_secret_value() if config.register_token else "")
+    drafter = Registrant(chosen_name(config), metadata, health, describe, serve)
     addresses = [*filter(None, config.register_at.split(","))]
     channels = [rpc.connect(each, config.tls) for each in addresses]
     runs = [

@@ -42,7 +42,8 @@ class ModelServiceConfig(ServiceConfig):
         " drafters",
     )
     register_token: Token | None = Field(
-        default=None, description="the orchestrator's registration_token"
+        default=None,
+        description="the orchestrator's registration_token, or the drafter's own as a client",
     )
     register_name: str | None = Field(
         default=None,
@@ -115,8 +116,8 @@ class ModelServiceConfig(ServiceConfig):
 
     @model_validator(mode="after")
     def _registers_with_a_token(self) -> ModelServiceConfig:
-        if self.register_at and not self.register_token:
-            raise ValueError("register_at needs register_token")
+        if self.register_at and not (self.register_token or self.tls):
+            raise ValueError("register_at needs register_token, or tls_cert, tls_key and tls_ca")
         return self
 
     @model_validator(mode="after")

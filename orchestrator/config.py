@@ -63,6 +63,16 @@ class OrchestratorConfig(ServiceConfig):
     draft_schedule: Literal["goodput", "constant", "heuristic"] = Field(
         default="goodput", description="goodput, constant or heuristic"
     )
+    clients: Path | None = Field(
+        default=None,
+        description="YAML file of the clients that may call, by token or certificate",
+    )
+    certificate_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="with clients and TLS, another port, for those that have a certificate",
+    )
     registration_token: Token | None = Field(
         default=None, description="that drafters must know to register; by default none may"
     )
@@ -93,6 +103,12 @@ class OrchestratorConfig(ServiceConfig):
         """
         running, waiting = self.max_running_per_client, self.max_waiting_per_client
         return running or self.max_running, self.max_waiting // 2 if waiting is None else waiting
+
+    @model_validator(mode="after")
+    def _has_what_a_certificate_port_needs(self) -> OrchestratorConfig:
+        if self.certificate_port is not None and not (self.clients and self.tls_ca):
+            raise ValueError("certificate_port needs clients and tls_ca; without clients all do")
+        return self
 
     @model_validator(mode="after")
     def _one_local_worker(self) -> OrchestratorConfig:

@@ -23,6 +23,7 @@ from tandem.orchestrator.frontend.admission import Admission, Limits
 from tandem.orchestrator.frontend.answers import Answers
 from tandem.orchestrator.frontend.chat import load_chat_template
 from tandem.orchestrator.frontend.checks import ServedModel
+from tandem.orchestrator.frontend.client_guard import Callers, ClientGuard, callers_of
 from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.frontend.servicer import OrchestratorService
 from tandem.orchestrator.frontend.status import Overview, Recorder
@@ -56,12 +57,15 @@ async def registering(
     target: ModelDescription,
     supervisor: Supervisor,
     discovery: Discovery,
+    callers: Callers,
 ) -> AsyncIterator[tuple[RegistrationService, ...]]:
     """What drafters register at while the scope lasts, if they may."""
-    if config.registration_token is None:
+    if config.registration_token is None and config.clients is None:
         yield ()
         return
-    terms = Terms(config.registration_token.get_secret_value(), config.max_registered, target)
+    secret = config.registration_token
+    token = secret.get_secret_value() if secret else None
+    terms = Terms(token, config.max_registered, target, callers.owner)
     added, removed = discovery.register, discovery.unregister
     async with registrations(supervisor.host, supervisor.access, terms, added, removed) as service:
         yield (service,)
@@ -81,13 +85,19 @@ def served_model(
     return ServedModel(target, shape, max_prompt_bytes, special_tokens(tokenizer))
 
 
+def security_of(config: OrchestratorConfig, callers: Callers) -> rpc.Security:
+    """How the port of the client API is protected."""
+    asked = config.clients is None
+    return rpc.Security(config.tls, ClientGuard(callers), asked, config.certificate_port)
+
+
 @asynccontextmanager
 async def http_port(config: OrchestratorConfig, api: HttpApi) -> AsyncIterator[None]:
     """The HTTP API while the scope lasts, if it has a port; raises Unusable."""
     if config.http_port is None:
         yield
         return
-    tls = server_context(config.tls) if config.tls else None
+    tls = server_context(config.tls, config.clients is None) if config.tls else None
     async with http_server.serving(api.app(), config.host, config.http_port, tls) as url:
         process.announce("http", role="orchestrator", address=f"{url}/v1")
         yield
@@ -120,7 +130,7 @@ async def serving(
     """
     tokenizer, chat = load_tokenizer(config.tokenizer), load_chat_template(config.tokenizer)
     supervising = cluster.supervising if config.ray else local.supervising
-    discovery = Discovery(config.verifiers, config.drafters)
+    discovery, callers = Discovery(config.verifiers, config.drafters), callers_of(config)
     async with known(config, discovery, registry) as (replicas, target):
         served = served_model(config, target, tokenizer)
         metrics = FrontMetrics(registry)
@@ -134,16 +144,16 @@ async def serving(
             draining, health, ends = drain or Drain(), Health(), RequestLog()
             recorder = Recorder(metrics, admission, ends)
             overview = Overview(replicas, pool, admission, recorder, health)
-            service = OrchestratorService(answers, overview, draining, ends)
+            service = OrchestratorService(answers, overview, draining, ends, callers)
             counted = ends.reporting(metrics.ended)
             frontend = Frontend(answers, draining, counted, lambda: health.serving)
-            api = HttpApi(frontend, target, tokenizer)
+            api = HttpApi(frontend, target, tokenizer, callers)
             replicas.key = supervisor.access.key
             if pages:
                 add_status_pages(pages, overview.read)
             async with (
                 background(*readiness.reporting(health, pool, replicas), recorder.run()),
-                registering(config, target, supervisor, discovery) as registration,
+                registering(config, target, supervisor, discovery, callers) as registration,
                 http_port(config, api),
                 rpc.serving(
                     config.host,
@@ -152,7 +162,7 @@ async def serving(
                     RawInterceptor(CARRY),
                     health=health,
                     drained=drain.finish if drain else None,
-                    security=rpc.Security(config.tls),
+                    security=security_of(config, callers),
                     calls=CallMetrics(registry, dict.fromkeys(ANSWERING, metrics.ended)),
                 ) as address,
             ):

@@ -101,12 +101,12 @@ class CertificateFiles:
         return found
 
 
-def server_context(tls: Tls) -> ssl.SSLContext:
-    """For HTTPS: clients must have certificates, and the newest files are used for each connection.
-    Raises Unusable.
+def server_context(tls: Tls, certificates: bool = True) -> ssl.SSLContext:
+    """For HTTPS, with the newest files for each connection; clients must have `certificates`, or
+    are not asked for them. Raises Unusable.
     """
     files, context = CertificateFiles(tls), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_mode = ssl.CERT_REQUIRED if certificates else ssl.CERT_NONE
 
     def load() -> None:
         if tls.cert and tls.key:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tandem.protos.errors import Busy, InvalidRequest, Unavailable
+from tandem.protos.errors import Busy, InvalidRequest, PermissionDenied, Unavailable
 from tandem.protos.transport.raw import RawContext
 from tandem.protos.types import ModelDescription
 
@@ -24,6 +24,7 @@ Ends = tuple[AsyncIterator[bytes], RawContext]
 class CarriedCall:
     """A round worker's call to a drafter, which the drafter is to carry on a call of its own."""
 
+    owner: str  # of the drafter
     carrier: asyncio.Future[Ends]  # what arrives on that call, and where to write
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -34,10 +35,12 @@ class RegisteredDrafter:
 
     name: str
     model: ModelDescription
+    owner: str = ""  # who registered it, where callers are known
     asked: list[str] = field(default_factory=list)  # calls to carry that were not sent yet
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     replaced: asyncio.Event = field(default_factory=asyncio.Event)
     lost: asyncio.Event = field(default_factory=asyncio.Event)  # so are its calls
+    revoked: bool = False
 
     def take(self) -> list[str]:
         """Names of calls to carry, once."""
@@ -57,18 +60,23 @@ class Registry:
         self._waiting: dict[str, CarriedCall] = {}
 
     @contextmanager
-    def registered(self, name: str, model: ModelDescription) -> Iterator[RegisteredDrafter]:
-        """A drafter is registered while the scope lasts, unless a newer one of its name comes: the
-        same device, connected again. Raises Busy.
+    def registered(
+        self, name: str, model: ModelDescription, owner: str = ""
+    ) -> Iterator[RegisteredDrafter]:
+        """A drafter is registered while the scope lasts, unless a newer one of its name and owner
+        comes: the same device, connected again. Raises Busy, and PermissionDenied if the name is
+        that of another owner's.
         """
         older = self._drafters.get(name)
+        if older and older.owner != owner:
+            raise PermissionDenied(f"another client's drafter is registered as {name!r}")
         if not older and len(self._drafters) >= self._limit:
             raise Busy(f"max_registered is {self._limit}, and as many are", RETRY_SECONDS)
         if older:
             older.replaced.set()
             older.lost.set()
             self._remove(older)
-        drafter = self._drafters[name] = RegisteredDrafter(name, model)
+        drafter = self._drafters[name] = RegisteredDrafter(name, model, owner)
         try:
             self._added(name)
             yield drafter
@@ -84,7 +92,8 @@ class Registry:
     @contextmanager
     def calling(self, drafter: RegisteredDrafter) -> Iterator[CarriedCall]:
         """A call that the drafter is asked to carry; it is over at the end of the scope."""
-        call, name = CarriedCall(asyncio.get_running_loop().create_future()), secrets.token_hex(16)
+        call = CarriedCall(drafter.owner, asyncio.get_running_loop().create_future())
+        name = secrets.token_hex(16)
         self._waiting[name] = call
         drafter.asked.append(name)
         drafter.changed.set()
@@ -94,12 +103,14 @@ class Registry:
             self._waiting.pop(name, None)
             call.over.set()
 
-    def carry(self, name: str, ends: Ends) -> CarriedCall:
+    def carry(self, name: str, ends: Ends, owner: str = "") -> CarriedCall:
         """A drafter carries the call of that name; raises InvalidRequest if it was not asked to, or
         does already.
         """
-        if not (call := self._waiting.pop(name, None)):
+        call = self._waiting.get(name)
+        if call is None or call.owner != owner:
             raise InvalidRequest.of("x-tandem-call", "names no call that is to be carried")
+        del self._waiting[name]
         if not call.carrier.done():
             call.carrier.set_result(ends)
         return call

@@ -8,7 +8,7 @@ of its own, and the front end passes messages on between the two as bytes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -18,7 +18,7 @@ import structlog
 from grpc import aio
 
 from tandem.orchestrator.fleet.registered import RegisteredDrafter, Registry
-from tandem.protos.errors import InvalidRequest, Unavailable
+from tandem.protos.errors import InvalidRequest, PermissionDenied, Unavailable
 from tandem.protos.service.tasks import first_done
 from tandem.protos.tls import Tls
 from tandem.protos.transport import heartbeat, rpc
@@ -38,13 +38,29 @@ Requests: TypeAlias = AsyncIterator[registration_pb2.RegisterRequest]
 log = structlog.get_logger()
 
 
+async def never() -> None:
+    """Wait until cancelled."""
+    await asyncio.Event().wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who registers drafters, and what returns when it may no more."""
+
+    name: str = ""
+    until_revoked: Callable[[], Awaitable[None]] = never
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Who may register: at most `limit` drafters that have the token, for this target."""
+    """Who may register: at most `limit` drafters that have the token, if there is one, for this
+    target; `owner` is who makes a call.
+    """
 
-    token: str
+    token: str | None
     limit: int
     target: ModelDescription
+    owner: Callable[[Context], Owner] = lambda context: Owner()
 
 
 class RegistrationService(registration_pb2_grpc.RegistrationServiceServicer):
@@ -56,7 +72,7 @@ class RegistrationService(registration_pb2_grpc.RegistrationServiceServicer):
     async def Register(self, requests: Requests, context: Context) -> None:  # type: ignore[override]
         """A drafter is registered until it ends the call, is silent, or is replaced."""
         given = metadata_value(context.invocation_metadata(), TOKEN)
-        if not same(given, self._terms.token):
+        if self._terms.token is not None and not same(given, self._terms.token):
             problem = f"{TOKEN} is not the registration token of this front end"
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, problem)
         try:
@@ -65,10 +81,22 @@ class RegistrationService(registration_pb2_grpc.RegistrationServiceServicer):
         except (TimeoutError, StopAsyncIteration):
             raise InvalidRequest.of("request", f"did not come in {ANSWER_SECONDS} s") from None
         name, model = decode_registration(first, self._terms.target)
-        with self._registry.registered(name, model) as drafter:
+        owner = self._terms.owner(context)
+
+        async def watch() -> None:
+            await owner.until_revoked()
+            drafter.revoked = True
+            drafter.lost.set()
+
+        with self._registry.registered(name, model, owner.name) as drafter:
             await first_done(
-                self._read(requests, drafter), _ask(drafter, context), drafter.replaced.wait()
+                self._read(requests, drafter),
+                _ask(drafter, context),
+                drafter.replaced.wait(),
+                watch(),
             )
+        if drafter.revoked:
+            raise PermissionDenied(f"{owner.name} may register no drafters any more")
         if drafter.replaced.is_set():
             raise Unavailable(f"a newer drafter is registered as {name!r}")
         if drafter.lost.is_set():
@@ -93,7 +121,8 @@ class RegistrationService(registration_pb2_grpc.RegistrationServiceServicer):
     async def Carry(self, answers: AsyncIterator[bytes], context: RawContext) -> None:  # type: ignore[override]
         """A drafter's end of a round worker's call, as long as that lasts."""
         name = metadata_value(context.invocation_metadata(), CALL)
-        await self._registry.carry(name, (answers, context)).over.wait()
+        owner = self._terms.owner(context).name
+        await self._registry.carry(name, (answers, context), owner).over.wait()
 
 
 async def _ask(drafter: RegisteredDrafter, context: Context) -> None:

@@ -9,10 +9,12 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from tandem.orchestrator.frontend.fair_queue import FairQueue, Turn
-from tandem.orchestrator.frontend.request import client_name
+from tandem.orchestrator.frontend.request import Quota, client_name
 from tandem.orchestrator.frontend.turnover import Turnover
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.protos.errors import Busy
+
+EVERYBODYS = Quota()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class Tickets:
 
     limits: Limits
     count: int = 0
+    name: str = ""
     turnover: Turnover = field(default_factory=Turnover)
 
     def check(self) -> None:
@@ -83,13 +86,16 @@ class Admission:
         loads = []
         for share, tickets in self._clients.items():
             running = self._queue.running_of(share)
-            loads.append(ClientLoad(client_name(share), running, tickets.count - running))
+            loads.append(
+                ClientLoad(tickets.name or client_name(share), running, tickets.count - running)
+            )
         return tuple(sorted(loads, key=lambda each: (-each.running, -each.waiting, each.name)))
 
     @contextmanager
-    def ticket(self, share: bytes) -> Iterator[None]:
+    def ticket(self, share: bytes, quota: Quota = EVERYBODYS) -> Iterator[None]:
         """A scope in which a request may ask for a place; raises Busy when too many run or wait."""
         client = self._clients.get(share) or Tickets(self._limits_each)
+        client.limits, client.name = self._limits(quota), quota.name
         counted = client, self._all
         for each in counted:
             each.check()
@@ -105,9 +111,12 @@ class Admission:
                 del self._clients[share]
 
     @asynccontextmanager
-    async def place(self, share: bytes, cost: int) -> AsyncIterator[None]:
+    async def place(
+        self, share: bytes, cost: int, quota: Quota = EVERYBODYS, part: bytes = b""
+    ) -> AsyncIterator[None]:
         """A scope in which a request with a ticket runs; waits until it is the client's turn."""
-        turn = self._queue.add(share, cost)
+        weighed = max(1, round(cost / quota.weight))
+        turn = self._queue.add(share, weighed, part, self._limits(quota).running)
         begun = self._begun[turn] = asyncio.Event()
         self._start()
         try:
@@ -117,6 +126,14 @@ class Admission:
             del self._begun[turn]
             self._queue.leave(turn)
             self._start()
+
+    def _limits(self, quota: Quota) -> Limits:
+        each = self._limits_each
+        return Limits(
+            each.running if quota.running is None else quota.running,
+            each.waiting if quota.waiting is None else quota.waiting,
+            each.of,
+        )
 
     def _start(self) -> None:
         for turn in self._queue.start():

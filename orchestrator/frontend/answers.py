@@ -67,16 +67,16 @@ class Answers:
         if sampling.seed is None:
             sampling = replace(sampling, seed=secrets.randbelow(SEEDS))
         request = replace(request, request_id=request_id, sampling=sampling)
-        with self.admission.ticket(request.share):
+        with self.admission.ticket(request.share, request.quota):
             begun = asyncio.create_task(asyncio.to_thread(self._begin, request, arrived))
             begun.add_done_callback(partial(_note, course or Course()))
-            async with aclosing(read_ahead(lambda: self._run(begun, request.share))) as chunks:
+            async with aclosing(read_ahead(lambda: self._run(begun, request))) as chunks:
                 async for chunk in chunks:
                     yield chunk
         yield begun.result()[1].complete()
 
     async def _run(
-        self, begun: asyncio.Task[tuple[RunRequest, AnswerBuilder]], share: bytes
+        self, begun: asyncio.Task[tuple[RunRequest, AnswerBuilder]], request: Request
     ) -> AsyncGenerator[Chunk, None]:
         """Run what is missing of the answer; the session is new, as that of a run that was closed
         may still end.
@@ -84,7 +84,8 @@ class Answers:
         run, answer = await begun
         if answer.finished:
             return
-        async with self.admission.place(share, len(run.prompt) + run.max_new_tokens):
+        cost = len(run.prompt) + run.max_new_tokens
+        async with self.admission.place(request.share, cost, request.quota, request.part):
             session_id = secrets.token_bytes(SESSION_ID_BYTES)
             run = replace(run, session_id=session_id, completion=answer.started())
             async with aclosing(self._pool.run(run)) as steps:

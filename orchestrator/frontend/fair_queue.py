@@ -16,21 +16,45 @@ class Turn:
 
     share: bytes
     cost: int
+    part: bytes = b""
     running: bool = False
 
 
 @dataclass(slots=True)
 class Share:
-    """The requests of one client; `credit` is the tokens that it may start and has not."""
+    """The requests of one client, of which `places` may run, by the parts that take turns; `credit`
+    is the tokens that it may start and has not.
+    """
 
-    waiting: deque[Turn] = field(default_factory=deque)
+    places: int
+    waiting: dict[bytes, deque[Turn]] = field(default_factory=dict)
     running: int = 0
     credit: int = 0
 
     @property
+    def next(self) -> Turn:
+        """Its next request."""
+        return next(iter(self.waiting.values()))[0]
+
+    def take(self) -> Turn:
+        """Its next request, which waits no longer; then it is another part's turn."""
+        part = next(iter(self.waiting))
+        turns = self.waiting.pop(part)
+        turn = turns.popleft()
+        if turns:
+            self.waiting[part] = turns
+        return turn
+
+    def drop(self, turn: Turn) -> None:
+        """A request waits no longer."""
+        self.waiting[turn.part].remove(turn)
+        if not self.waiting[turn.part]:
+            del self.waiting[turn.part]
+
+    @property
     def lacking(self) -> int:
         """Tokens of credit that its next request needs."""
-        return max(0, self.waiting[0].cost - self.credit)
+        return max(0, self.next.cost - self.credit)
 
 
 class FairQueue:
@@ -45,10 +69,13 @@ class FairQueue:
         """Requests of a share that run."""
         return self._shares[share].running if share in self._shares else 0
 
-    def add(self, share: bytes, cost: int) -> Turn:
-        """A request waits."""
-        turn = Turn(share, cost)
-        self._shares.setdefault(share, Share()).waiting.append(turn)
+    def add(self, share: bytes, cost: int, part: bytes = b"", places: int | None = None) -> Turn:
+        """A request waits; `places` of its share may run, by default as many as of each."""
+        turn = Turn(share, cost, part)
+        places = self._places_each if places is None else places
+        known = self._shares.setdefault(share, Share(places))
+        known.places = places
+        known.waiting.setdefault(part, deque()).append(turn)
         return turn
 
     def start(self) -> list[Turn]:
@@ -65,15 +92,15 @@ class FairQueue:
             self.running -= 1
             share.running -= 1
         else:
-            share.waiting.remove(turn)
+            share.drop(turn)
         if not share.waiting:
             share.credit = 0
         if not (share.waiting or share.running):
             del self._shares[turn.share]
 
     def _ready(self) -> list[Share]:
-        each = self._places_each
-        return [share for share in self._shares.values() if share.waiting and share.running < each]
+        shares = self._shares.values()
+        return [share for share in shares if share.waiting and share.running < share.places]
 
     def _start(self, ready: list[Share]) -> Turn:
         """The request of the share that needs least credit; all get that much, so that who waited
@@ -83,7 +110,7 @@ class FairQueue:
         lacking = first.lacking
         for share in ready:
             share.credit += lacking
-        turn = first.waiting.popleft()
+        turn = first.take()
         first.credit = first.credit - turn.cost if first.waiting else 0
         first.running += 1
         self.running += 1

@@ -10,7 +10,7 @@ import hashlib
 import secrets
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import structlog
 import yaml
@@ -20,7 +20,9 @@ from tandem.orchestrator.frontend.request import Quota, Request
 from tandem.protos.errors import PermissionDenied, Unusable
 
 LOOK_SECONDS = 1.0  # between two looks of those who wait for a change
-GENERATE, REGISTER = "generate", "register"
+Right: TypeAlias = Literal["generate", "register"]
+GENERATE: Right = "generate"
+REGISTER: Right = "register"
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -35,7 +37,7 @@ class Identity(BaseModel):
     name: Name = ""
     token_sha256: Sha256 | tuple[Sha256, ...] = ()
     certificate: Name | None = None  # its common name
-    may: tuple[Literal["generate", "register"], ...] = (GENERATE,)
+    may: tuple[Right, ...] = (GENERATE,)
     max_running: int | None = Field(default=None, ge=1)
     max_waiting: int | None = Field(default=None, ge=0)
     weight: float = Field(default=1.0, ge=0.01, le=100)
@@ -51,7 +53,7 @@ class Identity(BaseModel):
         """Hashes of its tokens."""
         return (self.token_sha256,) if isinstance(self.token_sha256, str) else self.token_sha256
 
-    def check(self, right: str) -> None:
+    def check(self, right: Right) -> None:
         """Raise PermissionDenied if it may not do that."""
         if right not in self.may:
             raise PermissionDenied(f"{self.name} may {' and '.join(self.may)}, not {right}")

@@ -71,7 +71,7 @@ class RequestLog:
                 self.ends[code] += 1
                 self._ended(code)
                 seconds = time.monotonic() - began
-                facts = {"client": client_name(request.share), "code": code}
+                facts = {"client": request.quota.name or client_name(request.share), "code": code}
                 facts |= {"problem": problem} if problem else {}
                 _log(code, facts | {"seconds": round(seconds, 4)} | _figures(course.answer))
 

@@ -15,6 +15,7 @@ from grpc import aio
 from tandem.orchestrator.frontend.answer import Answer, Chunk
 from tandem.orchestrator.frontend.answers import Answers
 from tandem.orchestrator.frontend.checks import is_request_id
+from tandem.orchestrator.frontend.client_guard import Anybody, Callers
 from tandem.orchestrator.frontend.prompt_message import decode_prompt
 from tandem.orchestrator.frontend.request import Request, Sampling, Speculation, Stopping
 from tandem.orchestrator.frontend.request_log import RequestLog
@@ -32,6 +33,7 @@ from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
 
 MUTE_SECONDS = 60.0  # that a client may read nothing
+ANYBODY = Anybody()
 CHOICES = {"rule": Rule, "method": Method, "schedule": Schedule}
 ServicerContext: TypeAlias = "aio.ServicerContext[Any, Any]"
 
@@ -40,15 +42,21 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     """Serves one model."""
 
     def __init__(
-        self, answers: Answers, overview: Overview, drain: Drain, ends: RequestLog
+        self,
+        answers: Answers,
+        overview: Overview,
+        drain: Drain,
+        ends: RequestLog,
+        callers: Callers = ANYBODY,
     ) -> None:
         self._answers, self._overview, self._drain, self._ends = answers, overview, drain, ends
+        self._callers = callers
 
     async def Generate(
         self, request: api.GenerateRequest, context: ServicerContext
     ) -> api.GenerateResponse:
         """The whole answer: the last event of the stream."""
-        asked = await _identified(
+        asked = await self._identified(
             decode_request(request, client_of(context), context.peer()), context
         )
         with self._ends.logged(asked, timed_out(context)) as course, self._drain.running():
@@ -70,7 +78,7 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             request.resume_from,
             tuple(request.received),
         )
-        asked = await _identified(asked, context)
+        asked = await self._identified(asked, context)
         with self._ends.logged(asked, timed_out(context)) as course, self._drain.running():
             async with aclosing(self._answers.generate(asked, course)) as events:
                 async for event in events:
@@ -83,6 +91,11 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                     else:
                         continue
                     await _send(context, response)
+
+    async def _identified(self, request: Request, context: ServicerContext) -> Request:
+        """The request of its caller, with an id."""
+        identity = self._callers.identity(context)
+        return await _identified(identity.owning(request) if identity else request, context)
 
     async def GetStatus(
         self, request: api.GetStatusRequest, context: ServicerContext

@@ -23,6 +23,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tokenizers import Tokenizer
 
+from tandem.orchestrator.frontend.client_guard import Anybody, Callers
+from tandem.orchestrator.frontend.identities import GENERATE, Identity
 from tandem.orchestrator.frontend.share import CLIENT_KEY, client_digest, connection_digest
 from tandem.orchestrator.http import decoding, errors
 from tandem.orchestrator.http.body import BodyTooLarge, read_body
@@ -48,6 +50,7 @@ class HttpApi:
     frontend: Frontend
     model: ModelDescription
     tokenizer: Tokenizer
+    callers: Callers = field(default_factory=Anybody)
     _tokens: TokenTexts = field(init=False)
     _began: int = field(init=False)
 
@@ -73,6 +76,7 @@ class HttpApi:
 
     async def _generate(self, kind: type[GenerationBody], request: Request) -> Delivery:
         self.frontend.drain.check()
+        identity = self._identity(request)
         content = await read_body(request)
         body = await asyncio.to_thread(decoding.parsed, kind, content)
         request_id = request.state.request_id
@@ -83,6 +87,7 @@ class HttpApi:
         else:
             assert isinstance(body, CompletionBody)
             asked, logprobs = decoding.completion(body, caller), body.logprobs is not None
+        asked = identity.owning(asked) if identity else asked
         options = body.stream_options
         if options and not body.stream:
             raise decoding.needs_stream()
@@ -91,6 +96,13 @@ class HttpApi:
             request_id, self.model.name, int(time.time()), chat, logprobs, self._tokens, usage
         )
         return Delivery(self.frontend, body, asked, reply)
+
+    def _identity(self, request: Request) -> Identity | None:
+        """Who asks, where clients are known; raises Unauthenticated, PermissionDenied."""
+        identity = self.callers.authorized(request.headers.get("authorization", ""))
+        if identity:
+            identity.check(GENERATE)
+        return identity
 
     def _caller(self, request: Request, body: GenerationBody) -> decoding.Caller:
         """Requests share cached prefixes by name or cache key, and places by user too."""
@@ -101,9 +113,11 @@ class HttpApi:
         return decoding.Caller(client, share, request.state.request_id)
 
     async def _models(self, request: Request) -> Response:
+        self._identity(request)
         return JSONResponse({"object": "list", "data": [self._described()]})
 
     async def _model(self, request: Request) -> Response:
+        self._identity(request)
         if (name := request.path_params["name"]) != self.model.name:
             problem = f"model is {name!r}; served is {self.model.name!r}"
             found = errors.problem(HTTPStatus.NOT_FOUND, problem, "model", "model_not_found")

@@ -58,5 +58,11 @@ def common_name(context: Context) -> str:
 
 def bearer_token(context: Context) -> str:
     """What the caller has sent in `authorization: Bearer ...`; empty if nothing."""
-    given = str(dict(context.invocation_metadata() or ()).get(AUTHORIZATION, ""))
-    return given[len(BEARER) :].strip() if given.lower().startswith(BEARER) else ""
+    return token_of(str(dict(context.invocation_metadata() or ()).get(AUTHORIZATION, "")))
+
+
+def token_of(authorization: str) -> str:
+    """The token of `Bearer TOKEN`; empty if it is something else."""
+    if authorization.lower().startswith(BEARER):
+        return authorization[len(BEARER) :].strip()
+    return ""

@@ -123,3 +123,27 @@ def test_credit_is_not_saved_up_by_a_client_that_waits_for_nothing() -> None:
     queue.add(b"b", 11)
     queue.leave(running)
     assert queue.start() == [first]
+
+
+def test_parts_of_a_share_take_turns_and_take_nothing_from_others() -> None:
+    queue = FairQueue(1, 1)
+    for number in range(4):
+        queue.add(b"gateway", 10, b"busy user")
+        if number < 2:
+            queue.add(b"other", 10)
+    queue.add(b"gateway", 10, b"rare user")
+    order = []
+    while started := queue.start():
+        order.append((started[0].share, started[0].part))
+        queue.leave(started[0])
+    parts = [part for share, part in order if share == b"gateway"]
+    assert parts[:2] == [b"busy user", b"rare user"]
+    assert [share for share, _ in order[:4]].count(b"other") == 2
+
+
+def test_a_share_may_have_its_own_number_of_places() -> None:
+    queue = FairQueue(4, 3)
+    for _ in range(4):
+        queue.add(b"one", 1, places=1)
+        queue.add(b"all", 1, places=4)
+    assert Counter(turn.share for turn in queue.start()) == {b"one": 1, b"all": 3}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -32,6 +33,20 @@ class Protected:
         """One with a certificate."""
         given = settings(self.folder, name) | more
         return AsyncClient(self.orchestrator, retry_seconds=5, **given)
+
+    def with_token(self, token: str, address: str = "") -> AsyncClient:
+        """One with a token."""
+        ca = self.folder / "ca.pem"
+        return AsyncClient(
+            address or self.orchestrator, retry_seconds=5, tls_ca=ca, token=token or None
+        )
+
+
+def free_port() -> int:
+    """One that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @asynccontextmanager

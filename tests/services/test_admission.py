@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from tandem import AsyncClient
 from tandem.orchestrator.frontend import servicer
 from tandem.orchestrator.frontend.admission import Admission, Limits
+from tandem.orchestrator.frontend.request import Quota
 from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.frontend.servicer import OrchestratorService
 from tandem.orchestrator.metrics import FrontMetrics
@@ -149,3 +150,33 @@ async def test_the_python_client_goes_on_with_a_stream_that_it_did_not_read(
         assert stream.response is not None
         assert stream.response.text == whole.text
         assert behind.writer.asked[-1], "the last run began where the client was"
+
+
+async def test_a_quota_wins_over_what_all_clients_may() -> None:
+    bounded = admission(4, 8, Limits(4, 4, "_per_client"))
+    quota = Quota("alice", running=1, waiting=1)
+    with bounded.ticket(CROWD, quota), bounded.ticket(CROWD, quota):
+        problem = "max_running_per_client is 1, max_waiting_per_client is 1"
+        with pytest.raises(Busy, match=problem), bounded.ticket(CROWD, quota):
+            pass
+        with bounded.ticket(OTHER), bounded.ticket(OTHER), bounded.ticket(OTHER):
+            names = [(each.name, each.waiting) for each in bounded.clients]
+            assert ("alice", 2) in names
+
+
+async def test_clients_get_tokens_by_their_weights() -> None:
+    bounded = admission(1, 100, Limits(1, 100))
+    order: list[bytes] = []
+
+    async def run(share: bytes, weight: float) -> None:
+        quota = Quota(share.decode(), weight=weight)
+        with bounded.ticket(share, quota):
+            async with bounded.place(share, 100, quota):
+                order.append(share)
+                await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(30):
+            group.create_task(run(CROWD, 1.0))
+            group.create_task(run(OTHER, 3.0))
+    assert 20 <= order[:28].count(OTHER) <= 22

@@ -1,0 +1,147 @@
+"""A Tandem whose clients are known, every method of every service, and what a call gets."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from grpc import aio
+from grpc_reflection.v1alpha import reflection_pb2
+from prometheus_client import CollectorRegistry
+
+from tandem import models
+from tandem.drafter_service import service as drafter_service
+from tandem.engine.config import ModelServiceConfig
+from tandem.orchestrator.fleet.registration import Access
+from tandem.orchestrator.workers import worker
+from tandem.protos.tls import Tls
+from tandem.protos.transport import rpc
+from tandem.protos.transport.guard import AUTHORIZATION
+from tandem.v1 import drafter_pb2, orchestrator_pb2, registration_pb2, rounds_pb2, verifier_pb2
+from tests.certificates import made, settings, tls_of
+from tests.services.protected import Protected, free_port, protected
+from tests.services.registering import MODEL
+
+ALICE, BOB = "a-token-that-only-alice-has", "a-token-that-only-bob-has"
+OK, DENIED = grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED
+UNKNOWN, LOST = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE
+KEY = "key of a front end"
+FILES = (drafter_pb2, orchestrator_pb2, registration_pb2, rounds_pb2, verifier_pb2, reflection_pb2)
+METHODS = {
+    f"/{service.full_name}/{method.name}": method
+    for file in FILES
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+CLIENT_API = {name for name in METHODS if "Orchestrator" in name}
+REGISTRATION = {name for name in METHODS if "Registration" in name}
+ROUNDS = {name for name in METHODS if "Round" in name}
+DRAFTING = {name for name in METHODS if "DrafterService" in name}
+VERIFYING = {name for name in METHODS if "Verifier" in name}
+REFLECTION = {name for name in METHODS if "reflection" in name}
+
+
+def entry(name: str, token: str) -> str:
+    return f"{name}: {{token_sha256: {hashlib.sha256(token.encode()).hexdigest()}}}\n"
+
+
+PHONE = "phone: {certificate: phone, may: [register]}\n"
+CERTIFIED = "certified: {certificate: client}\n"
+
+
+@dataclass
+class Known:
+    """A system, its file of clients, and where those with certificates connect."""
+
+    system: Protected
+    clients: Path
+    certificates: str
+    registered: str  # of a drafter at home
+    worker: str
+
+    def write(self, *entries: str) -> None:
+        self.clients.write_text("".join(entries))
+
+    def all(self) -> None:
+        """Everybody may call."""
+        self.write(entry("alice", ALICE), entry("bob", BOB), PHONE, CERTIFIED)
+
+
+@asynccontextmanager
+async def known_clients(folder: Path) -> AsyncIterator[Known]:
+    """The whole of it, for certificates in a folder."""
+    made(folder, "phone", "stranger")
+    port, file = free_port(), folder / "clients.yaml"
+    known = Known(None, file, f"127.0.0.1:{port}", "", "")  # type: ignore[arg-type]
+    known.all()
+    async with (
+        protected(folder, clients=file, certificate_port=port) as known.system,
+        at_home(known),
+        worker.serving("127.0.0.1", Access(KEY, tls_of(folder, "orchestrator")), MODEL) as place,
+    ):
+        known.worker = place
+        yield known
+
+
+@asynccontextmanager
+async def at_home(known: Known) -> AsyncIterator[None]:
+    """A drafter that registers with a certificate and no token."""
+    config = ModelServiceConfig(
+        model=models.DRAFT,
+        threads=1,
+        register_at=known.certificates,
+        register_name="at-home",
+        **settings(known.system.folder, "phone"),
+    )
+    async with drafter_service.serving(config, CollectorRegistry()):
+        known.registered = (await drafters(known))["at-home"]
+        yield
+
+
+async def drafters(known: Known) -> dict[str, str]:
+    """Addresses of registered drafters by their names, once there is one."""
+    async with known.system.with_token(ALICE) as client, asyncio.timeout(60):
+        while True:
+            (model,) = (await client.status()).models
+            found = [each.address for each in model.drafters if "@" in each.address]
+            if found:
+                return {each.partition("@")[0]: each.partition("@")[2] for each in found}
+            await asyncio.sleep(0.05)
+
+
+async def ask(channel: aio.Channel, path: str, **metadata: str) -> grpc.StatusCode:
+    """The code of a call with an empty message; OK if it got as far as the method."""
+    method = METHODS[path]
+    given = tuple((name.replace("_", "-"), value) for name, value in metadata.items())
+    streams = method.client_streaming, method.server_streaming
+    kind = "_".join("stream" if stream else "unary" for stream in streams)
+    message = () if streams[0] else (b"",)
+    call = getattr(channel, kind)(path)(*message, timeout=10.0, metadata=given)
+    try:
+        if streams[0]:
+            with suppress(asyncio.InvalidStateError):  # it is over already
+                await call.write(b"")
+        await (call.read() if streams[1] else call)
+    except aio.AioRpcError as failure:
+        got_through = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
+        return OK if failure.code() in got_through else failure.code()
+    finally:
+        call.cancel()
+    return OK
+
+
+async def codes(
+    address: str, tls: Tls | None, role: str, paths: set[str], **metadata: str
+) -> set[grpc.StatusCode]:
+    """Of all those methods."""
+    async with rpc.connect(address, tls, role) as channel:
+        return {await ask(channel, path, **metadata) for path in sorted(paths)}
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {AUTHORIZATION: f"Bearer {token}"}

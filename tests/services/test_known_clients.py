@@ -1,0 +1,169 @@
+"""A Tandem whose clients are known: every method of every service, and who is let in."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tandem import AsyncClient
+from tandem.orchestrator.frontend import identities
+from tandem.protos.errors import PermissionDenied, Unauthenticated
+from tandem.protos.tls import Tls
+from tandem.protos.transport import rpc
+from tandem.protos.transport.guard import AUTHORIZATION
+from tandem.protos.transport.key import WORKER_KEY
+from tests.certificates import settings, tls_of
+from tests.services.known import (
+    ALICE,
+    BOB,
+    CERTIFIED,
+    CLIENT_API,
+    DENIED,
+    DRAFTING,
+    LOST,
+    METHODS,
+    OK,
+    PHONE,
+    REFLECTION,
+    REGISTRATION,
+    ROUNDS,
+    UNKNOWN,
+    VERIFYING,
+    Known,
+    bearer,
+    codes,
+    drafters,
+    entry,
+    known_clients,
+)
+
+
+@pytest.fixture(scope="module")
+async def known(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Known]:
+    async with known_clients(tmp_path_factory.mktemp("certificates")) as known:
+        yield known
+
+
+def test_all_methods_are_those_that_are_tried() -> None:
+    tried = CLIENT_API, REGISTRATION, ROUNDS, DRAFTING, VERIFYING, REFLECTION
+    assert set.union(*tried) == set(METHODS)
+    assert sum(map(len, tried)) == len(METHODS) >= 12
+
+
+@pytest.mark.parametrize("how", ["none", "basic", "wrong", "hash", "revoked"])
+async def test_no_method_of_the_client_api_is_open_to_strangers(known: Known, how: str) -> None:
+    place, ca = known.system.orchestrator, Tls(known.system.folder / "ca.pem")
+    digest = hashlib.sha256(ALICE.encode()).hexdigest()
+    given = {
+        "none": {},
+        "basic": {AUTHORIZATION: f"Basic {ALICE}"},
+        "wrong": bearer(ALICE[:-1]),
+        "hash": bearer(digest),
+        "revoked": bearer(BOB),
+    }
+    known.write(entry("alice", ALICE), PHONE, CERTIFIED)
+    paths = CLIENT_API | REGISTRATION | REFLECTION
+    try:
+        assert await codes(place, ca, "orchestrator", paths, **given[how]) == {UNKNOWN}
+        assert await codes(place, None, "", paths, **bearer(ALICE)) == {LOST}
+    finally:
+        known.all()
+
+
+async def test_each_client_may_do_what_its_entry_has(known: Known) -> None:
+    place, ca = known.system.orchestrator, Tls(known.system.folder / "ca.pem")
+    may = CLIENT_API | REFLECTION
+    assert LOST not in await codes(place, ca, "orchestrator", may, **bearer(ALICE))
+    assert await codes(place, ca, "orchestrator", REFLECTION, **bearer(ALICE)) == {OK}
+    assert await codes(place, ca, "orchestrator", REGISTRATION, **bearer(ALICE)) == {DENIED}
+    phone, client = tls_of(known.system.folder, "phone"), tls_of(known.system.folder, "client")
+    certified = known.certificates
+    assert await codes(certified, phone, "orchestrator", CLIENT_API) == {DENIED}
+    assert await codes(certified, client, "orchestrator", REGISTRATION) == {DENIED}
+    assert await codes(certified, client, "orchestrator", may) == {OK}
+    stranger = tls_of(known.system.folder, "stranger")
+    everything = may | REGISTRATION
+    assert await codes(certified, stranger, "orchestrator", everything) == {DENIED}
+    assert await codes(certified, ca, "orchestrator", everything, **bearer(ALICE)) == {LOST}
+
+
+@pytest.mark.parametrize("service", ["verifier", "drafter", "worker", "registered"])
+async def test_no_method_of_an_internal_port_is_open_to_others(known: Known, service: str) -> None:
+    folder, key = known.system.folder, {WORKER_KEY.replace("-", "_"): "a guess"}
+    places = {
+        "verifier": (known.system.verifier, "verifier", VERIFYING, DENIED),
+        "drafter": (known.system.drafter, "drafter", DRAFTING, DENIED),
+        "worker": (known.worker, "orchestrator", ROUNDS, UNKNOWN),
+        "registered": (known.registered, "orchestrator", DRAFTING, UNKNOWN),
+    }
+    place, role, paths, refusal = places[service]
+    paths = paths | REFLECTION
+    for wrong in (None, Tls(folder / "ca.pem")):
+        assert await codes(place, wrong, role, paths, **bearer(ALICE)) == {LOST}
+    for name in ("client", "phone", "stranger"):
+        found = await codes(place, tls_of(folder, name), role, paths, **key)
+        assert found == {refusal}, name
+
+
+async def test_health_is_open_to_all_who_got_through_the_handshake(known: Known) -> None:
+    async with rpc.connect(
+        known.system.orchestrator, Tls(known.system.folder / "ca.pem")
+    ) as channel:
+        check: Any = health_pb2_grpc.HealthStub(channel).Check
+        answer = await check(health_pb2.HealthCheckRequest(), timeout=10)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_client_that_is_removed_is_refused_from_its_next_call_on(known: Known) -> None:
+    async with known.system.with_token(BOB) as bob, known.system.with_token(ALICE) as alice:
+        stream = bob.stream("Once", max_new_tokens=48, temperature=0.0)
+        chunks = aiter(stream)
+        await anext(chunks)
+        known.write(entry("alice", ALICE), PHONE)
+        try:
+            assert [chunk async for chunk in chunks], "what runs goes on"
+            with pytest.raises(Unauthenticated):
+                await bob.generate("Once", max_new_tokens=2)
+            assert (await alice.generate("Once", max_new_tokens=2)).text
+        finally:
+            known.all()
+
+
+async def test_a_drafter_that_is_removed_leaves_at_once(
+    known: Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identities, "LOOK_SECONDS", 0.05)
+    known.write(entry("alice", ALICE))
+    async with known.system.with_token(ALICE) as client:
+
+        async def registered() -> int:
+            (model,) = (await client.status()).models
+            return sum("@" in each.address for each in model.drafters)
+
+        try:
+            async with asyncio.timeout(10):
+                while await registered():  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+        finally:
+            known.all()
+    assert await drafters(known), "it comes back when it may"
+
+
+async def test_refusals_of_clients_are_errors_of_their_own(known: Known) -> None:
+    for token, kind in (("wrong-token", Unauthenticated), ("", Unauthenticated)):
+        async with known.system.with_token(token) as client:
+            with pytest.raises(kind) as refused:
+                await client.generate("Once")
+            assert token not in str(refused.value) or not token
+    async with known.system.client("phone") as client:
+        with pytest.raises(Unauthenticated):
+            await client.status()
+    tls = settings(known.system.folder, "phone")
+    async with AsyncClient(known.certificates, **tls) as client:
+        with pytest.raises(PermissionDenied, match="phone may register, not generate"):
+            await client.status()
