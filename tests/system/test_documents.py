@@ -38,17 +38,10 @@ COMMAND = re.compile(
     r"\btandem (up|generate|status|top|certs|verifier|drafter|orchestrator)\b|-m ([\w.]+)"
 )
 TANDEM = ("up", "generate", "status", "top", "certs", "verifier", "drafter", "orchestrator")
-<<<<<<< HEAD
+CONTAINERS = "tests/system/test_containers.py::test"
 ELSEWHERE = {  # a block's first command: the test that runs it, `file::name`
     "ray start --head --node-ip-address=10.0.0.1 --port=6379": "tests/system/test_ray_nodes.py::"
     "test_streams_go_on_when_the_link_to_a_node_is_cut_and_when_the_node_is_lost",
-}
-
-NOT_RUN = ("text", "mermaid", "yaml")
-NOT_OURS = ("hf ", "pip ", "docker ", "kubectl ", "ray ", "serve ")
-=======
-CONTAINERS = "tests/system/test_containers.py::test"
-ELSEWHERE = {  # a block's first command: the test that runs it, `file::name`
     "docker compose -f deploy/compose.yaml up --build --detach --wait": f"{CONTAINERS}_containers"
     "_generate_and_come_back",
     "mkdir -p certs": f"{CONTAINERS}_a_program_on_the_host_gets_the_clients_certificate",
@@ -57,8 +50,7 @@ ELSEWHERE = {  # a block's first command: the test that runs it, `file::name`
 }
 
 NOT_RUN = ("text", "mermaid", "yaml")
-NOT_OURS = ("hf ", "pip ", "docker ", "kubectl ", "for role", "curl ")
->>>>>>> 4d34718 (A compose file with everything: services with TLS, Prometheus, Alertmanager, Grafana; how to deploy)
+NOT_OURS = ("hf ", "pip ", "docker ", "kubectl ", "ray ", "serve ", "for role", "curl ")
 RUN = [block for page in GUIDE for block in blocks(page) if block.kind not in NOT_RUN]
 HERE = [block for block in RUN if block.commands[0] not in ELSEWHERE]
 
