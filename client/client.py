@@ -10,6 +10,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,7 +19,8 @@ from grpc import aio
 from tandem.client.request import build
 from tandem.client.retry import Retry
 from tandem.protos.cancelled import is_cancelled
-from tandem.protos.errors import DeadlineExceeded, TandemError, TransportLost, Unusable
+from tandem.protos.errors import DeadlineExceeded, TandemError, TransportLost, Unavailable, Unusable
+from tandem.protos.service import tracing
 from tandem.protos.tls import Tls
 from tandem.protos.transport import heartbeat, rpc, status
 from tandem.protos.transport.guard import AUTHORIZATION
@@ -32,7 +34,7 @@ UPLOAD_BYTES_PER_SECOND = 32 << 10  # of the slowest connection
 
 class AsyncClient:
     """Asks the front ends at `addresses`: each request one that is chosen at random, and the next
-    one if that fails. A request is given up when nothing arrived for `retry_seconds`.
+    one if that fails or is full. A request is given up when nothing arrived for `retry_seconds`.
 
     `tls_ca` is the PEM file of the CA that the front ends' certificates are checked by; `tls_cert`
     and `tls_key` are those of a certificate of the client's own, `token` is what it has instead.
@@ -53,6 +55,7 @@ class AsyncClient:
         self.metadata = ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
         self.stubs = [orchestrator_pb2_grpc.OrchestratorServiceStub(c) for c in self._channels]
         self.retry_seconds = retry_seconds
+        self.closed = asyncio.Event()
 
     async def generate(self, prompt: str | Sequence[int], **options: Any) -> api.GenerateResponse:
         """The whole answer; options and errors as of `stream`."""
@@ -82,6 +85,7 @@ class AsyncClient:
         last minutes if that is wanted; raises TandemError.
         """
         problem: TandemError | None = None
+        check_open(self)
         for stub in self.stubs:
             try:
                 response: api.GetStatusResponse = await stub.GetStatus(
@@ -97,7 +101,8 @@ class AsyncClient:
         raise problem
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections; streams that run end with Unavailable."""
+        self.closed.set()
         await asyncio.gather(*(channel.close() for channel in self._channels))
 
     async def __aenter__(self) -> Self:
@@ -126,12 +131,12 @@ class Stream:
     ) -> None:
         now = time.monotonic()
         self.response: api.GenerateResponse | None = None
-        self._stubs, self._request, self._metadata = client.stubs, request, client.metadata
-        self._asked = random.randrange(len(self._stubs))
+        self._client, self._request = client, request
         self._received: list[int] = []
         self._events, self._waiting = 0, True
         self._deadline = None if deadline_seconds is None else now + deadline_seconds
-        self._retry = Retry(client.retry_seconds, now)
+        fronts = len(client.stubs)
+        self._retry = Retry(client.retry_seconds, now, fronts, random.randrange(fronts))
         self._chunks = self._all()
 
     def __aiter__(self) -> AsyncIterator[api.Chunk]:
@@ -152,6 +157,7 @@ class Stream:
         self._retry.progress(time.monotonic())
         while self.response is None:
             error: TandemError = TransportLost("the stream ended before the answer")
+            check_open(self._client)
             call = self._call()
             watching = asyncio.create_task(self._cancel_when_silent(call))
             try:
@@ -185,8 +191,9 @@ class Stream:
             received=self._received,
             heartbeats=True,
         )
-        start = self._stubs[self._asked].StreamGenerate
-        return start(request, timeout=self._left(), metadata=self._metadata)
+        start = self._client.stubs[self._retry.asked].StreamGenerate
+        metadata = (*self._client.metadata, *tracing.metadata(tracing.current()))
+        return start(request, timeout=self._left(), metadata=metadata)
 
     async def _cancel_when_silent(self, call: Any) -> None:
         """End a call on which not even heartbeats arrive while the caller waits for some; they come
@@ -198,15 +205,21 @@ class Stream:
 
     async def _pause(self, error: TandemError) -> None:
         """Until the next call; raises the error if there shall be none."""
-        self._asked = (self._asked + 1) % len(self._stubs)
-        others = len(self._stubs) > 1
-        pause = self._retry.pause(error, time.monotonic(), others, random.random())
+        pause = self._retry.pause(error, time.monotonic(), random.random())
         if pause is None:
             raise error from None
         left = self._left()
         if left is not None and left <= pause:
             raise DeadlineExceeded("the answer took longer than the deadline") from error
-        await asyncio.sleep(pause)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await self._client.closed.wait()
 
     def _left(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+
+def check_open(client: AsyncClient) -> None:
+    """Raise Unavailable if the client is closed."""
+    if client.closed.is_set():
+        raise Unavailable("the client is closed")

@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.protos.errors import Busy, TandemError, is_transient
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds
+MOST_DOUBLINGS = 10
 
 
 @dataclass(slots=True)
 class Retry:
-    """Counts failures since the last progress; gives up when there was none for `limit` seconds."""
+    """Which of `count` front ends is asked, by its number. Counts failures since the last progress;
+    gives up when there was none for `limit` seconds.
+    """
 
     limit: float
     since: float  # of the last progress
+    count: int = 1
+    asked: int = 0
     failures: int = 0
+    _busy: dict[int, float] = field(default_factory=dict)  # until when one is left alone
 
     def progress(self, now: float) -> None:
         """Something arrived."""
         self.since, self.failures = now, 0
 
-    def pause(self, error: TandemError, now: float, others: bool, chance: float) -> float | None:
-        """Seconds until the next attempt; None: give up. Where there are `others`, one of them is
-        asked at once, else after a pause that doubles; a busy one is left alone for as long as it
-        asked. `chance`, in [0, 1), spreads those who failed together.
+    def pause(self, error: TandemError, now: float, chance: float) -> float | None:
+        """Seconds until `asked`, the next one, is to be asked; None: give up. Each of the others is
+        asked at once, then there are pauses that double. One that was busy is left alone for as
+        long as it asked, if there is another. `chance`, in [0, 1), spreads those who failed
+        together.
         """
         self.failures += 1
         if not is_transient(error) or now - self.since >= self.limit:
             return None
-        if others and self.failures == 1 and not isinstance(error, Busy):
-            return 0.0
-        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (self.failures - 1)) * (0.5 + chance)
-        return max(pause, error.retry_after) if isinstance(error, Busy) else pause
+        if isinstance(error, Busy):
+            self._busy[self.asked] = now + error.retry_after
+        following = [(self.asked + 1 + each) % self.count for each in range(self.count)]
+        self.asked = min(following, key=lambda each: max(now, self._busy.get(each, now)))
+        wait = self._busy.get(self.asked, now) - now
+        if self.failures < self.count:
+            return max(0.0, wait)
+        doubled = FIRST_PAUSE * 2.0 ** min(self.failures - 1, MOST_DOUBLINGS)
+        return max(wait, min(LONGEST_PAUSE, doubled) * (0.5 + chance))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 
 from tandem.client.client import AsyncClient, Stream
+from tandem.protos.errors import Unavailable
 from tandem.v1 import orchestrator_pb2 as api
 
+END_SECONDS = 2.0
 Result = TypeVar("Result")
 
 
@@ -37,9 +39,10 @@ class Client:
         return self._run(self._client.status())
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections; streams that run end with Unavailable."""
         if self._thread.is_alive():
             self._run(self._client.close())
+            self._run(_ended(lambda task: True))
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
@@ -55,7 +58,17 @@ class Client:
         return AsyncClient(*addresses, **settings)
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        """Wait for some work; if that is interrupted, the work is too, before anything else is."""
+        if not self._thread.is_alive():
+            work.close()
+            raise Unavailable("the client is closed")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            if future.cancel():
+                self._run(_ended(lambda task: task.cancelling() > 0))
+            raise
 
 
 class SyncStream:
@@ -85,3 +98,10 @@ class SyncStream:
 async def _next(chunks: Any) -> api.Chunk:
     chunk: api.Chunk = await anext(chunks)
     return chunk
+
+
+async def _ended(which: Callable[[asyncio.Task[Any]], bool]) -> None:
+    """Wait for other tasks, but not for long: they are ending."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if ending := [task for task in others if which(task)]:
+        await asyncio.wait(ending, timeout=END_SECONDS)

@@ -43,7 +43,9 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         self._drafter = drafter_of(host)
         self.describe = self._drafter.describe
         self._vocab_size = self.describe().vocab_size
-        self.streams: StreamServer[FactTokens, Guess] = StreamServer(host.thread, drain)
+        self.streams: StreamServer[FactTokens, Guess] = StreamServer(
+            host.thread, drain, ("draft", "guess")
+        )
 
     def Guess(
         self, requests: AsyncIterator[drafter_pb2.GuessRequest], context: RpcContext
@@ -80,8 +82,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         self.streams.open(
             caller,
             message.stream,
-            opening.context,
-            message.request_id,
+            opening,
             lambda stream: self._drafter.draft(opening, stream, conditions),
         )
 

@@ -21,9 +21,11 @@ from tandem.engine.schedule.job_stream import JobStream
 from tandem.engine.schedule.scheduler import ModelThread
 from tandem.engine.schedule.task import Job
 from tandem.protos.errors import Internal, SessionMiss, StaleTurn, TandemError
+from tandem.protos.service import tracing
 from tandem.protos.service.drain import Drain
+from tandem.protos.service.tracing import Span
+from tandem.protos.streams import Decoding, Drafting
 from tandem.protos.transport import heartbeat, status
-from tandem.protos.types import Context
 from tandem.v1 import common_pb2
 
 SILENCE_SECONDS = 5.0  # a caller that sends nothing for so long is lost
@@ -51,16 +53,26 @@ class Call(Generic[In, Out]):
 
 @dataclass(slots=True, eq=False)
 class CallStream(JobStream[In, Out]):
-    """A job's stream, and the call that it belongs to."""
+    """A job's stream, the call that it belongs to, and the span of the job."""
 
     call: Call[In, Out] = field(kw_only=True)
+    span: Span = field(kw_only=True)
+    part: str = field(kw_only=True)  # of the span: what each item is
+
+    def emit(self, item: Out) -> None:
+        """Send an item; it leaves when the step is over."""
+        self.outgoing.append((self.stream_id, item))
+        self.span.part(self.part)
 
 
 class StreamServer(Generic[In, Out]):
     """All callers of one service; to be made on its event loop."""
 
-    def __init__(self, thread: ModelThread, drain: Drain | None = None) -> None:
-        self._thread, self._drain = thread, drain or Drain()
+    def __init__(
+        self, thread: ModelThread, drain: Drain | None = None, spans: tuple[str, str] = ("", "")
+    ) -> None:
+        """`spans` are the names of a job's span and of its parts, the items that it sends."""
+        self._thread, self._drain, self._spans = thread, drain or Drain(), spans
         self._finished = False
         self._loop = asyncio.get_running_loop()
         self._calls: set[Call[In, Out]] = set()
@@ -75,7 +87,7 @@ class StreamServer(Generic[In, Out]):
     ) -> AsyncGenerator[Response, None]:
         """One call until its caller ends it, or is silent for too long. `receive` takes a message,
         `respond` makes one of what there is to send; a call that has nothing to send sends one
-        every half second.
+        every quarter of a second.
         """
         call: Call[In, Out] = Call()
         self._calls.add(call)
@@ -103,12 +115,16 @@ class StreamServer(Generic[In, Out]):
         self,
         call: Call[In, Out],
         stream_id: int,
-        context: Context,
-        request_id: str,
+        opening: Decoding | Drafting,
         start: Callable[[JobStream[In, Out]], Job],
     ) -> JobStream[In, Out] | None:
         """Start a job for an opening; it ends the older one of its session."""
-        stream: CallStream[In, Out] = CallStream(call.outgoing, stream_id, context.turn, call=call)
+        context, request_id = opening.context, opening.request_id
+        name, part = self._spans
+        span = tracing.begin(name, opening.traceparent, request_id=request_id)
+        stream: CallStream[In, Out] = CallStream(
+            call.outgoing, stream_id, context.turn, call=call, span=span, part=part
+        )
         older = self._live.get(context.session_id)
         try:
             if older and older.turn >= context.turn:
@@ -118,6 +134,7 @@ class StreamServer(Generic[In, Out]):
             stream.task = self._thread.submit(context.session_id, lambda: start(stream))
             self._drain.begin_one()
         except TandemError as error:
+            span.end(error)
             self.fail(call, stream_id, error)
             return None
         if older:
@@ -194,6 +211,7 @@ class StreamServer(Generic[In, Out]):
     ) -> None:
         """A job is done; if it failed and its stream is still open, the caller gets the error."""
         self._drain.end_one()
+        stream.span.end(error)
         if self._live.get(owner) is stream:
             del self._live[owner]
         if (

@@ -51,6 +51,7 @@ class RunRequest:
     client: bytes = b""
     completion: tuple[int, ...] = ()
     first_turn: int = 0
+    traceparent: str = ""  # of the span that runs it
 
 
 @dataclass(frozen=True, slots=True)

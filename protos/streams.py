@@ -32,6 +32,7 @@ class Decoding:
     once: bool = False
     lookup: DraftShape = NO_DRAFT_SHAPE
     request_id: str = ""
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Drafting:
     lockstep: bool = False
     once: bool = False
     request_id: str = ""
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

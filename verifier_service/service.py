@@ -38,7 +38,9 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
 
     def __init__(self, host: Host, drain: Drain | None = None) -> None:
         self._host = host
-        self.streams: StreamServer[Guess, Fact] = StreamServer(host.thread, drain)
+        self.streams: StreamServer[Guess, Fact] = StreamServer(
+            host.thread, drain, ("verify", "step")
+        )
         if host.runner.model.device.type != "cpu":
             host.thread.after_forward = sample_step
         self._trust, self._lookup_trust = Trust(), Trust()  # of drafters, of looking up
@@ -83,8 +85,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         def start(stream: Any) -> Job:
             return DecodeJob(self._host.sessions, opening, stream, trust, time.perf_counter).run()
 
-        context, request_id = opening.context, message.request_id
-        if stream := self.streams.open(caller, message.stream, context, request_id, start):
+        if stream := self.streams.open(caller, message.stream, opening, start):
             stream.strict = opening.once
 
     def _guess(self, message: common_pb2.Guess, caller: Caller) -> None:

@@ -1,5 +1,6 @@
 """A TCP proxy that makes a service distant: every byte comes half a round trip later, in order, at
-any bandwidth. It can add to the answers' delay, hang, or refuse all connections.
+any bandwidth. It can add to the answers' delay, hang in one direction or both, or refuse all
+connections.
 
     python -m tandem.benchmarks.peers.delay HOST:PORT
 
@@ -33,7 +34,13 @@ class State:
     round_trip: float = 0.0
     extra: float = 0.0  # of what comes back
     hung: bool = False  # connections stay, their bytes wait
+    hung_up: bool = False  # those to the service alone
+    hung_down: bool = False  # those from the service alone
     refusing: bool = False  # connections are closed, and new ones refused
+
+    def waits(self, back: bool) -> bool:
+        """Whether bytes of a direction wait."""
+        return self.hung or (self.hung_down if back else self.hung_up)
 
 
 @dataclass(slots=True)
@@ -66,7 +73,7 @@ class Way:
 
     def deliver(self) -> None:
         """Hand over what has arrived, if there is an end to take it and the link is not hung."""
-        while self._arrived and self.end and not self.link.state.hung:
+        while self._arrived and self.end and not self.link.state.waits(self.back):
             self._arrived -= 1
             data = self._sent.popleft()
             if data is None:

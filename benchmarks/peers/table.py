@@ -95,13 +95,9 @@ class TableVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         return common_pb2.Fact(stream=number, start=start, tokens=tokens)
 
 
-def main(
-    tokenizer: Annotated[Path, typer.Option(help="model directory whose tokens it has")],
-    step: Annotated[float, typer.Option(help="seconds")] = 0.01,
-    tokens: Annotated[int, typer.Option(help="of a step")] = 1,
-) -> None:
-    """Serve until stopped."""
-    model = common_pb2.ModelDescription(
+def table_model(tokenizer: Path) -> common_pb2.ModelDescription:
+    """The table's description, with the tokens of a model directory."""
+    return common_pb2.ModelDescription(
         name="table",
         tokenizer_fingerprint=fingerprint(tokenizer),
         vocab_size=load_tokenizer(tokenizer).get_vocab_size(),
@@ -109,6 +105,15 @@ def main(
         device="cpu",
         exactness="exact",
     )
+
+
+def main(
+    tokenizer: Annotated[Path, typer.Option(help="model directory whose tokens it has")],
+    step: Annotated[float, typer.Option(help="seconds")] = 0.01,
+    tokens: Annotated[int, typer.Option(help="of a step")] = 1,
+) -> None:
+    """Serve until stopped."""
+    model = table_model(tokenizer)
 
     async def serve() -> None:
         stop = stop_signals()

@@ -1,57 +1,36 @@
-"""Single calls to a drafter or a verifier, each a stream of one opening. For tests, examples and
-benchmarks; round workers use a `link`.
+"""Single calls to a drafter or a verifier, each a stream of one opening: for examples, benchmarks
+and tests. The system itself has a `link` to each.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
-import grpc
 from structlog.contextvars import get_contextvars
 
+from tandem.orchestrator.fleet.probes import DrafterProbe, VerifierProbe, answer_of
 from tandem.protos import tree
-from tandem.protos.cancelled import is_cancelled
-from tandem.protos.errors import Internal, TransportLost
+from tandem.protos.errors import Internal
 from tandem.protos.streams import Decoding, Drafting, Fact
 from tandem.protos.transport import rpc, status
-from tandem.protos.transport.health import is_serving
 from tandem.protos.types import (
     LAST_TURN,
     Context,
     Draft,
     DraftShape,
-    ModelDescription,
     Proposal,
     SamplingParams,
     Verdict,
 )
 from tandem.protos.wire import codec
 from tandem.protos.wire.drafting import decode_guess, draft_of, encode_guess, guess_of
-from tandem.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
+from tandem.v1 import common_pb2, drafter_pb2, verifier_pb2
 
 PROPOSE_SECONDS = 5.0
 VERIFY_SECONDS = 60.0
 CLOSE_SECONDS = 2.0
 STREAM = 1
-
-Response = TypeVar("Response")
-
-
-async def _answer(call: Awaitable[Response]) -> Response:
-    """Await a call; raises its failure as a TandemError."""
-    try:
-        response = await call
-    except grpc.aio.AioRpcError as failure:
-        raise status.decode(failure) from None
-    except asyncio.CancelledError:
-        if is_cancelled():
-            raise
-        raise TransportLost("the channel was closed") from None
-    if response is None:
-        raise Internal("the answer cannot be decoded")
-    return response
 
 
 async def _ask(start: Callable[..., Any], request: Any, seconds: float, field: str) -> Any:
@@ -71,7 +50,7 @@ async def _ask(start: Callable[..., Any], request: Any, seconds: float, field: s
     request_id = str(get_contextvars().get("request_id", ""))
     call = start(timeout=seconds, metadata=tuple(rpc.metadata_of(request_id)))
     try:
-        return await _answer(first())
+        return await answer_of(first())
     finally:
         call.cancel()
 
@@ -87,20 +66,15 @@ async def _close(start: Callable[..., Any], request: Any) -> None:
         return True
 
     call = start(timeout=CLOSE_SECONDS)
-    await _answer(whole())
+    await answer_of(whole())
 
 
 def _closing(session_id: bytes) -> common_pb2.Closing:
     return common_pb2.Closing(session_id=session_id, turn=LAST_TURN)
 
 
-class DrafterClient:
-    """A drafter at an address; `metadata` is what a registered one is described by."""
-
-    def __init__(self, channel: grpc.aio.Channel, metadata: Sequence[tuple[str, str]] = ()) -> None:
-        self._channel = channel
-        self._stub = drafter_pb2_grpc.DrafterServiceStub(channel)
-        self._metadata = tuple(metadata)
+class DrafterClient(DrafterProbe):
+    """A drafter at an address."""
 
     async def propose(
         self, context: Context, shape: DraftShape, sampling: SamplingParams
@@ -116,28 +90,9 @@ class DrafterClient:
         """Free the session."""
         await _close(self._stub.Guess, drafter_pb2.GuessRequest(closings=[_closing(session_id)]))
 
-    async def serving(self, seconds: float) -> bool:
-        """Whether it reports within so many seconds that it serves; a registered one does, as it is
-        removed when it does not.
-        """
-        service = "tandem.v1.DrafterService"
-        return bool(self._metadata) or await is_serving(self._channel, service, seconds)
 
-    async def describe(self, seconds: float) -> ModelDescription:
-        """The draft model; waits up to `seconds` for the service to come up."""
-        request = drafter_pb2.DescribeDrafterRequest()
-        call = self._stub.DescribeDrafter(
-            request, timeout=seconds, wait_for_ready=True, metadata=self._metadata
-        )
-        return codec.decode_model((await _answer(call)).model)
-
-
-class VerifierClient:
+class VerifierClient(VerifierProbe):
     """A verifier at an address."""
-
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._channel = channel
-        self._stub = verifier_pb2_grpc.VerifierServiceStub(channel)
 
     async def verify(self, context: Context, draft: Draft, sampling: SamplingParams) -> Verdict:
         """Which nodes are accepted, and the next token."""
@@ -154,16 +109,6 @@ class VerifierClient:
     async def close(self, session_id: bytes) -> None:
         """Free the session."""
         await _close(self._stub.Decode, verifier_pb2.DecodeRequest(closings=[_closing(session_id)]))
-
-    async def serving(self, seconds: float) -> bool:
-        """Whether it reports within so many seconds that it serves."""
-        return await is_serving(self._channel, "tandem.v1.VerifierService", seconds)
-
-    async def describe(self, seconds: float) -> ModelDescription:
-        """The target model; waits up to `seconds` for the service to come up."""
-        request = verifier_pb2.DescribeVerifierRequest()
-        call = self._stub.DescribeVerifier(request, timeout=seconds, wait_for_ready=True)
-        return codec.decode_model((await _answer(call)).model)
 
 
 def verdict_of(draft: Draft, fact: Fact) -> Verdict:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import structlog
 
 from tandem.orchestrator.fleet.membership import Membership
+from tandem.orchestrator.fleet.presence import Presence
 from tandem.protos.address import DNS, FILE, joined, split
 from tandem.protos.rounds import Members
 from tandem.protos.service.tasks import background
@@ -45,6 +47,7 @@ class Discovery:
         self.membership = Membership()
         self._verifiers, self._drafters = verifiers, drafters
         self._found: dict[str, tuple[str, ...]] = {}
+        self._presence: dict[str, Presence] = defaultdict(Presence)
         self._problems: dict[str, str] = {}
         self._registered: dict[str, None] = {}
 
@@ -72,9 +75,11 @@ class Discovery:
             await self._look(source)
 
     async def _look(self, source: str) -> None:
-        """Look once; a source that cannot be used has what it had."""
+        """Look once; a source that cannot be used has what it had, and so has for a while one that
+        does not have all of it any more.
+        """
         try:
-            found, problem = await look_up(source), ""
+            found, problem = self._presence[source].after(await look_up(source)), ""
         except (OSError, ValueError) as error:
             found, problem = self._found.get(source, ()), str(error)
         if problem and problem != self._problems.get(source):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import Generic, Self, TypeVar
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Generic, Self, TypeVar
 
 from tandem.protos.rounds import Members
 
@@ -34,27 +34,59 @@ class Membership:
 
 
 class PerAddress(Generic[Item]):
-    """An item for each address, which is entered when the address comes and left when it goes; a
-    scope, to be entered and updated by one task.
+    """An item for each address, which is entered when the address comes and left when it goes, each
+    in a task of its own, so that none waits for another; a scope, to be entered and updated by one
+    task.
     """
 
     def __init__(self, make: Callable[[str], AbstractAsyncContextManager[Item]]) -> None:
         self.items: dict[str, Item] = {}
         self._make = make
-        self._scopes: dict[str, AsyncExitStack] = {}
+        self._group = asyncio.TaskGroup()
+        self._gone: dict[str, asyncio.Event] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
         return self
 
-    async def __aexit__(self, *error: object) -> None:
-        await self.update(())
+    async def __aexit__(self, *error: Any) -> None:
+        for gone in self._gone.values():
+            gone.set()
+        self.items.clear()
+        await self._group.__aexit__(*error)
 
     async def update(self, addresses: Iterable[str]) -> None:
-        """From now on there are these."""
+        """From now on there are these; returns when their items are entered. What leaves may take
+        longer.
+        """
         wanted = dict.fromkeys(addresses)
-        for address in [each for each in wanted if each not in self._scopes]:
-            scope = self._scopes[address] = AsyncExitStack()
-            self.items[address] = await scope.enter_async_context(self._make(address))
-        for address in [each for each in self._scopes if each not in wanted]:
+        for address in [each for each in self._gone if each not in wanted]:
             self.items.pop(address, None)
-            await self._scopes.pop(address).aclose()
+            self._gone.pop(address).set()
+        entering: list[asyncio.Event] = []
+        for address in [each for each in wanted if each not in self._gone]:
+            gone, entered = asyncio.Event(), asyncio.Event()
+            older = self._tasks.get(address)
+            keeping = self._keep(address, gone, entered, older)
+            self._gone[address], entering = gone, [*entering, entered]
+            self._tasks[address] = self._group.create_task(keeping)
+        for entered in entering:
+            await entered.wait()
+
+    async def _keep(
+        self,
+        address: str,
+        gone: asyncio.Event,
+        entered: asyncio.Event,
+        older: asyncio.Task[None] | None,
+    ) -> None:
+        """One item, once an older one of its address is left."""
+        if older:
+            await asyncio.wait((older,))
+        async with self._make(address) as item:
+            self.items[address] = item
+            entered.set()
+            await gone.wait()
+        if self._tasks.get(address) is asyncio.current_task():
+            del self._tasks[address]

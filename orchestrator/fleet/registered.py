@@ -16,6 +16,7 @@ from tandem.protos.transport.raw import RawContext
 from tandem.protos.types import ModelDescription
 
 RETRY_SECONDS = 5.0  # after which a drafter that found no place may try again
+MAX_CARRIED = 64  # calls to one drafter at once; each round worker has one
 
 Ends = tuple[AsyncIterator[bytes], RawContext]
 
@@ -37,6 +38,7 @@ class RegisteredDrafter:
     model: ModelDescription
     owner: str = ""  # who registered it, where callers are known
     asked: list[str] = field(default_factory=list)  # calls to carry that were not sent yet
+    carried: int = 0  # calls that are carried, or to be carried
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     replaced: asyncio.Event = field(default_factory=asyncio.Event)
     lost: asyncio.Event = field(default_factory=asyncio.Event)  # so are its calls
@@ -91,15 +93,24 @@ class Registry:
 
     @contextmanager
     def calling(self, drafter: RegisteredDrafter) -> Iterator[CarriedCall]:
-        """A call that the drafter is asked to carry; it is over at the end of the scope."""
+        """A call that the drafter is asked to carry; it is over at the end of the scope. Raises
+        Busy.
+        """
+        if drafter.carried >= MAX_CARRIED:
+            most = (
+                f"{MAX_CARRIED} calls to the drafter {drafter.name!r} are carried, the most at once"
+            )
+            raise Busy(most, RETRY_SECONDS)
         call = CarriedCall(drafter.owner, asyncio.get_running_loop().create_future())
         name = secrets.token_hex(16)
         self._waiting[name] = call
+        drafter.carried += 1
         drafter.asked.append(name)
         drafter.changed.set()
         try:
             yield call
         finally:
+            drafter.carried -= 1
             self._waiting.pop(name, None)
             call.over.set()
 

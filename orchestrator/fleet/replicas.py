@@ -13,8 +13,8 @@ from typing import Protocol
 import structlog
 
 from tandem.orchestrator.config import OrchestratorConfig
-from tandem.orchestrator.fleet.clients import DrafterClient, VerifierClient
 from tandem.orchestrator.fleet.membership import Membership, PerAddress
+from tandem.orchestrator.fleet.probes import DrafterProbe, VerifierProbe
 from tandem.orchestrator.fleet.registration import Access
 from tandem.protos.errors import IncompatibleModels, TandemError, Unusable
 from tandem.protos.fingerprint import fingerprint
@@ -27,7 +27,7 @@ PAUSE_SECONDS = 0.1  # between two questions at the start
 log = structlog.get_logger()
 
 
-class ModelClient(Protocol):
+class ModelProbe(Protocol):
     """Of a service with a model."""
 
     async def describe(self, seconds: float) -> ModelDescription:
@@ -57,8 +57,8 @@ class Replicas:
         self.fingerprint = fingerprint(config.tokenizer)
         self.model_fingerprint = ""  # of the target at the start
         self.key = ""  # of the round workers, which registered drafters want
-        self.verifiers: Mapping[str, VerifierClient] = {}
-        self.drafters: Mapping[str, DrafterClient] = {}
+        self.verifiers: Mapping[str, VerifierProbe] = {}
+        self.drafters: Mapping[str, DrafterProbe] = {}
 
     async def follow(self) -> None:
         """Have a client for each member, until cancelled."""
@@ -112,15 +112,15 @@ class Replicas:
         return any(await asyncio.gather(*answers))
 
     @asynccontextmanager
-    async def _verifier(self, address: str) -> AsyncIterator[VerifierClient]:
+    async def _verifier(self, address: str) -> AsyncIterator[VerifierProbe]:
         async with rpc.connect(address, self._config.tls, "verifier") as channel:
-            yield VerifierClient(channel)
+            yield VerifierProbe(channel)
 
     @asynccontextmanager
-    async def _drafter(self, address: str) -> AsyncIterator[DrafterClient]:
+    async def _drafter(self, address: str) -> AsyncIterator[DrafterProbe]:
         channel, metadata = Access(self.key, self._config.tls).reach(address, "drafter")
         async with channel:
-            yield DrafterClient(channel, metadata)
+            yield DrafterProbe(channel, metadata)
 
     async def _target(self) -> ModelDescription:
         until = time.monotonic() + self._config.start_seconds
@@ -131,7 +131,7 @@ class Replicas:
         raise Unusable(f"no verifier answers at {self._config.verifier}")
 
 
-async def _first(clients: Mapping[str, ModelClient], seconds: float) -> ModelDescription | None:
+async def _first(clients: Mapping[str, ModelProbe], seconds: float) -> ModelDescription | None:
     """The description by the first that answers; None if none does."""
     asking = [asyncio.create_task(client.describe(seconds)) for client in clients.values()]
     try:
@@ -146,7 +146,7 @@ async def _first(clients: Mapping[str, ModelClient], seconds: float) -> ModelDes
 
 
 async def _status(
-    address: str, client: ModelClient, misfit: Callable[[ModelDescription], str]
+    address: str, client: ModelProbe, misfit: Callable[[ModelDescription], str]
 ) -> ReplicaStatus:
     began = time.monotonic()
     serving = asyncio.create_task(client.serving(STATUS_SECONDS))

@@ -33,6 +33,8 @@ from tandem.orchestrator.metrics import FrontMetrics
 from tandem.orchestrator.workers.pool import WorkerPool
 from tandem.protos.errors import InvalidRequest
 from tandem.protos.rounds import RunRequest
+from tandem.protos.service import tracing
+from tandem.protos.service.tracing import Span
 from tandem.protos.types import SEEDS
 from tandem.protos.wire.codec import SESSION_ID_BYTES
 
@@ -67,16 +69,21 @@ class Answers:
         if sampling.seed is None:
             sampling = replace(sampling, seed=secrets.randbelow(SEEDS))
         request = replace(request, request_id=request_id, sampling=sampling)
-        with self.admission.ticket(request.share, request.quota):
-            begun = asyncio.create_task(asyncio.to_thread(self._begin, request, arrived))
-            begun.add_done_callback(partial(_note, course or Course()))
-            async with aclosing(read_ahead(lambda: self._run(begun, request))) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-        yield begun.result()[1].complete()
+        with tracing.during("generate", request.traceparent, request_id=request_id) as span:
+            request = replace(request, traceparent=span.traceparent)
+            with self.admission.ticket(request.share, request.quota):
+                begun = asyncio.create_task(asyncio.to_thread(self._begin, request, arrived))
+                begun.add_done_callback(partial(_note, course or Course()))
+                running = read_ahead(lambda: self._run(begun, request, span))
+                async with aclosing(running) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+            answer = begun.result()[1].complete()
+            span.part("decode", tokens=len(answer.token_ids))
+            yield answer
 
     async def _run(
-        self, begun: asyncio.Task[tuple[RunRequest, AnswerBuilder]], request: Request
+        self, begun: asyncio.Task[tuple[RunRequest, AnswerBuilder]], request: Request, span: Span
     ) -> AsyncGenerator[Chunk, None]:
         """Run what is missing of the answer; the session is new, as that of a run that was closed
         may still end.
@@ -86,6 +93,7 @@ class Answers:
             return
         cost = len(run.prompt) + run.max_new_tokens
         async with self.admission.place(request.share, cost, request.quota, request.part):
+            span.part("wait", prompt_tokens=len(run.prompt))
             session_id = secrets.token_bytes(SESSION_ID_BYTES)
             run = replace(run, session_id=session_id, completion=answer.started())
             async with aclosing(self._pool.run(run)) as steps:
@@ -99,6 +107,7 @@ class Answers:
     def _begin(self, request: Request, arrived: float) -> tuple[RunRequest, AnswerBuilder]:
         """What is run, and the answer as the client has it; takes long for long texts."""
         run, stopping = checked(request, self._served, self._tokenise), request.stopping
+        run = replace(run, traceparent=request.traceparent)
         stream = TextStream(self._tokenizer, run.prompt, stopping.stop, stopping.min_new_tokens)
         skipped = 0 if request.received else request.resume_from
         return run, AnswerBuilder(run, stream, self._metrics, skipped, arrived)

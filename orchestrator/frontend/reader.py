@@ -13,7 +13,7 @@ from typing import TypeVar
 
 QUEUE = 64  # chunks
 STALL_SECONDS = 3.0
-IDLE_SECONDS = 0.5
+IDLE_SECONDS = 0.25
 
 Chunk = TypeVar("Chunk")
 

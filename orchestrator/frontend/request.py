@@ -106,6 +106,7 @@ class Request:
     client: bytes = b""  # whose cached prefixes may be used; empty = nobody's
     share: bytes = b""  # whose share of the places it takes; the connection's without a client
     malformed: tuple[Violation, ...] = ()
+    traceparent: str = ""  # W3C: of the client's span
     part: bytes = b""  # of the share, whose parts take turns
     quota: Quota = Quota()
     default_new_tokens: int = DEFAULT_MAX_NEW_TOKENS  # or what the context still holds, if less

@@ -26,7 +26,9 @@ from tandem.orchestrator.frontend.stream_paths import with_stream_paths
 from tandem.orchestrator.metrics import SpeculationStats
 from tandem.protos.errors import DeadlineExceeded, InvalidRequest, Violation
 from tandem.protos.service.drain import Drain
+from tandem.protos.service.tracing import TRACEPARENT
 from tandem.protos.transport.interceptor import REQUEST_ID
+from tandem.protos.transport.key import metadata_value
 from tandem.protos.types import Method, Rule, Schedule, TokenLogprobs
 from tandem.protos.wire.drafting import decode_choice
 from tandem.v1 import orchestrator_pb2 as api
@@ -110,14 +112,15 @@ def client_of(context: ServicerContext) -> bytes:
 
 
 async def _identified(request: Request, context: ServicerContext) -> Request:
-    """The request with its id: the field, or else that of the metadata, or else a new one. It is
-    sent back as metadata, also when the request is refused later.
+    """The request with its trace and its id: the field, or else that of the metadata, or else a new
+    one. It is sent back as metadata, also when the request is refused later.
     """
     given = str(dict(context.invocation_metadata() or ()).get(REQUEST_ID) or "")
     request_id = request.request_id or given or secrets.token_hex(8)
     if is_request_id(request_id):
         await context.send_initial_metadata(((REQUEST_ID, request_id),))
-    return replace(request, request_id=request_id)
+    trace = metadata_value(context.invocation_metadata(), TRACEPARENT)
+    return replace(request, request_id=request_id, traceparent=trace)
 
 
 def timed_out(context: ServicerContext) -> Callable[[], bool]:

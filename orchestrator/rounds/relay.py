@@ -119,6 +119,7 @@ class Relay:
             self._lockstep is not None,
             lookup=self._lookup,
             request_id=self._request.request_id,
+            traceparent=self._request.traceparent,
         )
         self._paused, self._drafter_may_open = False, self._lockstep is not None
         self.verifier.start(next(self._numbers), opening.context.turn, opening)
@@ -138,6 +139,7 @@ class Relay:
             self._request.shape,
             self._lockstep is not None,
             request_id=self._request.request_id,
+            traceparent=self._request.traceparent,
         )
         self.drafter.start(next(self._numbers), opening.context.turn, opening)
 

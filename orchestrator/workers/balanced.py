@@ -7,7 +7,7 @@ Has the methods of a link, so that who opens streams knows of one service.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -85,7 +85,9 @@ class Watch(Generic[Sent, Received]):
 
 
 class BalancedLink(Generic[Sent, Received]):
-    """Links to replicas, by their names; they may come and go."""
+    """Links to replicas, by their names; they may come and go. One that leaves is drained: it gets
+    no new streams, and those that it has may end.
+    """
 
     def __init__(self, links: Mapping[str, ServiceLink[Sent, Received]] | None = None) -> None:
         self._links: dict[str, ServiceLink[Sent, Received]] = {}
@@ -94,6 +96,8 @@ class BalancedLink(Generic[Sent, Received]):
         self._streams: dict[int, Placement[Received]] = {}
         self._sessions: dict[bytes, SessionPlaces] = {}
         self._count: Counter[str] = Counter()  # streams of each
+        self._leaving: set[str] = set()
+        self.drained: Callable[[], None] = lambda: None  # called when one that leaves has none
         for name, link in (links or {}).items():
             self.add(name, link)
 
@@ -104,8 +108,8 @@ class BalancedLink(Generic[Sent, Received]):
 
     @property
     def connected(self) -> bool:
-        """Whether any replica is."""
-        return any(link.connected for link in self._links.values())
+        """Whether any replica is that new streams may go to."""
+        return bool(self._open_to_new())
 
     @property
     def problem(self) -> str:
@@ -133,9 +137,18 @@ class BalancedLink(Generic[Sent, Received]):
         if link.connected:
             self.on_connected()
 
+    def retain(self, members: Collection[str]) -> list[str]:
+        """These are the members from now on. They, and those that leave but still have streams."""
+        returned = self._leaving.intersection(members)
+        self._leaving = self._links.keys() - set(members)
+        if returned:
+            self.on_connected()
+        return [*members, *(name for name in sorted(self._leaving) if self._count[name])]
+
     def remove(self, name: str) -> None:
         """It is to be used no more; its streams are lost."""
         self._links.pop(name).unsubscribe(self._watches.pop(name))
+        self._leaving.discard(name)
         self.on_lost(name)
 
     def subscribe(self, subscriber: Subscriber[Received]) -> None:
@@ -151,8 +164,7 @@ class BalancedLink(Generic[Sent, Received]):
         assert isinstance(opening, Decoding | Drafting)
         context = opening.context
         session = self._sessions.setdefault(context.session_id, SessionPlaces())
-        connected = [name for name, link in self._links.items() if link.connected]
-        candidates = session.candidates(connected)
+        candidates = session.candidates(self._open_to_new())
         if not candidates:
             return
         counts = {name: self._count[name] for name in candidates}
@@ -169,6 +181,8 @@ class BalancedLink(Generic[Sent, Received]):
         if placement := self._streams.pop(stream, None):
             self._count[placement.replica] -= 1
             placement.link.drop(stream)
+            if placement.replica in self._leaving and not self._count[placement.replica]:
+                self.drained()
 
     def send(self, stream: int, item: Sent) -> None:
         """Send an item to where its stream is open."""
@@ -195,3 +209,7 @@ class BalancedLink(Generic[Sent, Received]):
         for stream, subscriber in placed:
             self.drop(stream)
             subscriber.lost()
+
+    def _open_to_new(self) -> list[str]:
+        links = self._links.items()
+        return [name for name, link in links if link.connected and name not in self._leaving]

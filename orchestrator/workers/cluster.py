@@ -21,6 +21,7 @@ from tandem.orchestrator.fleet.registration import Access
 from tandem.orchestrator.workers import local, worker
 from tandem.orchestrator.workers.local import LocalSupervisor
 from tandem.protos.errors import Unusable
+from tandem.protos.service import tracing
 from tandem.protos.service.listening import is_loopback
 from tandem.protos.transport import rpc
 from tandem.protos.types import ModelDescription
@@ -32,21 +33,25 @@ LOCAL = "local"
 class RoundWorker:
     """The actor: a round worker's server on Ray's own event loop."""
 
-    def __init__(self, access: Access, target: ModelDescription) -> None:
-        self._access, self._target = access, target
+    def __init__(self, access: Access, target: ModelDescription, otlp_endpoint: str = "") -> None:
+        self._access, self._target, self._otlp_endpoint = access, target, otlp_endpoint
         self._scope = AsyncExitStack()
         self._address: str | None = None
+        self._starting = asyncio.Lock()
 
     async def endpoint(self) -> str:
         """Its address; starts the server at the first call after every restart of the actor."""
-        if self._address is None:
-            import ray
+        async with self._starting:
+            if self._address is None:
+                import ray
 
-            host = ray.util.get_node_ip_address()
-            self._address = await self._scope.enter_async_context(
-                worker.serving(host, self._access, self._target)
-            )
-        return self._address
+                host = ray.util.get_node_ip_address()
+                exporting = tracing.exporting(self._otlp_endpoint, "tandem-round-worker")
+                self._scope.enter_context(exporting)
+                self._address = await self._scope.enter_async_context(
+                    worker.serving(host, self._access, self._target)
+                )
+            return self._address
 
     async def drain(self) -> None:
         """Let running requests finish, then stop."""
@@ -157,7 +162,8 @@ async def supervising(
     )
     _check_host(ray.util.get_node_ip_address(), config)
     async with local.supervising(config, target) as reserve:
-        actors = [actor.remote(reserve.access, target) for _ in range(config.workers)]
+        given = reserve.access, target, config.otlp_endpoint
+        actors = [actor.remote(*given) for _ in range(config.workers)]
         supervisor = RaySupervisor(actors, reserve, ray.util.get_node_ip_address())
         try:
             yield supervisor

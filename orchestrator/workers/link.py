@@ -21,6 +21,7 @@ import structlog
 from grpc import aio
 
 from tandem.orchestrator.rounds.stream import Subscriber
+from tandem.orchestrator.workers.echoes import Echoes
 from tandem.orchestrator.workers.fitting import Fits
 from tandem.protos.errors import Internal
 from tandem.protos.service.tasks import background, first_done
@@ -32,7 +33,6 @@ from tandem.protos.wire.requests import encode_closing, encode_item
 BACK_OFF_SECONDS = (0.05, 1.0)
 CONNECT_SECONDS = 30.0  # then with another call, which shows the certificates of then
 CLOSE_SECONDS = 2.0
-ROUND_TRIP_WINDOW = 32  # responses until a shorter round trip is mostly forgotten
 MESSAGE_BYTES = 1 << 20  # of one message, unless one item is larger
 MAX_GUESSES = 1 << 10  # items in the outbox, above which guesses that are passed on are dropped
 MAX_ITEMS = 1 << 14  # above which the service, which does not read, is lost
@@ -60,7 +60,6 @@ class Link(Generic[Sent, Received]):
         `complete` sets what else a request has; `fits` is why a model must not be used.
         """
         self.connected, self.problem = False, ""
-        self.round_trip = 0.0  # seconds, smoothed
         self.load = (0.0, 0.0)  # the service's price and seconds per token, if it sends them
         self._name, self._call, self._request, self._incoming = name, call, request, incoming
         self._decode, self._complete, self._fits = decode, complete, fits
@@ -69,7 +68,7 @@ class Link(Generic[Sent, Received]):
         self._outbox: deque[tuple[str, Any]] = deque()
         self._closing: dict[tuple[bytes, int], float] = {}  # when they were sent; if unconfirmed
         self._wake, self._full = asyncio.Event(), asyncio.Event()
-        self._confirmed = 0.0  # the clock of the newest message that the service has read
+        self._echoes = Echoes()
         self._responses, self._ending = 0, False
 
     async def __aenter__(self) -> Link[Sent, Received]:
@@ -84,6 +83,11 @@ class Link(Generic[Sent, Received]):
         if self.connected:
             await asyncio.wait((self._task,), timeout=CLOSE_SECONDS)
         await self._scope.__aexit__(*error)
+
+    @property
+    def round_trip(self) -> float:
+        """Seconds, smoothed; 0 = not known."""
+        return self._echoes.round_trip
 
     def subscribe(self, subscriber: Subscriber[Received]) -> None:
         """Report from now on when the service is connected and lost."""
@@ -142,12 +146,14 @@ class Link(Generic[Sent, Received]):
         """One call, until it ends or no response comes."""
         call, self.problem = self._call(wait_for_ready=True), ""
         self._full.clear()
+        self._echoes.called()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await call.wait_for_connection()
             self._wake.set()
             silent = heartbeat.until_silent(lambda: self._responses, self._wake.set)
-            await first_done(self._read(call), self._write(call), silent, self._full.wait())
+            deaf = heartbeat.until_silent(self._echoes.progress)
+            await first_done(self._read(call), self._write(call), silent, deaf, self._full.wait())
         finally:
             call.cancel()
 
@@ -175,6 +181,7 @@ class Link(Generic[Sent, Received]):
             self._outbox.popleft()
             if field == "closings":
                 self._closing[item.session_id, item.turn] = message.sent
+        self._echoes.sent(message.sent, message.ByteSize())
         return message
 
     async def _read(self, call: aio.StreamStreamCall[Any, Any]) -> None:
@@ -192,8 +199,8 @@ class Link(Generic[Sent, Received]):
         if not self.connected:
             self._on_connected()
         items = getattr(response, self._incoming)
-        if self._confirmed < response.sent <= monotonic():
-            self._confirm(response.sent, bool(items))
+        if self._echoes.received(response.sent, monotonic(), bool(items)) and self._closing:
+            self._closing = {key: at for key, at in self._closing.items() if at > response.sent}
         self.load = getattr(response, "price", 0.0), getattr(response, "token_seconds", 0.0)
         for item in items:
             if subscriber := self._streams.get(item.stream):
@@ -215,17 +222,6 @@ class Link(Generic[Sent, Received]):
             for stream in [n for n, each in self._streams.items() if each is subscriber]:
                 del self._streams[stream]
             subscriber.failed(Internal("internal error; see the server's log"))
-
-    def _confirm(self, sent: float, busy: bool) -> None:
-        """The service has read all messages up to this clock. It answers when it has something to
-        send, so the shortest times are the true ones, and longer ones count only if it is `busy`.
-        """
-        self._confirmed = sent
-        trip = monotonic() - sent
-        known = self.round_trip or trip
-        self.round_trip = min(trip, known + busy * (trip - known) / ROUND_TRIP_WINDOW)
-        if self._closing:
-            self._closing = {key: at for key, at in self._closing.items() if at > sent}
 
     def _on_connected(self) -> None:
         self.connected = True

@@ -10,6 +10,7 @@ import itertools
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from math import inf
 from time import monotonic
@@ -24,7 +25,8 @@ from tandem.orchestrator.rounds.stream import ServiceLink
 from tandem.orchestrator.workers.balanced import BalancedLink
 from tandem.orchestrator.workers.fitting import same_model, same_tokenizer
 from tandem.orchestrator.workers.link import Link
-from tandem.protos.service.tasks import background
+from tandem.protos.service import tracing
+from tandem.protos.service.tasks import background, first_done
 from tandem.protos.streams import EncodedGuess, Fact
 from tandem.protos.transport import heartbeat, rpc
 from tandem.protos.transport.key import KeyInterceptor
@@ -75,12 +77,16 @@ class RoundWorkerService(rounds_pb2_grpc.RoundWorkerServiceServicer):
         self, request: rounds_pb2.RunRequest, context: aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[rounds_pb2.RunResponse]:
         """Steps until the generation ends; however it ends, its sessions are closed."""
-        changed = asyncio.Event()
-        relay = Relay(decode_run(request), self._services, changed.set)
+        changed, run = asyncio.Event(), decode_run(request)
+        span = tracing.begin("relay", run.traceparent, request_id=run.request_id)
+        run = replace(run, traceparent=span.traceparent)
+        relay = Relay(run, self._services, changed.set)
         try:
             while True:
                 while relay.steps:
-                    yield encode_step(relay.take())
+                    step = relay.take()
+                    span.part("round", tokens=len(step.tokens), drafted=step.drafted)
+                    yield encode_step(step)
                 if relay.ended:
                     break
                 await changed.wait()
@@ -89,6 +95,7 @@ class RoundWorkerService(rounds_pb2_grpc.RoundWorkerServiceServicer):
                 raise relay.error
         finally:
             relay.end()
+            span.end(relay.error)
 
     async def Attend(
         self,
@@ -127,16 +134,20 @@ async def serving(host: str, access: Access, target: ModelDescription) -> AsyncI
     def to_drafter(channel: aio.Channel, metadata: Metadata) -> DrafterLink:
         return drafter_link(channel, verifiers, tokenizer, metadata)
 
+    drained = asyncio.Event()
+    verifiers.drained = drafters.drained = drained.set
+
     async def follow() -> None:
         async with (
             PerAddress(partial(_linked, verifiers, to_verifier, verifier)) as at_verifiers,
             PerAddress(partial(_linked, drafters, to_drafter, drafter)) as at_drafters,
         ):
-            known = None
             while True:
-                known = await membership.other_than(known)
-                await at_verifiers.update(known.verifiers)
-                await at_drafters.update(known.drafters)
+                known = membership.now
+                await at_verifiers.update(verifiers.retain(known.verifiers))
+                await at_drafters.update(drafters.retain(known.drafters))
+                await first_done(membership.other_than(known), drained.wait())
+                drained.clear()
 
     service = RoundWorkerService(verifiers, drafters, membership)
     protected, security = KeyInterceptor(access.key), rpc.Security(access.tls)

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TypeVar
 
 from tandem.protos.errors import TandemError, Unusable
-from tandem.protos.service import process
+from tandem.protos.service import process, tracing
 from tandem.protos.service.about import report_build
 from tandem.protos.service.config import ServiceConfig, configured
 from tandem.protos.service.drain import Drain
@@ -42,7 +42,7 @@ def command(
         process.configure_logging(config.log_level, config.log_format)
         process.announce("loading", role=role, model=str(config.folder))
         serve = import_module(module).serving
-        with around(config):
+        with around(config), tracing.exporting(config.otlp_endpoint, f"tandem-{role}"):
             asyncio.run(run(role, config, serve, more))
     except ModuleNotFoundError as error:
         if str(error.name).startswith("tandem"):

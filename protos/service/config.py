@@ -67,6 +67,9 @@ class ServiceConfig(ListeningSettings):
     metrics_port: int = Field(
         default=0, ge=0, le=65535, description="for Prometheus; 0 takes a free one"
     )
+    otlp_endpoint: str = Field(
+        default="", description="URL of an OpenTelemetry collector for traces; none by default"
+    )
     drain_seconds: float = Field(
         default=30.0, ge=0, description="that what runs has to finish when the service is stopped"
     )

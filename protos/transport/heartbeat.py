@@ -1,12 +1,12 @@
-"""Whether the other end of a stream still answers: it sends something every half second."""
+"""Whether the other end of a stream still answers: it sends something every quarter of a second."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 
-SECONDS = 0.5  # between two messages at the most
-MISSED = 4  # heartbeats after which the other end is lost
+SECONDS = 0.25  # between two messages at the most
+MISSED = 5  # heartbeats after which the other end is lost: 1.5 s after it fell silent at the most
 
 
 async def until_silent(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -33,7 +33,7 @@ Scope: TypeAlias = Callable[[], AbstractContextManager[None]]
 class ErrorInterceptor(aio.ServerInterceptor):
     """Wraps every handler: binds the request id to the log, turns exceptions into statuses, and
     refuses calls of our own services when too many run. gRPC's own limit would also refuse
-    questions after health, and count calls that have ended but whose client reads nothing.
+    questions after health.
     """
 
     def __init__(self, guard: Guard | None = None, calls: CallMetrics | None = None) -> None:
@@ -120,37 +120,47 @@ class Around:
 
 def _unary(behaviour: Any, around: Around) -> Any:
     async def call(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
-        around.begun(context)
-        with _logged_as(around.request_id):
-            try:
-                around.check_caller(context)
-                with around.running():
-                    _check(request)
-                    return await behaviour(request, context)
-            except Exception as error:
-                await _abort(context, error)
+        async with _scope(context, around):
+            _check(request)
+            return await behaviour(request, context)
 
     return call
 
 
 def _stream(behaviour: Any, around: Around) -> Any:
     async def call(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-        around.begun(context)
-        with _logged_as(around.request_id):
-            try:
-                around.check_caller(context)
-                with around.running():
-                    _check(request)
-                    responses = behaviour(request, context)
-                    if inspect.isawaitable(responses):  # a handler that writes through the context
-                        await responses
-                        return
-                    async for response in responses:
-                        yield response
-            except Exception as error:
-                await _abort(context, error)
+        async with _scope(context, around):
+            _check(request)
+            responses = behaviour(request, context)
+            if inspect.isawaitable(responses):  # a handler that writes through the context
+                await responses
+                return
+            async for response in responses:
+                yield response
 
     return call
+
+
+@asynccontextmanager
+async def _scope(context: aio.ServicerContext[Any, Any], around: Around) -> AsyncIterator[None]:
+    """What a call runs in. It is counted until its status is sent, for which gRPC waits as long as
+    the client reads nothing of what was sent before.
+    """
+    around.begun(context)
+    with _logged_as(around.request_id):
+        async with _reporting(context):
+            around.check_caller(context)
+            with around.running():
+                async with _reporting(context):
+                    yield
+
+
+@asynccontextmanager
+async def _reporting(context: aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    try:
+        yield
+    except Exception as error:
+        await _abort(context, error)
 
 
 KINDS = {  # by whether requests and responses are streams

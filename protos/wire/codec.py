@@ -74,6 +74,7 @@ def encode_decoding(stream: int, opening: streams.Decoding) -> verifier_pb2.Deco
         once=opening.once,
         lookup=encode_shape(opening.lookup) if opening.lookup.levels else None,
         request_id=opening.request_id,
+        traceparent=opening.traceparent,
     )
 
 
@@ -88,6 +89,7 @@ def decode_decoding(message: verifier_pb2.Decoding) -> streams.Decoding:
         once=message.once,
         lookup=decode_shape(message.lookup),
         request_id=message.request_id,
+        traceparent=message.traceparent,
     )
 
 
@@ -101,6 +103,7 @@ def encode_drafting(stream: int, opening: streams.Drafting) -> drafter_pb2.Draft
         lockstep=opening.lockstep,
         once=opening.once,
         request_id=opening.request_id,
+        traceparent=opening.traceparent,
     )
 
 
@@ -113,6 +116,7 @@ def decode_drafting(message: drafter_pb2.Drafting) -> streams.Drafting:
         lockstep=message.lockstep,
         once=message.once,
         request_id=message.request_id,
+        traceparent=message.traceparent,
     )
 
 

@@ -22,6 +22,7 @@ def encode_run(request: RunRequest) -> rounds_pb2.RunRequest:
         session_id=request.session_id,
         first_turn=request.first_turn,
         client=request.client,
+        traceparent=request.traceparent,
     )
 
 
@@ -38,6 +39,7 @@ def decode_run(message: rounds_pb2.RunRequest) -> RunRequest:
         client=message.client,
         completion=tuple(message.completion),
         first_turn=message.first_turn,
+        traceparent=message.traceparent,
     )
 
 

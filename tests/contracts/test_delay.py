@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from tandem.benchmarks.peers.delay import HOST, Link, State, linked
+from tests.services.peer import until
 
 ROUND_TRIP = 0.05
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -135,3 +136,20 @@ async def test_the_command_takes_states_and_tells_bytes() -> None:
         process.stdin.close()
         assert await process.wait() == 0
         writer.close()
+
+
+async def test_a_link_that_hangs_in_one_direction_still_carries_the_other() -> None:
+    async with distant(State()) as (link, (reader, writer)):
+        await link.become(State(hung_down=True))
+        writer.write(b"there")
+        await until(lambda: link.carried == {"up": 5, "down": 5})
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.read(1), 0.05)
+        await link.become(State(hung_up=True))
+        assert await asyncio.wait_for(reader.readexactly(5), 5) == b"there"
+        writer.write(b"again")
+        await until(lambda: link.carried["up"] == 10)
+        await asyncio.sleep(0.05)
+        assert link.carried["down"] == 5, "the service has not received it"
+        await link.become(State())
+        assert await asyncio.wait_for(reader.readexactly(5), 5) == b"again"

@@ -21,6 +21,7 @@ from tandem.protos.service.pages import Pages, pages_served
 from tandem.protos.transport import interceptor, rpc, status
 from tandem.v1 import rounds_pb2, rounds_pb2_grpc
 from tests.contracts.test_status import ROUNDS, VERIFIER, refusing
+from tests.services.peer import until
 
 
 async def test_health_knows_the_process_and_each_service() -> None:
@@ -99,6 +100,45 @@ async def test_a_server_full_of_calls_refuses_more_and_still_answers_health(
         assert [list(answer.tokens) for answer in await asyncio.gather(*running)] == [[1], [1]]
         later = stub.Run(rounds_pb2.RunRequest(), timeout=5)
         assert list((await later.read()).tokens) == [1]
+
+
+class Flooding(rounds_pb2_grpc.RoundWorkerServiceServicer):
+    """Sends more than a caller that reads nothing can be sent, and gives up."""
+
+    def __init__(self) -> None:
+        self.gave_up = 0
+
+    async def Run(self, request: object, context: Any) -> None:
+        try:
+            async with asyncio.timeout(0.3):
+                while True:
+                    await context.write(rounds_pb2.RunResponse(tokens=range(100_000)))
+        except TimeoutError:
+            self.gave_up += 1
+            raise errors.DeadlineExceeded("it read nothing") from None
+
+
+async def test_a_call_counts_until_its_caller_has_been_sent_its_status(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(interceptor, "MAX_CONCURRENT_CALLS", 1)
+    servicer = Flooding()
+    async with rpc.serving("127.0.0.1", 0, servicer) as address, rpc.connect(address) as channel:
+        stub: Any = rounds_pb2_grpc.RoundWorkerServiceStub(channel)
+
+        async def code(call: Any) -> grpc.StatusCode:
+            with pytest.raises(aio.AioRpcError) as failure:
+                async for _ in call:
+                    pass
+            return failure.value.code()
+
+        mute = stub.Run(rounds_pb2.RunRequest(), timeout=20)
+        await until(lambda: servicer.gave_up)
+        await asyncio.sleep(0.1)
+        assert await code(stub.Run(rounds_pb2.RunRequest())) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await code(mute) is grpc.StatusCode.DEADLINE_EXCEEDED, "it reads after all"
+        assert await code(stub.Run(rounds_pb2.RunRequest())) is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert servicer.gave_up == 2
 
 
 async def test_many_new_calls_at_once_are_all_answered() -> None:

@@ -6,45 +6,65 @@ import pytest
 
 from tandem.client.request import build
 from tandem.client.retry import Retry
-from tandem.protos.errors import Busy, InvalidRequest, TransportLost, Unavailable
+from tandem.protos.errors import Busy, InvalidRequest, TandemError, TransportLost
 from tandem.protos.wire.options import options
 from tandem.v1 import orchestrator_pb2 as api
 
 LOST = TransportLost("gone")
 
 
+def pauses(retry: Retry, *errors: TandemError) -> list[tuple[float | None, int]]:
+    """Until which front end is asked, after each error."""
+    return [(retry.pause(error, 1.0, 0.5), retry.asked) for error in errors]
+
+
 def test_another_front_end_is_asked_at_once_and_then_with_pauses() -> None:
-    retry = Retry(60.0, 0.0)
-    pauses = [retry.pause(LOST, 1.0, True, 0.5) for _ in range(8)]
-    assert pauses == [0.0, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
+    found = pauses(Retry(60.0, 0.0, 2), *[LOST] * 8)
+    assert found == list(zip([0.0, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0], [1, 0] * 4, strict=True))
 
 
 def test_the_only_one_is_asked_after_pauses_that_double() -> None:
-    retry = Retry(60.0, 0.0)
-    assert [retry.pause(LOST, 1.0, False, 0.5) for _ in range(3)] == [0.05, 0.1, 0.2]
-    assert Retry(60.0, 0.0).pause(LOST, 1.0, False, 0.0) == 0.025
+    assert pauses(Retry(60.0, 0.0), LOST, LOST, LOST) == [(0.05, 0), (0.1, 0), (0.2, 0)]
+    assert Retry(60.0, 0.0).pause(LOST, 1.0, 0.0) == 0.025
+
+
+def test_it_never_fails_by_itself_however_often_it_has_failed() -> None:
+    retry = Retry(1e9, 0.0)
+    assert [retry.pause(LOST, 1.0, 0.5) for _ in range(3000)][-1] == 1.0
 
 
 def test_progress_forgets_failures() -> None:
-    retry = Retry(10.0, 0.0)
+    retry = Retry(10.0, 0.0, 2)
     for _ in range(5):
-        retry.pause(LOST, 9.0, True, 0.5)
+        retry.pause(LOST, 9.0, 0.5)
     retry.progress(11.0)
-    assert retry.pause(LOST, 20.9, True, 0.5) == 0.0
+    assert retry.pause(LOST, 20.9, 0.5) == 0.0
 
 
 def test_it_gives_up_after_so_many_seconds_without_progress() -> None:
-    assert Retry(10.0, 5.0).pause(LOST, 14.9, False, 0.5) is not None
-    assert Retry(10.0, 5.0).pause(LOST, 15.0, False, 0.5) is None
+    assert Retry(10.0, 5.0).pause(LOST, 14.9, 0.5) is not None
+    assert Retry(10.0, 5.0).pause(LOST, 15.0, 0.5) is None
 
 
 def test_what_cannot_succeed_is_not_tried_again() -> None:
-    assert Retry(10.0, 0.0).pause(InvalidRequest.of("text", "is empty"), 0.0, True, 0.5) is None
+    assert Retry(10.0, 0.0, 2).pause(InvalidRequest.of("text", "is empty"), 0.0, 0.5) is None
 
 
-def test_a_busy_one_is_left_alone_for_as_long_as_it_asked() -> None:
-    assert Retry(10.0, 0.0).pause(Busy("full", retry_after=3.0), 0.0, True, 0.5) == 3.0
-    assert Retry(10.0, 0.0).pause(Unavailable("down"), 0.0, True, 0.5) == 0.0
+def test_the_only_one_is_left_alone_for_as_long_as_it_asked() -> None:
+    assert pauses(Retry(10.0, 0.0), Busy("full", 3.0)) == [(3.0, 0)]
+
+
+def test_after_a_busy_one_the_others_are_asked_first() -> None:
+    retry = Retry(60.0, 0.0, 3, asked=1)
+    assert pauses(retry, Busy("full", 3.0), Busy("full", 2.0)) == [(0.0, 2), (0.0, 0)]
+    assert pauses(retry, Busy("full", 9.0)) == [(2.0, 2)], "who asked for the shortest time"
+
+
+def test_a_busy_one_is_not_asked_while_another_may_be() -> None:
+    retry = Retry(60.0, 0.0, 2)
+    assert pauses(retry, Busy("full", 3.0), LOST, LOST) == [(0.0, 1), (0.1, 1), (0.2, 1)]
+    assert retry.pause(LOST, 4.0, 0.5) == 0.4
+    assert retry.asked == 0, "its time is over"
 
 
 def test_every_option_of_the_api_is_a_keyword() -> None:

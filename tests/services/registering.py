@@ -23,7 +23,7 @@ from tandem.orchestrator.workers.worker import DrafterLink, drafter_link
 from tandem.protos.fingerprint import fingerprint
 from tandem.protos.rounds import Members
 from tandem.protos.service.tasks import background
-from tandem.protos.transport import rpc
+from tandem.protos.transport import heartbeat, rpc
 from tandem.protos.transport.key import WORKER_KEY
 from tandem.protos.transport.raw import RawInterceptor
 from tandem.protos.types import DraftShape, ModelDescription
@@ -98,17 +98,31 @@ async def drafting(front: Front, **more: Any) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def registering(front: Front, **how: Any) -> AsyncIterator[Any]:
-    """A registration by hand, which sends its first message; yields its call."""
+    """A registration by hand, which sends its first message, and heartbeats unless `silent`; yields
+    its call.
+    """
     token, name = how.pop("token", SECRET), how.pop("name", "by-hand")
+    silent = how.pop("silent", False)
     async with rpc.connect(front.address) as channel:
         stub: Any = registration_pb2_grpc.RegistrationServiceStub(channel)
         call = stub.Register(metadata=((TOKEN, token),))
+        message = encode_registration(name, replace(MODEL, **how))
         with suppress(aio.AioRpcError):  # it may be refused already
-            await call.write(encode_registration(name, replace(MODEL, **how)))
+            await call.write(message)
+
+        async def beat() -> None:
+            with suppress(aio.AioRpcError, asyncio.InvalidStateError):
+                while not silent:
+                    await asyncio.sleep(heartbeat.SECONDS)
+                    await call.write(message)
+
+        beating = asyncio.create_task(beat())
         try:
             yield call
         finally:
+            beating.cancel()
             call.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
 
 
 @asynccontextmanager

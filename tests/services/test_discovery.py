@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tandem import models
 from tandem.orchestrator.config import OrchestratorConfig
-from tandem.orchestrator.fleet import discovery
+from tandem.orchestrator.fleet import discovery, presence
 from tandem.orchestrator.fleet.discovery import Discovery, look_up
 from tandem.orchestrator.fleet.membership import Membership, PerAddress
 from tandem.orchestrator.fleet.registration import Access
@@ -93,6 +94,35 @@ async def test_registered_drafters_are_members_too() -> None:
         assert membership.now.drafters == ("d:1",)
 
 
+async def test_a_name_server_that_flaps_removes_no_replica(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It fails, has a part, and has nothing, each of them a few times in a row."""
+    whole = ("a:1", "b:1")
+    answers: list[tuple[str, ...] | None] = [whole, *[None] * 9, *[("a:1",)] * 4]
+    answers += [whole, *[()] * 4, whole, *[("a:1",)] * 9]
+    looked, seen = 0, set[tuple[str, ...]]()
+
+    async def flapping(source: str) -> tuple[str, ...]:
+        nonlocal looked
+        seen.add(membership.now.verifiers)
+        looked += 1
+        found = answers[min(looked, len(answers)) - 1]
+        if found is None:
+            raise OSError("no answer")
+        return found
+
+    monkeypatch.setattr(discovery, "look_up", flapping)
+    found = Discovery(("dns:///name:1",), ())
+    membership = found.membership
+    async with found.running():
+        seen.clear()
+        await until(lambda: looked == len(answers) - 9)
+        assert seen == {whole}
+        await until(lambda: membership.now.verifiers == ("a:1",))
+        assert looked >= len(answers) - 9 + presence.MISSES, "it was really gone"
+
+
 async def test_what_belongs_to_an_address_lives_as_long_as_it_is_there() -> None:
     entered: list[str] = []
     left: list[str] = []
@@ -106,33 +136,69 @@ async def test_what_belongs_to_an_address_lives_as_long_as_it_is_there() -> None
     async with PerAddress(make) as items:
         await items.update(("a", "b"))
         await items.update(("b", "c"))
+        await until(lambda: left)
         assert (entered, left) == (["a", "b", "c"], ["a"])
         assert items.items == {"b": "B", "c": "C"}
     assert sorted(left) == ["a", "b", "c"]
 
 
+async def test_those_that_leave_do_not_wait_for_each_other_and_nobody_for_them() -> None:
+    leaving: list[str] = []
+    go = asyncio.Event()
+
+    @asynccontextmanager
+    async def make(address: str) -> AsyncIterator[str]:
+        try:
+            yield address
+        finally:
+            leaving.append(address)
+            await go.wait()
+
+    async with asyncio.timeout(5), PerAddress(make) as items:
+        await items.update(("a", "b"))
+        await items.update(("c",))
+        await until(lambda: leaving == ["a", "b"])
+        assert items.items == {"c": "c"}
+        returning = asyncio.create_task(items.update(("a", "c")))
+        await asyncio.sleep(0.05)
+        assert "a" not in items.items, "the older one is still there"
+        go.set()
+        await returning
+        assert items.items == {"c": "c", "a": "a"}
+
+
 async def test_a_round_worker_uses_the_replicas_that_there_are() -> None:
-    """The first verifier goes while a request runs there, which goes on at the second."""
+    """The first verifier leaves while a request runs there, which stays until it is stopped."""
     first, second = Peer(), Peer(counting)
     request = RunRequest("id", b"s" * 16, (1,), SamplingParams(), 6)
     target = ModelDescription("it", "", 100, 100, (), "cpu", "float32")
     async with AsyncExitStack() as scope:
-        at = [await scope.enter_async_context(served(peer)) for peer in (first, second)]
+        ends = AsyncExitStack()
+        at = [await ends.enter_async_context(served(first))]
+        at += [await scope.enter_async_context(served(second))]
         membership = Membership(Members((at[0],)))
         address = await scope.enter_async_context(worker.serving("127.0.0.1", ACCESS, target))
         supervisor = LocalSupervisor(address, ACCESS)
         pool = await scope.enter_async_context(WorkerPool(supervisor, membership, lambda: None))
 
-        async def run() -> list[int]:
-            return [token async for step in pool.run(request) for token in step.tokens]
+        async def run(name: bytes) -> list[int]:
+            named = replace(request, session_id=name * 16)
+            return [token async for step in pool.run(named) for token in step.tokens]
 
-        running = asyncio.create_task(run())
+        running = asyncio.create_task(run(b"s"))
         await until(lambda: first.sent("open"))
         membership.set(Members((at[1],)))
+        for name in (b"t", b"u", b"v"):
+            assert await asyncio.wait_for(run(name), 5) == [1, 2, 3, 4, 5, 6]
+        await asyncio.sleep(0.1)
+        assert not running.done()
+        assert (len(first.sent("open")), first.calls) == (1, 1), "it is drained"
+        await ends.aclose()
         assert await asyncio.wait_for(running, 5) == [1, 2, 3, 4, 5, 6]
         membership.set(Members((at[1],), (at[0],)))
+        await scope.enter_async_context(served(first, int(at[0].rpartition(":")[2])))
         await until(lambda: first.calls == 2)
-        assert await asyncio.wait_for(run(), 5) == [1, 2, 3, 4, 5, 6]
+        assert await asyncio.wait_for(run(b"w"), 5) == [1, 2, 3, 4, 5, 6]
 
 
 async def test_a_replica_that_leaves_while_it_is_asked_is_only_gone() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from grpc import aio
 
+from tandem.orchestrator.fleet import registered
 from tandem.orchestrator.fleet import registration as module
 from tandem.orchestrator.fleet.registration import route
 from tandem.protos.errors import IncompatibleModels, InvalidRequest
@@ -122,8 +123,8 @@ async def test_garbage_ends_its_own_call_alone(
 
 @pytest.mark.parametrize("size", [1000, 10_000_000])
 async def test_a_drafter_that_answers_with_garbage_costs_its_own_calls(size: int) -> None:
-    async with front_end() as front, registering(front) as hostile, drafting(front):
-        lying, honest = await front.has(2)
+    async with front_end() as front, drafting(front), registering(front) as hostile:
+        honest, lying = await front.has(2)
         place, metadata = route(lying, KEY)
         async with (
             unlimited(front.address) as channel,
@@ -158,9 +159,29 @@ async def test_a_drafter_that_does_not_carry_a_call_makes_it_fail(
             assert "UNAVAILABLE: the drafter 'by-hand' does not answer" in await refusal(call)
 
 
+async def test_a_drafter_carries_so_many_calls_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registered, "MAX_CARRIED", 2)
+    async with front_end() as front, registering(front) as drafter:
+        place, metadata = route(*await front.has(1), KEY)
+        async with rpc.connect(place) as channel:
+            stub: Any = drafter_pb2_grpc.DrafterServiceStub(channel)
+            calls = [stub.Guess(metadata=metadata) for _ in range(2)]
+            asked: list[str] = []
+            while len(asked) < 2:
+                asked += (await drafter.read()).calls
+            full = "2 calls to the drafter 'by-hand' are carried, the most at once"
+            assert full in await refusal(stub.Guess(metadata=metadata))
+            calls[0].cancel()
+            while len(asked) < 3:
+                calls.append(stub.Guess(metadata=metadata))
+                asked += (await drafter.read()).calls
+
+
 async def test_a_drafter_that_is_silent_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "SECONDS", 0.02)
-    async with front_end() as front, registering(front) as call:
+    async with front_end() as front, registering(front, silent=True) as call:
         await front.has(1)
         await front.has(0)
         assert "UNAVAILABLE: the drafter 'by-hand' was silent" in await refusal(call)

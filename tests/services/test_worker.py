@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from tandem.orchestrator.fleet.registration import Access
+from tandem.orchestrator.workers.cluster import RoundWorker
 from tandem.orchestrator.workers.worker import RoundWorkerService, drafter_link
 from tandem.protos.errors import StaleTurn
 from tandem.protos.transport import rpc, status
+from tandem.protos.types import ModelDescription
 from tandem.v1 import common_pb2, rounds_pb2, verifier_pb2
 from tests.services.peer import SESSION, Peer, linked, until
 
@@ -90,3 +94,12 @@ async def test_what_a_verifier_refuses_is_the_requests_error() -> None:
         context: Any = None
         with pytest.raises(StaleTurn, match="taken over"):
             await anext(aiter(worker.Run(request(), context)))
+
+
+async def test_a_round_worker_on_ray_has_one_address_however_often_it_is_asked() -> None:
+    """A front end that is impatient asks again while the first answer is on its way."""
+    actor = RoundWorker(Access("key"), ModelDescription("it", "", 100, 100, (), "cpu", "float32"))
+    try:
+        assert len(set(await asyncio.gather(*(actor.endpoint() for _ in range(5))))) == 1
+    finally:
+        await actor.drain()

@@ -100,6 +100,7 @@ class Drafting(_message.Message):
     LOCKSTEP_FIELD_NUMBER: _builtins.int
     ONCE_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     stream: _builtins.int
     """a number of the caller's, not used for another session of the same call"""
     lockstep: _builtins.bool
@@ -107,6 +108,8 @@ class Drafting(_message.Message):
     once: _builtins.bool
     """one guess"""
     request_id: _builtins.str
+    traceparent: _builtins.str
+    """W3C: of the round worker's span; empty = none"""
     @_builtins.property
     def context(self) -> _common_pb2.Context: ...
     @_builtins.property
@@ -123,10 +126,11 @@ class Drafting(_message.Message):
         lockstep: _builtins.bool = ...,
         once: _builtins.bool = ...,
         request_id: _builtins.str = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "sampling", b"sampling", "shape", b"shape"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "lockstep", b"lockstep", "once", b"once", "request_id", b"request_id", "sampling", b"sampling", "shape", b"shape", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "lockstep", b"lockstep", "once", b"once", "request_id", b"request_id", "sampling", b"sampling", "shape", b"shape", "stream", b"stream", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

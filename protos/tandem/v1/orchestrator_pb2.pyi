@@ -679,7 +679,7 @@ class StreamGenerateRequest(_message.Message):
     resume_from: _builtins.int
     """how many completion tokens the client already has: they are generated again, and left out"""
     heartbeats: _builtins.bool
-    """an empty response whenever there was none for half a second, so that a server that hangs is noticed"""
+    """an empty response whenever there was none for a quarter of a second, so that a server that hangs is noticed"""
     @_builtins.property
     def request(self) -> Global___GenerateRequest: ...
     @_builtins.property

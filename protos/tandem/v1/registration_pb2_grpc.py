@@ -51,8 +51,8 @@ class RegistrationServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Register(self, request_iterator, context):
-        """Registers a drafter while the call lasts. Either side sends a message every half second; one that misses four has
-        lost the other. Metadata: `x-tandem-registration-token`, the token of the front end.
+        """Registers a drafter while the call lasts. Either side sends a message every quarter of a second; one that misses
+        five has lost the other. Metadata: `x-tandem-registration-token`, the token of the front end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -33,8 +33,8 @@ class RegistrationServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RegistrationServiceAsyncStub: ...
     Register: _grpc.StreamStreamMultiCallable[_registration_pb2.RegisterRequest, _registration_pb2.RegisterResponse]
-    """Registers a drafter while the call lasts. Either side sends a message every half second; one that misses four has
-    lost the other. Metadata: `x-tandem-registration-token`, the token of the front end.
+    """Registers a drafter while the call lasts. Either side sends a message every quarter of a second; one that misses
+    five has lost the other. Metadata: `x-tandem-registration-token`, the token of the front end.
     """
     Carry: _grpc.StreamStreamMultiCallable[_drafter_pb2.GuessResponse, _drafter_pb2.GuessRequest]
     """A call of DrafterService.Guess in the other direction, one for each name in `calls`. Metadata: `x-tandem-call`,
@@ -45,8 +45,8 @@ class RegistrationServiceStub:
 class RegistrationServiceAsyncStub(RegistrationServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Register: _aio.StreamStreamMultiCallable[_registration_pb2.RegisterRequest, _registration_pb2.RegisterResponse]  # type: ignore[assignment]
-    """Registers a drafter while the call lasts. Either side sends a message every half second; one that misses four has
-    lost the other. Metadata: `x-tandem-registration-token`, the token of the front end.
+    """Registers a drafter while the call lasts. Either side sends a message every quarter of a second; one that misses
+    five has lost the other. Metadata: `x-tandem-registration-token`, the token of the front end.
     """
     Carry: _aio.StreamStreamMultiCallable[_drafter_pb2.GuessResponse, _drafter_pb2.GuessRequest]  # type: ignore[assignment]
     """A call of DrafterService.Guess in the other direction, one for each name in `calls`. Metadata: `x-tandem-call`,
@@ -60,8 +60,8 @@ class RegistrationServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_registration_pb2.RegisterRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_registration_pb2.RegisterResponse], _abc.AsyncIterator[_registration_pb2.RegisterResponse]]:
-        """Registers a drafter while the call lasts. Either side sends a message every half second; one that misses four has
-        lost the other. Metadata: `x-tandem-registration-token`, the token of the front end.
+        """Registers a drafter while the call lasts. Either side sends a message every quarter of a second; one that misses
+        five has lost the other. Metadata: `x-tandem-registration-token`, the token of the front end.
         """
 
     @_abc_1.abstractmethod

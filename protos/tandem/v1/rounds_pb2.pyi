@@ -147,6 +147,7 @@ class RunRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     FIRST_TURN_FIELD_NUMBER: _builtins.int
     CLIENT_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     max_new_tokens: _builtins.int
     session_id: _builtins.bytes
@@ -155,6 +156,8 @@ class RunRequest(_message.Message):
     """above every turn of the workers that were lost, who are fenced off by it"""
     client: _builtins.bytes
     """whose cached prefixes may be used; empty = nobody's"""
+    traceparent: _builtins.str
+    """W3C: of the front end's span; empty = none"""
     @_builtins.property
     def prompt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -178,10 +181,11 @@ class RunRequest(_message.Message):
         session_id: _builtins.bytes = ...,
         first_turn: _builtins.int = ...,
         client: _builtins.bytes = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "shape", b"shape"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "completion", b"completion", "first_turn", b"first_turn", "max_new_tokens", b"max_new_tokens", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "session_id", b"session_id", "shape", b"shape", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "completion", b"completion", "first_turn", b"first_turn", "max_new_tokens", b"max_new_tokens", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "session_id", b"session_id", "shape", b"shape", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

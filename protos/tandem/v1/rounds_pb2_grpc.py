@@ -58,7 +58,7 @@ class RoundWorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Attend(self, request_iterator, context):
-        """One call for as long as the front end uses the worker. Each side sends a message every half second at the most; the
+        """One call for as long as the front end uses the worker. Each side sends a message every quarter of a second at the most; the
         front end reports which replicas there are.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -36,7 +36,7 @@ class RoundWorkerServiceStub:
     `completion` = the tokens so far.
     """
     Attend: _grpc.StreamStreamMultiCallable[_rounds_pb2.AttendRequest, _rounds_pb2.AttendResponse]
-    """One call for as long as the front end uses the worker. Each side sends a message every half second at the most; the
+    """One call for as long as the front end uses the worker. Each side sends a message every quarter of a second at the most; the
     front end reports which replicas there are.
     """
 
@@ -48,7 +48,7 @@ class RoundWorkerServiceAsyncStub(RoundWorkerServiceStub):
     `completion` = the tokens so far.
     """
     Attend: _aio.StreamStreamMultiCallable[_rounds_pb2.AttendRequest, _rounds_pb2.AttendResponse]  # type: ignore[assignment]
-    """One call for as long as the front end uses the worker. Each side sends a message every half second at the most; the
+    """One call for as long as the front end uses the worker. Each side sends a message every quarter of a second at the most; the
     front end reports which replicas there are.
     """
 
@@ -69,7 +69,7 @@ class RoundWorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_rounds_pb2.AttendRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_rounds_pb2.AttendResponse], _abc.AsyncIterator[_rounds_pb2.AttendResponse]]:
-        """One call for as long as the front end uses the worker. Each side sends a message every half second at the most; the
+        """One call for as long as the front end uses the worker. Each side sends a message every quarter of a second at the most; the
         front end reports which replicas there are.
         """
 

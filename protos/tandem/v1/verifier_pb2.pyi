@@ -70,6 +70,7 @@ class Decoding(_message.Message):
     ONCE_FIELD_NUMBER: _builtins.int
     LOOKUP_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     stream: _builtins.int
     """a number of the caller's, not used for another session of the same call"""
     until: _builtins.int
@@ -79,6 +80,8 @@ class Decoding(_message.Message):
     once: _builtins.bool
     """one step"""
     request_id: _builtins.str
+    traceparent: _builtins.str
+    """W3C: of the round worker's span; empty = none"""
     @_builtins.property
     def context(self) -> _common_pb2.Context: ...
     @_builtins.property
@@ -101,10 +104,11 @@ class Decoding(_message.Message):
         once: _builtins.bool = ...,
         lookup: _common_pb2.DraftShape | None = ...,
         request_id: _builtins.str = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "lookup", b"lookup", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "lockstep", b"lockstep", "lookup", b"lookup", "once", b"once", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "stream", b"stream", "until", b"until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "lockstep", b"lockstep", "lookup", b"lookup", "once", b"once", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "stream", b"stream", "traceparent", b"traceparent", "until", b"until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,219 @@
+"""What a network that loses everything costs: one connection carries no bytes any more, in both
+directions or in one, between round worker and verifier, round worker and drafter, or client and
+front end; with another replica beside, and without one until the network is healed.
+
+All in one process, with proxies between the parts and a verifier without a model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from time import monotonic
+from typing import Annotated, Any, Never
+
+import structlog
+import typer
+from prometheus_client import CollectorRegistry
+from rich.table import Table
+
+from tandem import AsyncClient, models
+from tandem.benchmarks.figures import report
+from tandem.benchmarks.figures.machine import described
+from tandem.benchmarks.peers import delay
+from tandem.benchmarks.peers.delay import State
+from tandem.benchmarks.peers.table import TableVerifier, table_model
+from tandem.orchestrator import server
+from tandem.orchestrator.config import OrchestratorConfig
+from tandem.protos.transport import heartbeat, rpc
+from tandem.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
+
+VERIFIER, DRAFTER, FRONT_END = "verifier", "drafter", "front end"
+WAYS = {"both": State(hung=True), "to it": State(hung_up=True), "from it": State(hung_down=True)}
+STREAMS = 8  # before, and as many that begin during the partition
+STEP = 0.02
+LOST = "a service is lost"
+
+
+class SilentDrafter(drafter_pb2_grpc.DrafterServiceServicer):
+    """Sends heartbeats, and never guesses."""
+
+    def __init__(self, model: common_pb2.ModelDescription) -> None:
+        self._model = model
+
+    async def Guess(
+        self, requests: AsyncIterator[drafter_pb2.GuessRequest], context: Any
+    ) -> AsyncIterator[drafter_pb2.GuessResponse]:
+        """Until the caller ends the call."""
+        async for request in requests:
+            yield drafter_pb2.GuessResponse(sent=request.sent, model=self._model)
+
+    async def DescribeDrafter(
+        self, request: drafter_pb2.DescribeDrafterRequest, context: Any
+    ) -> drafter_pb2.DescribeDrafterResponse:
+        """As the target."""
+        return drafter_pb2.DescribeDrafterResponse(model=self._model)
+
+
+@dataclass(slots=True)
+class Reader:
+    """One stream: when each of its chunks came, the time at which it was asked for first."""
+
+    times: list[float] = field(default_factory=lambda: [monotonic()])
+
+    async def read(self, client: AsyncClient) -> None:
+        """Until cancelled."""
+        async with client.stream([1] * 8, max_new_tokens=1 << 15, ignore_eos=True) as stream:
+            async for _ in stream:
+                self.times.append(monotonic())
+
+    def gap(self, since: float) -> float:
+        """The longest time without a chunk that ended after `since`."""
+        times = [*self.times, monotonic()]
+        return max(later - earlier for earlier, later in pairwise(times) if later >= since)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Seconds: until the loss was noticed and until the last stream had a token again, since the
+    partition, or since it was healed where there is no other replica.
+    """
+
+    where: str
+    way: str
+    replicas: int
+    noticed: float | None
+    gap: float
+
+
+class System:
+    """`replicas` of what the partition is in front of, and a client."""
+
+    def __init__(self, client: AsyncClient, links: list[delay.Link]) -> None:
+        self.client, self.links = client, links
+        self.readers: list[Reader] = []
+
+
+@asynccontextmanager
+async def running(where: str, replicas: int, target: Path) -> AsyncIterator[System]:
+    """Everything, while the scope lasts."""
+    model, links = table_model(target), list[delay.Link]()
+    async with AsyncExitStack() as scope:
+
+        async def at(servicer: object, what: str) -> str:
+            return await beyond(await scope.enter_async_context(serve(servicer)), what)
+
+        async def beyond(address: str, what: str) -> str:
+            if what != where:
+                return address
+            links.append(await scope.enter_async_context(delay.linked(address)))
+            return f"{delay.HOST}:{links[-1].port}"
+
+        many = {what: replicas if what == where else 1 for what in (VERIFIER, DRAFTER, FRONT_END)}
+        verifiers = [
+            await at(TableVerifier(model, STEP, 1), VERIFIER) for _ in range(many[VERIFIER])
+        ]
+        drafters = [await at(SilentDrafter(model), DRAFTER) for _ in range(many[DRAFTER])]
+        config = OrchestratorConfig(
+            verifier=",".join(verifiers),
+            drafter=",".join(drafters),
+            tokenizer=target,
+            ray=False,
+            port=0,
+        )
+        fronts = [
+            await scope.enter_async_context(server.serving(config, CollectorRegistry()))
+            for _ in range(many[FRONT_END])
+        ]
+        addresses = [await beyond(each, FRONT_END) for each in fronts]
+        yield System(await scope.enter_async_context(AsyncClient(*addresses)), links)
+
+
+def serve(servicer: object) -> Any:
+    """A server of it while a scope lasts."""
+    return rpc.serving("127.0.0.1", 0, servicer)
+
+
+async def measure(where: str, way: str, replicas: int, target: Path, seconds: float) -> Figures:
+    """One partition, of `seconds`."""
+    losses: list[float] = []
+
+    def note(logger: object, level: str, event: Any) -> Never:
+        if event["event"] == LOST:
+            losses.append(monotonic())
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[note])
+    async with running(where, replicas, target) as system, asyncio.TaskGroup() as group:
+        tasks: list[asyncio.Task[None]] = []
+
+        def begin() -> None:
+            for _ in range(STREAMS):
+                system.readers.append(Reader())
+                tasks.append(group.create_task(system.readers[-1].read(system.client)))
+
+        async def all_read() -> None:
+            counts = [len(each.times) for each in system.readers]
+            for each, count in zip(system.readers, counts, strict=True):
+                while len(each.times) < count + 3:  # noqa: ASYNC110
+                    await asyncio.sleep(STEP / 2)
+
+        begin()
+        await all_read()
+        losses.clear()
+        cut = monotonic()
+        await system.links[0].become(WAYS[way])
+        begin()
+        await asyncio.sleep(seconds)
+        if replicas == 1:
+            cut_or_healed = monotonic()
+            await system.links[0].become(State())
+            await all_read()
+            gap = max(next(t for t in r.times if t > cut_or_healed) for r in system.readers)
+            gap -= cut_or_healed
+        else:
+            gap = max(each.gap(cut) for each in system.readers)
+        for task in tasks:
+            task.cancel()
+        noticed = min(losses, default=None)
+        await system.links[0].become(State())
+    return Figures(where, way, replicas, None if noticed is None else noticed - cut, gap)
+
+
+def table(found: list[Figures]) -> Table:
+    """What people see."""
+    shown = Table("between", "bytes lost", "replicas", "noticed\ns", "longest gap\ns")
+    for each in found:
+        other = "client" if each.where == FRONT_END else "round worker"
+        noticed = "" if each.noticed is None else f"{each.noticed:.2f}"
+        since = "" if each.replicas > 1 else " after healing"
+        row = f"{other}, {each.where}", each.way, str(each.replicas), noticed
+        shown.add_row(*row, f"{each.gap:.2f}{since}")
+    return shown
+
+
+def main(
+    target: Annotated[Path, typer.Option(help="whose tokenizer is used")] = models.TARGET,
+    where: Annotated[str, typer.Option(help="with commas")] = "verifier,drafter,front end",
+    ways: Annotated[str, typer.Option("--way", help="with commas")] = "both,to it,from it",
+    seconds: Annotated[float, typer.Option(help="of each partition", min=1.0)] = 4.0,
+    file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+) -> None:
+    """How long streams wait when the network loses everything, and after it is healed."""
+    found = [
+        asyncio.run(measure(place, way, replicas, target, seconds))
+        for place in where.split(",")
+        for way in ways.split(",")
+        for replicas in (2, 1)
+    ]
+    beat = f"a heartbeat every {heartbeat.SECONDS} s"
+    heading = f"partitions of {seconds:g} s, {2 * STREAMS} streams, {beat}: {described('no model')}"
+    report.publish(heading, table(found), [asdict(each) for each in found], file)
+
+
+if __name__ == "__main__":
+    typer.run(main)

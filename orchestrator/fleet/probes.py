@@ -1,0 +1,76 @@
+"""Single questions to a drafter or a verifier: which model it has, and whether it serves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar
+
+import grpc
+
+from tandem.protos.cancelled import is_cancelled
+from tandem.protos.errors import Internal, TransportLost
+from tandem.protos.transport import status
+from tandem.protos.transport.health import is_serving
+from tandem.protos.types import ModelDescription
+from tandem.protos.wire import codec
+from tandem.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
+
+Response = TypeVar("Response")
+
+
+async def answer_of(call: Awaitable[Response]) -> Response:
+    """Await a call; raises its failure as a TandemError."""
+    try:
+        response = await call
+    except grpc.aio.AioRpcError as failure:
+        raise status.decode(failure) from None
+    except asyncio.CancelledError:
+        if is_cancelled():
+            raise
+        raise TransportLost("the channel was closed") from None
+    if response is None:
+        raise Internal("the answer cannot be decoded")
+    return response
+
+
+class DrafterProbe:
+    """A drafter at an address; `metadata` is what a registered one is described by."""
+
+    def __init__(self, channel: grpc.aio.Channel, metadata: Sequence[tuple[str, str]] = ()) -> None:
+        self._channel = channel
+        self._stub = drafter_pb2_grpc.DrafterServiceStub(channel)
+        self._metadata = tuple(metadata)
+
+    async def serving(self, seconds: float) -> bool:
+        """Whether it reports within so many seconds that it serves; a registered one does, as it is
+        removed when it does not.
+        """
+        service = "tandem.v1.DrafterService"
+        return bool(self._metadata) or await is_serving(self._channel, service, seconds)
+
+    async def describe(self, seconds: float) -> ModelDescription:
+        """The draft model; waits up to `seconds` for the service to come up."""
+        request = drafter_pb2.DescribeDrafterRequest()
+        call = self._stub.DescribeDrafter(
+            request, timeout=seconds, wait_for_ready=True, metadata=self._metadata
+        )
+        return codec.decode_model((await answer_of(call)).model)
+
+
+class VerifierProbe:
+    """A verifier at an address."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+        self._stub = verifier_pb2_grpc.VerifierServiceStub(channel)
+
+    async def serving(self, seconds: float) -> bool:
+        """Whether it reports within so many seconds that it serves."""
+        return await is_serving(self._channel, "tandem.v1.VerifierService", seconds)
+
+    async def describe(self, seconds: float) -> ModelDescription:
+        """The target model; waits up to `seconds` for the service to come up."""
+        request = verifier_pb2.DescribeVerifierRequest()
+        call = self._stub.DescribeVerifier(request, timeout=seconds, wait_for_ready=True)
+        return codec.decode_model((await answer_of(call)).model)

@@ -1,0 +1,148 @@
+"""OpenTelemetry spans, which nobody makes but while `exporting`; the only module that names
+OpenTelemetry.
+
+Other processes know a span by its W3C `traceparent`, a text; an empty one is no span.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from time import time_ns
+from typing import Any
+
+import structlog
+
+from tandem.protos.errors import Unusable
+
+TRACEPARENT = "traceparent"  # in the metadata of calls
+EXPORT_SECONDS = 2  # that a collector may take for what is sent to it
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Span:
+    """One operation, which may take several calls and threads; nothing but a `traceparent` to pass
+    on where no spans are made.
+    """
+
+    traceparent: str
+    _tracer: Any = None
+    _span: Any = None
+    _context: Any = None
+    _since: int = 0  # when the newest part ended
+
+    def part(self, name: str, **attributes: str | float) -> None:
+        """A part of it that ends now, and began when the part before ended."""
+        if self._span is not None:
+            began, self._since = self._since, time_ns()
+            part = self._tracer.start_span(
+                name, self._context, attributes=attributes, start_time=began
+            )
+            part.end(self._since)
+
+    def end(self, error: BaseException | None = None, **attributes: str | float) -> None:
+        """It is over; `error` is why, without its text."""
+        if self._span is not None:
+            if error:
+                attributes["error.type"] = type(error).__name__
+            self._span.set_attributes(attributes)
+            self._span.end()
+
+
+_tracer: Any = None
+
+
+def begin(name: str, parent: str = "", **attributes: str | float) -> Span:
+    """A span begins, as a part of the one with this `traceparent`, if there is one."""
+    if _tracer is None:
+        return Span(parent)
+    from opentelemetry import trace
+
+    began = time_ns()
+    above = _propagator().extract({TRACEPARENT: parent})
+    span = _tracer.start_span(name, above, attributes=attributes, start_time=began)
+    context = trace.set_span_in_context(span)
+    carrier: dict[str, str] = {}
+    _propagator().inject(carrier, context)
+    own = carrier.get(TRACEPARENT, "")
+    return Span(own, _tracer, span if span.is_recording() else None, context, began)
+
+
+@contextmanager
+def during(name: str, parent: str = "", **attributes: str | float) -> Iterator[Span]:
+    """A span that lasts as long as the scope."""
+    span, problem = begin(name, parent, **attributes), None
+    try:
+        yield span
+    except BaseException as error:
+        problem = error
+        raise
+    finally:
+        span.end(problem)
+
+
+def metadata(traceparent: str) -> Sequence[tuple[str, str]]:
+    """What a call has as metadata."""
+    return ((TRACEPARENT, traceparent),) if traceparent else ()
+
+
+def current() -> str:
+    """The `traceparent` of the span in which a program that uses OpenTelemetry by itself is."""
+    if "opentelemetry.trace" not in sys.modules:
+        return ""
+    carrier: dict[str, str] = {}
+    _propagator().inject(carrier)
+    return carrier.get(TRACEPARENT, "")
+
+
+class Reported(logging.Handler):
+    """What the exporter logs, in ours."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called by the standard library."""
+        log.warning("traces are not exported", problem=" ".join(record.getMessage().split())[:200])
+
+
+@contextmanager
+def exporting(endpoint: str, service: str) -> Iterator[None]:
+    """Spans of this process are made, and sent to a collector, while the scope lasts; none if there
+    is no endpoint. Raises Unusable.
+    """
+    global _tracer
+    if not endpoint:
+        yield
+        return
+    try:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ModuleNotFoundError as error:
+        install = "pip install 'tandem-serving[traces]'"
+        raise Unusable(f"otlp_endpoint needs {error.name}: {install}") from error
+    reports, exporter = logging.getLogger("opentelemetry"), Reported()
+    reports.addHandler(exporter)
+    reports.propagate = False
+    release = version("tandem-serving")
+    resource = Resource.create({"service.name": service, "service.version": release})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    sender = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_SECONDS)
+    provider.add_span_processor(BatchSpanProcessor(sender))
+    _tracer = provider.get_tracer("tandem", release)
+    try:
+        yield
+    finally:
+        _tracer = None
+        provider.shutdown()
+        reports.removeHandler(exporter)
+
+
+def _propagator() -> Any:
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator()

@@ -1,0 +1,131 @@
+"""A client that is interrupted, closed, or refused, while it waits for an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tandem import AsyncClient, Client
+from tandem.protos.errors import Busy, Unavailable
+from tandem.protos.transport import rpc
+from tests.services.peer import until
+from tests.services.test_client_heartbeats import LAST, FrontEnd, asking, hang, none, tokens_of
+
+SECONDS = 10.0
+
+
+@contextmanager
+def serving(front: FrontEnd) -> Iterator[str]:
+    """A front end in a thread of its own, as this one waits; its address."""
+    ready, loop = threading.Event(), asyncio.new_event_loop()
+    address, stop = "", asyncio.Event()
+
+    async def serve() -> None:
+        nonlocal address
+        async with rpc.serving("127.0.0.1", 0, front) as address:
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    assert ready.wait(SECONDS)
+    try:
+        yield address
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(SECONDS)
+        loop.close()
+
+
+async def once() -> AsyncIterator[None]:
+    """A sign of life, and then silence."""
+    yield
+    await asyncio.sleep(60)
+
+
+def test_an_interrupted_stream_ends_and_leaves_the_client_as_it_was() -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    front = FrontEnd(once)
+    with serving(front) as address, Client(address) as client:
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt), client.stream([1]) as stream:
+                threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
+                list(stream)
+        front.pause = none
+        assert list(client.generate([1]).token_ids) == list(range(LAST))
+
+
+def test_closing_a_client_ends_its_streams_in_other_threads_with_an_error() -> None:
+    errors: list[BaseException] = []
+    front = FrontEnd(once)
+    with serving(front) as address:
+        client = Client(address)
+
+        def read() -> None:
+            try:
+                client.generate([1])
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        while not front.received:
+            thread.join(0.01)
+        client.close()
+        thread.join(SECONDS)
+        assert [(type(each), str(each)) for each in errors] == [
+            (Unavailable, "the client is closed")
+        ]
+        for ask in (client.status, lambda: client.generate([1]), lambda: list(client.stream([1]))):
+            with pytest.raises(Unavailable, match="the client is closed"):
+                ask()
+        client.close()
+
+
+async def test_a_stream_of_a_client_that_is_closed_says_so() -> None:
+    front = FrontEnd(once)
+    async with asking(front) as client, asyncio.timeout(SECONDS):
+        running = asyncio.create_task(tokens_of(client))
+        await until(lambda: front.received)
+        await client.close()
+        with pytest.raises(Unavailable, match="the client is closed"):
+            await running
+        with pytest.raises(Unavailable, match="the client is closed"):
+            await tokens_of(client)
+        with pytest.raises(Unavailable, match="the client is closed"):
+            await client.status()
+
+
+async def test_a_client_that_waits_for_its_next_attempt_is_closed_at_once() -> None:
+    async with asyncio.timeout(SECONDS):
+        client = AsyncClient("127.0.0.1:1")
+        running = asyncio.create_task(tokens_of(client))
+        await asyncio.sleep(0.3)
+        await client.close()
+        with pytest.raises(Unavailable, match="the client is closed"):
+            await running
+
+
+class Full(FrontEnd):
+    """Has no place for a long time."""
+
+    async def StreamGenerate(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        self.received.append(list(request.received))
+        raise Busy("full", 60.0)
+        yield
+
+
+async def test_when_one_front_end_is_full_another_is_asked_first() -> None:
+    full, free = Full(hang), FrontEnd(none)
+    async with asking(full, free) as client, asyncio.timeout(SECONDS):
+        for _ in range(10):
+            assert await tokens_of(client) == list(range(LAST))
+    assert full.received, "else this has shown nothing"
+    assert len(free.received) == 10
