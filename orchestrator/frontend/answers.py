@@ -69,17 +69,19 @@ class Answers:
         if sampling.seed is None:
             sampling = replace(sampling, seed=secrets.randbelow(SEEDS))
         request = replace(request, request_id=request_id, sampling=sampling)
+        course = course or Course()
         with tracing.during("generate", request.traceparent, request_id=request_id) as span:
             request = replace(request, traceparent=span.traceparent)
             with self.admission.ticket(request.share, request.quota):
                 begun = asyncio.create_task(asyncio.to_thread(self._begin, request, arrived))
-                begun.add_done_callback(partial(_note, course or Course()))
+                begun.add_done_callback(partial(_note, course))
                 running = read_ahead(lambda: self._run(begun, request, span))
                 async with aclosing(running) as chunks:
                     async for chunk in chunks:
                         yield chunk
             answer = begun.result()[1].complete()
             span.part("decode", tokens=len(answer.token_ids))
+            course.complete = True
             yield answer
 
     async def _run(

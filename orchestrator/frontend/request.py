@@ -110,3 +110,8 @@ class Request:
     part: bytes = b""  # of the share, whose parts take turns
     quota: Quota = Quota()
     default_new_tokens: int = DEFAULT_MAX_NEW_TOKENS  # or what the context still holds, if less
+
+    @property
+    def caller(self) -> str:
+        """How its client is called in logs."""
+        return self.quota.name or client_name(self.share)

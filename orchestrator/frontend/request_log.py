@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 
 from tandem.orchestrator.frontend.answer import AnswerBuilder
-from tandem.orchestrator.frontend.request import Request, client_name
+from tandem.orchestrator.frontend.request import Request
 from tandem.protos.errors import TandemError
 
 LONGEST_ID = 128  # characters, of what a client may have chosen
@@ -29,9 +29,12 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class Course:
-    """How far a request has come; `answer` is there once it was checked."""
+    """How far a request has come: `answer` is there once it was checked, and `complete` when all of
+    it was made. A client may leave as soon as it has that, before its call has ended.
+    """
 
     answer: AnswerBuilder | None = None
+    complete: bool = False
 
 
 class RequestLog:
@@ -65,15 +68,27 @@ class RequestLog:
                 code, problem = error.status, str(error)[:LONGEST_PROBLEM]
                 raise
             except (asyncio.CancelledError, GeneratorExit):
-                code = "DEADLINE_EXCEEDED" if timed_out() else "CANCELLED"
+                left = "DEADLINE_EXCEEDED" if timed_out() else "CANCELLED"
+                code = "OK" if course.complete else left
                 raise
             finally:
                 self.ends[code] += 1
                 self._ended(code)
                 seconds = time.monotonic() - began
-                facts = {"client": request.quota.name or client_name(request.share), "code": code}
-                facts |= {"problem": problem} if problem else {}
+                facts = {"client": request.caller, "code": code, "problem": problem}
+                facts = {name: fact for name, fact in facts.items() if fact}
                 _log(code, facts | {"seconds": round(seconds, 4)} | _figures(course.answer))
+
+    @contextmanager
+    def decoding(self, request_id: str) -> Iterator[None]:
+        """A scope in which a request is made of what has arrived, if that can fail: then it is
+        logged as refused.
+        """
+        try:
+            yield
+        except TandemError:
+            with self.logged(Request(request_id=request_id)):
+                raise
 
 
 def _log(code: str, facts: dict[str, Any]) -> None:

@@ -75,6 +75,11 @@ class HttpApi:
         return _named(Starlette(routes=routes, exception_handlers=refusals))  # type: ignore[arg-type]
 
     async def _generate(self, kind: type[GenerationBody], request: Request) -> Delivery:
+        """What goes wrong before the request is decoded is logged here, later by its delivery."""
+        with self.frontend.ends.decoding(request.state.request_id):
+            return await self._decoded(kind, request)
+
+    async def _decoded(self, kind: type[GenerationBody], request: Request) -> Delivery:
         self.frontend.drain.check()
         identity = self._identity(request)
         content = await read_body(request)

@@ -30,7 +30,7 @@ def page(status: Status, version: str, now: str) -> str:
         f'<p class="problem">{problem}</p>' if problem else "",
         f'<section class="tiles" aria-label="Last minute">{_tiles(status)}</section>',
         f'<h2>Last minutes</h2><section class="plots">{_plots(status.history)}</section>',
-        _replicas("Verifiers", status.verifiers, "none is known"),
+        _replicas("Verifiers", status.verifiers, "none is known", exactness=True),
         _replicas("Drafters", status.drafters, "none: the verifier decodes without drafts"),
         _workers(status),
         _clients(status),
@@ -68,15 +68,15 @@ def _tiles(status: Status) -> str:
     pays = None if drafts is None or plain is None else ratio(drafts, plain)
     tiles = (
         ("Tokens per second", number(last.tokens_per_second), "all requests, last minute"),
-        ("Acceptance rate", percent(last.acceptance_rate), "of the draft tokens verified"),
-        ("Mean acceptance length", number(last.mean_acceptance_length), "tokens per step"),
+        ("Acceptance rate", percent(last.acceptance_rate), "of draft tokens"),
+        ("Tokens per step", number(last.mean_acceptance_length), "mean acceptance length"),
         (
-            "Goodput of drafts",
+            "Goodput with drafts",
             NOTHING if pays is None else f"{pays:.2f} ×",  # noqa: RUF001
             f"{number(drafts)} with, {number(plain)} without",
         ),
         ("Requests", f"{status.running} running", f"{status.waiting} waiting"),
-        ("Ended in the last minute", f"{last.finished} finished", f"{last.failed} failed"),
+        ("Ended", f"{last.finished} finished", f"{last.failed} failed, last minute"),
     )
     return "".join(
         f'<div class="tile"><h3>{name}</h3><strong>{value}</strong><small>{more}</small></div>'
@@ -90,14 +90,15 @@ def _plots(history: Sequence[Figures]) -> str:
         for each in history:
             ago -= each.seconds
             points.append((ago, value(each)))
-        return Line(name, style, points)
+        whole = history and history[-1].seconds >= BUCKET_SECONDS / 2
+        return Line(name, style, points if whole else points[:-1])
 
-    rate = line("acceptance rate", "first", lambda each: each.acceptance_rate)
+    rate = line("now", "first", lambda each: each.acceptance_rate)
     return "".join(
         (
             _figure(
                 "Tokens per second",
-                [line("all requests", "first", lambda each: each.tokens_per_second)],
+                [line("now", "first", lambda each: each.tokens_per_second)],
                 number,
             ),
             _figure("Acceptance rate", [rate], percent, 1.0),
@@ -135,14 +136,16 @@ def _figure(name: str, lines: Sequence[Line], show: Show, top: float | None = No
     )
 
 
-def _replicas(title: str, replicas: Iterable[ReplicaStatus], empty: str) -> str:
+def _replicas(
+    title: str, replicas: Iterable[ReplicaStatus], empty: str, exactness: bool = False
+) -> str:
     head = (
         ("address", "wide"),
         ("state", ""),
         ("model", ""),
         ("device", ""),
         ("dtype", ""),
-        ("exactness", "wide"),
+        *([("exactness", "wide")] if exactness else []),
         ("sessions", "number"),
         ("KV in use", "number"),
         ("round trip", "number"),
@@ -154,7 +157,8 @@ def _replicas(title: str, replicas: Iterable[ReplicaStatus], empty: str) -> str:
         known = each.model
         cells = [escape(each.address), state]
         if known:
-            values = (known.name, known.device, known.dtype, known.exactness, str(known.sessions))
+            exact = [known.exactness] if exactness else []
+            values = (known.name, known.device, known.dtype, *exact, str(known.sessions))
             cells += map(escape, values)
             cells += [percent(known.cache_usage), f"{each.round_trip_seconds * 1000:.1f} ms"]
         rows.append(cells)

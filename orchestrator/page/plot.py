@@ -11,7 +11,8 @@ from html import escape
 from math import ceil, floor, log10
 
 WIDTH, HEIGHT = 300.0, 72.0
-NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
+NICE = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
+LEAST = 1e-6  # less is shown as nothing
 
 Point = tuple[float, float | None]  # seconds ago; a value, or None where there is none
 
@@ -33,7 +34,7 @@ class Line:
 def top_of_scale(lines: Sequence[Line]) -> float:
     """A round number that no value exceeds."""
     most = max((v for line in lines for _, v in line.points if v is not None), default=0.0)
-    if most <= 0:
+    if most < LEAST:
         return 1.0
     power = 10.0 ** floor(log10(most))
     return next(step * power for step in NICE if most <= step * power * (1 + 1e-9))

@@ -27,8 +27,9 @@ header .when { margin-left: auto; font-size: .85rem; }
 .tile h3, figcaption { margin: 0; font-size: .85rem; font-weight: 500; color: var(--dim); }
 .tile strong { display: block; font-size: 1.55rem; font-weight: 600; line-height: 1.3; }
 .tile small { color: var(--dim); }
-.plots { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fit, minmax(17rem, 1fr)); }
-figcaption { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 0 .8rem; }
+.plots { display: grid; gap: .75rem; grid-template-columns: 1fr 1fr; }
+figcaption { display: flex; flex-wrap: wrap; gap: 0 1rem; }
+figcaption b { flex: 1 1 auto; color: var(--text); }
 svg { display: block; width: 100%; height: 5.5rem; margin-top: .4rem; }
 path { fill: none; vector-effect: non-scaling-stroke; }
 .grid { stroke: var(--edge); stroke-width: 1; }

@@ -111,6 +111,17 @@ async def test_a_failed_request_is_one_line_with_what_it_had(
     front.worker.go.set()
 
 
+async def test_a_client_that_leaves_with_the_whole_answer_has_not_cancelled(front: Front) -> None:
+    """As ours does: it ends its call as soon as it has the last message."""
+    for count in range(1, 21):
+        asked = api.StreamGenerateRequest(request=api.GenerateRequest(text=PROMPT))
+        call = front.stub.StreamGenerate(asked, timeout=20)
+        while not (await call.read()).HasField("complete"):
+            pass
+        call.cancel()
+        assert [line["code"] for line in await front.ended(count)] == ["OK"] * count
+
+
 async def all_of(call: Any) -> None:
     """Wait for the end of a call."""
     if hasattr(call, "read"):

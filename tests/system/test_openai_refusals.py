@@ -9,7 +9,9 @@ from typing import Any
 import grpc
 import openai
 import pytest
+import structlog
 from openai import AsyncOpenAI
+from structlog.testing import capture_logs
 
 from tandem.protos.errors import InvalidRequest
 from tandem.protos.transport import status
@@ -158,3 +160,16 @@ async def test_a_full_server_asks_to_come_back(
         await running.close()
         chat = await refusal(converse(client.with_options(max_retries=5)))
         assert "chat template" in chat.message and chat.param == "messages"
+
+
+async def test_each_refusal_leaves_one_log_line(client: AsyncOpenAI) -> None:
+    """Whether the request could be decoded or not."""
+    merge = structlog.contextvars.merge_contextvars
+    with capture_logs(processors=[merge]) as lines:
+        refused = [
+            await refusal(complete(client, **each)) for each in ({"n": 2}, {"max_tokens": 0})
+        ]
+    logged = [(line["event"], line["code"], line["request_id"]) for line in lines]
+    ids = [each.response.headers["x-request-id"] for each in refused]
+    assert logged == [("a request was refused", "INVALID_ARGUMENT", each) for each in ids]
+    assert PROMPT not in str(lines)
