@@ -3,8 +3,9 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 MODEL_ARGS ?=
 ENGINE_ARGS ?=
+CLIENT_API := protos/client_api.binpb
 
-.PHONY: setup gguf tools demo test lint dashboards stubs bench bench-engine bench-gpu acceptance train
+.PHONY: setup gguf tools demo test lint dashboards stubs client-api bench bench-engine bench-gpu acceptance train
 
 setup: .venv/ready ## make .venv with everything for development
 
@@ -37,6 +38,10 @@ lint: setup ## style, types, imports, stubs, schemas
 	$(BIN)/python -m tandem.protos.generate --check
 	$(BIN)/python deploy/grafana/generate.py --check
 	npx --yes @bufbuild/buf@1.75.0 lint
+	npx --yes @bufbuild/buf@1.75.0 breaking --against $(CLIENT_API)
+
+client-api: ## take the client API as it is for what clients depend on: when a version is released
+	npx --yes @bufbuild/buf@1.75.0 build --path protos/tandem/v1/orchestrator.proto --exclude-source-info -o $(CLIENT_API)
 
 stubs: setup ## make the gRPC stubs from the schemas
 	$(BIN)/python -m tandem.protos.generate

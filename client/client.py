@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 from grpc import aio
 
-from tandem.client.request import build
+from tandem.client.request import Prompt, build
 from tandem.client.retry import Retry
 from tandem.protos.cancelled import is_cancelled
 from tandem.protos.errors import DeadlineExceeded, TandemError, TransportLost, Unavailable, Unusable
@@ -57,7 +57,7 @@ class AsyncClient:
         self.retry_seconds = retry_seconds
         self.closed = asyncio.Event()
 
-    async def generate(self, prompt: str | Sequence[int], **options: Any) -> api.GenerateResponse:
+    async def generate(self, prompt: Prompt, **options: Any) -> api.GenerateResponse:
         """The whole answer; options and errors as of `stream`."""
         async with self.stream(prompt, **options) as stream:
             async for _ in stream:
@@ -67,16 +67,16 @@ class AsyncClient:
 
     def stream(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         *,
         deadline_seconds: float | None = None,
         logprobs: int | None = None,
         **options: Any,
     ) -> Stream:
-        """An answer as it grows, to a text or to token ids. `options` are the fields of Sampling,
-        Stopping and Speculation, by name; `deadline_seconds` is for all of it. Raises TypeError for
-        an option that there is not, InvalidRequest for a value that is none; iterating raises
-        TandemError.
+        """An answer as it grows, to a text, to token ids or to messages of a chat. `options` are
+        the fields of Sampling, Stopping and Speculation, by name; `deadline_seconds` is for all of
+        it. Raises TypeError for an option that there is not, InvalidRequest for a value that is
+        none; iterating raises TandemError.
         """
         return Stream(self, build(prompt, logprobs, **options), deadline_seconds)
 

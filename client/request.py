@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeAlias, cast
 
+from tandem.protos.errors import InvalidRequest
 from tandem.protos.types import SEEDS
 from tandem.protos.wire.options import options, put
 from tandem.v1 import orchestrator_pb2 as api
 
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, str]]  # the last with role, content
 
-def build(prompt: str | Sequence[int], logprobs: int | None, **given: Any) -> api.GenerateRequest:
+
+def build(prompt: Prompt, logprobs: int | None, **given: Any) -> api.GenerateRequest:
     """A request that can be sent again: with an id and a seed. Options that are None are absent;
     raises TypeError for an option that there is not, InvalidRequest for one that is no value of its
     field.
@@ -20,8 +23,10 @@ def build(prompt: str | Sequence[int], logprobs: int | None, **given: Any) -> ap
     request = api.GenerateRequest(request_id=secrets.token_hex(8), logprobs=logprobs)
     if isinstance(prompt, str):
         request.text = prompt
+    elif prompt and isinstance(prompt[0], Mapping):
+        _put_messages(request, prompt)
     else:
-        request.token_ids.ids.extend(prompt)
+        request.token_ids.ids.extend(cast("Sequence[int]", prompt))
     request.sampling.seed = secrets.randbelow(SEEDS)
     known = options()
     for name, value in given.items():
@@ -32,3 +37,12 @@ def build(prompt: str | Sequence[int], logprobs: int | None, **given: Any) -> ap
         if value is not None:
             put(request, name, value)
     return request
+
+
+def _put_messages(request: api.GenerateRequest, messages: Sequence[Any]) -> None:
+    for place, each in enumerate(messages):
+        try:
+            request.messages.messages.add(**each)
+        except (ValueError, TypeError) as error:
+            problem = "is not made of texts: role, content and name"
+            raise InvalidRequest.of(f"messages[{place}]", problem) from error

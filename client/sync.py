@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any, Self, TypeVar
 
 from tandem.client.client import AsyncClient, Stream
+from tandem.client.request import Prompt
 from tandem.protos.errors import Unavailable
 from tandem.v1 import orchestrator_pb2 as api
 
@@ -26,11 +27,11 @@ class Client:
         self._thread.start()
         self._client = self._run(self._connect(addresses, settings))
 
-    def generate(self, prompt: str | Sequence[int], **options: Any) -> api.GenerateResponse:
+    def generate(self, prompt: Prompt, **options: Any) -> api.GenerateResponse:
         """The whole answer; see AsyncClient."""
         return self._run(self._client.generate(prompt, **options))
 
-    def stream(self, prompt: str | Sequence[int], **options: Any) -> SyncStream:
+    def stream(self, prompt: Prompt, **options: Any) -> SyncStream:
         """The same answer as it grows."""
         return SyncStream(self, self._client.stream(prompt, **options))
 

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from tandem.orchestrator import server
 from tandem.orchestrator.config import OrchestratorConfig
+from tandem.protos.service.drain import Drain
 from tandem.protos.transport import rpc
 from tandem.v1 import orchestrator_pb2_grpc
 from tests.conftest import Services
@@ -58,7 +59,9 @@ def with_template(model: Path, folder: Path, template: str = TEMPLATE) -> Path:
 
 
 @asynccontextmanager
-async def serve_http(services: Services, tokenizer: Path, **options: Any) -> AsyncIterator[Door]:
+async def serve_http(
+    services: Services, tokenizer: Path, drain: Drain | None = None, **options: Any
+) -> AsyncIterator[Door]:
     """One orchestrator, without Ray."""
     port, registry = rpc.free_port("127.0.0.1"), CollectorRegistry()
     config = OrchestratorConfig(
@@ -70,7 +73,7 @@ async def serve_http(services: Services, tokenizer: Path, **options: Any) -> Asy
         ray=False,
         **options,
     )
-    async with server.serving(config, registry) as address, rpc.connect(address) as channel:
+    async with server.serving(config, registry, drain) as address, rpc.connect(address) as channel:
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
         yield Door(f"http://127.0.0.1:{port}", stub, address, registry)
 

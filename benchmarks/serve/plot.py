@@ -20,7 +20,8 @@ def draw(file: Path, groups: Mapping[str, Sequence[Record]]) -> None:
     figure = Figure(figsize=(10, 7), layout="constrained")
     for axes, name in zip(figure.subplots(2, 2).flat, TIMES, strict=True):
         for label, records in groups.items():
-            values = sorted(value * 1000 for value in times(records)[name])
+            good = [record for record in records if not record.error]
+            values = sorted(value * 1000 for value in times(good)[name])
             parts = [(place + 1) / len(values) for place in range(len(values))]
             axes.step(values, parts, where="post", label=label)
         axes.set(title=name.upper(), xlabel="ms", ylabel="part of all", ylim=(0, 1))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from tandem.protos.errors import InvalidRequest
 from tandem.protos.rounds import Fallback, Finish, Members, RunRequest, Step
 from tandem.protos.wire.codec import decode_logprobs, decode_session_id, encode_logprobs
 from tandem.protos.wire.drafting import decode_shape, encode_shape
 from tandem.protos.wire.sampling import decode_sampling, encode_sampling
 from tandem.v1 import rounds_pb2
+
+MOST = (1 << 32) - 1  # of a turn, and of a length
+MOST_OPENINGS = 1 << 20  # of one request
 
 
 def encode_run(request: RunRequest) -> rounds_pb2.RunRequest:
@@ -28,6 +32,12 @@ def encode_run(request: RunRequest) -> rounds_pb2.RunRequest:
 
 def decode_run(message: rounds_pb2.RunRequest) -> RunRequest:
     """Message to request; raises InvalidRequest."""
+    for field, most in (
+        ("max_new_tokens", MOST - len(message.prompt)),
+        ("first_turn", MOST - MOST_OPENINGS),
+    ):
+        if (value := getattr(message, field)) > most:
+            raise InvalidRequest.of(field, f"is {value}, above {most}")
     return RunRequest(
         request_id=message.request_id,
         session_id=decode_session_id("session_id", message.session_id),

@@ -20,6 +20,7 @@ SMALL = {
     "copying": "--prompts 1 --max-new-tokens 8",
     "engine": f"{models.TARGET} --repetitions 1",
     "equality": "--sequences 4 --tokens 8",
+    "fuzz": "--requests 500 --seconds 60",
     "gaps": "--sessions 2 --prompt 200 --seconds 1",
     "goodput": "--worlds 2 --seeds 1",
     "levels": "--repetitions 1",
@@ -32,7 +33,7 @@ SMALL = {
     "slow_drafter": "--streams 1 --rule reject --tokens 40 --turns 1",
     "throughput": "--prompts 1 --max-new-tokens 8 --no-ray",
 }
-NO_JSON = {"chaos", "equality", "options", "rules"}
+NO_JSON = {"chaos", "equality", "fuzz", "options", "rules"}
 ELSEWHERE = {"gpu": "tests/services/test_gpu_benchmark.py"}
 
 

@@ -35,9 +35,13 @@ PLACES = {
 }
 ALSO = {"up": ["--port", "0", "--no-ray"], "orchestrator": ["--no-ray"]}
 COMMAND = re.compile(
-    r"\btandem (up|generate|status|top|certs|verifier|drafter|orchestrator)\b|-m ([\w.]+)"
+    r"\btandem (up|generate|status|top|certs|bench serve|verifier|drafter|orchestrator)\b"
+    r"|-m ([\w.]+)"
 )
-TANDEM = ("up", "generate", "status", "top", "certs", "verifier", "drafter", "orchestrator")
+TANDEM = (
+    *("up", "generate", "status", "top", "certs", "bench serve"),
+    *("verifier", "drafter", "orchestrator"),
+)
 CONTAINERS = "tests/system/test_containers.py::test"
 ELSEWHERE = {  # a block's first command: the test that runs it, `file::name`
     "ray start --head --node-ip-address=10.0.0.1 --port=6379": "tests/system/test_ray_nodes.py::"
@@ -209,7 +213,7 @@ def known_flags(command: str) -> frozenset[str]:
     if found and found[2]:
         return help_of(found[2])
     roles = [found[1]] if found else TANDEM
-    return frozenset().union(*(help_of("tandem", role) for role in roles))
+    return frozenset().union(*(help_of("tandem", *role.split()) for role in roles))
 
 
 @pytest.mark.parametrize("page", GUIDE, ids=lambda page: page.name)

@@ -9,6 +9,8 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from tandem import AsyncClient
+from tandem.protos.errors import InvalidRequest
 from tests.conftest import Pair, Services
 from tests.http_served import PROMPT, WRITTEN, Door, complete, converse, serve_http, with_template
 from tests.system.test_same_text import ask
@@ -94,6 +96,12 @@ async def test_grpc_has_the_same_chats(client: AsyncOpenAI, door: Door) -> None:
     request.messages.template_arguments["tone"] = 7
     request.messages.add_generation_prompt = False
     answers = [plain.text, (await door.stub.Generate(request)).text]
+    async with AsyncClient(door.address) as grpc_client:
+        asked = [{"role": each.role, "content": each.content} for each in request.messages.messages]
+        found = await grpc_client.generate(asked, temperature=0, max_new_tokens=30)
+        assert found.text == plain.text
+        with pytest.raises(InvalidRequest, match=r"messages\[1\] is not made of texts"):
+            await grpc_client.generate([asked[0], {"role": "user", "image": "x"}])
     extra = {"chat_template_kwargs": {"tone": 7}, "add_generation_prompt": False}
     chats = [await converse(client), await converse(client, extra_body=extra)]
     assert answers == [chat.choices[0].message.content for chat in chats]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
+import httpx2
 import openai
 import pytest
 import structlog
@@ -14,6 +16,7 @@ from openai import AsyncOpenAI
 from structlog.testing import capture_logs
 
 from tandem.protos.errors import InvalidRequest
+from tandem.protos.service.drain import Drain
 from tandem.protos.transport import status
 from tandem.v1 import orchestrator_pb2 as api
 from tests.conftest import Pair, Services
@@ -143,6 +146,53 @@ async def test_cached_prefixes_are_shared_by_key(client: AsyncOpenAI) -> None:
     for wanted in (False, True):
         found = await complete(client, prompt=prompt, extra_body={"prompt_cache_key": "ours"})
         assert (found.usage.prompt_tokens_details.cached_tokens > 0) == wanted
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status"),
+    [
+        ("GET", "/v1/completions", b"", 405),
+        ("GET", "/nothing", b"", 404),
+        ("POST", "/v1/completions", b"{", 400),
+        ("POST", "/v1/completions", b" " * (5 << 20), 413),
+    ],
+)
+async def test_every_refusal_has_openais_shape_and_an_id(
+    door: Door, method: str, path: str, content: bytes, status: int
+) -> None:
+    async with httpx2.AsyncClient(base_url=door.url, trust_env=False) as http:
+        refused = await http.request(method, path, content=content)
+    assert refused.status_code == status and refused.headers["x-request-id"]
+    assert set(refused.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_health_is_that_of_the_verifier(door: Door) -> None:
+    async with httpx2.AsyncClient(base_url=door.url, trust_env=False) as http:
+        for _ in range(300):  # on a busy machine a verifier may be late for a moment
+            if (health := await http.get("/health")).status_code == 200:
+                break
+            await asyncio.sleep(0.1)
+    assert (health.status_code, health.json()) == (200, {})
+
+
+async def test_a_stream_that_runs_is_finished_when_the_server_stops(
+    services: Services, embedded: Pair, nothing_left: None
+) -> None:
+    drain = Drain(30.0)
+    async with AsyncExitStack() as scope:
+        door = await scope.enter_async_context(serve_http(services, embedded.target, drain))
+        client = AsyncOpenAI(base_url=f"{door.url}/v1", api_key="-", max_retries=0)
+        await scope.enter_async_context(client)
+        options: dict[str, Any] = {"max_tokens": 300, "extra_body": {"ignore_eos": True}}
+        chunks = aiter(await complete(client, stream=True, **options))
+        await anext(chunks)
+        stopping = asyncio.create_task(drain.finish())
+        await asyncio.sleep(0)
+        error = await refusal(complete(client), openai.InternalServerError)
+        assert error.status_code == 503
+        ends = [chunk.choices[0].finish_reason async for chunk in chunks]
+        assert ends[-1] == "length"
+        await stopping
 
 
 async def test_a_full_server_asks_to_come_back(

@@ -1,0 +1,1 @@
+"""Generated requests: whatever a caller sends, a service answers and lives."""

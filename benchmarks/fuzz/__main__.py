@@ -1,0 +1,169 @@
+"""Generated requests for every method of every service, and for the HTTP port.
+
+    python -m tandem.benchmarks.fuzz --requests 100000 --seconds 300
+
+No process may end, and no answer may be INTERNAL, UNKNOWN or 500. Memory is compared with that
+after the first tenth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import psutil
+import typer
+from rich.progress import Progress
+from rich.table import Table
+
+from tandem import models
+from tandem.benchmarks.chaos.system import DRAFTER, FRONT_END, VERIFIER, System, running
+from tandem.benchmarks.figures import report
+from tandem.benchmarks.fuzz.bodies import VALID
+from tandem.benchmarks.fuzz.calls import methods
+from tandem.benchmarks.fuzz.targets import HttpPort, Port, Target, round_worker, with_template
+from tandem.protos.errors import TandemError
+from tandem.protos.service.process import configure_logging
+from tandem.protos.transport import rpc
+
+BAD = ("INTERNAL", "UNKNOWN", "500")
+SETTLED = 0.1  # part of all requests until memory is that of a process at work
+AT_ONCE = 8
+OF = {
+    "OrchestratorService": FRONT_END,
+    "RegistrationService": FRONT_END,
+    "VerifierService": VERIFIER,
+    "DrafterService": DRAFTER,
+}
+
+
+@dataclass
+class Outcome:
+    """What came of all requests: how often each status of each target, and what was wrong."""
+
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    memory: dict[str, list[float]] = field(default_factory=dict)  # MB, at first and in the end
+
+    def add(self, number: int, name: str, status: str, message: str) -> None:
+        """One request has ended."""
+        self.counts[name, status] += 1
+        if status in BAD:
+            self.wrong.append(f"request {number}: {name}: {status}: {message[:300]}")
+
+
+@asynccontextmanager
+async def targets(system: System, port: int) -> AsyncIterator[list[Target]]:
+    """All that can be asked."""
+    async with AsyncExitStack() as scope:
+        found: list[Target] = []
+        for method in methods():
+            member = system.members[OF[method.service]][0] if method.service in OF else None
+            if member is None:
+                continue
+            channel = await scope.enter_async_context(rpc.connect(member.address))
+            found.append(Port(channel, method))
+        found += await scope.enter_async_context(round_worker(system))
+        http = HttpPort(f"http://127.0.0.1:{port}")
+        scope.push_async_callback(http.close)
+        found += [http.at(path) for path in VALID]
+        yield found
+
+
+def pids(system: System) -> dict[str, int]:
+    """Of each process."""
+    return {member.role: member.pid for some in system.members.values() for member in some}
+
+
+def memory(system: System) -> dict[str, float]:
+    """MB of each process."""
+    return {role: psutil.Process(pid).memory_info().rss / 1e6 for role, pid in pids(system).items()}
+
+
+async def ask(
+    asked: list[Target], requests: range, seed: int, until: float, outcome: Outcome, done: Any
+) -> None:
+    """Requests one after the other, by several callers at once."""
+    numbers = iter(requests)
+
+    async def caller() -> None:
+        for number in numbers:
+            if time.monotonic() > until:
+                return
+            rng = Random(f"{seed} {number}")
+            target = asked[number % len(asked)]
+            status, message = await target.ask(rng)
+            outcome.add(number, target.name, status, message)
+            done()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(AT_ONCE):
+            group.create_task(caller())
+
+
+async def whole(
+    requests: range, seconds: float, seed: int, target: Path, draft: Path
+) -> tuple[Outcome, bool]:
+    """All of it; whether every process lived. Raises TandemError."""
+    port, outcome = rpc.free_port("127.0.0.1"), Outcome()
+    os.environ["TANDEM__ORCHESTRATOR__HTTP_PORT"] = str(port)
+    os.environ["TANDEM__ORCHESTRATOR__REGISTRATION_TOKEN"] = secrets.token_hex(16)
+    async with AsyncExitStack() as scope:
+        folder = with_template(target, Path(scope.enter_context(TemporaryDirectory())))
+        system = await scope.enter_async_context(running(folder, draft, 1, 1, 1, 0))
+        asked = await scope.enter_async_context(targets(system, port))
+        before, began = pids(system), time.monotonic()
+        first = range(requests.start, requests.start + max(1, int(len(requests) * SETTLED)))
+        rest = range(first.stop, requests.stop)
+        with Progress(transient=True) as progress:
+            task = progress.add_task("requests", total=len(requests))
+            for part, share in ((first, SETTLED), (rest, 1.0)):
+                until = began + seconds * share
+                await ask(asked, part, seed, until, outcome, lambda: progress.advance(task))
+                for role, used in memory(system).items():
+                    outcome.memory.setdefault(role, []).append(used)
+        return outcome, pids(system) == before
+
+
+def main(
+    count: Annotated[int, typer.Option("--requests", min=1)] = 100_000,
+    first: Annotated[int, typer.Option(help="to begin with, to see one again", min=0)] = 0,
+    seconds: Annotated[float, typer.Option(help="at most", min=1)] = 300,
+    seed: Annotated[int, typer.Option()] = 0,
+    target: Annotated[Path, typer.Option()] = models.TARGET,
+    draft: Annotated[Path, typer.Option()] = models.DRAFT,
+) -> None:
+    """Ask, and print what came of it; exits with 1 if anything was wrong."""
+    configure_logging("critical")
+    try:
+        outcome, lived = asyncio.run(
+            whole(range(first, first + count), seconds, seed, target, draft)
+        )
+    except TandemError as problem:
+        raise SystemExit(f"error: {problem}") from None
+    shown = Table("", "status", "times")
+    for (name, status), times in sorted(outcome.counts.items()):
+        shown.add_row(name, status, str(times))
+    for role, (before, after) in outcome.memory.items():
+        shown.add_row(role, "MB, after a tenth and at the end", f"{before:.0f}, {after:.0f}")
+    total = sum(outcome.counts.values())
+    ends = "every process lived" if lived else "a process has ended"
+    report.publish(f"{total} requests, {len(outcome.wrong)} wrong; {ends}", shown, [], None)
+    for line in outcome.wrong[:20]:
+        print(line)
+    if outcome.wrong or not lived:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

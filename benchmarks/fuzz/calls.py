@@ -1,0 +1,112 @@
+"""Every method of every service, found in the schemas, and one call of it: how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import grpc
+from google.protobuf import message_factory
+from google.protobuf.message import Message
+from grpc import aio
+
+from tandem.benchmarks.fuzz.messages import change
+from tandem.protos.cancelled import is_cancelled
+from tandem.v1 import (
+    drafter_pb2,
+    orchestrator_pb2,
+    registration_pb2,
+    rounds_pb2,
+    verifier_pb2,
+)
+
+MODULES = (orchestrator_pb2, verifier_pb2, drafter_pb2, registration_pb2, rounds_pb2)
+SECONDS = 1.0  # of a call
+ENDED_WHILE_SENDING = "Internal error from Core"  # the library's own, on the caller's side
+ENOUGH = 40  # responses of a stream
+SENT = (1, 1, 2, 3)  # messages of a stream
+GARBLED = 0.03  # of all messages
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One method, by its full name; `base` is a message that could be served."""
+
+    path: str
+    takes_stream: bool
+    gives_stream: bool
+    base: Message
+
+    @property
+    def service(self) -> str:
+        """The name of the service alone."""
+        return self.path.split("/")[1].rpartition(".")[2]
+
+    def messages(self, rng: Random) -> list[bytes]:
+        """What is sent in one call."""
+        return [self._message(rng) for _ in range(rng.choice(SENT) if self.takes_stream else 1)]
+
+    def _message(self, rng: Random) -> bytes:
+        message = type(self.base)()
+        message.CopyFrom(self.base)
+        change(message, rng)
+        packed = message.SerializeToString()
+        return rng.randbytes(len(packed) + 3) if rng.random() < GARBLED else packed
+
+
+def methods() -> Iterator[Method]:
+    """Those of all schemas."""
+    for module in MODULES:
+        for service in module.DESCRIPTOR.services_by_name.values():
+            for method in service.methods:
+                base = message_factory.GetMessageClass(method.input_type)()
+                path = f"/{service.full_name}/{method.name}"
+                yield Method(path, method.client_streaming, method.server_streaming, _valid(base))
+
+
+def _valid(base: Message) -> Message:
+    generation: Any = base
+    if isinstance(base, orchestrator_pb2.StreamGenerateRequest):
+        generation = base.request
+    if isinstance(generation, orchestrator_pb2.GenerateRequest):
+        generation.text, generation.stopping.max_new_tokens = "Once", 2
+    if isinstance(base, rounds_pb2.RunRequest):
+        base.prompt.extend((5, 6, 7))
+        base.max_new_tokens, base.session_id = 2, b"s" * 16
+    return base
+
+
+async def call(
+    channel: aio.Channel, method: Method, sent: Sequence[bytes], metadata: Any = ()
+) -> tuple[str, str]:
+    """The name of the status and its message; what goes on too long is ended."""
+    kind = f"{'stream' if method.takes_stream else 'unary'}_"
+    kind += "stream" if method.gives_stream else "unary"
+    invoke: Any = getattr(channel, kind)(method.path)
+    argument = _each(sent) if method.takes_stream else sent[0]
+    running = invoke(argument, timeout=SECONDS, metadata=metadata)
+    try:
+        if method.gives_stream:
+            count = 0
+            async for _ in running:
+                count += 1
+                if count == ENOUGH:
+                    running.cancel()
+                    break
+        else:
+            await running
+    except aio.AioRpcError as error:
+        own = error.details() == ENDED_WHILE_SENDING
+        return "ended while sending" if own else error.code().name, error.details() or ""
+    except asyncio.CancelledError:
+        if is_cancelled():
+            raise
+    return grpc.StatusCode.OK.name, ""
+
+
+async def _each(sent: Sequence[bytes]) -> AsyncIterator[bytes]:
+    for message in sent:
+        yield message

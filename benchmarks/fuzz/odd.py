@@ -1,0 +1,59 @@
+"""Values at the limits of their kinds, and beyond. Pure: chance is an argument."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from typing import Any
+
+TEXTS = ("", "a", "Once upon a time", "\x00", "é世界😀", "<|endoftext|>", "a" * 300, "word " * 2000)
+FLOATS = (
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    1.5,
+    2.0,
+    1e-45,
+    3.4e38,
+    -3.4e38,
+    math.inf,
+    -math.inf,
+    math.nan,
+)
+LISTED = (1, 1, 2, 40)  # entries of a list
+
+
+def whole(rng: Random, bits: int, signed: bool) -> int:
+    """A number of so many bits."""
+    most = (1 << (bits - signed)) - 1
+    least = -most - 1 if signed else 0
+    return rng.choice((0, 1, 2, 7, 255, 512, most, most - 1, least, rng.randint(least, most)))
+
+
+def number(rng: Random) -> float:
+    """A number with a fraction, or none."""
+    return rng.choice((*FLOATS, rng.uniform(-3, 3)))
+
+
+def text(rng: Random) -> str:
+    """Letters of any kind."""
+    return rng.choice(TEXTS)
+
+
+def octets(rng: Random) -> bytes:
+    """Bytes, sixteen as the most likely length."""
+    return rng.randbytes(rng.choice((0, 1, 16, 16, 16, 17, 500)))
+
+
+def json_value(rng: Random, depth: int = 0) -> Any:
+    """Anything that a JSON text can hold."""
+    plain = (None, True, False, whole(rng, 64, True), whole(rng, 32, False), number(rng), text(rng))
+    kind = rng.randrange(len(plain) + (2 if depth < 3 else 0))
+    if kind < len(plain):
+        return plain[kind]
+    values = [json_value(rng, depth + 1) for _ in range(rng.choice((0, 1, 2, 20)))]
+    if kind == len(plain):
+        return values
+    return {text(rng)[:20] or str(place): value for place, value in enumerate(values)}

@@ -1,0 +1,130 @@
+"""Who is asked: a method at a gRPC port, or a path at an HTTP port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Protocol
+
+import httpx2
+from grpc import aio
+
+from tandem.benchmarks.chaos.system import DRAFTER, VERIFIER, System
+from tandem.benchmarks.fuzz.bodies import body
+from tandem.benchmarks.fuzz.calls import Method, call, methods
+from tandem.orchestrator.fleet.clients import VerifierClient
+from tandem.orchestrator.fleet.registration import Access
+from tandem.orchestrator.workers import worker
+from tandem.protos.transport import heartbeat, rpc
+from tandem.protos.transport.key import WORKER_KEY
+from tandem.v1 import rounds_pb2, rounds_pb2_grpc
+
+SECONDS = 10.0
+CONFIG = "tokenizer_config.json"
+TEMPLATE = "{% for m in messages %}{{ m.role ~ ': ' ~ m.content | trim ~ tone }}\n{% endfor %}"
+LEFT = 0.1  # of all answers over HTTP, whose client leaves
+KEY = "key of the fuzzed worker"
+
+
+def with_template(model: Path, folder: Path) -> Path:
+    """The same model, with a chat template."""
+    for file in model.iterdir():
+        if file.name != CONFIG:
+            (folder / file.name).symlink_to(file.resolve())
+    config = json.loads((model / CONFIG).read_text("utf-8")) if (model / CONFIG).exists() else {}
+    (folder / CONFIG).write_text(json.dumps(config | {"chat_template": TEMPLATE}))
+    return folder
+
+
+class Target(Protocol):
+    """Something that can be asked."""
+
+    @property
+    def name(self) -> str:
+        """As people know it."""
+
+    async def ask(self, rng: Random) -> tuple[str, str]:
+        """Send one generated request: the status, and what goes with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One method."""
+
+    channel: aio.Channel
+    method: Method
+    metadata: Any = ()
+
+    @property
+    def name(self) -> str:
+        """Without the package."""
+        return self.method.path.rpartition(".")[2]
+
+    async def ask(self, rng: Random) -> tuple[str, str]:
+        """As of every target."""
+        return await call(self.channel, self.method, self.method.messages(rng), self.metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpPort:
+    """An HTTP port, or a path there."""
+
+    url: str
+    name: str = ""
+    client: httpx2.AsyncClient = field(
+        default_factory=lambda: httpx2.AsyncClient(timeout=SECONDS, trust_env=False)
+    )
+
+    def at(self, path: str) -> HttpPort:
+        """A path."""
+        return HttpPort(self.url, path, self.client)
+
+    async def ask(self, rng: Random) -> tuple[str, str]:
+        """As of every target."""
+        try:
+            return await self._ask(rng)
+        except httpx2.TimeoutException:
+            return f"longer than {SECONDS:g} s", ""
+        except httpx2.HTTPError as error:
+            return "UNKNOWN", repr(error)
+
+    async def _ask(self, rng: Random) -> tuple[str, str]:
+        content = body(self.name, rng)
+        async with self.client.stream("POST", self.url + self.name, content=content) as response:
+            if rng.random() < LEFT:
+                return str(response.status_code), ""
+            text = (await response.aread()).decode(errors="replace")
+        failed = '"type":"server_error"' in text.replace(" ", "") and response.status_code == 200
+        return "500" if failed else str(response.status_code), text
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.client.aclose()
+
+
+@asynccontextmanager
+async def round_worker(system: System) -> AsyncIterator[list[Target]]:
+    """A round worker in this process, on the services of the system."""
+    verifier, drafter = (system.members[role][0].address for role in (VERIFIER, DRAFTER))
+    async with rpc.connect(verifier) as channel:
+        target = await VerifierClient(channel).describe(SECONDS)
+    metadata = ((WORKER_KEY, KEY),)
+    serving = worker.serving("127.0.0.1", Access(KEY), target)
+    async with serving as address, rpc.connect(address) as channel:
+        stub: Any = rounds_pb2_grpc.RoundWorkerServiceStub(channel)
+        members = rounds_pb2.Members(verifiers=[verifier], drafters=[drafter])
+
+        async def attend() -> AsyncIterator[rounds_pb2.AttendRequest]:
+            while True:
+                yield rounds_pb2.AttendRequest(members=members)
+                await asyncio.sleep(heartbeat.SECONDS)
+
+        attending = stub.Attend(attend(), metadata=metadata)
+        own = (method for method in methods() if method.service == "RoundWorkerService")
+        yield [Port(channel, method, metadata) for method in own if method.path.endswith("/Run")]
+        attending.cancel()
