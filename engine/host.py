@@ -24,7 +24,7 @@ from tandem.engine.cache.ranges import BLOCK
 from tandem.engine.cache.sessions import Sessions
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.exact.exactness import Exactness, positions_tried, self_test
-from tandem.engine.exact.fingerprint import model_fingerprint
+from tandem.engine.exact.fingerprint import model_fingerprint, weights_fingerprint
 from tandem.engine.forward.cuda import cublas
 from tandem.engine.loading import load_model, runner_of
 from tandem.engine.memory import available, cache_bytes
@@ -61,6 +61,7 @@ class Host:
     exactness: Exactness
     tokenizer_fingerprint: str
     fingerprint: str
+    weights_fingerprint: str
     health: Health
 
     def describe(self) -> ModelDescription:
@@ -79,6 +80,7 @@ class Host:
             cache_usage=self.sessions.usage,
             kernels=model.kernels,
             fingerprint=self.fingerprint,
+            weights_fingerprint=self.weights_fingerprint,
         )
 
     async def close(self, session_id: bytes, close: Callable[[bytes], None]) -> None:
@@ -109,6 +111,7 @@ async def hosting(
     runner, exactness = await asyncio.to_thread(load_and_test, config, exact)
     tokenizer = fingerprint(config.model)
     model = await asyncio.to_thread(model_fingerprint, runner, tokenizer)
+    weights = await asyncio.to_thread(weights_fingerprint, config.model, tokenizer)
     context_length = config.context_length or runner.model.context_length
     sessions = Sessions(
         runner.pool,
@@ -137,7 +140,8 @@ async def hosting(
     with ModelThread(runner, limits, observe, sessions.expire) as thread:
         health = Health()
         async with background(_report(thread, health), activity.run()):
-            host = Host(runner, sessions, thread, config, exactness, tokenizer, model, health)
+            prints = tokenizer, model, weights
+            host = Host(runner, sessions, thread, config, exactness, *prints, health)
             report_model(registry, host.describe())
             yield host
 

@@ -44,6 +44,8 @@ class SpeculationStats:
     unused: int = 0
     drafter_switches: int = 0
     verifier_switches: int = 0
+    verifier_group: str = ""
+    verifier_group_changes: int = 0
     acceptance_histogram: list[int] = field(default_factory=list)
 
     @property
@@ -72,6 +74,9 @@ class SpeculationStats:
         self.unused += step.unused
         self.drafter_switches = max(self.drafter_switches, step.drafter_switches)
         self.verifier_switches = max(self.verifier_switches, step.verifier_switches)
+        if step.verifier_group:
+            self.verifier_group_changes += self.verifier_group not in ("", step.verifier_group)
+            self.verifier_group = step.verifier_group
         missing = step.accepted + 1 - len(self.acceptance_histogram)
         self.acceptance_histogram += [0] * missing
         self.acceptance_histogram[step.accepted] += 1

@@ -52,6 +52,7 @@ class RunRequest:
     completion: tuple[int, ...] = ()
     first_turn: int = 0
     traceparent: str = ""  # of the span that runs it
+    verifier_group: str = ""  # that the completion is from
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +77,4 @@ class Step:
     drafter_round_trip: float = 0.0  # seconds, smoothed; 0 = not known
     verifier_round_trip: float = 0.0
     fallback: Fallback | None = None
+    verifier_group: str = ""  # fingerprint of its model, where it is another than before

@@ -21,7 +21,7 @@ class Decoding:
 
     In `lockstep` each step waits for the guess made after exactly its length and verifies all of
     it; `once` ends after one step. `lookup`: guess what followed the last tokens where they
-    occurred before.
+    occurred before. `group` of verifiers that the text is from: it is not sent.
     """
 
     context: Context
@@ -33,6 +33,7 @@ class Decoding:
     lookup: DraftShape = NO_DRAFT_SHAPE
     request_id: str = ""
     traceparent: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)

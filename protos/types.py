@@ -212,3 +212,9 @@ class ModelDescription:
     cache_usage: float = 0.0
     kernels: str = ""
     fingerprint: str = ""  # of what decides the text
+    weights_fingerprint: str = ""
+
+    @property
+    def identity(self) -> str:
+        """The same for the same model, however it is computed, if that is known."""
+        return self.weights_fingerprint or self.fingerprint

@@ -1,12 +1,15 @@
-"""The fingerprint of a model: what this process computes for a fixed text.
+"""Two fingerprints of a model: of what this process computes for a fixed text, and of its files.
 
-Two model services with the same one continue each other's texts. Found out by trying, as exactness
-is, so that weights, dtype, kernels and anything else that decides the logits count.
+Two model services with the same first one continue each other's texts. It is found out by trying,
+as exactness is, so that weights, dtype, kernels and anything else that decides the logits count.
+With the second one they have the same model, whose logits may differ in their last bits.
 """
 
 from __future__ import annotations
 
+import json
 from hashlib import sha256
+from pathlib import Path
 
 import torch
 
@@ -16,6 +19,8 @@ from tandem.protos import tree
 
 PROBE_TOKENS = 24
 STRIDE = 7919  # between their ids
+SAMPLES, SAMPLE_BYTES = 4096, 256  # read of each file
+OF_NO_WEIGHT = {"_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 
 
 @torch.inference_mode()
@@ -34,3 +39,24 @@ def model_fingerprint(runner: ModelRunner, tokenizer_fingerprint: str) -> str:
         runner.pool.release(kv_range)
     known = f"{tokenizer_fingerprint} {model.numbers} {model.vocab_size} ".encode()
     return sha256(known + logits.float().cpu().numpy().tobytes()).hexdigest()[:16]
+
+
+def weights_fingerprint(folder: Path, tokenizer_fingerprint: str) -> str:
+    """A short hash of the tokenizer and of the files of a model directory, or of a GGUF file: of
+    their sizes and of samples of their content, so that large ones take no time.
+    """
+    digest = sha256(tokenizer_fingerprint.encode())
+    files = [folder]
+    if folder.is_dir():
+        files = sorted(folder.glob("*.safetensors"))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        decides = {name: config[name] for name in sorted(config.keys() - OF_NO_WEIGHT)}
+        digest.update(json.dumps(decides, sort_keys=True).encode())
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f" {size} ".encode())
+        with file.open("rb") as content:
+            for place in range(0, size, max(SAMPLE_BYTES, size // SAMPLES)):
+                content.seek(place)
+                digest.update(content.read(SAMPLE_BYTES))
+    return digest.hexdigest()[:16]

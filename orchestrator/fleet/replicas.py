@@ -55,7 +55,7 @@ class Replicas:
     def __init__(self, config: OrchestratorConfig, membership: Membership) -> None:
         self._config, self._membership = config, membership
         self.fingerprint = fingerprint(config.tokenizer)
-        self.model_fingerprint = ""  # of the target at the start
+        self.model_identity = ""  # of the target at the start
         self.key = ""  # of the round workers, which registered drafters want
         self.verifiers: Mapping[str, VerifierProbe] = {}
         self.drafters: Mapping[str, DrafterProbe] = {}
@@ -81,7 +81,7 @@ class Replicas:
         """
         config = self._config
         target = await self._target()
-        self.model_fingerprint = target.fingerprint
+        self.model_identity = target.identity
         _check_same(config.tokenizer, self.fingerprint, target)
         draft = await _first(self.drafters, min(STATUS_SECONDS, config.start_seconds))
         if draft:
@@ -99,8 +99,8 @@ class Replicas:
         return verifiers, drafters
 
     def _other_model(self, model: ModelDescription) -> str:
-        same = model.fingerprint == self.model_fingerprint
-        return "" if same else f"another model than at the start ({model.fingerprint})"
+        same = model.identity == self.model_identity
+        return "" if same else f"another model than at the start ({model.identity})"
 
     def _other_tokens(self, model: ModelDescription) -> str:
         same = model.tokenizer_fingerprint == self.fingerprint

@@ -8,7 +8,7 @@ more sessions than another is passed over ("consistent hashing with bounded load
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from hashlib import blake2b
 
 SLACK = 4  # sessions more than the replica with fewest that one may have
@@ -21,6 +21,14 @@ def choose(key: bytes, sessions: Mapping[str, int]) -> str:
     most = min(sessions.values()) + SLACK
     ranking = sorted(sessions, key=lambda name: _score(key, name), reverse=True)
     return next(name for name in ranking if sessions[name] <= most)
+
+
+def of_group(group: str, groups: Mapping[str, str]) -> Collection[str]:
+    """The names of replicas that may continue a text from a group, by the group of each: those of
+    the same one, which compute the same bits, or all if there are none. A new text has no group.
+    """
+    same = [name for name in groups if groups[name] == group]
+    return same if group and same else groups.keys()
 
 
 def _score(key: bytes, name: str) -> bytes:

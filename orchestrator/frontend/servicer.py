@@ -239,6 +239,7 @@ def encode_stats(stats: SpeculationStats, rule: Rule) -> api.SpeculationSummary:
         fallback_rounds=stats.fallback_steps,
         drafter_switches=stats.drafter_switches,
         verifier_switches=stats.verifier_switches,
+        verifier_group_changes=stats.verifier_group_changes,
         rule=api.AcceptanceRule.ValueType(rule.value),
     )
 

@@ -26,6 +26,7 @@ class Generation:
     matched_token_id: int | None = None
     client: bytes = b""
     turn: int = 0
+    group: str = ""  # of verifiers, that the newest tokens are from
 
     @classmethod
     def of(cls, request: RunRequest) -> Generation:
@@ -39,6 +40,7 @@ class Generation:
             list(request.completion),
             client=request.client,
             turn=request.first_turn,
+            group=request.verifier_group,
         )
 
     @property

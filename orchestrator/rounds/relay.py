@@ -120,6 +120,7 @@ class Relay:
             lookup=self._lookup,
             request_id=self._request.request_id,
             traceparent=self._request.traceparent,
+            group=generation.group,
         )
         self._paused, self._drafter_may_open = False, self._lockstep is not None
         self.verifier.start(next(self._numbers), opening.context.turn, opening)
@@ -170,6 +171,7 @@ class Relay:
         generation, now = self.generation, self._timer.now()
         tokens = generation.extend(fact.start, fact.tokens)
         seconds, self._last_step = now - self._last_step, now
+        before, generation.group = generation.group, self.verifier.link.group(self.verifier.number)
         return Step(
             tokens,
             fact.drafted,
@@ -187,6 +189,7 @@ class Relay:
             self.drafter.link.round_trip,
             self.verifier.link.round_trip,
             self._watch.stepped(fact, self._drafts, bool(self.drafter.number)),
+            generation.group if generation.group != before else "",
         )
 
     def _on_guess(self, guess: EncodedGuess) -> None:

@@ -46,6 +46,9 @@ class ServiceLink(Protocol[SentContra, ReceivedCo]):
     def round_trip(self) -> float:
         """Seconds to the service and back, smoothed; 0 = not known."""
 
+    def group(self, stream: int) -> str:
+        """The fingerprint of the model where a stream is open; empty if it is not known."""
+
     @property
     def load(self) -> tuple[float, float]:
         """The service's price and seconds per token, if it reports them."""

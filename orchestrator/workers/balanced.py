@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from tandem.orchestrator.fleet.routing import choose
+from tandem.orchestrator.fleet.routing import choose, of_group
 from tandem.orchestrator.rounds.stream import ServiceLink, Subscriber
 from tandem.protos.errors import TandemError
 from tandem.protos.streams import Decoding, Drafting
@@ -53,13 +53,17 @@ class SessionPlaces:
     held: dict[str, None] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
 
-    def candidates(self, connected: Collection[str]) -> Collection[str]:
-        """Of those, where it is or was to be tried first."""
+    def untried(self, connected: Collection[str]) -> Collection[str]:
+        """Those that have not failed since something came; all, once all have."""
         left = [name for name in connected if name not in self.refused]
         if not left:
             self.refused.clear()
-        last = next(reversed(self.held), None)
-        return [last] if last in left else left or connected
+        return left or connected
+
+    def nearest(self, candidates: Collection[str]) -> Collection[str]:
+        """Of those, where it is or was to be tried first."""
+        last = next(reversed(self.held), "")
+        return [last] if last in candidates else candidates
 
 
 @dataclass(slots=True, eq=False)
@@ -122,6 +126,11 @@ class BalancedLink(Generic[Sent, Received]):
         known = [link.round_trip for link in self._links.values() if link.round_trip]
         return sum(known) / len(known) if known else 0.0
 
+    def group(self, stream: int) -> str:
+        """The fingerprint of the model where a stream is open."""
+        placement = self._streams.get(stream)
+        return placement.link.group(stream) if placement else ""
+
     @property
     def load(self) -> tuple[float, float]:
         """Price and seconds per token: the mean over all that report them."""
@@ -164,7 +173,10 @@ class BalancedLink(Generic[Sent, Received]):
         assert isinstance(opening, Decoding | Drafting)
         context = opening.context
         session = self._sessions.setdefault(context.session_id, SessionPlaces())
-        candidates = session.candidates(self._open_to_new())
+        usable = session.untried(self._open_to_new())
+        groups = {name: self._links[name].group(stream) for name in usable}
+        group = opening.group if isinstance(opening, Decoding) else ""
+        candidates = session.nearest(of_group(group, groups))
         if not candidates:
             return
         counts = {name: self._count[name] for name in candidates}

@@ -10,16 +10,16 @@ from tandem.protos.types import ModelDescription
 Fits: TypeAlias = Callable[[ModelDescription], str | None]
 
 
-def same_model(fingerprint: str = "") -> Fits:
-    """The model with this fingerprint; without one, the first model that is seen."""
-    expected = fingerprint
+def same_model(identity: str = "") -> Fits:
+    """The model with this identity, however it is computed; without one, the first that is seen."""
+    expected = identity
 
     def check(model: ModelDescription) -> str | None:
         nonlocal expected
-        expected = expected or model.fingerprint
-        if model.fingerprint == expected:
+        expected = expected or model.identity
+        if model.identity == expected:
             return None
-        return f"{model.name} is another model ({model.fingerprint}, expected {expected})"
+        return f"{model.name} is another model ({model.identity}, expected {expected})"
 
     return check
 

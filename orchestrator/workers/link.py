@@ -69,7 +69,7 @@ class Link(Generic[Sent, Received]):
         self._closing: dict[tuple[bytes, int], float] = {}  # when they were sent; if unconfirmed
         self._wake, self._full = asyncio.Event(), asyncio.Event()
         self._echoes = Echoes()
-        self._responses, self._ending = 0, False
+        self._responses, self._ending, self._group = 0, False, ""
 
     async def __aenter__(self) -> Link[Sent, Received]:
         self._scope = background(self._run())
@@ -88,6 +88,10 @@ class Link(Generic[Sent, Received]):
     def round_trip(self) -> float:
         """Seconds, smoothed; 0 = not known."""
         return self._echoes.round_trip
+
+    def group(self, stream: int) -> str:
+        """The fingerprint of its model, the same for all streams."""
+        return self._group
 
     def subscribe(self, subscriber: Subscriber[Received]) -> None:
         """Report from now on when the service is connected and lost."""
@@ -126,8 +130,7 @@ class Link(Generic[Sent, Received]):
                 self._wake.set()
 
     async def _run(self) -> None:
-        least, most = BACK_OFF_SECONDS
-        pause = least
+        pause, most = BACK_OFF_SECONDS
         while not self._ending:
             problem = "it is silent, does not read, or has ended the call"
             try:
@@ -135,7 +138,7 @@ class Link(Generic[Sent, Received]):
             except Exception as error:  # whatever a service does, the link must come back
                 problem = _problem(error)
             if self.connected:
-                pause = least
+                pause = BACK_OFF_SECONDS[0]
                 self._on_lost()
             if not self._ending:
                 log.warning("a service is lost", service=self._name, problem=problem)
@@ -168,17 +171,15 @@ class Link(Generic[Sent, Received]):
 
     def _message(self) -> Any:
         """As much of the outbox as fits into one message."""
-        message: Any = self._request(sent=monotonic())
+        message, left = self._request(sent=monotonic()), MESSAGE_BYTES
         self._complete(message)
-        left = MESSAGE_BYTES
         while self._outbox:
             field, item = self._outbox[0]
             size = item.ByteSize()
             if size > left and left < MESSAGE_BYTES:
                 break
             left -= size
-            getattr(message, field).append(item)
-            self._outbox.popleft()
+            getattr(message, field).append(self._outbox.popleft()[1])
             if field == "closings":
                 self._closing[item.session_id, item.turn] = message.sent
         self._echoes.sent(message.sent, message.ByteSize())
@@ -191,7 +192,8 @@ class Link(Generic[Sent, Received]):
     def _receive(self, response: Any) -> None:
         self._responses += 1
         if response.HasField("model"):
-            self.problem = self._fits(decode_model(response.model)) or ""
+            model = decode_model(response.model)
+            self._group, self.problem = model.fingerprint, self._fits(model) or ""
             if self.problem:
                 log.warning("a service is not used", service=self._name, problem=self.problem)
         if self.problem:

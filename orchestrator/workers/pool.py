@@ -137,7 +137,7 @@ class WorkerPool:
         """Stream the steps of a request; after a loss, which a stream that ends without a finish
         reason is too, another worker continues from the tokens so far. Raises a TandemError.
         """
-        completion, losses = list(request.completion), 0
+        completion, losses, group = list(request.completion), 0, request.verifier_group
         while True:
             index, connection = await self._pick()
             call = rounds_pb2_grpc.RoundWorkerServiceStub(connection.channel).Run(
@@ -148,6 +148,7 @@ class WorkerPool:
                 async for message in call:
                     step = decode_step(message)
                     completion.extend(step.tokens)
+                    group = step.verifier_group or group
                     losses = 0
                     yield step
                     if step.finish:
@@ -172,7 +173,9 @@ class WorkerPool:
                 request_id=request.request_id,
             )
             turn = request.first_turn + TURNS
-            request = replace(request, completion=tuple(completion), first_turn=turn)
+            request = replace(
+                request, completion=tuple(completion), first_turn=turn, verifier_group=group
+            )
             self._resumed()
 
     async def _pick(self) -> tuple[int, Connection]:

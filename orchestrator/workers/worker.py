@@ -129,7 +129,7 @@ async def serving(host: str, access: Access, target: ModelDescription) -> AsyncI
     verifier, drafter = (partial(access.reach, role=each) for each in ("verifier", "drafter"))
 
     def to_verifier(channel: aio.Channel, metadata: Metadata) -> VerifierLink:
-        return verifier_link(channel, target.fingerprint)
+        return verifier_link(channel, target.identity)
 
     def to_drafter(channel: aio.Channel, metadata: Metadata) -> DrafterLink:
         return drafter_link(channel, verifiers, tokenizer, metadata)
@@ -175,8 +175,8 @@ async def _linked(
             balanced.remove(address)
 
 
-def verifier_link(channel: aio.Channel, fingerprint: str = "") -> VerifierLink:
-    """The link to a verifier, while it holds the model with this fingerprint; by default the first
+def verifier_link(channel: aio.Channel, identity: str = "") -> VerifierLink:
+    """The link to a verifier, while it holds the model with this identity; by default the first
     that it is seen with.
     """
     stub = verifier_pb2_grpc.VerifierServiceStub(channel)
@@ -186,7 +186,7 @@ def verifier_link(channel: aio.Channel, fingerprint: str = "") -> VerifierLink:
         verifier_pb2.DecodeRequest,
         "facts",
         decode_fact,
-        fits=same_model(fingerprint),
+        fits=same_model(identity),
     )
 
 

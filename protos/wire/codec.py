@@ -181,6 +181,7 @@ def encode_model(model: types.ModelDescription) -> common_pb2.ModelDescription:
         cache_usage=model.cache_usage,
         kernels=model.kernels,
         fingerprint=model.fingerprint,
+        weights_fingerprint=model.weights_fingerprint,
     )
 
 
@@ -199,4 +200,5 @@ def decode_model(message: common_pb2.ModelDescription) -> types.ModelDescription
         message.cache_usage,
         message.kernels,
         message.fingerprint,
+        message.weights_fingerprint,
     )

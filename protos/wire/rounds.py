@@ -27,6 +27,7 @@ def encode_run(request: RunRequest) -> rounds_pb2.RunRequest:
         first_turn=request.first_turn,
         client=request.client,
         traceparent=request.traceparent,
+        verifier_group=request.verifier_group,
     )
 
 
@@ -50,6 +51,7 @@ def decode_run(message: rounds_pb2.RunRequest) -> RunRequest:
         completion=tuple(message.completion),
         first_turn=message.first_turn,
         traceparent=message.traceparent,
+        verifier_group=message.verifier_group,
     )
 
 
@@ -72,6 +74,7 @@ def encode_step(step: Step) -> rounds_pb2.RunResponse:
         drafter_round_trip=step.drafter_round_trip,
         verifier_round_trip=step.verifier_round_trip,
         fallback=rounds_pb2.Fallback.ValueType(step.fallback.value if step.fallback else 0),
+        verifier_group=step.verifier_group,
     )
 
 
@@ -95,6 +98,7 @@ def decode_step(message: rounds_pb2.RunResponse) -> Step:
         drafter_round_trip=message.drafter_round_trip,
         verifier_round_trip=message.verifier_round_trip,
         fallback=Fallback(message.fallback) if message.fallback else None,
+        verifier_group=message.verifier_group,
     )
 
 

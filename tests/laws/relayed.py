@@ -2,7 +2,7 @@
 
 Links break and half-open ones linger, services restart, evict and ask to wait, openings arrive late
 and twice, drafters lie, guesses are lost and repeated, workers die and live on for a while,
-replicas are removed and come back, and one may serve another model.
+replicas are removed and come back, and one may serve another model. Verifiers are of two groups.
 
     python -m tests.laws.relayed [schedules]     how many go wrong, by which fence is left out
 """
@@ -13,6 +13,7 @@ import random
 import sys
 from itertools import chain, count
 from logging import CRITICAL
+from typing import Any
 
 import structlog
 
@@ -37,6 +38,18 @@ def alone() -> list[int]:
     return text[len(PROMPT) :]
 
 
+class VerifierLink(Link):
+    """Has its worker check to which verifier a text goes."""
+
+    def __init__(self, worker: Worker, server: Verifier) -> None:
+        super().__init__(server)
+        self.worker = worker
+
+    def open(self, stream: int, opening: Any, subscriber: Any) -> None:
+        self.worker.check(self, opening.group)
+        super().open(stream, opening, subscriber)
+
+
 class Worker:
     """One worker's part of a request: links to all replicas, and a relay whose steps are read now
     and then.
@@ -45,7 +58,7 @@ class Worker:
     def __init__(self, world: World) -> None:
         self.world = world
         self.links = (
-            [Link(each) for each in world.verifiers],
+            [VerifierLink(self, each) for each in world.verifiers],
             [Link(each) for each in world.drafters],
         )
         balanced = [
@@ -61,6 +74,7 @@ class Worker:
             shape=world.shape,
             completion=tuple(world.text),
             first_turn=world.turn,
+            verifier_group=world.group,
         )
         self.balanced = balanced
         services = Services(*balanced, world.clock, count(1))
@@ -70,11 +84,20 @@ class Worker:
     def read(self) -> None:
         """The front end, if it is still there, takes what there is."""
         while self.relay.steps:
-            tokens = self.relay.take().tokens
+            step = self.relay.take()
             if self is self.world.worker or "delivery" not in self.world.fences:
-                self.world.text += tokens
+                self.world.text += step.tokens
+                self.world.group = step.verifier_group or self.world.group
         pause = self.world.rng.expovariate(1 if self.world.slow else 20)
         self.timer = self.world.clock.call_later(pause, self.read)
+
+    def check(self, chosen: VerifierLink, group: str) -> None:
+        """A text leaves its group only when every verifier of it is lost, or has just refused."""
+        links = {str(number): link for number, link in enumerate(self.links[0])}
+        refused = self.balanced[0]._sessions[SESSION].refused
+        usable = [links[name] for name in self.balanced[0].names if name not in refused]
+        same = any(link.connected and link.server.group == group for link in usable)
+        self.world.strayed |= same and chosen.server.group != group
 
     def die(self) -> None:
         """It learns that nobody wants it any more."""
@@ -96,11 +119,13 @@ class World:
         self.fences = fences
         for service in (*self.verifiers, *self.drafters):
             service.fences = fences
+            service.group = self.rng.choice("ab")
         self.rule = self.rng.choice((Rule.MATCH, Rule.MATCH, Rule.REJECT))
         self.shape = self.rng.choice(SHAPES)
         self.slow = self.rng.random() < 0.2
         self.turn, self.faults = 0, 0
         self.text: list[int] = []
+        self.group, self.strayed = "", False
         self.worker: Worker | None = None
         self.worker = Worker(self)
         for _ in range(self.rng.randrange(faults + 1)):
@@ -134,14 +159,14 @@ class World:
             self.clock.call_later(5 * self.rng.random(), lambda: balanced.add(name, link))
 
     def run(self) -> bool:
-        """Whether the text is the target's own, whole, and in time, and nobody else closed the
-        sessions of the newest worker.
+        """Whether the text is the target's own, whole, in time, and from verifiers of one group
+        while there were some, and nobody else closed the sessions of the newest worker.
         """
         assert self.worker
         finished = self.clock.pass_until(lambda: len(self.text) >= LENGTH)
         links = chain.from_iterable(self.worker.links)
         closed = any(str(error) == CLOSED for link in links for error in link.failures)
-        return finished and self.text == alone() and not closed
+        return finished and self.text == alone() and not (closed or self.strayed)
 
 
 def wrong(fences: frozenset[str], schedules: int) -> int:

@@ -17,7 +17,7 @@ class FakeLink:
 
     def __init__(self, round_trip: float = 0.0, load: tuple[float, float] = (0.0, 0.0)) -> None:
         self.connected, self.round_trip, self.load = True, round_trip, load
-        self.problem = ""
+        self.problem, self.model = "", ""
         self.subscribers: list[Any] = []
         self.streams: dict[int, Any] = {}
         self.sent: list[tuple[int, Any]] = []
@@ -26,6 +26,9 @@ class FakeLink:
 
     def open(self, stream: int, opening: Any, subscriber: Any) -> None:
         self.streams[stream] = subscriber
+
+    def group(self, stream: int) -> str:
+        return self.model
 
     def drop(self, stream: int) -> None:
         self.streams.pop(stream, None)
@@ -63,9 +66,9 @@ class Reader:
         self.events.append(type(error))
 
 
-def opening(session: int, client: bytes = b"") -> Decoding:
+def opening(session: int, client: bytes = b"", group: str = "") -> Decoding:
     context = Context(bytes([session]) * 16, 1, 0, (1,), client=client)
-    return Decoding(context, SamplingParams(), 9)
+    return Decoding(context, SamplingParams(), 9, group=group)
 
 
 class Three:
@@ -85,6 +88,23 @@ class Three:
 @pytest.fixture
 def three() -> Three:
     return Three()
+
+
+@pytest.mark.parametrize("session", range(20))
+def test_a_session_stays_among_replicas_that_compute_the_same_while_there_are_some(
+    three: Three, session: int
+) -> None:
+    for name, link in three.links.items():
+        link.model = "one" if name in "ab" else "other"
+    three.balanced.open(1, opening(session, group="one"), three.reader)
+    first = three.place(1)
+    assert (first in "ab", three.balanced.group(1)) == (True, "one")
+    three.links[first].become(False)
+    three.balanced.open(2, opening(session, group="one"), three.reader)
+    assert three.place(2) == ("b" if first == "a" else "a")
+    three.links[three.place(2)].become(False)
+    three.balanced.open(3, opening(session, group="one"), three.reader)
+    assert (three.place(3), three.balanced.group(3), three.balanced.group(2)) == ("c", "other", "")
 
 
 def test_a_session_stays_where_it_is(three: Three) -> None:

@@ -11,6 +11,7 @@ from tandem.orchestrator.rounds.relay import (
     VERIFIER_BUSY_SECONDS,
     VERIFIER_LOST_SECONDS,
 )
+from tandem.orchestrator.workers import balanced
 from tandem.protos.errors import (
     Busy,
     Internal,
@@ -36,6 +37,13 @@ def test_no_schedule_of_faults_changes_loses_or_repeats_a_token() -> None:
 def test_without_a_fence_the_same_faults_do(fence: str) -> None:
     """The model above can fail: it does as soon as the verifier forgets one half of its rule."""
     assert wrong(FENCES - {fence}, SCHEDULES) > 0
+
+
+def test_without_groups_of_verifiers_a_text_does_leave_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(balanced, "of_group", lambda group, groups: groups.keys())
+    assert wrong(FENCES, SCHEDULES) > 0
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, LOCKSTEP], ids=["streams", "lockstep"])

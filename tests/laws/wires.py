@@ -71,7 +71,7 @@ class Server:
     def __init__(self, clock: Clock, rng: random.Random, evil: float) -> None:
         self.clock, self.rng = clock, rng
         self.evil = evil  # how often a fault happens where one may
-        self.up, self.model = True, 0
+        self.up, self.model, self.group = True, 0, ""
         self.fences: frozenset[str] = frozenset()
         self.links: list[Link] = []
 
@@ -119,6 +119,7 @@ class Link:
     def __init__(self, server: Server) -> None:
         self.server, self.connected, self.round_trip = server, False, 0.0
         self.problem = ""
+        self.group = lambda stream: self.server.group
         self.load = (0.0, 0.0)
         self.subscribers: dict[Any, None] = {}
         self.streams: dict[int, Any] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from tandem.engine.config import ModelServiceConfig
-from tandem.engine.exact.fingerprint import model_fingerprint
+from tandem.engine.exact.fingerprint import model_fingerprint, weights_fingerprint
 from tandem.engine.loading import load_model, runner_of
 from tandem.orchestrator.rounds import relay
 from tandem.orchestrator.workers.link import Link
@@ -32,9 +34,11 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "VERIFIER_LOST_SECONDS", 0.3)
 
 
-def holding(fingerprint: str) -> Peer:
+def holding(weights: str, fingerprint: str = "") -> Peer:
     """A verifier that describes its model."""
-    model = common_pb2.ModelDescription(name="it", fingerprint=fingerprint)
+    model = common_pb2.ModelDescription(
+        name="it", weights_fingerprint=weights, fingerprint=fingerprint or weights
+    )
     return Peer(lambda _: verifier_pb2.DecodeResponse(model=model))
 
 
@@ -78,6 +82,18 @@ async def test_the_same_model_restarted_is_used_again() -> None:
         assert not link.problem
 
 
+async def test_the_same_model_with_another_arithmetic_is_used_and_forms_another_group() -> None:
+    async with AsyncExitStack() as scope:
+        groups = []
+        for fingerprint in ("1", "2"):
+            where = await scope.enter_async_context(served(holding(TARGET, fingerprint)))
+            channel = await scope.enter_async_context(rpc.connect(where))
+            link = await scope.enter_async_context(verifier_link(channel, TARGET))
+            await until(lambda link=link: link.connected)
+            groups.append(link.group(1))
+    assert groups == ["1", "2"]
+
+
 @pytest.mark.parametrize("tokenizer", [OTHER, TARGET])
 async def test_a_drafter_that_comes_late_and_does_not_fit_is_not_used(tokenizer: str) -> None:
     verifier, drafter, context = Peer(counting), drafting(tokenizer), Any
@@ -117,3 +133,16 @@ def test_a_fingerprint_is_that_of_the_weights_and_the_tokens(
 
     assert found(1) == found(1)
     assert len({found(1), found(2), found(1, "u")}) == 3
+
+
+def test_a_weights_fingerprint_is_that_of_the_files_and_not_of_what_is_computed(
+    make_model: Callable[[str, int], Path], tmp_path: Path
+) -> None:
+    first, second = make_model("llama", 1), make_model("llama", 2)
+    copy = Path(shutil.copytree(first, tmp_path / "copy"))
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    assert weights_fingerprint(copy, "t") == weights_fingerprint(first, "t")
+    (copy / "config.json").write_text(json.dumps(config | {"rope_theta": 7.0}))
+    different = weights_fingerprint(copy, "t"), weights_fingerprint(second, "t")
+    assert len({weights_fingerprint(first, "t"), weights_fingerprint(first, "u"), *different}) == 4

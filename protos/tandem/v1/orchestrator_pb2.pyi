@@ -593,6 +593,7 @@ class SpeculationSummary(_message.Message):
     NUM_STEPS_WITH_GUESSES_FIELD_NUMBER: _builtins.int
     NUM_LATE_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_UNUSED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    VERIFIER_GROUP_CHANGES_FIELD_NUMBER: _builtins.int
     num_spec_steps: _builtins.int
     """steps of the verifier, with and without guesses"""
     num_draft_tokens: _builtins.int
@@ -612,6 +613,8 @@ class SpeculationSummary(_message.Message):
     """guessed, but the text was further already"""
     num_unused_draft_tokens: _builtins.int
     """guessed in time, and never worth a row"""
+    verifier_group_changes: _builtins.int
+    """times that no verifier with the same arithmetic was there to continue"""
     @_builtins.property
     def acceptance_histogram(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """[i] = steps that accepted i draft tokens"""
@@ -632,10 +635,11 @@ class SpeculationSummary(_message.Message):
         num_steps_with_guesses: _builtins.int = ...,
         num_late_draft_tokens: _builtins.int = ...,
         num_unused_draft_tokens: _builtins.int = ...,
+        verifier_group_changes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "draft_acceptance_rate", b"draft_acceptance_rate", "drafter_switches", b"drafter_switches", "fallback_rounds", b"fallback_rounds", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_late_draft_tokens", b"num_late_draft_tokens", "num_spec_steps", b"num_spec_steps", "num_steps_with_guesses", b"num_steps_with_guesses", "num_unused_draft_tokens", b"num_unused_draft_tokens", "rule", b"rule", "verifier_switches", b"verifier_switches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "draft_acceptance_rate", b"draft_acceptance_rate", "drafter_switches", b"drafter_switches", "fallback_rounds", b"fallback_rounds", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_late_draft_tokens", b"num_late_draft_tokens", "num_spec_steps", b"num_spec_steps", "num_steps_with_guesses", b"num_steps_with_guesses", "num_unused_draft_tokens", b"num_unused_draft_tokens", "rule", b"rule", "verifier_group_changes", b"verifier_group_changes", "verifier_switches", b"verifier_switches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

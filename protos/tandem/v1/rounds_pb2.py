@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from tandem.v1 import common_pb2 as tandem_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tandem/v1/rounds.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"4\n\rAttendRequest\x12#\n\x07members\x18\x01 \x01(\x0b\x32\x12.tandem.v1.Members\".\n\x07Members\x12\x11\n\tverifiers\x18\x01 \x03(\t\x12\x10\n\x08\x64rafters\x18\x02 \x03(\t\"\x10\n\x0e\x41ttendResponse\"\x94\x02\n\nRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x03(\r\x12\x12\n\ncompletion\x18\x03 \x03(\r\x12+\n\x08sampling\x18\x04 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12\x16\n\x0emax_new_tokens\x18\x05 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12$\n\x05shape\x18\x07 \x01(\x0b\x32\x15.tandem.v1.DraftShape\x12\x12\n\nsession_id\x18\x08 \x01(\x0c\x12\x12\n\nfirst_turn\x18\t \x01(\r\x12\x0e\n\x06\x63lient\x18\n \x01(\x0c\x12\x13\n\x0btraceparent\x18\x0b \x01(\t\"\xa4\x03\n\x0bRunResponse\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0f\n\x07\x64rafted\x18\x02 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\x12!\n\x06\x66inish\x18\x04 \x01(\x0e\x32\x11.tandem.v1.Finish\x12\x1d\n\x10matched_token_id\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06reused\x18\x06 \x01(\r\x12%\n\x08logprobs\x18\x07 \x03(\x0b\x32\x13.tandem.v1.Logprobs\x12\x10\n\x08\x65xpected\x18\x08 \x01(\x02\x12\x0c\n\x04late\x18\t \x01(\r\x12\x0e\n\x06unused\x18\n \x01(\r\x12\x0f\n\x07seconds\x18\x0b \x01(\x02\x12\x18\n\x10\x64rafter_switches\x18\x0c \x01(\r\x12\x19\n\x11verifier_switches\x18\r \x01(\r\x12\x1a\n\x12\x64rafter_round_trip\x18\x0e \x01(\x02\x12\x1b\n\x13verifier_round_trip\x18\x0f \x01(\x02\x12%\n\x08\x66\x61llback\x18\x10 \x01(\x0e\x32\x13.tandem.v1.FallbackB\x13\n\x11_matched_token_id*D\n\x06\x46inish\x12\x16\n\x12\x46INISH_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x46INISH_STOP\x10\x01\x12\x11\n\rFINISH_LENGTH\x10\x02*\xc8\x01\n\x08\x46\x61llback\x12\x18\n\x14\x46\x41LLBACK_UNSPECIFIED\x10\x00\x12\x17\n\x13\x46\x41LLBACK_FIRST_STEP\x10\x01\x12\x17\n\x13\x46\x41LLBACK_NO_DRAFTER\x10\x02\x12\x14\n\x10\x46\x41LLBACK_REFUSED\x10\x03\x12\x11\n\rFALLBACK_LATE\x10\x04\x12\x19\n\x15\x46\x41LLBACK_NOT_VERIFIED\x10\x05\x12\x15\n\x11\x46\x41LLBACK_NO_DRAFT\x10\x06\x12\x15\n\x11\x46\x41LLBACK_NO_MATCH\x10\x07\x32\x8f\x01\n\x12RoundWorkerService\x12\x36\n\x03Run\x12\x15.tandem.v1.RunRequest\x1a\x16.tandem.v1.RunResponse0\x01\x12\x41\n\x06\x41ttend\x12\x18.tandem.v1.AttendRequest\x1a\x19.tandem.v1.AttendResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tandem/v1/rounds.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"4\n\rAttendRequest\x12#\n\x07members\x18\x01 \x01(\x0b\x32\x12.tandem.v1.Members\".\n\x07Members\x12\x11\n\tverifiers\x18\x01 \x03(\t\x12\x10\n\x08\x64rafters\x18\x02 \x03(\t\"\x10\n\x0e\x41ttendResponse\"\xac\x02\n\nRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x03(\r\x12\x12\n\ncompletion\x18\x03 \x03(\r\x12+\n\x08sampling\x18\x04 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12\x16\n\x0emax_new_tokens\x18\x05 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12$\n\x05shape\x18\x07 \x01(\x0b\x32\x15.tandem.v1.DraftShape\x12\x12\n\nsession_id\x18\x08 \x01(\x0c\x12\x12\n\nfirst_turn\x18\t \x01(\r\x12\x0e\n\x06\x63lient\x18\n \x01(\x0c\x12\x13\n\x0btraceparent\x18\x0b \x01(\t\x12\x16\n\x0everifier_group\x18\x0c \x01(\t\"\xbc\x03\n\x0bRunResponse\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0f\n\x07\x64rafted\x18\x02 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\x12!\n\x06\x66inish\x18\x04 \x01(\x0e\x32\x11.tandem.v1.Finish\x12\x1d\n\x10matched_token_id\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06reused\x18\x06 \x01(\r\x12%\n\x08logprobs\x18\x07 \x03(\x0b\x32\x13.tandem.v1.Logprobs\x12\x10\n\x08\x65xpected\x18\x08 \x01(\x02\x12\x0c\n\x04late\x18\t \x01(\r\x12\x0e\n\x06unused\x18\n \x01(\r\x12\x0f\n\x07seconds\x18\x0b \x01(\x02\x12\x18\n\x10\x64rafter_switches\x18\x0c \x01(\r\x12\x19\n\x11verifier_switches\x18\r \x01(\r\x12\x1a\n\x12\x64rafter_round_trip\x18\x0e \x01(\x02\x12\x1b\n\x13verifier_round_trip\x18\x0f \x01(\x02\x12%\n\x08\x66\x61llback\x18\x10 \x01(\x0e\x32\x13.tandem.v1.Fallback\x12\x16\n\x0everifier_group\x18\x11 \x01(\tB\x13\n\x11_matched_token_id*D\n\x06\x46inish\x12\x16\n\x12\x46INISH_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x46INISH_STOP\x10\x01\x12\x11\n\rFINISH_LENGTH\x10\x02*\xc8\x01\n\x08\x46\x61llback\x12\x18\n\x14\x46\x41LLBACK_UNSPECIFIED\x10\x00\x12\x17\n\x13\x46\x41LLBACK_FIRST_STEP\x10\x01\x12\x17\n\x13\x46\x41LLBACK_NO_DRAFTER\x10\x02\x12\x14\n\x10\x46\x41LLBACK_REFUSED\x10\x03\x12\x11\n\rFALLBACK_LATE\x10\x04\x12\x19\n\x15\x46\x41LLBACK_NOT_VERIFIED\x10\x05\x12\x15\n\x11\x46\x41LLBACK_NO_DRAFT\x10\x06\x12\x15\n\x11\x46\x41LLBACK_NO_MATCH\x10\x07\x32\x8f\x01\n\x12RoundWorkerService\x12\x36\n\x03Run\x12\x15.tandem.v1.RunRequest\x1a\x16.tandem.v1.RunResponse0\x01\x12\x41\n\x06\x41ttend\x12\x18.tandem.v1.AttendRequest\x1a\x19.tandem.v1.AttendResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.v1.rounds_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISH']._serialized_start=883
-  _globals['_FINISH']._serialized_end=951
-  _globals['_FALLBACK']._serialized_start=954
-  _globals['_FALLBACK']._serialized_end=1154
+  _globals['_FINISH']._serialized_start=931
+  _globals['_FINISH']._serialized_end=999
+  _globals['_FALLBACK']._serialized_start=1002
+  _globals['_FALLBACK']._serialized_end=1202
   _globals['_ATTENDREQUEST']._serialized_start=61
   _globals['_ATTENDREQUEST']._serialized_end=113
   _globals['_MEMBERS']._serialized_start=115
@@ -43,9 +43,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ATTENDRESPONSE']._serialized_start=163
   _globals['_ATTENDRESPONSE']._serialized_end=179
   _globals['_RUNREQUEST']._serialized_start=182
-  _globals['_RUNREQUEST']._serialized_end=458
-  _globals['_RUNRESPONSE']._serialized_start=461
-  _globals['_RUNRESPONSE']._serialized_end=881
-  _globals['_ROUNDWORKERSERVICE']._serialized_start=1157
-  _globals['_ROUNDWORKERSERVICE']._serialized_end=1300
+  _globals['_RUNREQUEST']._serialized_end=482
+  _globals['_RUNRESPONSE']._serialized_start=485
+  _globals['_RUNRESPONSE']._serialized_end=929
+  _globals['_ROUNDWORKERSERVICE']._serialized_start=1205
+  _globals['_ROUNDWORKERSERVICE']._serialized_end=1348
 # @@protoc_insertion_point(module_scope)

@@ -148,6 +148,7 @@ class RunRequest(_message.Message):
     FIRST_TURN_FIELD_NUMBER: _builtins.int
     CLIENT_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    VERIFIER_GROUP_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     max_new_tokens: _builtins.int
     session_id: _builtins.bytes
@@ -158,6 +159,8 @@ class RunRequest(_message.Message):
     """whose cached prefixes may be used; empty = nobody's"""
     traceparent: _builtins.str
     """W3C: of the front end's span; empty = none"""
+    verifier_group: _builtins.str
+    """that the completion is from, to be continued there if it can be; empty = any"""
     @_builtins.property
     def prompt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -182,10 +185,11 @@ class RunRequest(_message.Message):
         first_turn: _builtins.int = ...,
         client: _builtins.bytes = ...,
         traceparent: _builtins.str = ...,
+        verifier_group: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "shape", b"shape"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "completion", b"completion", "first_turn", b"first_turn", "max_new_tokens", b"max_new_tokens", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "session_id", b"session_id", "shape", b"shape", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "completion", b"completion", "first_turn", b"first_turn", "max_new_tokens", b"max_new_tokens", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "session_id", b"session_id", "shape", b"shape", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent", "verifier_group", b"verifier_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -211,6 +215,7 @@ class RunResponse(_message.Message):
     DRAFTER_ROUND_TRIP_FIELD_NUMBER: _builtins.int
     VERIFIER_ROUND_TRIP_FIELD_NUMBER: _builtins.int
     FALLBACK_FIELD_NUMBER: _builtins.int
+    VERIFIER_GROUP_FIELD_NUMBER: _builtins.int
     drafted: _builtins.int
     """guessed nodes verified"""
     accepted: _builtins.int
@@ -234,6 +239,8 @@ class RunResponse(_message.Message):
     """seconds to the service and back, smoothed; 0 = not known"""
     verifier_round_trip: _builtins.float
     fallback: Global___Fallback.ValueType
+    verifier_group: _builtins.str
+    """fingerprint of the verifier's model, where it is another than before"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -259,10 +266,11 @@ class RunResponse(_message.Message):
         drafter_round_trip: _builtins.float = ...,
         verifier_round_trip: _builtins.float = ...,
         fallback: Global___Fallback.ValueType = ...,
+        verifier_group: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id", "matched_token_id", b"matched_token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id", "accepted", b"accepted", "drafted", b"drafted", "drafter_round_trip", b"drafter_round_trip", "drafter_switches", b"drafter_switches", "expected", b"expected", "fallback", b"fallback", "finish", b"finish", "late", b"late", "logprobs", b"logprobs", "matched_token_id", b"matched_token_id", "reused", b"reused", "seconds", b"seconds", "tokens", b"tokens", "unused", b"unused", "verifier_round_trip", b"verifier_round_trip", "verifier_switches", b"verifier_switches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id", "accepted", b"accepted", "drafted", b"drafted", "drafter_round_trip", b"drafter_round_trip", "drafter_switches", b"drafter_switches", "expected", b"expected", "fallback", b"fallback", "finish", b"finish", "late", b"late", "logprobs", b"logprobs", "matched_token_id", b"matched_token_id", "reused", b"reused", "seconds", b"seconds", "tokens", b"tokens", "unused", b"unused", "verifier_group", b"verifier_group", "verifier_round_trip", b"verifier_round_trip", "verifier_switches", b"verifier_switches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__matched_token_id: _TypeAlias = _typing.Literal["matched_token_id"]  # noqa: Y015
     _WhichOneofArgType__matched_token_id: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id"]  # noqa: Y015
