@@ -33,7 +33,7 @@ BACK_OFF_SECONDS = (0.25, 10.0)
 LEAVE_SECONDS = 2.0  # for the front end to confirm that a drafter has left
 
 Serve: TypeAlias = Callable[
-    [AsyncIterator[drafter_pb2.GuessRequest], Any], AsyncGenerator[drafter_pb2.GuessResponse, None]
+    [AsyncIterator[drafter_pb2.GuessRequest], str], AsyncGenerator[drafter_pb2.GuessResponse, None]
 ]
 log = structlog.get_logger()
 
@@ -115,7 +115,7 @@ class Registration:
         """Serve one call of a round worker on a call to the front end."""
         call = self._stub.Carry(metadata=(*self._drafter.metadata, (CALL, name)))
         try:
-            async with aclosing(self._drafter.serve(call, None)) as responses:
+            async with aclosing(self._drafter.serve(call, self._address)) as responses:
                 async for response in responses:
                     await call.write(response)
         except Exception as error:

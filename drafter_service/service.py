@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -22,7 +23,7 @@ from tandem.protos.service.drain import Drain
 from tandem.protos.streams import Guess
 from tandem.protos.transport import rpc
 from tandem.protos.transport.calls import CallMetrics
-from tandem.protos.transport.guard import Peers
+from tandem.protos.transport.guard import Peers, common_name
 from tandem.protos.transport.rpc import Security
 from tandem.protos.wire import codec
 from tandem.protos.wire.drafting import encode_guess
@@ -51,7 +52,14 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         self, requests: AsyncIterator[drafter_pb2.GuessRequest], context: RpcContext
     ) -> AsyncGenerator[drafter_pb2.GuessResponse, None]:
         """All sessions of one caller."""
-        return self.streams.serve(requests, partial(self._receive, Conditions()), self._respond)
+        return self.serve(requests, common_name(context))
+
+    def serve(
+        self, requests: AsyncIterator[drafter_pb2.GuessRequest], peer: str
+    ) -> AsyncGenerator[drafter_pb2.GuessResponse, None]:
+        """The same for a caller that is known already."""
+        receive = partial(self._receive, Conditions())
+        return self.streams.serve(requests, receive, self._respond, peer)
 
     async def DescribeDrafter(
         self, request: drafter_pb2.DescribeDrafterRequest, context: RpcContext
@@ -74,10 +82,11 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
                 self.streams.fail(caller, opening.stream, error)
         for fact in request.facts:
             self._receive_fact(fact, caller)
-        self.streams.close(request.closings, self._drafter.close)
+        self.streams.close(caller, request.closings, self._drafter.close)
 
     def _open(self, conditions: Conditions, message: drafter_pb2.Drafting, caller: Caller) -> None:
         opening = codec.decode_drafting(message)
+        opening = replace(opening, context=caller.owned(opening.context))
         check_tokens("context.tokens", opening.context.tokens, self._vocab_size)
         self.streams.open(
             caller,
@@ -122,7 +131,7 @@ async def serving(
         service, health = DrafterService(host, drain), host.health
         drained, calls = service.streams.drained, CallMetrics(registry)
         async with (
-            registering(config, health, service.describe, service.Guess),
+            registering(config, health, service.describe, service.serve),
             rpc.serving(
                 config.host,
                 config.port,

@@ -7,10 +7,11 @@ One gRPC call carries all sessions of one caller. Knows neither facts nor guesse
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
 from typing import Any, Generic, TypeVar
@@ -39,8 +40,9 @@ log = structlog.get_logger()
 
 @dataclass(slots=True, eq=False)
 class Call(Generic[In, Out]):
-    """One gRPC call, with the streams of all sessions of its caller."""
+    """One gRPC call, with the streams of all sessions of its caller, `peer`."""
 
+    peer: str = ""
     streams: dict[int, CallStream[In, Out]] = field(default_factory=dict)
     outgoing: deque[tuple[int, Out]] = field(default_factory=deque)
     failures: deque[common_pb2.Failure] = field(default_factory=deque)
@@ -49,6 +51,17 @@ class Call(Generic[In, Out]):
     sent: float = 0.0  # the caller's clock in its newest message
     answered: bool = False  # whether its first message was answered
     described: bool = False  # whether a response has had the model
+
+    def own(self, name: bytes) -> bytes:
+        """The name of a session, or of a client, as this peer's: no other can make the same."""
+        if not (self.peer and name):
+            return name
+        return hashlib.sha256(self.peer.encode() + b"\0" + name).digest()
+
+    def owned(self, context: Context) -> Context:
+        """What an opening reports, with names of this peer."""
+        own, client = self.own(context.session_id), self.own(context.client)
+        return replace(context, session_id=own, client=client)
 
 
 @dataclass(slots=True, eq=False)
@@ -84,12 +97,13 @@ class StreamServer(Generic[In, Out]):
         requests: AsyncIterator[Request],
         receive: Callable[[Request, Call[In, Out]], None],
         respond: Callable[[Call[In, Out]], Response],
+        peer: str = "",
     ) -> AsyncGenerator[Response, None]:
         """One call until its caller ends it, or is silent for too long. `receive` takes a message,
         `respond` makes one of what there is to send; a call that has nothing to send sends one
         every quarter of a second.
         """
-        call: Call[In, Out] = Call()
+        call: Call[In, Out] = Call(peer)
         self._calls.add(call)
         reading = asyncio.create_task(self._read(requests, call, receive))
         try:
@@ -156,13 +170,16 @@ class StreamServer(Generic[In, Out]):
         call.changed.set()
 
     def close(
-        self, closings: Iterable[common_pb2.Closing], forget: Callable[[bytes, int], None]
+        self,
+        call: Call[In, Out],
+        closings: Iterable[common_pb2.Closing],
+        forget: Callable[[bytes, int], None],
     ) -> None:
         """End sessions' jobs and forget the sessions, in turn with the other work on them; ignores
         what is older than a session's newest opening.
         """
         for closing in closings:
-            session_id, turn = closing.session_id, closing.turn
+            session_id, turn = call.own(closing.session_id), closing.turn
             stream = self._live.get(session_id)
             if stream and stream.turn > turn:
                 continue

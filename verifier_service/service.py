@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from grpc import aio
@@ -19,7 +20,7 @@ from tandem.protos.service.drain import Drain
 from tandem.protos.streams import Fact, Guess
 from tandem.protos.transport import rpc
 from tandem.protos.transport.calls import CallMetrics
-from tandem.protos.transport.guard import Peers
+from tandem.protos.transport.guard import Peers, common_name
 from tandem.protos.transport.rpc import Security
 from tandem.protos.wire import codec
 from tandem.protos.wire.drafting import decode_guess
@@ -49,7 +50,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         self, requests: AsyncIterator[verifier_pb2.DecodeRequest], context: RpcContext
     ) -> AsyncIterator[verifier_pb2.DecodeResponse]:
         """All sessions of one caller."""
-        return self.streams.serve(requests, self._receive, self._respond)
+        return self.streams.serve(requests, self._receive, self._respond, common_name(context))
 
     async def DescribeVerifier(
         self, request: verifier_pb2.DescribeVerifierRequest, context: RpcContext
@@ -71,10 +72,11 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         for flow in request.flows:
             if stream := caller.streams.get(flow.stream):
                 stream.halted = flow.paused
-        self.streams.close(request.closings, self._host.sessions.close)
+        self.streams.close(caller, request.closings, self._host.sessions.close)
 
     def _open(self, message: verifier_pb2.Decoding, caller: Caller) -> None:
         opening = codec.decode_decoding(message)
+        opening = replace(opening, context=caller.owned(opening.context))
         vocab_size = self._host.runner.model.vocab_size
         check_tokens("context.tokens", opening.context.tokens, vocab_size)
         if opening.until <= opening.context.length:

@@ -72,20 +72,25 @@ def up(
         Path | None,
         typer.Option(help="YAML file with a section for each service", envvar="TANDEM_CONFIG"),
     ] = None,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="encrypt everything, with certificates of its own")
+    ] = False,
 ) -> None:
     """Start drafter, verifier and orchestrator on this machine; Ctrl-C stops everything.
 
     Other settings of the services are in the environment or in the file.
     """
 
-    from tandem.orchestrator.cli import launch, terminal
+    from tandem.orchestrator.cli import certificates, launch, terminal
     from tandem.orchestrator.cli.plan import Plan
     from tandem.protos.service import process
 
-    plan = Plan(target, draft, port, workers, ray, threads, config=config)
-    progress = terminal.StartProgress(terminal.console())
     with _one_line():
+        own = certificates.own() if tls else None
+        plan = Plan(target, draft, port, workers, ray, threads, config=config, certificates=own)
         plan.fetch()
+    asking = certificates.flags(own, certificates.CLIENT) if own else []
+    progress = terminal.StartProgress(terminal.console(), asking)
     _run(process.until_stopped(launch.run(plan, progress.report, progress.ready)))
 
 

@@ -75,6 +75,24 @@ def key_file(certificate: Path) -> Path:
     return certificate.with_name(f"{certificate.stem}-key.pem")
 
 
+def flags(folder: Path, name: str) -> list[str]:
+    """What has a service, or a command, use the certificate of that name."""
+    certificate = folder / f"{name}.pem"
+    files = {"ca": folder / f"{CA}.pem", "cert": certificate, "key": key_file(certificate)}
+    return [f"--tls-{kind}={path}" for kind, path in files.items()]
+
+
+def own() -> Path:
+    """A folder of this user, with certificates that are made once, for a Tandem on this machine;
+    raises Unusable.
+    """
+    folder = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share")
+    folder = folder / "tandem" / "certificates"
+    if not (folder / f"{CA}.pem").exists():
+        make(folder)
+    return folder
+
+
 def _check(wanted: Sequence[str], names: Sequence[str]) -> None:
     if len(set(wanted)) < len(wanted):
         raise Unusable(f"client: a certificate's name is there twice in {', '.join(wanted)}")

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from tandem import models
+from tandem.orchestrator.cli import certificates
 from tandem.protos import hub
 from tandem.protos.address import joined
 from tandem.protos.errors import Unusable
@@ -41,6 +42,7 @@ class Plan:
     threads: int | None = None
     drafter: tuple[str, ...] = ()  # more of its flags
     config: Path | None = None
+    certificates: Path | None = None  # folder of those that all connections use
 
     @cached_property
     def outside(self) -> Outside:
@@ -113,10 +115,20 @@ class Plan:
             },
         )
         return [
-            ("verifier", "tandem.verifier_service", verifying),
-            ("drafter", "tandem.drafter_service", [*drafting, *self.drafter]),
-            ("orchestrator", "tandem.orchestrator", fronting),
+            ("verifier", "tandem.verifier_service", [*verifying, *self._tls("verifier")]),
+            (
+                "drafter",
+                "tandem.drafter_service",
+                [*drafting, *self._tls("drafter"), *self.drafter],
+            ),
+            ("orchestrator", "tandem.orchestrator", [*fronting, *self._tls("orchestrator")]),
         ]
+
+    def _tls(self, role: str) -> list[str]:
+        """Flags of a service's certificate, unless it has another."""
+        if self.certificates is None or "tls_ca" in getattr(self.outside, role):
+            return []
+        return certificates.flags(self.certificates, role)
 
 
 def _address(given: Mapping[str, Setting], port: int = 0) -> tuple[str, int]:

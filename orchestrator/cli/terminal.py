@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -26,8 +27,9 @@ def console() -> Console:
 class StartProgress:
     """What `tandem up` prints while it starts and when it is ready."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, asking: Sequence[str] = ()) -> None:
+        """`asking` are flags that a client needs."""
+        self._console, self._asking = console, asking
         self._page = ""  # address of the status page
 
     def report(self, event: str, fact: dict[str, str]) -> None:
@@ -52,7 +54,8 @@ class StartProgress:
         self._print(f"\nTandem is up: client API on [bold]{where}[/]. Ctrl-C stops everything.")
         if self._page:
             self._print(f"Status page: [bold]http://{escape(self._page)}/[/]")
-        self._print(f'Try: tandem generate --address {where} "Once upon a time"')
+        more = "".join(f"{escape(flag)} " for flag in self._asking)
+        self._print(f'Try: tandem generate --address {where} {more}"Once upon a time"')
 
     def _print(self, line: str) -> None:
         self._console.print(line, soft_wrap=True)

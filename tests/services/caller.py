@@ -12,6 +12,7 @@ from typing import Any
 
 from tandem.protos.errors import TandemError
 from tandem.protos.streams import Decoding, Fact, Guess
+from tandem.protos.tls import Tls
 from tandem.protos.transport import rpc, status
 from tandem.protos.types import LAST_TURN, Context, SamplingParams
 from tandem.protos.wire import codec
@@ -158,9 +159,11 @@ class Caller:
 
 
 @asynccontextmanager
-async def calling(address: str, beating: bool = True, lost: bool = False) -> AsyncIterator[Caller]:
+async def calling(
+    address: str, beating: bool = True, lost: bool = False, tls: Tls | None = None
+) -> AsyncIterator[Caller]:
     """A caller until the scope ends: it leaves, or is `lost`."""
-    async with rpc.connect(address) as channel:
+    async with rpc.connect(address, tls, "verifier") as channel:
         call = verifier_pb2_grpc.VerifierServiceStub(channel).Decode()
         caller = Caller(call)
         tasks = [asyncio.create_task(caller.read())]
