@@ -27,6 +27,7 @@ from tandem.protos.service.drain import Drain
 from tandem.protos.service.tracing import Span
 from tandem.protos.streams import Decoding, Drafting
 from tandem.protos.transport import heartbeat, status
+from tandem.protos.types import Context
 from tandem.v1 import common_pb2
 
 SILENCE_SECONDS = 5.0  # a caller that sends nothing for so long is lost
