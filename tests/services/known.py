@@ -63,6 +63,7 @@ class Known:
     certificates: str
     registered: str  # of a drafter at home
     worker: str
+    http: str = ""
 
     def write(self, *entries: str) -> None:
         self.clients.write_text("".join(entries))
@@ -79,8 +80,10 @@ async def known_clients(folder: Path) -> AsyncIterator[Known]:
     port, file = free_port(), folder / "clients.yaml"
     known = Known(None, file, f"127.0.0.1:{port}", "", "")  # type: ignore[arg-type]
     known.all()
+    http = free_port()
+    known.http = f"https://127.0.0.1:{http}"
     async with (
-        protected(folder, clients=file, certificate_port=port) as known.system,
+        protected(folder, clients=file, certificate_port=port, http_port=http) as known.system,
         at_home(known),
         worker.serving("127.0.0.1", Access(KEY, tls_of(folder, "orchestrator")), MODEL) as place,
     ):

@@ -28,6 +28,7 @@ class Protected:
     verifier: str
     drafter: str
     orchestrator: str
+    registries: tuple[CollectorRegistry, ...] = ()
 
     def client(self, name: str = "client", **more: Any) -> AsyncClient:
         """One with a certificate."""
@@ -53,13 +54,13 @@ def free_port() -> int:
 async def protected(folder: Path, **options: Any) -> AsyncIterator[Protected]:
     """The embedded pair; `options` are the orchestrator's."""
     async with AsyncExitStack() as scope:
-        addresses = []
+        addresses, registries = [], tuple(CollectorRegistry() for _ in range(3))
         for role, module, model in (
             ("verifier", verifier_service, models.TARGET),
             ("drafter", drafter_service, models.DRAFT),
         ):
             config = ModelServiceConfig(model=model, threads=1, **settings(folder, role))
-            serving = module.serving(config, CollectorRegistry())
+            serving = module.serving(config, registries[len(addresses)])
             addresses.append(await scope.enter_async_context(serving))
         front = OrchestratorConfig(
             verifier=addresses[0],
@@ -70,5 +71,5 @@ async def protected(folder: Path, **options: Any) -> AsyncIterator[Protected]:
             **settings(folder, "orchestrator"),
             **options,
         )
-        serving = server.serving(front, CollectorRegistry())
-        yield Protected(folder, *addresses, await scope.enter_async_context(serving))
+        place = await scope.enter_async_context(server.serving(front, registries[2]))
+        yield Protected(folder, *addresses, place, registries)
