@@ -101,7 +101,7 @@ class ModelServiceConfig(ServiceConfig):
         default=120.0, gt=0, description="seconds until an idle session is reclaimed"
     )
     evict_after: float = Field(
-        default=1.0, ge=0, description="seconds until an idle session may make space for another"
+        default=5.0, ge=0, description="seconds until an idle session may make space for another"
     )
 
     @property

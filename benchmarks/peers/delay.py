@@ -78,7 +78,7 @@ class Way:
             data = self._sent.popleft()
             if data is None:
                 self.end.close()
-            else:
+            elif not self.end.is_closing():  # it may be lost already
                 self.end.write(data)
 
 

@@ -21,7 +21,7 @@ from tandem.protos.errors import Busy, Internal, InvalidRequest, SessionMiss, St
 from tandem.protos.types import LAST_TURN, Context
 
 Fed = TypeVar("Fed")  # what a call has fed
-IDLE_SECONDS = 1.0  # without a call, until a session may be evicted for another
+IDLE_SECONDS = 5.0  # without a call, until a session may be evicted: several usual pauses
 RETRY_SECONDS = 0.2  # after which a call that finds no memory may be tried again
 RETRY_STEP_SECONDS = 0.02  # longer for every other call refused since a session was opened
 LONGEST_RETRY_SECONDS = 5.0
