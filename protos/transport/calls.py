@@ -71,7 +71,11 @@ class CallMetrics:
         left = context.time_remaining()
         near = max(NEAR_SECONDS, NEAR_PART * left) if left is not None else 0.0
         began = time.perf_counter()
-        context.add_done_callback(lambda ended: self._count(method, began, near, ended))
+
+        def count(ended: aio.ServicerContext[Any, Any]) -> None:
+            self._count(method, began, near, ended)
+
+        context.add_done_callback(count)  # type: ignore[arg-type]  # its stub is no protocol
 
     def unknown(self) -> None:
         """A method that does not exist was called."""

@@ -17,7 +17,7 @@ from tests.documents import ROOT, rows, section, spans
 
 RULES, GRAFANA = ROOT / "deploy" / "prometheus", ROOT / "deploy" / "grafana"
 RUNBOOK = ROOT / "docs" / "runbook.md"
-FOR_SECONDS = {f"{seconds}s": seconds for seconds in (10, 15, 30)}
+FOR_SECONDS = {f"{seconds}s": seconds for seconds in (5, 10, 15, 30)}
 
 
 def run(program: str, *words: str) -> None:

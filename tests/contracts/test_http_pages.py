@@ -15,8 +15,10 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
+from tandem.orchestrator.metrics import FrontMetrics
 from tandem.protos import errors
 from tandem.protos.service.pages import Pages, pages_served
+from tandem.protos.service.vllm_names import SAME
 
 
 def get(address: str, path: str, method: str = "GET") -> tuple[int, str]:
@@ -81,6 +83,13 @@ def test_vllms_names_have_the_same_values_and_the_model() -> None:
     assert found["vllm:time_to_first_token_seconds_sum", "tiny", None] == 0.2
     assert {model for _, model, _ in found} == {"tiny"}
     assert not any("tandem" in name or "steps" in name for name, *_ in found)
+
+
+def test_what_has_a_name_of_vllms_is_counted() -> None:
+    registry = CollectorRegistry()
+    FrontMetrics(registry)
+    counted = {family.name for family in registry.collect()}
+    assert SAME - counted == {"tandem_kv_cache_usage_perc"}, "that is the model services' own"
 
 
 def test_a_client_that_sends_nothing_holds_nobody_up() -> None:
