@@ -6,6 +6,7 @@ Reads and checks them; what ports and channels make of them is the business of `
 from __future__ import annotations
 
 import ssl
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -40,8 +41,10 @@ class Tls:
         """Those that there are."""
         return tuple(path for path in (self.ca, self.cert, self.key) if path)
 
-    def read(self) -> Pem:
-        """What the files have; raises Unusable, also if key and certificate do not fit."""
+    def read(self) -> tuple[Pem, ssl.SSLContext]:
+        """What the files have, and a server's context of it; raises Unusable, also if key and
+        certificate do not fit.
+        """
         if bool(self.cert) != bool(self.key):
             raise Unusable("tls_cert and tls_key belong together")
         for path in self.files:
@@ -55,13 +58,14 @@ class Tls:
         except ssl.SSLError:
             raise Unusable(f"tls_ca: {self.ca} has no certificate in PEM") from None
         if not self.cert or not self.key:
-            return Pem(self.ca.read_bytes(), None, None)
+            return Pem(self.ca.read_bytes(), None, None), context
         try:
             context.load_cert_chain(self.cert, self.key, password=lambda: "")
         except ssl.SSLError:
             problem = f"{self.cert} and {self.key} are no certificate and its key in PEM"
             raise Unusable(f"tls_cert and tls_key: {problem}") from None
-        return Pem(self.ca.read_bytes(), self.cert.read_bytes(), self.key.read_bytes())
+        pem = Pem(self.ca.read_bytes(), self.cert.read_bytes(), self.key.read_bytes())
+        return pem, context
 
 
 class CertificateFiles:
@@ -71,7 +75,7 @@ class CertificateFiles:
         """Raises Unusable."""
         self._tls = tls
         self._seen = self._stamps()
-        self.pem = tls.read()
+        self.pem, self.context = tls.read()
 
     def refresh(self) -> bool:
         """Look at the files; whether their contents are others than before."""
@@ -79,14 +83,16 @@ class CertificateFiles:
             stamps = self._stamps()
             if stamps == self._seen:
                 return False
-            pem, changed_again = self._tls.read(), stamps != self._stamps()
+            pem, context = self._tls.read()
+            changed_again = stamps != self._stamps()
         except (OSError, Unusable) as error:
             log.warning("certificates cannot be read again", problem=str(error))
             return False
         if changed_again:  # amid the reading: the next look finds it
             return False
         self._seen = stamps
-        changed, self.pem = pem != self.pem, pem
+        changed = pem != self.pem
+        self.pem, self.context = pem, context
         return changed
 
     def _stamps(self) -> list[tuple[int, int, int]]:
@@ -105,19 +111,24 @@ def server_context(tls: Tls, certificates: bool = True) -> ssl.SSLContext:
     """For HTTPS, with the newest files for each connection; clients must have `certificates`, or
     are not asked for them. Raises Unusable.
     """
-    files, context = CertificateFiles(tls), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    files, looking = CertificateFiles(tls), threading.Lock()
+    used = _asking(files.context, certificates)
+    first = used
+
+    def look(connection: ssl.SSLSocket | ssl.SSLObject, *_: object) -> None:
+        """Called in every handshake, before certificates are shown."""
+        nonlocal used
+        with looking:  # handshakes are in threads
+            if files.refresh():
+                used = _asking(files.context, certificates)
+            connection.context = used
+
+    first.sni_callback = look
+    return first
+
+
+def _asking(context: ssl.SSLContext, certificates: bool) -> ssl.SSLContext:
+    """Who comes again shows its certificate again: nobody goes on with that of an older CA."""
     context.verify_mode = ssl.CERT_REQUIRED if certificates else ssl.CERT_NONE
-
-    def load() -> None:
-        if tls.cert and tls.key:
-            context.load_cert_chain(tls.cert, tls.key, password=lambda: "")
-        context.load_verify_locations(tls.ca)
-
-    def look(*_: object) -> None:
-        """Called in every handshake."""
-        if files.refresh():
-            load()
-
-    load()
-    context.sni_callback = look
+    context.minimum_version, context.num_tickets = ssl.TLSVersion.TLSv1_3, 0
     return context

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 import grpc
 from grpc import aio
 
-from tandem.protos.address import split
+from tandem.protos.address import DNS, split
 from tandem.protos.tls import CertificateFiles, Pem, Tls
 
 Fetch: TypeAlias = Callable[[], grpc.ServerCertificateConfiguration]
@@ -42,7 +42,7 @@ def server_name(address: str, role: str) -> str:
     """What a peer's certificate must be for: its host; or its role, if that is an IP address, which
     may be another one tomorrow.
     """
-    host, _ = split(address)
+    host, _ = split(address.removeprefix(DNS))
     try:
         ip_address(host)
     except ValueError:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -70,31 +70,55 @@ def test_a_metrics_page_with_tls_is_not_served_without_its_files(tmp_path: Path)
         server_context(missing)
 
 
-def asked(port: str, tls: Tls) -> bytes:
-    """The certificate of a metrics page that answers."""
-    context = ssl.create_default_context(cafile=tls.ca)
-    if tls.cert and tls.key:
-        context.load_cert_chain(tls.cert, tls.key)
-    with urlopen(f"https://localhost:{port}/metrics", timeout=5, context=context) as page:
-        assert page.status == 200
+def asked(port: str, own: Tls, ca: Path) -> bytes:
+    """The certificate of a metrics page that answers, at the first connection."""
+    context = ssl.create_default_context(cafile=ca)
+    if own.cert and own.key:
+        context.load_cert_chain(own.cert, own.key)
     with (
         socket.create_connection(("127.0.0.1", int(port)), 5) as plain,
         context.wrap_socket(plain, server_hostname="localhost") as encrypted,
     ):
+        encrypted.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        if not encrypted.recv(64).startswith(b"HTTP/1.0 200"):
+            raise ConnectionAbortedError
         return encrypted.getpeercert(binary_form=True) or b""
 
 
-def test_a_metrics_page_asks_for_certificates_and_shows_its_newest(tmp_path: Path) -> None:
-    folder = made(tmp_path)
-    own = tls_of(folder, "client")
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return made(tmp_path / "now")
+
+
+@pytest.fixture
+def page(folder: Path) -> Iterator[str]:
+    """The port of a metrics page."""
     context, pages = server_context(tls_of(folder, "verifier")), Pages(CollectorRegistry())
     with pages_served("127.0.0.1", 0, pages, context) as address:
-        port = address.rpartition(":")[2]
-        before = asked(port, own)
-        with pytest.raises((URLError, OSError)):
-            asked(port, Tls(own.ca))
-        certificates.make(folder, force=True)
-        assert asked(port, own) != before
+        yield address.rpartition(":")[2]
+
+
+def test_a_metrics_page_asks_for_certificates_and_shows_its_newest(folder: Path, page: str) -> None:
+    own = tls_of(folder, "client")
+    before = asked(page, own, own.ca)
+    with pytest.raises(OSError):
+        asked(page, Tls(own.ca), own.ca)
+    certificates.make(folder, force=True)
+    assert asked(page, own, own.ca) != before
+
+
+def test_clients_of_a_ca_that_was_replaced_are_refused(
+    folder: Path, page: str, tmp_path: Path
+) -> None:
+    other = made(tmp_path / "other")
+    shutil.copytree(folder, tmp_path / "older")
+    older, newer = tls_of(tmp_path / "older", "client"), tls_of(other, "client")
+    asked(page, older, folder / "ca.pem")
+    for name in ("ca.pem", "verifier-key.pem", "verifier.pem"):
+        shutil.copy(other / name, folder / name)
+    asked(page, newer, newer.ca)
+    with pytest.raises(OSError):
+        asked(page, older, newer.ca)
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:6379", "ray://head:10001", "auto"])
