@@ -111,6 +111,14 @@ class OrchestratorConfig(ServiceConfig):
         return self
 
     @model_validator(mode="after")
+    def _has_one_way_to_register(self) -> OrchestratorConfig:
+        if self.registration_token and self.clients:
+            raise ValueError(
+                "registration_token is for no clients: they register as who they are"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_local_worker(self) -> OrchestratorConfig:
         if self.workers > 1 and not self.ray:
             raise ValueError(f"workers is {self.workers}, above 1, which needs ray")

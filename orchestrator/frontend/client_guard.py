@@ -77,10 +77,11 @@ class KnownClients:
         self._identities = identities
 
     def identity(self, context: Any) -> Identity | None:
-        """By its token, or else by its certificate."""
-        if token := bearer_token(context):
+        """By its token, or else by its certificate: a drafter may have a token of others."""
+        token, name = bearer_token(context), common_name(context)
+        if token and not (name and self._identities.of_token(token) is None):
             return self._owner_of(token)
-        if name := common_name(context):
+        if name:
             if identity := self._identities.of_certificate(name):
                 return identity
             raise PermissionDenied(f"the certificate of {name!r} is not that of a client")

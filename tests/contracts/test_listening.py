@@ -63,6 +63,13 @@ def test_files_are_given_together_or_not_at_all(left_out: str) -> None:
         listening("verifier", "--metrics-tls")
 
 
+def test_drafters_register_by_one_token_or_as_clients(tmp_path: Path) -> None:
+    token = "--registration-token=a-secret-of-16-characters"
+    with pytest.raises(Unusable, match="registration_token is for no clients"):
+        listening("orchestrator", token, f"--clients={tmp_path}")
+    assert listening("orchestrator", token)
+
+
 def test_a_metrics_page_with_tls_is_not_served_without_its_files(tmp_path: Path) -> None:
     made(tmp_path)
     missing = Tls(tmp_path / "ca.pem", tmp_path / "nobody.pem", tmp_path / "nobody-key.pem")

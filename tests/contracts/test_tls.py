@@ -92,6 +92,13 @@ async def test_wrong_credentials_end_in_the_handshake(
         assert servicer.callers == []
 
 
+async def test_a_name_of_several_addresses_is_checked_as_one_host(folder: Path) -> None:
+    async with serving(tls_of(folder, "verifier")) as (_, address):
+        port = address.rpartition(":")[2]
+        async with rpc.connect(f"dns:///localhost:{port}", tls_of(folder, "client")) as channel:
+            assert await first(channel) == [0]
+
+
 async def test_a_host_name_must_be_in_the_certificate(folder: Path) -> None:
     async with serving(tls_of(folder, "verifier")) as (_, address):
         port = address.rpartition(":")[2]

@@ -92,6 +92,17 @@ async def test_each_client_may_do_what_its_entry_has(known: Known) -> None:
     assert await codes(certified, ca, "orchestrator", everything, **bearer(ALICE)) == {LOST}
 
 
+async def test_a_token_that_is_not_a_client_s_takes_away_no_certificate_s_rights(
+    known: Known,
+) -> None:
+    place, other = known.certificates, bearer("a-token-of-other-front-ends")
+    phone, stranger = (tls_of(known.system.folder, name) for name in ("phone", "stranger"))
+    found = await codes(place, phone, "orchestrator", REGISTRATION, **other)
+    assert found.isdisjoint((UNKNOWN, DENIED, LOST))
+    assert await codes(place, phone, "orchestrator", CLIENT_API, **other) == {DENIED}
+    assert await codes(place, stranger, "orchestrator", REGISTRATION, **other) == {DENIED}
+
+
 @pytest.mark.parametrize("service", ["verifier", "drafter", "worker", "registered"])
 async def test_no_method_of_an_internal_port_is_open_to_others(known: Known, service: str) -> None:
     folder, key = known.system.folder, {WORKER_KEY.replace("-", "_"): "a guess"}
