@@ -113,9 +113,7 @@ class OrchestratorConfig(ServiceConfig):
     @model_validator(mode="after")
     def _has_one_way_to_register(self) -> OrchestratorConfig:
         if self.registration_token and self.clients:
-            raise ValueError(
-                "registration_token is for no clients: they register as who they are"
-            )
+            raise ValueError("registration_token is for no clients: they register as who they are")
         return self
 
     @model_validator(mode="after")
