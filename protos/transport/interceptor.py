@@ -143,24 +143,17 @@ def _stream(behaviour: Any, around: Around) -> Any:
 
 @asynccontextmanager
 async def _scope(context: aio.ServicerContext[Any, Any], around: Around) -> AsyncIterator[None]:
-    """What a call runs in. It is counted until its status is sent, for which gRPC waits as long as
-    the client reads nothing of what was sent before.
+    """What a call runs in. It is not counted any more while its status is sent: gRPC waits with
+    that for as long as the client reads nothing, and such calls are bounded by connection alone.
     """
     around.begun(context)
     with _logged_as(around.request_id):
-        async with _reporting(context):
+        try:
             around.check_caller(context)
             with around.running():
-                async with _reporting(context):
-                    yield
-
-
-@asynccontextmanager
-async def _reporting(context: aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
-    try:
-        yield
-    except Exception as error:
-        await _abort(context, error)
+                yield
+        except Exception as error:
+            await _abort(context, error)
 
 
 KINDS = {  # by whether requests and responses are streams

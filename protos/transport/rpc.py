@@ -51,6 +51,7 @@ CLIENT_OPTIONS = [
 ]
 SERVER_OPTIONS = [
     *LIMITS,
+    ("grpc.max_concurrent_streams", MAX_NEW_CALLS),  # of one connection, read or not
     ("grpc.so_reuseport", 0),  # else two servers silently share a port
     ("grpc.server.max_pending_requests", MAX_NEW_CALLS),  # above it some are cancelled
     ("grpc.server.max_pending_requests_hard_limit", MAX_NEW_CALLS),
