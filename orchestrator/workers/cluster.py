@@ -21,7 +21,7 @@ from tandem.orchestrator.fleet.registration import Access
 from tandem.orchestrator.workers import local, worker
 from tandem.orchestrator.workers.local import LocalSupervisor
 from tandem.protos.errors import Unusable
-from tandem.protos.service import tracing
+from tandem.protos.service import process, tracing
 from tandem.protos.service.listening import is_loopback
 from tandem.protos.transport import rpc
 from tandem.protos.types import ModelDescription
@@ -33,8 +33,13 @@ LOCAL = "local"
 class RoundWorker:
     """The actor: a round worker's server on Ray's own event loop."""
 
-    def __init__(self, access: Access, target: ModelDescription, otlp_endpoint: str = "") -> None:
+    def __init__(
+        self, access: Access, target: ModelDescription, otlp_endpoint: str = "", log_level: str = ""
+    ) -> None:
+        """Its logs stay as they are in this process without a `log_level`."""
         self._access, self._target, self._otlp_endpoint = access, target, otlp_endpoint
+        if log_level:
+            process.configure_logging(log_level, "json")
         self._scope = AsyncExitStack()
         self._address: str | None = None
         self._starting = asyncio.Lock()
@@ -162,7 +167,7 @@ async def supervising(
     )
     _check_host(ray.util.get_node_ip_address(), config)
     async with local.supervising(config, target) as reserve:
-        given = reserve.access, target, config.otlp_endpoint
+        given = reserve.access, target, config.otlp_endpoint, config.log_level
         actors = [actor.remote(*given) for _ in range(config.workers)]
         supervisor = RaySupervisor(actors, reserve, ray.util.get_node_ip_address())
         try:
