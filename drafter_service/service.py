@@ -17,6 +17,7 @@ from tandem.drafter_service.tree.session_text import FactTokens
 from tandem.drafter_service.tree.worth import Conditions
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.host import Host, check_tokens, hosting
+from tandem.engine.peers import owned
 from tandem.engine.streams import Call, StreamServer
 from tandem.protos.errors import TandemError
 from tandem.protos.service.drain import Drain
@@ -86,7 +87,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
 
     def _open(self, conditions: Conditions, message: drafter_pb2.Drafting, caller: Caller) -> None:
         opening = codec.decode_drafting(message)
-        opening = replace(opening, context=caller.owned(opening.context))
+        opening = replace(opening, context=owned(caller.peer, opening.context))
         check_tokens("context.tokens", opening.context.tokens, self._vocab_size)
         self.streams.open(
             caller,

@@ -7,17 +7,17 @@ One gRPC call carries all sessions of one caller. Knows neither facts nor guesse
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
 import structlog
 
+from tandem.engine.peers import own
 from tandem.engine.schedule.job_stream import JobStream
 from tandem.engine.schedule.scheduler import ModelThread
 from tandem.engine.schedule.task import Job
@@ -27,7 +27,6 @@ from tandem.protos.service.drain import Drain
 from tandem.protos.service.tracing import Span
 from tandem.protos.streams import Decoding, Drafting
 from tandem.protos.transport import heartbeat, status
-from tandem.protos.types import Context
 from tandem.v1 import common_pb2
 
 SILENCE_SECONDS = 5.0  # a caller that sends nothing for so long is lost
@@ -52,17 +51,6 @@ class Call(Generic[In, Out]):
     sent: float = 0.0  # the caller's clock in its newest message
     answered: bool = False  # whether its first message was answered
     described: bool = False  # whether a response has had the model
-
-    def own(self, name: bytes) -> bytes:
-        """The name of a session, or of a client, as this peer's: no other can make the same."""
-        if not (self.peer and name):
-            return name
-        return hashlib.sha256(self.peer.encode() + b"\0" + name).digest()
-
-    def owned(self, context: Context) -> Context:
-        """What an opening reports, with names of this peer."""
-        own, client = self.own(context.session_id), self.own(context.client)
-        return replace(context, session_id=own, client=client)
 
 
 @dataclass(slots=True, eq=False)
@@ -180,7 +168,7 @@ class StreamServer(Generic[In, Out]):
         what is older than a session's newest opening.
         """
         for closing in closings:
-            session_id, turn = call.own(closing.session_id), closing.turn
+            session_id, turn = own(call.peer, closing.session_id), closing.turn
             stream = self._live.get(session_id)
             if stream and stream.turn > turn:
                 continue

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.host import Host, check_tokens, hosting
+from tandem.engine.peers import owned
 from tandem.engine.schedule.task import Job
 from tandem.engine.streams import Call, StreamServer
 from tandem.protos.errors import InvalidRequest, TandemError, Unusable
@@ -76,7 +77,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
 
     def _open(self, message: verifier_pb2.Decoding, caller: Caller) -> None:
         opening = codec.decode_decoding(message)
-        opening = replace(opening, context=caller.owned(opening.context))
+        opening = replace(opening, context=owned(caller.peer, opening.context))
         vocab_size = self._host.runner.model.vocab_size
         check_tokens("context.tokens", opening.context.tokens, vocab_size)
         if opening.until <= opening.context.length:
