@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from grpc import aio
 
 from tandem import models
 from tandem.benchmarks.alerts.watchers import HOST, Webhook, watching
-from tandem.benchmarks.peers.checkout import HERE, QUIET, Process, address, child, ignorant
+from tandem.benchmarks.peers.checkout import HERE, QUIET, address, child, ignorant
 from tandem.benchmarks.peers.delay import State, linked
 from tandem.protos.transport import rpc
 from tandem.v1 import orchestrator_pb2 as api
