@@ -116,6 +116,7 @@ def running(address: str, workers: int) -> Iterator[None]:
         )  # else Ray writes one into the home directory
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
+        os.environ.setdefault("RAY_worker_niceness", "0")  # else round workers give way to models
     # read at import: a lost control plane must not end this process, which streams without it
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "86400")
     import ray
