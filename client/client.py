@@ -18,6 +18,7 @@ from grpc import aio
 
 from tandem.client.request import Prompt, build
 from tandem.client.retry import Retry
+from tandem.protos.address import check_encrypted
 from tandem.protos.cancelled import is_cancelled
 from tandem.protos.errors import DeadlineExceeded, TandemError, TransportLost, Unavailable, Unusable
 from tandem.protos.service import tracing
@@ -49,9 +50,16 @@ class AsyncClient:
         tls_key: str | Path | None = None,
         token: str | None = None,
     ) -> None:
-        """Raises Unusable for files that cannot be used."""
-        tls = client_tls(tls_ca, tls_cert, tls_key)
-        self._channels = [rpc.connect(address, tls) for address in addresses or (ADDRESS,)]
+        """Raises Unusable for files that cannot be used, and for a token without `tls_ca` where it
+        would leave this machine.
+        """
+        addresses, tls = addresses or (ADDRESS,), client_tls(tls_ca, tls_cert, tls_key)
+        if token and not tls:
+            try:
+                check_encrypted("token", addresses)
+            except ValueError as error:
+                raise Unusable(str(error)) from None
+        self._channels = [rpc.connect(address, tls) for address in addresses]
         self.metadata = ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
         self.stubs = [orchestrator_pb2_grpc.OrchestratorServiceStub(c) for c in self._channels]
         self.retry_seconds = retry_seconds

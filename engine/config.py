@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import ByteSize, Field, model_validator
 
 from tandem.protos import hub
+from tandem.protos.address import check_encrypted
 from tandem.protos.service import cores
 from tandem.protos.service.addresses import Addresses
 from tandem.protos.service.config import ServiceConfig, Token
@@ -118,6 +119,8 @@ class ModelServiceConfig(ServiceConfig):
     def _registers_with_a_token(self) -> ModelServiceConfig:
         if self.register_at and not (self.register_token or self.tls):
             raise ValueError("register_at needs register_token, or tls_cert, tls_key and tls_ca")
+        if self.register_token and not (self.tls or self.insecure):
+            check_encrypted("register_token", filter(None, self.register_at.split(",")))
         return self
 
     @model_validator(mode="after")

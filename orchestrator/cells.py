@@ -16,9 +16,11 @@ import structlog
 from prometheus_client import REGISTRY
 from ray import serve
 from ray.serve.config import AutoscalingContext
+from ray.util import get_node_ip_address
 
 from tandem.orchestrator import server
 from tandem.orchestrator.config import OrchestratorConfig
+from tandem.orchestrator.workers import cluster
 from tandem.protos.errors import Unusable
 from tandem.protos.service import command, process
 from tandem.protos.service.config import configured
@@ -49,6 +51,7 @@ class Cell:
         """Settings of the orchestrator, which win over its node's environment and file. Returns
         when the port is open; raises Unusable or IncompatibleModels.
         """
+        cluster.check_token_mode(get_node_ip_address())
         config = await asyncio.to_thread(configured, OrchestratorConfig, ROLE, [*flags(settings)])
         process.configure_logging(config.log_level, config.log_format)
         self._config = _on_free_ports(config)

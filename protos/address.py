@@ -4,6 +4,9 @@ which stand for several addresses.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from ipaddress import ip_address
+
 DNS, FILE = "dns:///", "file://"
 
 
@@ -24,6 +27,23 @@ def split(address: str) -> tuple[str, int]:
     if not host or "@" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise ValueError(f"{address!r} is not HOST:PORT")
     return unbracketed(host), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to what listens there."""
+    try:
+        return ip_address(unbracketed(host)).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_encrypted(secret: str, addresses: Iterable[str]) -> None:
+    """Raise ValueError if a secret of this name would be sent in the clear to another machine;
+    `addresses` may be `dns:///HOST:PORT` too.
+    """
+    for address in addresses:
+        if not is_loopback(split(address.removeprefix(DNS))[0]):
+            raise ValueError(f"{secret} would be sent to {address} in the clear: tls_ca is needed")
 
 
 def check_source(source: str) -> None:

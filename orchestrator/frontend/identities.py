@@ -10,7 +10,7 @@ import hashlib
 import secrets
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import structlog
 import yaml
@@ -130,17 +130,28 @@ class Identities:
         return status.st_ino, status.st_mtime_ns, status.st_size
 
 
+class _Loader(yaml.SafeLoader):
+    """Has no name twice, of which YAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Called by PyYAML."""
+        names = [str(key.value) for key, _ in node.value]
+        if len(set(names)) < len(names):
+            raise yaml.YAMLError
+        return super().construct_mapping(node, deep)
+
+
 def read(file: Path) -> dict[str, Identity]:
     """The clients of a file, by their names; raises Unusable, without what the file has."""
     try:
-        entries = ENTRIES.validate_python(yaml.safe_load(file.read_text("utf-8")) or {})
+        entries = ENTRIES.validate_python(yaml.load(file.read_text("utf-8"), _Loader))
     except OSError as error:
         raise Unusable(f"clients: {file} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise Unusable(f"clients: {file} is not YAML") from None
     except ValidationError as error:
         problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
         raise Unusable(f"clients: {file}: {'; '.join(problems)}") from None
+    except (yaml.YAMLError, ValueError, RecursionError):  # of a date that is none, for example
+        raise Unusable(f"clients: {file} is not YAML, or has a name twice") from None
     named = {name: each.model_copy(update={"name": name}) for name, each in entries.items()}
     for kind in ("tokens", "certificates"):
         known = [key for each in named.values() for key in _keys(each, kind)]

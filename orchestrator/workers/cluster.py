@@ -20,9 +20,9 @@ from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.fleet.registration import Access
 from tandem.orchestrator.workers import local, worker
 from tandem.orchestrator.workers.local import LocalSupervisor
+from tandem.protos.address import is_loopback
 from tandem.protos.errors import Unusable
 from tandem.protos.service import process, tracing
-from tandem.protos.service.listening import is_loopback
 from tandem.protos.transport import rpc
 from tandem.protos.types import ModelDescription
 
@@ -143,9 +143,14 @@ def running(address: str, workers: int) -> Iterator[None]:
 def _check_authentication(address: str) -> None:
     """Raise Unusable if who reaches the cluster may run programs on it."""
     found = re.fullmatch(r"(?:ray://)?(.+):\d+", address)
+    check_token_mode(found[1] if found else address)
+
+
+def check_token_mode(host: str) -> None:
+    """Raise Unusable for a Ray beyond loopback that asks for no token, as it does by default."""
     mode = os.environ.get("RAY_AUTH_MODE", "")
-    if mode.lower() == "disabled" and not (found and is_loopback(found[1])):
-        problem = f"RAY_AUTH_MODE is disabled, and the Ray cluster at {address} beyond loopback"
+    if mode.lower() != "token" and not is_loopback(host):
+        problem = f"RAY_AUTH_MODE is {mode or 'not set'}, and Ray at {host} beyond loopback"
         raise Unusable(f"{problem}: who reaches it may run programs on it; set it to token")
 
 

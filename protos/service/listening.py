@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
 from pathlib import Path
 
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings
 
-from tandem.protos.address import unbracketed
+from tandem.protos.address import is_loopback
 from tandem.protos.tls import Tls
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to what listens there."""
-    try:
-        return ip_address(unbracketed(host)).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class ListeningSettings(BaseSettings):

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from tandem.protos.transport.guard import HEALTH
 from tandem.protos.transport.interceptor import Handler
 
 WORKER_KEY = "x-tandem-worker-key"
@@ -35,8 +36,10 @@ class KeyInterceptor(aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """Called by gRPC once per call."""
-        if same(metadata_value(details.invocation_metadata, WORKER_KEY), self._key):
+        """Called by gRPC once per call; health is for all, as at every port."""
+        if details.method.startswith(HEALTH) or same(
+            metadata_value(details.invocation_metadata, WORKER_KEY), self._key
+        ):
             return await continuation(details)
 
         async def refuse(request: Any, context: aio.ServicerContext[Any, Any]) -> None:

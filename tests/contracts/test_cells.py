@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import yaml
 
@@ -27,6 +29,15 @@ def test_there_are_as_many_cells_as_fill_three_quarters_of_their_places(
     known = nothing | {"aggregated_metrics": {"filled": filled}}
     assert cells.policy(serve_config.AutoscalingContext(**known))[0] == wanted
     assert cells.policy(serve_config.AutoscalingContext(**nothing))[0] == 0
+
+
+async def test_no_cell_starts_on_a_ray_that_runs_anybody_s_programs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.setattr(cells, "get_node_ip_address", lambda: "10.0.0.1")
+    with pytest.raises(Unusable, match="RAY_AUTH_MODE is not set"):
+        await cells.Cell.__init__(SimpleNamespace(), {"verifier": "v:1"})
 
 
 def test_arguments_are_settings() -> None:

@@ -108,7 +108,8 @@ def test_a_model_directory_that_does_not_exist_is_one_line(tmp_path: Path) -> No
     ("address", "problem"), [("127.0.0.1:1", "refused"), ("nonsense", "Invalid address format")]
 )
 def test_a_wrong_ray_address_is_one_line(address: str, problem: str) -> None:
-    line = refused(run("tandem.orchestrator", *FRONT, f"--ray-address={address}"))
+    known = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
+    line = refused(run("tandem.orchestrator", *FRONT, f"--ray-address={address}", **known))
     assert f"cannot join the Ray cluster at {address}: " in line and problem in line
 
 

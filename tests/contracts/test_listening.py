@@ -16,9 +16,9 @@ from tandem.engine.config import ModelServiceConfig
 from tandem.orchestrator.cli import certificates
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.workers import cluster
+from tandem.protos.address import is_loopback
 from tandem.protos.errors import Unusable
 from tandem.protos.service.config import configured
-from tandem.protos.service.listening import is_loopback
 from tandem.protos.service.pages import Pages, pages_served
 from tandem.protos.tls import Tls, server_context
 from tests.certificates import made, tls_of
@@ -128,13 +128,14 @@ def test_clients_of_a_ca_that_was_replaced_are_refused(
         asked(page, older, newer.ca)
 
 
+@pytest.mark.parametrize("mode", ["disabled", "", "k8s"])
 @pytest.mark.parametrize("address", ["10.0.0.1:6379", "ray://head:10001", "auto"])
 def test_a_cluster_that_runs_anybody_s_programs_is_not_joined(
-    address: str, monkeypatch: pytest.MonkeyPatch
+    address: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
     with (
-        pytest.raises(Unusable, match="RAY_AUTH_MODE is disabled"),
+        pytest.raises(Unusable, match=f"RAY_AUTH_MODE is {mode or 'not set'}"),
         cluster.running(address, 1),
     ):
         pass

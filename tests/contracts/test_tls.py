@@ -15,6 +15,7 @@ import pytest
 from grpc import aio
 from structlog.testing import capture_logs
 
+from tandem import AsyncClient
 from tandem.orchestrator.cli import certificates
 from tandem.protos.errors import PermissionDenied, Unusable
 from tandem.protos.tls import CertificateFiles, Tls
@@ -90,6 +91,14 @@ async def test_wrong_credentials_end_in_the_handshake(
                 await first(channel)
         assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
         assert servicer.callers == []
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:50051", "dns:///front-ends:50051", "[::]:1"])
+async def test_a_token_leaves_the_machine_encrypted_or_not_at_all(address: str) -> None:
+    with pytest.raises(Unusable, match=r"token would be sent to .* in the clear"):
+        AsyncClient("127.0.0.1:50051", address, token="a-token")
+    await AsyncClient(address).close()
+    await AsyncClient("localhost:50051", "[::1]:50051", token="a-token").close()
 
 
 async def test_a_name_of_several_addresses_is_checked_as_one_host(folder: Path) -> None:

@@ -58,7 +58,8 @@ def test_an_entry_that_is_removed_or_added_counts_at_once(file: Path) -> None:
 
 def test_a_file_that_cannot_be_used_changes_nothing(file: Path) -> None:
     known = Identities(file)
-    for broken in ("alice: [", "alice: {token: x}"):
+    day = "alice: {token_sha256: 2024-13-45}"
+    for broken in ("alice: [", "alice: {token: x}", "", "# soon", day, "[" * 5000, CLIENTS * 2):
         file.write_text(broken)
         with capture_logs() as lines:
             assert known.of_token(ALICE) and known.of_token(BOB)
@@ -92,6 +93,9 @@ async def test_who_waits_for_a_revocation_is_woken(
         ("alice: {certificate: a, toll: 1}", "alice.toll: Extra inputs"),
         ("a: {certificate: x}\nb: {certificate: x}", "two clients share one of their certificates"),
         ("- alice", "valid dictionary"),
+        ("", "valid dictionary"),
+        ("a: {certificate: x}\na: {certificate: y}", "has a name twice"),
+        ("a: {token_sha256: 2024-13-45}", "is not YAML"),
         ("alice: [", "is not YAML"),
     ],
 )

@@ -122,12 +122,13 @@ async def test_no_method_of_an_internal_port_is_open_to_others(known: Known, ser
 
 
 async def test_health_is_open_to_all_who_got_through_the_handshake(known: Known) -> None:
-    async with rpc.connect(
-        known.system.orchestrator, Tls(known.system.folder / "ca.pem")
-    ) as channel:
-        check: Any = health_pb2_grpc.HealthStub(channel).Check
-        answer = await check(health_pb2.HealthCheckRequest(), timeout=10)
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    ca, stranger = Tls(known.system.folder / "ca.pem"), tls_of(known.system.folder, "stranger")
+    ports = {known.system.orchestrator: ca, known.worker: stranger, known.registered: stranger}
+    for address, tls in ports.items():
+        async with rpc.connect(address, tls, "orchestrator") as channel:
+            check: Any = health_pb2_grpc.HealthStub(channel).Check
+            answer = await check(health_pb2.HealthCheckRequest(), timeout=10)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
 async def test_a_client_that_is_removed_is_refused_from_its_next_call_on(known: Known) -> None:

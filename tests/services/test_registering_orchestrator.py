@@ -71,4 +71,6 @@ def test_a_token_that_could_be_guessed_or_not_sent_is_refused(token: str) -> Non
         ModelServiceConfig(model=DRAFT, register_at="h:1", register_token=token)
     with pytest.raises(ValidationError, match="register_at needs register_token"):
         ModelServiceConfig(model=DRAFT, register_at="h:1")
+    with pytest.raises(ValidationError, match="register_token would be sent to h:1 in the clear"):
+        ModelServiceConfig(model=DRAFT, register_at="127.0.0.1:1,h:1", register_token=SECRET)
     assert SECRET not in repr(ModelServiceConfig(model=DRAFT, register_token=SECRET))
