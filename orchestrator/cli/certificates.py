@@ -61,6 +61,7 @@ def make(
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         ca = _ca(folder)
+        _check_end(ca, days)
         for name, path in zip(wanted, paths, strict=True):
             serves = name in SERVICES
             hosts = dict.fromkeys((name, *EVERYWHERE, *names)) if serves else (name,)
@@ -101,6 +102,13 @@ def _check(wanted: Sequence[str], names: Sequence[str]) -> None:
             raise Unusable(f"name: {name!r} is neither a host name nor an IP address")
 
 
+def _check_end(ca: Signed, days: int) -> None:
+    """Raise Unusable if certificates of so many days would outlive their CA."""
+    end = ca.certificate.not_valid_after_utc
+    if (datetime.now(UTC) + timedelta(days=days)).date() > end.date():
+        raise Unusable(f"days: {days} is beyond the end of the CA, {end:%Y-%m-%d}")
+
+
 def _is_ip(name: str) -> bool:
     try:
         ip_address(name)
@@ -118,7 +126,8 @@ def _ca(folder: Path) -> Signed:
             key = load_pem_private_key(key_file(path).read_bytes(), None)
         except ValueError as error:
             raise Unusable(f"{path} and its key cannot be read: {error}") from None
-        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise Unusable(f"{key_file(path)} is no key of an elliptic curve, as of `tandem certs`")
         return Signed(certificate, key)
     ca = _signed("Tandem CA", (), CA_DAYS, None)
     _write(path, ca)
@@ -150,7 +159,9 @@ def _signed(name: str, hosts: Iterable[str], days: int, ca: Signed | None) -> Si
             x509.IPAddress(ip_address(host)) if _is_ip(host) else x509.DNSName(host)
             for host in hosts
         ]
-        purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
+        purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
+        if name in SERVICES:
+            purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
         builder = builder.add_extension(x509.SubjectAlternativeName(general), False)
         builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), False)
     return Signed(builder.sign(signer, SHA256()), key)

@@ -32,7 +32,6 @@ class Tickets:
 
     limits: Limits
     count: int = 0
-    name: str = ""
     turnover: Turnover = field(default_factory=Turnover)
 
     def check(self) -> None:
@@ -52,7 +51,7 @@ class Tickets:
 
 @dataclass(frozen=True, slots=True)
 class ClientLoad:
-    """Requests of one client that run, and that wait."""
+    """Requests of one client that run, and that wait; other clients see it, so not by its name."""
 
     name: str
     running: int
@@ -86,16 +85,14 @@ class Admission:
         loads = []
         for share, tickets in self._clients.items():
             running = self._queue.running_of(share)
-            loads.append(
-                ClientLoad(tickets.name or client_name(share), running, tickets.count - running)
-            )
+            loads.append(ClientLoad(client_name(share), running, tickets.count - running))
         return tuple(sorted(loads, key=lambda each: (-each.running, -each.waiting, each.name)))
 
     @contextmanager
     def ticket(self, share: bytes, quota: Quota = EVERYBODYS) -> Iterator[None]:
         """A scope in which a request may ask for a place; raises Busy when too many run or wait."""
         client = self._clients.get(share) or Tickets(self._limits_each)
-        client.limits, client.name = self._limits(quota), quota.name
+        client.limits = self._limits(quota)
         counted = client, self._all
         for each in counted:
             each.check()

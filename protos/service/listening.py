@@ -49,7 +49,8 @@ class ListeningSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _is_protected_beyond_loopback(self) -> ListeningSettings:
-        if not (self.tls_ca or self.insecure or is_loopback(self.host)):
-            wanted = "tls_cert, tls_key and tls_ca (`tandem certs` makes them), or insecure"
-            raise ValueError(f"host {self.host} is beyond loopback, which needs {wanted}")
+        for name, host in (("host", self.host), ("metrics_host", self.metrics_host)):
+            if not (self.tls_ca or self.insecure or host is None or is_loopback(host)):
+                wanted = "tls_cert, tls_key and tls_ca (`tandem certs` makes them), or insecure"
+                raise ValueError(f"{name} {host} is beyond loopback, which needs {wanted}")
         return self

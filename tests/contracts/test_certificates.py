@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tandem.orchestrator.cli import certificates
 from tandem.orchestrator.cli.app import app
@@ -53,6 +56,8 @@ def test_each_role_has_a_certificate_for_all_names_that_only_its_owner_can_use(
         }
         everywhere = {"localhost", "127.0.0.1", "::1", "front.example.com", "10.1.2.3"}
         assert hosts == {role} | (everywhere if role in certificates.SERVICES else set())
+        uses = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        assert (ExtendedKeyUsageOID.SERVER_AUTH in uses) == (role in certificates.SERVICES)
 
 
 def test_nothing_is_replaced_unless_it_is_asked_for_and_the_ca_never(tmp_path: Path) -> None:
@@ -67,6 +72,21 @@ def test_nothing_is_replaced_unless_it_is_asked_for_and_the_ca_never(tmp_path: P
     assert after.keys() == before.keys()
     same = {name for name in after if after[name] == before[name]}
     assert same == {"ca.pem", "ca-key.pem"}
+
+
+def test_certificates_do_not_outlive_their_ca(tmp_path: Path) -> None:
+    with pytest.raises(Unusable, match=r"days: 3652 is beyond the end of the CA, 20\d\d-"):
+        certificates.make(tmp_path, days=3652)
+    certificates.make(tmp_path, days=3649)
+
+
+def test_a_ca_of_another_kind_is_refused_in_one_line(tmp_path: Path) -> None:
+    certificates.make(tmp_path)
+    key = rsa.generate_private_key(65537, 2048)
+    coded = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (tmp_path / "ca-key.pem").write_bytes(coded)
+    with pytest.raises(Unusable, match=r"ca-key\.pem is no key of an elliptic curve"):
+        certificates.make(tmp_path, force=True)
 
 
 def test_one_more_client_does_not_need_new_certificates_of_the_others(tmp_path: Path) -> None:

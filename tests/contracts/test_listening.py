@@ -43,7 +43,9 @@ def listening(role: str, *arguments: str) -> ModelServiceConfig | OrchestratorCo
 def test_a_service_beyond_loopback_needs_tls_or_says_that_it_has_none(role: str, host: str) -> None:
     with pytest.raises(Unusable, match="beyond loopback, which needs tls_cert, tls_key and tls_ca"):
         listening(role, f"--host={host}")
-    assert listening(role, f"--host={host}", "--insecure").tls is None
+    with pytest.raises(Unusable, match=r"metrics_host .* is beyond loopback"):
+        listening(role, f"--metrics-host={host}")
+    assert listening(role, f"--host={host}", f"--metrics-host={host}", "--insecure").tls is None
     found = listening(role, f"--host={host}", *FILES).tls
     assert found == Tls(Path("ca.pem"), Path("cert.pem"), Path("key.pem"))
 

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from tandem import AsyncClient
 from tandem.orchestrator.frontend import servicer
 from tandem.orchestrator.frontend.admission import Admission, Limits
-from tandem.orchestrator.frontend.request import Quota
+from tandem.orchestrator.frontend.request import Quota, client_name
 from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.frontend.servicer import OrchestratorService
 from tandem.orchestrator.metrics import FrontMetrics
@@ -160,8 +160,9 @@ async def test_a_quota_wins_over_what_all_clients_may() -> None:
         with pytest.raises(Busy, match=problem), bounded.ticket(CROWD, quota):
             pass
         with bounded.ticket(OTHER), bounded.ticket(OTHER), bounded.ticket(OTHER):
-            names = [(each.name, each.waiting) for each in bounded.clients]
-            assert ("alice", 2) in names
+            found = [(each.name, each.waiting) for each in bounded.clients]
+            assert (client_name(CROWD), 2) in found
+            assert "alice" not in dict(found), "other clients see them"
 
 
 async def test_clients_get_tokens_by_their_weights() -> None:
