@@ -29,8 +29,8 @@ class Callers(Protocol):
     def identity(self, context: Any) -> Identity | None:
         """Who it is, None where nobody is asked; raises Unauthenticated, PermissionDenied."""
 
-    def authorized(self, authorization: str) -> Identity | None:
-        """The same of a call over HTTP, by its header."""
+    def authorized(self, authorization: str, certificate: str) -> Identity | None:
+        """The same of a call over HTTP, by its header or its certificate's common name."""
 
     def owner(self, context: Any) -> Owner:
         """The same, as the owner of drafters."""
@@ -43,7 +43,7 @@ class Anybody:
         """Nobody is asked."""
         return None
 
-    def authorized(self, authorization: str) -> Identity | None:
+    def authorized(self, authorization: str, certificate: str) -> Identity | None:
         """Nobody is asked."""
         return None
 
@@ -57,17 +57,21 @@ class OwnersOfCertificates:
 
     def identity(self, context: Any) -> Identity | None:
         """As its certificate has it."""
-        if name := common_name(context):
-            return of_certificate(name)
-        raise Unauthenticated("a client certificate is needed here")
+        return _certified(common_name(context))
 
-    def authorized(self, authorization: str) -> Identity | None:
-        """The handshake has let it in, and its name is not known here."""
-        return None
+    def authorized(self, authorization: str, certificate: str) -> Identity | None:
+        """As its certificate has it."""
+        return _certified(certificate)
 
     def owner(self, context: Any) -> Owner:
         """As long as the call lasts."""
         return Owner(common_name(context))
+
+
+def _certified(name: str) -> Identity:
+    if name:
+        return of_certificate(name)
+    raise Unauthenticated("a client certificate is needed here")
 
 
 class KnownClients:
@@ -87,7 +91,7 @@ class KnownClients:
             raise PermissionDenied(f"the certificate of {name!r} is not that of a client")
         raise Unauthenticated("a token is needed, `authorization: Bearer TOKEN`, or a certificate")
 
-    def authorized(self, authorization: str) -> Identity | None:
+    def authorized(self, authorization: str, certificate: str) -> Identity | None:
         """By its token."""
         if token := token_of(authorization):
             return self._owner_of(token)

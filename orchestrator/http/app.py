@@ -29,6 +29,7 @@ from tandem.orchestrator.frontend.share import CLIENT_KEY, client_digest, connec
 from tandem.orchestrator.http import decoding, errors
 from tandem.orchestrator.http.body import BodyTooLarge, read_body
 from tandem.orchestrator.http.delivery import Delivery, Frontend
+from tandem.orchestrator.http.peer import CERTIFICATE
 from tandem.orchestrator.http.replies import Reply
 from tandem.orchestrator.http.schema import ChatBody, CompletionBody, GenerationBody
 from tandem.orchestrator.http.token_text import TokenTexts
@@ -104,7 +105,9 @@ class HttpApi:
 
     def _identity(self, request: Request) -> Identity | None:
         """Who asks, where clients are known; raises Unauthenticated, PermissionDenied."""
-        identity = self.callers.authorized(request.headers.get("authorization", ""))
+        identity = self.callers.authorized(
+            request.headers.get("authorization", ""), request.scope["state"].get(CERTIFICATE, "")
+        )
         if identity:
             identity.check(GENERATE)
         return identity

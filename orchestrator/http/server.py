@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
+from tandem.orchestrator.http.peer import CertifiedProtocol
 from tandem.protos.address import joined, unbracketed
 from tandem.protos.errors import Unusable
 
@@ -34,7 +35,7 @@ async def serving(
     """Serve until the scope ends; yields the URL. Port 0 takes a free one. Raises Unusable."""
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=CertifiedProtocol,
         ws="none",
         lifespan="off",
         log_config=None,
