@@ -2,7 +2,8 @@
 # Once: a CA in /ca, which only this container sees, and in /certs what each service and a client needs.
 # With --renew: new certificates of the same CA; services take them without a restart.
 set -eu
-if [ ! -e /ca/ca.pem ] || [ "${1:-}" = --renew ]; then
+# client.pem is written last
+if [ ! -e /ca/client.pem ] || [ "${1:-}" = --renew ]; then
   tandem certs /ca --force --name orchestrator --name verifier --name drafter
 fi
 for role in verifier drafter orchestrator client; do
