@@ -31,10 +31,12 @@ from tandem.orchestrator.frontend.text import load_tokenizer, longest_token, spe
 from tandem.orchestrator.http import server as http_server
 from tandem.orchestrator.http.app import HttpApi
 from tandem.orchestrator.http.delivery import Frontend
+from tandem.orchestrator.http.hosts import asked_by_own_names
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.orchestrator.page.served import add_status_pages
 from tandem.orchestrator.workers import cluster, local
 from tandem.orchestrator.workers.pool import Supervisor, WorkerPool
+from tandem.protos.address import is_loopback
 from tandem.protos.service import process
 from tandem.protos.service.about import report_model
 from tandem.protos.service.drain import Drain
@@ -98,7 +100,10 @@ async def http_port(config: OrchestratorConfig, api: HttpApi) -> AsyncIterator[N
         yield
         return
     tls = server_context(config.tls, config.clients is None) if config.tls else None
-    async with http_server.serving(api.app(), config.host, config.http_port, tls) as url:
+    app = api.app()
+    if is_loopback(config.host) and not (config.tls or config.clients):
+        app = asked_by_own_names(app)
+    async with http_server.serving(app, config.host, config.http_port, tls) as url:
         process.announce("http", role="orchestrator", address=f"{url}/v1")
         yield
 

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 DNS, FILE = "dns:///", "file://"
+NEVER_PUBLIC = (".localhost", ".internal")  # names that nobody can register
 
 
 def joined(host: str, port: int) -> str:
@@ -50,3 +52,12 @@ def check_source(source: str) -> None:
     """Raise ValueError if it is neither an address nor `dns:///HOST:PORT` nor `file:///PATH`."""
     if not source.startswith(f"{FILE}/"):
         split(source.removeprefix(DNS))
+
+
+def names_this_machine(host: str) -> bool:
+    """Whether a request's Host header, if there is one, is a name that leads here by itself."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    return not host or is_loopback(name) or name.endswith(NEVER_PUBLIC)

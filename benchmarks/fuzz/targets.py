@@ -27,6 +27,7 @@ from tandem.v1 import rounds_pb2, rounds_pb2_grpc
 SECONDS = 10.0
 CONFIG = "tokenizer_config.json"
 TEMPLATE = "{% for m in messages %}{{ m.role ~ ': ' ~ m.content | trim ~ tone }}\n{% endfor %}"
+JSON = {"content-type": "application/json"}
 LEFT = 0.1  # of all answers over HTTP, whose client leaves
 KEY = "key of the fuzzed worker"
 
@@ -94,8 +95,8 @@ class HttpPort:
             return "UNKNOWN", repr(error)
 
     async def _ask(self, rng: Random) -> tuple[str, str]:
-        content = body(self.name, rng)
-        async with self.client.stream("POST", self.url + self.name, content=content) as response:
+        content, url = body(self.name, rng), self.url + self.name
+        async with self.client.stream("POST", url, content=content, headers=JSON) as response:
             if rng.random() < LEFT:
                 return str(response.status_code), ""
             text = (await response.aread()).decode(errors="replace")

@@ -9,7 +9,7 @@ import asyncio
 import re
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
 
@@ -27,18 +27,23 @@ from tandem.orchestrator.frontend.client_guard import Anybody, Callers
 from tandem.orchestrator.frontend.identities import GENERATE, Identity
 from tandem.orchestrator.frontend.share import CLIENT_KEY, client_digest, connection_digest
 from tandem.orchestrator.http import decoding, errors
-from tandem.orchestrator.http.body import BodyTooLarge, read_body
+from tandem.orchestrator.http.body import BodyTooLarge, NotJson, read_body
 from tandem.orchestrator.http.delivery import Delivery, Frontend
 from tandem.orchestrator.http.peer import CERTIFICATE
 from tandem.orchestrator.http.replies import Reply
 from tandem.orchestrator.http.schema import ChatBody, CompletionBody, GenerationBody
 from tandem.orchestrator.http.token_text import TokenTexts
 from tandem.protos.errors import Internal, TandemError
+from tandem.protos.service import tracing
 from tandem.protos.types import ModelDescription
 
 REQUEST_ID = "x-request-id"
 GIVEN_ID = re.compile(r"[!-~]{1,128}")
 OWNER = "tandem"
+OF_BODIES: dict[type[TandemError], HTTPStatus] = {
+    BodyTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    NotJson: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+}
 GONE = 499  # what nginx logs of a client that left
 
 log = structlog.get_logger()
@@ -87,13 +92,15 @@ class HttpApi:
         body = await asyncio.to_thread(decoding.parsed, kind, content)
         request_id = request.state.request_id
         chat = isinstance(body, ChatBody)
-        caller = self._caller(request, body)
+        caller = caller_of(request, body)
         if isinstance(body, ChatBody):
             asked, logprobs = decoding.chat(body, caller), bool(body.logprobs)
         else:
             assert isinstance(body, CompletionBody)
             asked, logprobs = decoding.completion(body, caller), body.logprobs is not None
         asked = identity.owning(asked) if identity else asked
+        trace = tracing.given(request.headers.get(tracing.TRACEPARENT, ""))
+        asked = replace(asked, traceparent=trace)
         options = body.stream_options
         if options and not body.stream:
             raise decoding.needs_stream()
@@ -111,14 +118,6 @@ class HttpApi:
         if identity:
             identity.check(GENERATE)
         return identity
-
-    def _caller(self, request: Request, body: GenerationBody) -> decoding.Caller:
-        """Requests share cached prefixes by name or cache key, and places by user too."""
-        client = client_digest(request.headers.get(CLIENT_KEY) or body.prompt_cache_key or "")
-        end_user = isinstance(body, ChatBody) and body.safety_identifier
-        host = f"{request.client.host}:{request.client.port}" if request.client else ""
-        share = client or client_digest(body.user or end_user or "") or connection_digest(host)
-        return decoding.Caller(client, share, request.state.request_id)
 
     async def _models(self, request: Request) -> Response:
         self._identity(request)
@@ -146,6 +145,21 @@ class HttpApi:
         return JSONResponse({}, HTTPStatus.OK if serving else HTTPStatus.SERVICE_UNAVAILABLE)
 
 
+def caller_of(request: Request, body: GenerationBody) -> decoding.Caller:
+    """Requests share cached prefixes by name or cache key, and places by name or user; those with
+    neither are of their connection.
+    """
+    name = request.headers.get(CLIENT_KEY)
+    end_user = isinstance(body, ChatBody) and body.safety_identifier
+    user = client_digest(name or body.user or end_user or "")
+    host = f"{request.client.host}:{request.client.port}" if request.client else ""
+    return decoding.Caller(
+        client_digest(name or body.prompt_cache_key or ""),
+        user or connection_digest(host),
+        request.state.request_id,
+    )
+
+
 def _named(app: ASGIApp) -> ASGIApp:
     """Every request has an id, its own or one of ours, which is sent back and logged."""
 
@@ -168,8 +182,7 @@ def _named(app: ASGIApp) -> ASGIApp:
 
 
 async def _refused(request: Request, error: TandemError) -> Response:
-    if isinstance(error, BodyTooLarge):
-        status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    if status := OF_BODIES.get(type(error)):
         return JSONResponse(errors.problem(status, str(error), "body"), status)
     return errors.response(error)
 

@@ -10,15 +10,23 @@ from tandem.protos.errors import InvalidRequest
 
 MAX_BYTES = 4 << 20
 SECONDS = 60.0
+JSON = "application/json"
 
 
 class BodyTooLarge(InvalidRequest):
     """More than is read."""
 
 
+class NotJson(InvalidRequest):
+    """Of another type, which a page of any site could have a browser send."""
+
+
 async def read_body(request: Request) -> bytes:
-    """All of it. Raises BodyTooLarge, or InvalidRequest if it does not come."""
+    """All of it. Raises NotJson, BodyTooLarge, or InvalidRequest if it does not come."""
     content = bytearray()
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != JSON:
+        raise NotJson.of("content-type", f"is not {JSON}")
     if int(request.headers.get("content-length", 0)) > MAX_BYTES:
         raise BodyTooLarge.of("body", f"has more than {MAX_BYTES} bytes")
     try:

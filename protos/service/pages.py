@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from tandem.protos.address import joined, unbracketed
+from tandem.protos.address import is_loopback, joined, names_this_machine, unbracketed
 from tandem.protos.errors import Unusable
 from tandem.protos.service.vllm_names import VLLMNames
 
@@ -44,6 +44,10 @@ class Pages:
         if environ["REQUEST_METHOD"] not in METHODS:
             start_response("405 Method Not Allowed", [PLAIN, ("Allow", ", ".join(METHODS))])
             return [b"only GET and HEAD\n"]
+        here, asked = environ.get("SERVER_NAME", ""), environ.get("HTTP_HOST", "")
+        if is_loopback(here) and not names_this_machine(asked):  # of a page in a browser
+            start_response("403 Forbidden", [PLAIN])
+            return [b"the host is not this machine\n"]
         application = self._applications.get(environ.get("PATH_INFO") or "/")
         if application is None:
             start_response("404 Not Found", [PLAIN])

@@ -22,6 +22,8 @@ from tandem.v1 import orchestrator_pb2 as api
 from tests.conftest import Pair, Services
 from tests.http_served import PROMPT, Door, complete, converse, serve_http, with_template
 
+JSON = {"content-type": "application/json"}
+
 
 @pytest.fixture(scope="module")
 async def door(
@@ -161,9 +163,18 @@ async def test_every_refusal_has_openais_shape_and_an_id(
     door: Door, method: str, path: str, content: bytes, status: int
 ) -> None:
     async with httpx2.AsyncClient(base_url=door.url, trust_env=False) as http:
-        refused = await http.request(method, path, content=content)
+        refused = await http.request(method, path, content=content, headers=JSON)
     assert refused.status_code == status and refused.headers["x-request-id"]
     assert set(refused.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_a_page_of_another_site_is_not_answered(door: Door) -> None:
+    async with httpx2.AsyncClient(base_url=door.url, trust_env=False) as http:
+        plain = await http.post(
+            "/v1/completions", content=b"{}", headers={"content-type": "text/plain"}
+        )
+        named = await http.get("/v1/models", headers={"host": "evil.example"})
+    assert (plain.status_code, named.status_code) == (415, 403)
 
 
 async def test_health_is_that_of_the_verifier(door: Door) -> None:
