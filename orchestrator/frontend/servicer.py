@@ -25,8 +25,8 @@ from tandem.orchestrator.frontend.status import Overview
 from tandem.orchestrator.frontend.status_message import encode_status
 from tandem.orchestrator.frontend.stream_paths import with_stream_paths
 from tandem.protos.errors import DeadlineExceeded, InvalidRequest, Violation
+from tandem.protos.service import tracing
 from tandem.protos.service.drain import Drain
-from tandem.protos.service.tracing import TRACEPARENT
 from tandem.protos.transport.interceptor import REQUEST_ID
 from tandem.protos.transport.key import metadata_value
 from tandem.protos.types import Method, Rule, Schedule
@@ -120,7 +120,7 @@ async def _identified(request: Request, context: ServicerContext) -> Request:
     request_id = request.request_id or given or secrets.token_hex(8)
     if is_request_id(request_id):
         await context.send_initial_metadata(((REQUEST_ID, request_id),))
-    trace = metadata_value(context.invocation_metadata(), TRACEPARENT)
+    trace = tracing.given(metadata_value(context.invocation_metadata(), tracing.TRACEPARENT))
     return replace(request, request_id=request_id, traceparent=trace)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from tandem.orchestrator.frontend.request import (
     ChatMessage,
@@ -46,7 +46,7 @@ SAMPLING = (
 )
 MOST_MISTAKES, LONGEST_NAME = 32, 64
 MISTAKES = {"missing": "is missing", "extra_forbidden": "is not supported"}
-IDS = TypeAdapter[list[int]](TokenIds)
+IDS = TypeAdapter[list[int]](TokenIds, config=ConfigDict(strict=True))
 Parsed = TypeVar("Parsed", bound=BaseModel)
 
 

@@ -25,16 +25,20 @@ from tandem.orchestrator.http.decoding import renamed
 from tandem.orchestrator.http.errors import body_of
 from tandem.orchestrator.http.replies import Json, Reply
 from tandem.orchestrator.http.schema import GenerationBody
-from tandem.protos.errors import Internal, InvalidRequest, TandemError
+from tandem.protos.errors import DeadlineExceeded, Internal, InvalidRequest, TandemError
 from tandem.protos.service.drain import Drain
 
 MUTE_SECONDS = 60.0  # that a client may read nothing
-QUIET = 20  # events without a token, half a second each, until a comment is sent
+QUIET = 20  # events without a token, a quarter of a second each, until a comment is sent
 BODY = "http.response.body"
 COMMENT, DONE = b": alive\n\n", b"data: [DONE]\n\n"
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 log = structlog.get_logger()
+
+
+class ReadsNothing(DeadlineExceeded):
+    """A client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class Delivery:
         """
         try:
             await unless_disconnected(receive, self._deliver(scope, receive, send))
-        except ClientDisconnect:
+        except (ClientDisconnect, ReadsNothing):
             pass
         except Exception as error:
             if isinstance(error, InvalidRequest):
@@ -137,12 +141,12 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, None])
 
 
 async def _send(send: Send, **message: Any) -> None:
-    """Raises ClientDisconnect if the client reads nothing for too long."""
+    """Raises ReadsNothing if that lasts for too long."""
     try:
         async with asyncio.timeout(MUTE_SECONDS):
             await send(message)
     except TimeoutError:
-        raise ClientDisconnect from None
+        raise ReadsNothing(f"the client read nothing for {MUTE_SECONDS:g} s") from None
 
 
 def _event(content: Json) -> bytes:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 from tandem.orchestrator.frontend.answer import Answer, Chunk
@@ -12,6 +14,7 @@ from tandem.protos.rounds import Finish
 from tandem.protos.types import TokenLogprobs
 
 Json: TypeAlias = dict[str, Any]
+UTF_8 = partial(codecs.getincrementaldecoder("utf-8"), "replace")
 FINISH = {Finish.STOP: "stop", Finish.LENGTH: "length"}
 
 
@@ -26,7 +29,8 @@ class Reply:
     logprobs: bool
     tokens: TokenTexts
     include_usage: bool = False
-    offset: int = field(default=0, init=False)  # characters of the tokens so far
+    _decoder: codecs.IncrementalDecoder = field(default_factory=UTF_8, init=False)
+    _characters: int = field(default=0, init=False)  # of the tokens so far, whole ones
 
     def whole(self, answer: Answer) -> Json:
         """The answer at once."""
@@ -89,8 +93,8 @@ class Reply:
     def _of_completion(self, pairs: Sequence[tuple[int, TokenLogprobs]]) -> Json:
         offsets = []
         for token, _ in pairs:
-            offsets.append(self.offset)
-            self.offset += len(self.tokens.of(token)[0])
+            offsets.append(self._characters)
+            self._characters += len(self._decoder.decode(self.tokens.of(token)[1]))
         name = self.tokens.name
         return {
             "tokens": [name(token) for token, _ in pairs],

@@ -25,8 +25,9 @@ def _single(value: float) -> float:
 
 Number: TypeAlias = Annotated[float, AfterValidator(_single)]
 Count: TypeAlias = Annotated[int, Field(ge=0, le=MOST_32)]
+One: TypeAlias = Annotated[int, Field(ge=1, le=1)]  # `true` would be a Literal[1]
 Seed: TypeAlias = Annotated[int, Field(ge=0, le=MOST_64)]
-TokenId: TypeAlias = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
+TokenId: TypeAlias = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 TokenIds: TypeAlias = Annotated[list[Count], Field(fail_fast=True)]
 Texts: TypeAlias = Annotated[list[str], Field(fail_fast=True)]
 
@@ -74,7 +75,7 @@ class GenerationBody(Body):
     stop_token_ids: TokenIds | None = None
     min_tokens: Count | None = None
     # these do nothing
-    n: Literal[1] | None = None
+    n: One | None = None
     service_tier: Literal["auto", "default"] | None = None
 
 
@@ -83,7 +84,7 @@ class CompletionBody(GenerationBody):
 
     prompt: str | list[Any]
     logprobs: Count | None = None
-    best_of: Literal[1] | None = None
+    best_of: One | None = None
     echo: Literal[False] | None = None
     suffix: Literal[""] | None = None
 

@@ -7,6 +7,7 @@ Other processes know a span by its W3C `traceparent`, a text; an empty one is no
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ import structlog
 from tandem.protos.errors import Unusable
 
 TRACEPARENT = "traceparent"  # in the metadata of calls
+W3C = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 EXPORT_SECONDS = 2  # that a collector may take for what is sent to it
 log = structlog.get_logger()
 
@@ -84,6 +86,11 @@ def during(name: str, parent: str = "", **attributes: str | float) -> Iterator[S
         raise
     finally:
         span.end(problem)
+
+
+def given(traceparent: str) -> str:
+    """What a client sent, or nothing if that is no `traceparent`."""
+    return traceparent if W3C.fullmatch(traceparent) else ""
 
 
 def metadata(traceparent: str) -> Sequence[tuple[str, str]]:

@@ -22,7 +22,7 @@ from tandem.protos.transport.calls import CallMetrics
 from tandem.protos.transport.guard import Guard, Open
 
 MAX_CONCURRENT_CALLS = 2048  # of our services; health has no limit
-REQUEST_ID = "x-request-id"
+REQUEST_ID, LONGEST_ID = "x-request-id", 128  # characters
 
 log = structlog.get_logger()
 
@@ -101,8 +101,8 @@ def _check(request: Any) -> None:
 
 
 def _logged_as(request_id: str) -> AbstractContextManager[None]:
-    """A scope whose log lines have the id, if the caller sent one."""
-    known = {"request_id": request_id} if request_id else {}
+    """A scope whose log lines have the id, if the caller sent one; no more of it than an id has."""
+    known = {"request_id": request_id[:LONGEST_ID]} if request_id else {}
     return structlog.contextvars.bound_contextvars(**known)
 
 

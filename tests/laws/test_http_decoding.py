@@ -7,8 +7,11 @@ import struct
 from typing import Any
 
 import pytest
+from starlette.requests import Request as HttpRequest
 
 from tandem.orchestrator.frontend.request import ChatMessage, Conversation, Request
+from tandem.orchestrator.frontend.share import CLIENT_KEY
+from tandem.orchestrator.http.app import caller_of
 from tandem.orchestrator.http.decoding import Caller, chat, completion, parsed, renamed
 from tandem.orchestrator.http.schema import ChatBody, CompletionBody
 from tandem.protos.errors import InvalidRequest, Violation
@@ -77,10 +80,33 @@ def test_token_ids_are_a_prompt_too(prompt: Any) -> None:
     assert of_completion(prompt=prompt).prompt == (1, 2)
 
 
-@pytest.mark.parametrize("prompt", [["a", "b"], [1, "a"], [-1], [2**32], [None], [[[1]]], [1.5]])
+@pytest.mark.parametrize(
+    "prompt", [["a", "b"], [1, "a"], [1, "2"], [-1], [2**32], [None], [[[1]]], [1.5], [3.0], [True]]
+)
 def test_what_is_no_single_prompt_is_refused(prompt: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"^prompt "):
         of_completion(prompt=prompt)
+
+
+def test_a_cache_key_decides_about_the_cache_and_a_user_about_the_places() -> None:
+    def caller(name: str = "", **fields: Any) -> Caller:
+        headers = [(CLIENT_KEY.encode(), name.encode())] if name else []
+        place = {"client": ("127.0.0.1", 9), "state": {"request_id": "id"}}
+        asked = HttpRequest({"type": "http", "headers": headers} | place)
+        return caller_of(asked, CompletionBody(prompt="a", **fields))
+
+    nobody, a, b = caller(), caller(user="a"), caller(user="b")
+    assert nobody.client == b"" and len({nobody.share, a.share, b.share}) == 3
+    keyed = caller(user="a", prompt_cache_key="k")
+    assert keyed.share == a.share and keyed.client and not a.client
+    assert caller(prompt_cache_key="k").share == nobody.share
+    assert caller("n", user="a", prompt_cache_key="k") == caller("n")
+
+
+def test_no_value_stands_for_another() -> None:
+    assert of_completion(logit_bias={"0": 1, "10": 2}, n=1).sampling.logit_bias == ((0, 1), (10, 2))
+    for wrong in ({"logit_bias": {"1": 3, "01": -4}}, {"n": True}, {"best_of": True}):
+        assert len(refused({"prompt": "a"} | wrong)) == 1
 
 
 def test_logprobs_of_a_chat_are_asked_for_in_two_fields() -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from tokenizers import Tokenizer, decoders, models
 
 import tandem.models
+from tandem.orchestrator.frontend.answer import Chunk
 from tandem.orchestrator.frontend.text import load_tokenizer
+from tandem.orchestrator.http.replies import Reply
 from tandem.orchestrator.http.token_text import TokenTexts
+from tandem.protos.types import TokenLogprobs
 
 TEXT = "The café 世界 😀 was\n\tthere, “so”."
 
@@ -19,6 +22,21 @@ def test_the_bytes_of_tokens_are_those_of_the_text() -> None:
     assert "".join(names[:2]) == "The c" or names[0] == "The"
     partial = [name for name in names if name.startswith("bytes:")]
     assert partial and all("\ufffd" not in name for name in names)
+
+
+def test_offsets_are_those_of_the_text_also_behind_a_character_of_several_tokens() -> None:
+    tokenizer = load_tokenizer(tandem.models.TARGET)
+    ids = tokenizer.encode("a\u4e16b").ids
+    assert len(ids) > 3
+    reply = Reply("id", "m", 0, False, True, TokenTexts(tokenizer))
+    offsets = [
+        offset
+        for token in ids
+        for offset in reply.chunk(Chunk("", (token,), 1, (TokenLogprobs(-1.0, ()),)))["choices"][0][
+            "logprobs"
+        ]["text_offset"]
+    ]
+    assert (offsets[0], offsets[1], offsets[-1]) == (0, 1, 2)
 
 
 def test_every_byte_of_a_vocabulary_has_a_name_of_its_own() -> None:

@@ -22,6 +22,7 @@ from tandem.orchestrator.frontend.checks import ServedModel
 from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.frontend.servicer import OrchestratorService
 from tandem.orchestrator.frontend.status import Overview, Recorder
+from tandem.orchestrator.http.delivery import Frontend
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.protos.service.drain import Drain
 from tandem.protos.transport import rpc
@@ -72,6 +73,7 @@ class Front:
     worker: Drafting
     drain: Drain
     lines: list[dict[str, Any]]
+    http: Frontend  # what an HTTP port has
 
     async def ask(self, *metadata: tuple[str, str], request_id: str = "") -> api.GenerateResponse:
         request = api.GenerateRequest(text=PROMPT, request_id=request_id)
@@ -116,4 +118,5 @@ async def served() -> AsyncIterator[Front]:
                 rpc.connect(address) as channel,
             ):
                 stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-                yield Front(stub, worker, drain, lines)
+                http = Frontend(answers, drain, ends, lambda: True)
+                yield Front(stub, worker, drain, lines, http)

@@ -26,6 +26,12 @@ def test_without_an_endpoint_a_span_is_what_is_passed_on_and_nothing_else() -> N
     assert tracing.metadata(ABOVE) == (("traceparent", ABOVE),)
 
 
+def test_what_is_no_traceparent_is_not_passed_on() -> None:
+    assert tracing.given(ABOVE) == ABOVE
+    for wrong in ("", f"{ABOVE} ", ABOVE[:-1], ABOVE.upper() + "\n", "x" * 16384):
+        assert tracing.given(wrong) == ""
+
+
 async def test_spans_reach_the_collector_with_their_parts_and_without_texts_of_errors() -> None:
     def work(endpoint: str) -> None:
         with tracing.exporting(endpoint, "it"):
