@@ -130,7 +130,7 @@ class Identities:
         return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it has no types
     """Has no name twice, of which YAML would take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -138,7 +138,8 @@ class _Loader(yaml.SafeLoader):
         names = [str(key.value) for key, _ in node.value]
         if len(set(names)) < len(names):
             raise yaml.YAMLError
-        return super().construct_mapping(node, deep)
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
 
 
 def read(file: Path) -> dict[str, Identity]:
