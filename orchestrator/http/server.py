@@ -16,7 +16,39 @@ from tandem.protos.address import joined, unbracketed
 from tandem.protos.errors import Unusable
 
 MAX_CONNECTIONS = 4096
+HEAD_SECONDS = 20.0  # that a client may take for the head of a request
 LAST_SECONDS = 1  # for answers that are on their way when the port is closed
+
+
+class _Connection(CertifiedProtocol):
+    """Is closed when no request has come, or only a part of its head."""
+
+    _head: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Called by asyncio."""
+        super().connection_made(transport)
+        self._wait()
+
+    def on_response_complete(self) -> None:
+        """Called by uvicorn."""
+        super().on_response_complete()
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by asyncio."""
+        super().connection_lost(exc)
+        if self._head:
+            self._head.cancel()
+
+    def _wait(self) -> None:
+        if self._head:
+            self._head.cancel()
+        self._head = self.loop.call_later(HEAD_SECONDS, self._close)
+
+    def _close(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
 
 
 class _Server(uvicorn.Server):
@@ -35,7 +67,7 @@ async def serving(
     """Serve until the scope ends; yields the URL. Port 0 takes a free one. Raises Unusable."""
     config = uvicorn.Config(
         app,
-        http=CertifiedProtocol,
+        http=_Connection,
         ws="none",
         lifespan="off",
         log_config=None,
