@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import ssl
 from collections.abc import AsyncIterator
@@ -31,7 +32,8 @@ async def http(known: Known, path: str, token: str = "", **body: object) -> tupl
     context = ssl.create_default_context(cafile=known.system.folder / "ca.pem")
     headers = {"content-type": "application/json"}
     if token:
-        headers["authorization"] = f"Bearer {token}"
+        basic = token.startswith("Basic ")
+        headers["authorization"] = token if basic else f"Bearer {token}"
     posts = path.endswith("completions")
     data = json.dumps(body).encode() if posts else None
     request = Request(known.http + path, data, headers)
@@ -47,13 +49,24 @@ async def http(known: Known, path: str, token: str = "", **body: object) -> tupl
 
 
 @pytest.mark.parametrize("path", ROUTES)
-@pytest.mark.parametrize("token", ["", TOKEN, ALICE[:-1]])
+@pytest.mark.parametrize(
+    "token", ["", TOKEN, ALICE[:-1], hashlib.sha256(ALICE.encode()).hexdigest(), f"Basic {ALICE}"]
+)
 async def test_no_route_but_health_is_open_to_strangers(
     known: Known, path: str, token: str
 ) -> None:
     status, text = await http(known, path, token)
     assert status == 401 and json.loads(text)["error"]["code"] == "invalid_api_key"
     assert (await http(known, "/health"))[0] == 200
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_who_may_only_register_has_no_route(known: Known, path: str) -> None:
+    known.write(entry("alice", ALICE).replace("}", ", may: [register]}"))
+    try:
+        assert (await http(known, path, ALICE))[0] == 403
+    finally:
+        known.all()
 
 
 async def test_a_known_client_is_served_over_http_until_it_is_removed(known: Known) -> None:
