@@ -45,6 +45,8 @@ hypothesis.settings.register_profile(
     "tandem", deadline=None
 )  # other load on the machine is no failure
 hypothesis.settings.load_profile("tandem")
+# Ray reads these when it is imported, which some test modules do long before a test starts it
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 transformers.utils.logging.disable_progress_bar()
 torch.set_num_threads(1)
 
@@ -204,6 +206,7 @@ async def nothing_left(services: Services) -> AsyncIterator[None]:
         ours = asyncio.all_tasks() - before - {asyncio.current_task()}
         # tasks of servers and of what watches them, and parts of tasks that are counted themselves
         servers = ("grpcio", "StreamServer.", "is_serving", "attend", "until_silent", "_wait.<")
+        servers += ("PerAddress._keep", "Link._run")  # of replicas, once they are known
         left = {task for task in ours if not any(name in repr(task) for name in servers)}
         if not left:
             break
