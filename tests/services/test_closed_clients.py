@@ -49,14 +49,6 @@ async def once() -> AsyncIterator[None]:
     await asyncio.sleep(60)
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt, also where a shell has the background ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_stream_ends_and_leaves_the_client_as_it_was() -> None:
     main = threading.main_thread().ident

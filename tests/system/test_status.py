@@ -98,6 +98,7 @@ def test_the_status_page_is_beside_the_metrics(up: Up) -> None:
     assert model["lastMinute"]["requestsFinished"] == 1
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_top_well(up: Up) -> None:
     """In a terminal; the screen is as it was before."""
     ours, its = pty.openpty()
