@@ -30,10 +30,11 @@ HEAD = ("--head", "--include-dashboard=false")
 
 def environment() -> dict[str, str]:
     """Of every process of a cluster: a token of its own, no end by other processes' use of memory,
-    and lost nodes are noticed after seconds.
+    nodes that may be elsewhere than on loopback, and lost nodes are noticed after seconds.
     """
     return os.environ | {
         "PYTHONPATH": str(HERE / "src"),
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
