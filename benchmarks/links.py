@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice, product
-from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +29,7 @@ from tandem.benchmarks.peers.checkout import HERE, Checkout, ignorant, serving
 from tandem.benchmarks.peers.delay import State
 from tandem.benchmarks.peers.prompts import story_prompts
 from tandem.benchmarks.peers.turns import Job, Turn, Turns, figures, ratio, take, texts
+from tandem.orchestrator.cli import certificates
 from tandem.protos.errors import TandemError
 
 KINDS = re.compile(r"trained|random|hung|killed|slow(\d+)")
@@ -81,6 +81,7 @@ class Plan:
     seconds: float
     skip: int
     controls: bool
+    tls: Path | None  # certificates
 
     @property
     def heading(self) -> str:
@@ -138,7 +139,7 @@ async def rows(plan: Plan, cells: Sequence[Cell], untrained: Path) -> AsyncItera
         draft = untrained if kind == "random" else plan.draft
         async with AsyncExitStack() as stack:
             checkouts = [
-                await stack.enter_async_context(serving(folder, plan.target, draft))
+                await stack.enter_async_context(serving(folder, plan.target, draft, plan.tls))
                 for folder in plan.folders
             ]
             for cell in (cell for cell in cells if cell.drafter == kind):
@@ -205,12 +206,7 @@ async def run(plan: Plan, cells: Sequence[Cell], untrained: Path, file: Path | N
         found.append(each)
         print(written(line(each)), flush=True)
         if file:
-            write(file, {"title": plan.heading, "rows": found})
-
-
-def write(file: Path, found: Mapping[str, Any]) -> None:
-    """The figures, for programs."""
-    file.write_text(dumps(found, indent=2) + "\n", encoding="utf-8")
+            report.write(plan.heading, found, file)
 
 
 def main(
@@ -229,6 +225,7 @@ def main(
     seconds: Annotated[float, typer.Option(help="of a turn of one request at once")] = 1.5,
     skip: Annotated[int, typer.Option(help="tokens of each answer, for what comes after")] = 32,
     controls: Annotated[bool, typer.Option(help="plain twice, and of the other one")] = False,
+    tls: Annotated[bool, typer.Option("--tls", help="on every hop")] = False,
     json: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
     """Tokens per second of a whole Tandem whose drafter is a round trip away."""
@@ -236,10 +233,12 @@ def main(
         raise typer.BadParameter(f"{unknown[0]!r} is none", param_hint="--drafter")
     logging.disable_progress_bar()
     folders = [folder.resolve() for folder in (this, other) if folder]
-    plan = Plan(folders, target.resolve(), draft.resolve(), tokens, turns, seconds, skip, controls)
     cells = [Cell(*each) for each in product(drafter, temperature, at_once, round_trip)]
-    with tempfile.TemporaryDirectory() as folder:
-        untrained = ignorant(draft, Path(folder)) if "random" in drafter else draft
+    with tempfile.TemporaryDirectory() as name:
+        untrained = ignorant(draft, Path(name)) if "random" in drafter else draft
+        keys = Path(name) if tls and certificates.make(Path(name)) else None
+        target, draft = target.resolve(), draft.resolve()
+        plan = Plan(folders, target, draft, tokens, turns, seconds, skip, controls, keys)
         try:
             asyncio.run(run(plan, cells, untrained, json))
         except TandemError as problem:

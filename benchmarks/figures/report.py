@@ -32,8 +32,13 @@ def publish(
     console.print(heading, soft_wrap=True)
     console.print(tables)
     if file:
-        written = json.dumps({"title": heading, "rows": rows}, indent=2, default=_enum)
-        file.write_text(written + "\n", encoding="utf-8")
+        write(heading, rows, file)
+
+
+def write(heading: str, rows: Sequence[Mapping[str, Any]], file: Path) -> None:
+    """The rows, for programs."""
+    written = json.dumps({"title": heading, "rows": rows}, indent=2, default=_enum)
+    file.write_text(written + "\n", encoding="utf-8")
 
 
 def _enum(value: Enum) -> str:

@@ -22,8 +22,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tandem.benchmarks.peers.delay import State
+from tandem.orchestrator.cli import certificates
 from tandem.protos.errors import Unusable
 from tandem.protos.service.process import CHILD, announcement
+from tandem.protos.tls import Tls
 from tandem.protos.transport import rpc
 from tandem.v1 import orchestrator_pb2_grpc
 
@@ -70,6 +72,7 @@ class Checkout:
     drafter: str
     delay: Process
     models: Sequence[Process]  # the services that run one
+    tls: Path | None = None  # a folder of certificates: every hop has TLS
     others: list[Process] = field(default_factory=list)
 
     async def link(self, state: State | None = None) -> Mapping[str, int]:
@@ -89,10 +92,10 @@ class Checkout:
     async def orchestrated(self) -> AsyncIterator[Any]:
         """A new orchestrator while the scope lasts; yields a stub of its client API."""
         flags = f"--verifier {self.verifier} --drafter {self.drafter} --port 0 --no-ray".split()
-        tokenizer = ("--tokenizer", str(self.target))
+        flags += ["--tokenizer", str(self.target), *credentials(self.tls, "orchestrator")]
         async with (
-            child(self.folder, "orchestrator", *flags, *tokenizer, *QUIET) as process,
-            rpc.connect(await address(process)) as channel,
+            child(self.folder, "orchestrator", *flags, *QUIET) as process,
+            rpc.connect(await address(process), self._own) as channel,
         ):
             self.others.append(process)
             try:
@@ -100,21 +103,42 @@ class Checkout:
             finally:
                 self.others.remove(process)
 
+    @property
+    def _own(self) -> Tls | None:
+        """What a client of its uses."""
+        if self.tls is None:
+            return None
+        cert = self.tls / "client.pem"
+        return Tls(self.tls / "ca.pem", cert, certificates.key_file(cert))
+
+
+def credentials(folder: Path | None, role: str) -> list[str]:
+    """Flags that have a service use its certificate, if there are certificates."""
+    return certificates.flags(folder, role) if folder else []
+
 
 @asynccontextmanager
-async def serving(folder: Path, target: Path, draft: Path) -> AsyncIterator[Checkout]:
+async def serving(
+    folder: Path, target: Path, draft: Path, tls: Path | None = None
+) -> AsyncIterator[Checkout]:
     """A checkout's verifier and drafter while the scope lasts; raises Unusable."""
     async with AsyncExitStack() as stack:
         verifier, drafter = [
             await stack.enter_async_context(
-                child(folder, module, "--model", str(model), "--threads", "1", *QUIET)
+                child(
+                    folder,
+                    f"{role}_service",
+                    *("--model", str(model), "--threads", "1"),
+                    *credentials(tls, role),
+                    *QUIET,
+                )
             )
-            for module, model in (("verifier_service", target), ("drafter_service", draft))
+            for role, model in (("verifier", target), ("drafter", draft))
         ]
         to_drafter = await address(drafter)
         delay = await stack.enter_async_context(child(HERE, "benchmarks.peers.delay", to_drafter))
         addresses = await address(verifier), await address(delay)
-        yield Checkout(folder, target, *addresses, delay, (verifier, drafter))
+        yield Checkout(folder, target, *addresses, delay, (verifier, drafter), tls)
 
 
 def processor_seconds(process: Process) -> Threads:
