@@ -123,28 +123,30 @@ async def test_garbage_ends_its_own_call_alone(
 
 @pytest.mark.parametrize("size", [1000, 10_000_000])
 async def test_a_drafter_that_answers_with_garbage_costs_its_own_calls(size: int) -> None:
-    async with front_end() as front, drafting(front), registering(front) as hostile:
-        honest, lying = await front.has(2)
-        place, metadata = route(lying, KEY)
+    async with front_end() as front, drafting(front):
+        (honest,) = await front.has(1)
         async with (
+            registering(front) as hostile,
             unlimited(front.address) as channel,
-            rpc.connect(place) as internal,
             linking(honest) as (link, subscriber),
         ):
-            stub: Any = drafter_pb2_grpc.DrafterServiceStub(internal)
-            call = stub.Guess(metadata=metadata)
-            await call.write(drafter_pb2.GuessRequest())
-            names: list[str] = []
-            while not names:
-                names += (await hostile.read()).calls
-            stream: Any = channel.stream_stream(CARRY)
-            carrying = stream(garbage(size), metadata=((CALL, names[0]),))
-            assert await nothing_arrives(call)
-            call.cancel()
-            carrying.cancel()
-            again = stream(garbage(1), metadata=((CALL, names[0]),))
-            assert "names no call" in await refusal(again), "a call is carried once"
-            assert link.connected and subscriber.told == ["connected"]
+            _, lying = await front.has(2)
+            place, metadata = route(lying, KEY)
+            async with rpc.connect(place) as internal:
+                stub: Any = drafter_pb2_grpc.DrafterServiceStub(internal)
+                call = stub.Guess(metadata=metadata)
+                await call.write(drafter_pb2.GuessRequest())
+                names: list[str] = []
+                while not names:
+                    names += (await hostile.read()).calls
+                stream: Any = channel.stream_stream(CARRY)
+                carrying = stream(garbage(size), metadata=((CALL, names[0]),))
+                assert await nothing_arrives(call)
+                call.cancel()
+                carrying.cancel()
+                again = stream(garbage(1), metadata=((CALL, names[0]),))
+                assert "names no call" in await refusal(again), "a call is carried once"
+                assert link.connected and subscriber.told == ["connected"]
 
 
 async def test_a_drafter_that_does_not_carry_a_call_makes_it_fail(
