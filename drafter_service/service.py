@@ -15,6 +15,7 @@ from tandem.drafter_service.drafting import drafter_of
 from tandem.drafter_service.registration import registering
 from tandem.drafter_service.tree.session_text import FactTokens
 from tandem.drafter_service.tree.worth import Conditions
+from tandem.engine import port
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.host import Host, check_tokens, hosting
 from tandem.engine.peers import owned
@@ -22,10 +23,7 @@ from tandem.engine.streams import Call, StreamServer
 from tandem.protos.errors import TandemError
 from tandem.protos.service.drain import Drain
 from tandem.protos.streams import Guess
-from tandem.protos.transport import rpc
-from tandem.protos.transport.calls import CallMetrics
-from tandem.protos.transport.guard import Peers, common_name
-from tandem.protos.transport.rpc import Security
+from tandem.protos.transport.guard import common_name
 from tandem.protos.wire import codec
 from tandem.protos.wire.drafting import encode_guess
 from tandem.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
@@ -129,18 +127,9 @@ async def serving(
     """A drafter while the scope lasts; yields its address."""
     exact = False if config.exact is None else config.exact
     async with hosting(config, "draft", exact, registry) as host:
-        service, health = DrafterService(host, drain), host.health
-        drained, calls = service.streams.drained, CallMetrics(registry)
+        service = DrafterService(host, drain)
         async with (
-            registering(config, health, service.describe, service.serve),
-            rpc.serving(
-                config.host,
-                config.port,
-                service,
-                health=health,
-                drained=drained,
-                calls=calls,
-                security=Security(config.tls, Peers(config.peers) if config.tls else None),
-            ) as address,
+            registering(config, host.health, service.describe, service.serve),
+            port.serving(config, host, service, service.streams, registry) as address,
         ):
             yield address

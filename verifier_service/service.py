@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
+from tandem.engine import port
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.host import Host, check_tokens, hosting
 from tandem.engine.peers import owned
@@ -19,10 +20,7 @@ from tandem.engine.streams import Call, StreamServer
 from tandem.protos.errors import InvalidRequest, TandemError, Unusable
 from tandem.protos.service.drain import Drain
 from tandem.protos.streams import Fact, Guess
-from tandem.protos.transport import rpc
-from tandem.protos.transport.calls import CallMetrics
-from tandem.protos.transport.guard import Peers, common_name
-from tandem.protos.transport.rpc import Security
+from tandem.protos.transport.guard import common_name
 from tandem.protos.wire import codec
 from tandem.protos.wire.drafting import decode_guess
 from tandem.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
@@ -139,15 +137,6 @@ async def serving(
         )
     exact = True if config.exact is None else config.exact
     async with hosting(config, "verify", exact, registry) as host:
-        service, health = VerifierService(host, drain), host.health
-        drained, calls = service.streams.drained, CallMetrics(registry)
-        async with rpc.serving(
-            config.host,
-            config.port,
-            service,
-            health=health,
-            drained=drained,
-            calls=calls,
-            security=Security(config.tls, Peers(config.peers) if config.tls else None),
-        ) as address:
+        service = VerifierService(host, drain)
+        async with port.serving(config, host, service, service.streams, registry) as address:
             yield address

@@ -39,7 +39,7 @@ def again(opening: Decoding, turn: int = 2, tokens: Sequence[int] = PROMPT) -> D
     return replace(opening, context=replace(opening.context, turn=turn, tokens=tuple(tokens)))
 
 
-def told(facts: Sequence[Fact], start: int = BEGIN) -> tuple[int, ...]:
+def reported(facts: Sequence[Fact], start: int = BEGIN) -> tuple[int, ...]:
     """The text behind the prompt; no fact leaves a gap or says anything twice."""
     for one, other in pairwise([Fact(start, ()), *facts]):
         assert other.start == one.start + len(one.tokens)

@@ -18,7 +18,7 @@ from tandem.protos.types import LAST_TURN, Context
 from tandem.v1.common_pb2 import Closing
 from tandem.verifier_service import service as verifier_service
 from tests.certificates import made, settings, tls_of
-from tests.services.caller import BEGIN, UNTIL, calling, decoding, told
+from tests.services.caller import BEGIN, UNTIL, calling, decoding, reported
 
 ATTEMPTS, AT_ONCE = 10_000, 500
 
@@ -69,7 +69,7 @@ async def test_ten_thousand_attempts_take_no_session_from_its_peer(
     ):
         opening = decoding()
         facts = await (await owner.open(opening)).facts(UNTIL)
-        held = Held(opening, told(facts), facts[0].epoch)
+        held = Held(opening, reported(facts), facts[0].epoch)
         for _ in range(ATTEMPTS // AT_ONCE):
             openings = [
                 held.on(
@@ -102,8 +102,8 @@ async def test_a_peer_does_not_end_another_s_stream(verifier: tuple[str, Path]) 
         stream = await owner.open(opening)
         begun = await stream.facts(BEGIN + 5)
         newer = replace(opening, context=replace(opening.context, turn=LAST_TURN))
-        assert told(await (await thief.open(newer)).facts(UNTIL)), "it has a session of its own"
+        assert reported(await (await thief.open(newer)).facts(UNTIL)), "it has a session of its own"
         await thief.close(newer)
         rest = await stream.facts(200)
-        text = told([*begun, *rest])
+        text = reported([*begun, *rest])
         assert len(text) == 200 - BEGIN

@@ -15,7 +15,17 @@ from tandem.protos.streams import Guess
 from tandem.v1.common_pb2 import Guess as Bent
 from tests import reference
 from tests.conftest import Pair, Services, serve_models
-from tests.services.caller import BEGIN, DRAWN, LONG, PROMPT, UNTIL, again, calling, decoding, told
+from tests.services.caller import (
+    BEGIN,
+    DRAWN,
+    LONG,
+    PROMPT,
+    UNTIL,
+    again,
+    calling,
+    decoding,
+    reported,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +45,13 @@ async def test_a_newer_opening_ends_the_older_decoding_whoever_asks(
     opening = decoding(LONG)
     async with calling(services.verifier) as one, calling(services.verifier) as other:
         older = await one.open(opening)
-        known = told([await older.take()])
+        known = reported([await older.take()])
         newer = await other.open(again(opening, 2, PROMPT + known))
         facts = [await newer.take()]
         assert await older.silent(0.3), "it is over, and that is no failure"
         assert facts[0].reused >= BEGIN
         facts += await newer.facts(LONG)
-        assert known + told(facts, BEGIN + len(known)) == text
+        assert known + reported(facts, BEGIN + len(known)) == text
 
 
 async def test_an_opening_that_is_not_newer_is_refused_and_harms_nobody(
@@ -76,7 +86,7 @@ async def test_openings_fail_one_by_one(services: Services, text: tuple[int, ...
         for (error, _), each in zip(wrong, failing, strict=True):
             with pytest.raises(error):
                 await each.take()
-        assert told(await stream.facts(UNTIL)) == text[: UNTIL - BEGIN]
+        assert reported(await stream.facts(UNTIL)) == text[: UNTIL - BEGIN]
 
 
 async def test_the_only_guess_that_was_asked_for_must_be_a_tree(services: Services) -> None:
@@ -109,14 +119,14 @@ async def test_a_lost_callers_decoding_ends_and_another_one_goes_on_with_it(
     opening = decoding(LONG)
     async with calling(services.verifier, lost=True) as caller:
         first = await (await caller.open(opening)).facts(BEGIN + 20)
-    known = told(first)
+    known = reported(first)
     await asyncio.sleep(0.3)
     assert (await services.verifier_client.describe(5)).sessions == 1
     async with calling(services.verifier) as caller:
         stream = await caller.open(again(opening, 2, PROMPT + known))
         facts = await stream.facts(LONG)
         assert facts[0].reused >= BEGIN + 19, "what it holds is not computed anew"
-        assert known + told(facts, BEGIN + len(known)) == text
+        assert known + reported(facts, BEGIN + len(known)) == text
 
 
 async def test_a_lost_worker_cannot_close_its_successors_session(
@@ -130,7 +140,7 @@ async def test_a_lost_worker_cannot_close_its_successors_session(
         facts = [await stream.take()]
         await lost.close(opening)
         facts += await stream.facts(LONG)
-        assert told(facts) == text
+        assert reported(facts) == text
         await lost.close(opening)
         longer = PROMPT + text[:-1]
         third = await successor.open(again(opening, 3, longer))
@@ -169,4 +179,4 @@ async def test_who_finds_no_place_is_told_to_wait_and_gets_one_when_a_session_en
         assert refusal.value.retry_after > 0
         await asyncio.sleep(1.0)
         third = await caller.open(decoding())
-        assert told(await third.facts(UNTIL)) == text[: UNTIL - BEGIN]
+        assert reported(await third.facts(UNTIL)) == text[: UNTIL - BEGIN]

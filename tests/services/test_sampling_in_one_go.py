@@ -16,7 +16,7 @@ from tandem.protos.types import Rule, SamplingParams
 from tandem.verifier_service import service as verifier_service
 from tandem.verifier_service.decoding import sample_step
 from tests.conftest import Services
-from tests.services.caller import BEGIN, UNTIL, calling, decoding, straight, told
+from tests.services.caller import BEGIN, UNTIL, calling, decoding, reported, straight
 
 OPTIONS = (
     SamplingParams(),
@@ -36,7 +36,7 @@ async def texts(verifier: str) -> list[tuple[Any, ...]]:
             await stream.say(straight(BEGIN, (1, 2, 3)))
         found = [await stream.facts(UNTIL) for stream in streams]
         tops = [[[t for t, _ in one.top] for f in facts for one in f.logprobs] for facts in found]
-        return [(told(facts), top) for facts, top in zip(found, tops, strict=True)]
+        return [(reported(facts), top) for facts, top in zip(found, tops, strict=True)]
 
 
 def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -21,8 +21,8 @@ from tests.services.caller import (
     UNTIL,
     calling,
     decoding,
+    reported,
     straight,
-    told,
 )
 
 GREEDY = SamplingParams()
@@ -45,7 +45,7 @@ async def test_a_verifier_decodes_by_itself_to_the_end(
     async with calling(services.verifier) as caller:
         stream = await caller.open(decoding())
         facts = await stream.facts(UNTIL)
-        assert told(facts) == text[: UNTIL - BEGIN]
+        assert reported(facts) == text[: UNTIL - BEGIN]
         assert [bool(fact.epoch) for fact in facts] == [True] + [False] * (len(facts) - 1)
         assert await stream.silent()
 
@@ -56,7 +56,7 @@ async def test_a_stop_token_ends_the_decoding(services: Services, text: tuple[in
     async with calling(services.verifier) as caller:
         opening = replace(decoding(LONG), stop_token_ids=frozenset({stop}))
         stream = await caller.open(opening)
-        assert told(await stream.facts(BEGIN + len(said))) == said
+        assert reported(await stream.facts(BEGIN + len(said))) == said
         assert await stream.silent()
 
 
@@ -77,7 +77,7 @@ async def test_true_guesses_are_accepted_and_no_guess_changes_the_text(
         for guess in (straight(BEGIN, text[:9]), straight(BEGIN, [9, 9], source=8)):
             await stream.say(guess)
         facts += await stream.facts(LONG)
-    assert told(facts) == text
+    assert reported(facts) == text
     assert sum(fact.accepted for fact in facts) > 100
     assert sum(fact.late for fact in facts) > 0
 
@@ -107,7 +107,7 @@ async def test_a_verifier_that_looks_up_needs_no_guesses(
         opening = decoding(len(prompt) + 200, GREEDY, prompt)
         stream = await caller.open(replace(opening, lookup=DraftShape.chain(16)))
         facts = await stream.facts(opening.until)
-    assert told(facts, len(prompt)) == tuple(expected)
+    assert reported(facts, len(prompt)) == tuple(expected)
     assert sum(fact.accepted for fact in facts) > 0
 
 
@@ -133,7 +133,7 @@ async def test_a_paused_stream_says_nothing_until_it_goes_on(
         await asyncio.sleep(0.3)
         while not stream.queue.empty():
             facts.append(await stream.take())
-        assert len(told(facts)) < len(text), "the text is not at its end"
+        assert len(reported(facts)) < len(text), "the text is not at its end"
         assert await stream.silent()
         await stream.pause(False)
-        assert told(facts + await stream.facts(LONG)) == text
+        assert reported(facts + await stream.facts(LONG)) == text

@@ -11,11 +11,9 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,17 +24,7 @@ import tandem.models
 from examples import demo
 from tandem import models
 from tandem.engine.forward.cpu.kernels import kernels
-
-TANDEM = [sys.executable, "-m", "tandem"]
-
-
-@dataclass(frozen=True)
-class Up:
-    """A running `tandem up`."""
-
-    process: subprocess.Popen[str]
-    address: str
-    mark: str
+from tests.running_up import TANDEM, Up, running_up
 
 
 def tandem(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -47,22 +35,8 @@ def tandem(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def up() -> Iterator[Up]:
-    """`tandem up` on free ports; stopping it must leave nothing."""
-    mark = secrets.token_hex(8)
-    environment = os.environ | {"TANDEM_DEMO": mark}
-    with subprocess.Popen(
-        [*TANDEM, "up", "--port", "0"], stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        assert process.stdout is not None
-        output = ""
-        while not (found := re.search(r"client API on (\S+)\.", output)):
-            line = process.stdout.readline()
-            assert line, output
-            output += line
-        yield Up(process, found[1], mark)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-    assert demo.left_running(mark) == []
+    with running_up() as up:
+        yield up
 
 
 def descendants(up: Up) -> list[tuple[psutil.Process, str]]:

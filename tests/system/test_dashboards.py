@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import runpy
 import shutil
 import subprocess
 import urllib.parse
@@ -33,13 +32,12 @@ from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
 from tandem.verifier_service import service as verifier_service
 from tests.conftest import Pair
-from tests.documents import ROOT
+from tests.documents import ROOT, dashboards
 from tests.system.test_same_text import ask
 
 RULES = ROOT / "deploy" / "prometheus"
-DASHBOARDS = runpy.run_path(str(ROOT / "deploy" / "grafana" / "generate.py"))["DASHBOARDS"]
 SERVES, DATA_SECONDS = b"Server is ready", 60.0
-PANELS = {panel.title: list(panel.queries) for each in DASHBOARDS.values() for panel in each}
+PANELS = {panel.title: list(panel.queries) for each in dashboards().values() for panel in each}
 
 
 @dataclass(frozen=True)

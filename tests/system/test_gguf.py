@@ -6,10 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
-import signal
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -22,6 +18,7 @@ from tandem.v1 import orchestrator_pb2 as api
 from tests import reference
 from tests.conftest import Pair, serve_all, serve_models
 from tests.ggufs import TYPES, Alone, MakeGGUF, needs_llama
+from tests.running_up import running_up
 
 pytestmark = needs_llama
 TOKENS, SESSIONS = 64, 8
@@ -33,7 +30,6 @@ SHAPES: tuple[dict[str, int], ...] = (
     LOCKSTEP | {"branches": 1},
     LOCKSTEP | {"branches": 3},
 )
-TANDEM = [sys.executable, "-m", "tandem"]
 
 
 def ask(prompt: str, **shape: int) -> api.GenerateRequest:
@@ -113,23 +109,17 @@ async def test_a_gguf_target_says_what_llama_cpp_says_alone(
 def test_up_serves_a_gguf_drafter(make_gguf: MakeGGUF, target: PreTrainedModel) -> None:
     """`tandem up --draft FILE`, and what it says of itself."""
     draft, prompt = make_gguf(models.DRAFT, "q8_0"), "Once upon a time, there was a"
-    command = [*TANDEM, "up", "--port", "0", "--no-ray", "--draft", str(draft)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        output = ""
-        while not (found := re.search(r"client API on (\S+)\.", output)):
-            line = process.stdout.readline()
-            assert line, output
-            output += line
-        address = ["--address", found[1], "--json"]
-        asked = ["generate", prompt, "--temperature", "0", "--max-new-tokens", str(TOKENS)]
-        answer = json.loads(subprocess.check_output([*TANDEM, *asked, *address]))
-        status = json.loads(subprocess.check_output([*TANDEM, "status", *address]))
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+    with running_up("--no-ray", "--draft", str(draft)) as up:
+        options = "--temperature", "0", "--max-new-tokens", str(TOKENS)
+        answer = json.loads(up.run("generate", "--json", prompt, *options).stdout)
+        status = json.loads(up.run("status", "--json").stdout)
     (served,) = status["models"]
     (drafter,) = served["drafters"]
-    said = [drafter[name] for name in ("serving", "model", "dtype", "kernels")]
-    assert said == [True, draft.name, "q8_0", "llama.cpp"]
+    assert [drafter[name] for name in ("serving", "model", "dtype", "kernels")] == [
+        True,
+        draft.name,
+        "q8_0",
+        "llama.cpp",
+    ]
     ids = load_tokenizer(models.TARGET).encode(prompt).ids
     assert answer["tokenIds"] == reference.generate(target, ids, TOKENS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
@@ -11,24 +10,8 @@ from openai import AsyncOpenAI
 
 from tandem import AsyncClient
 from tandem.protos.errors import InvalidRequest
-from tests.conftest import Pair, Services
-from tests.http_served import PROMPT, WRITTEN, Door, complete, converse, serve_http, with_template
+from tests.http_served import PROMPT, WRITTEN, Door, complete, converse
 from tests.system.test_same_text import ask
-
-
-@pytest.fixture(scope="module")
-async def door(
-    services: Services, embedded: Pair, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Door]:
-    folder = with_template(embedded.target, tmp_path_factory.mktemp("tokenizer"))
-    async with serve_http(services, folder) as door:
-        yield door
-
-
-@pytest.fixture(scope="module")
-async def client(door: Door) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "seed": 5, "top_p": 0.9}])

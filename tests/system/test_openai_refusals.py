@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -20,24 +19,9 @@ from tandem.protos.service.drain import Drain
 from tandem.protos.transport import status
 from tandem.v1 import orchestrator_pb2 as api
 from tests.conftest import Pair, Services
-from tests.http_served import PROMPT, Door, complete, converse, serve_http, with_template
+from tests.http_served import PROMPT, Door, complete, converse, serve_http
 
 JSON = {"content-type": "application/json"}
-
-
-@pytest.fixture(scope="module")
-async def door(
-    services: Services, embedded: Pair, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Door]:
-    folder = with_template(embedded.target, tmp_path_factory.mktemp("tokenizer"))
-    async with serve_http(services, folder) as door:
-        yield door
-
-
-@pytest.fixture(scope="module")
-async def client(door: Door) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 async def refusal(work: Any, kind: type[openai.APIStatusError] = openai.BadRequestError) -> Any:

@@ -6,65 +6,27 @@ import json
 import os
 import pty
 import re
-import secrets
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from urllib.request import urlopen
 
-import psutil
 import pytest
 
-from examples import demo
+from tests.running_up import TANDEM, Up, running_up
 
-TANDEM = [sys.executable, "-m", "tandem"]
 LEAVE_SCREEN = b"\x1b[?1049l"
-
-
-@dataclass(frozen=True)
-class Up:
-    """A running `tandem up`, and what it printed until it served."""
-
-    process: subprocess.Popen[str]
-    address: str
-    printed: str
-
-    def run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """A command of a client."""
-        words = [*TANDEM, command, "--address", self.address, *arguments]
-        return subprocess.run(words, capture_output=True, text=True, timeout=120)
-
-    def service(self, role: str) -> psutil.Process:
-        """The process of a role."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        (found,) = [child for child in children if f"tandem.{role}" in child.cmdline()]
-        return found
 
 
 @pytest.fixture(scope="module")
 def up() -> Iterator[Up]:
-    """On free ports; stopping it must leave nothing."""
-    mark = secrets.token_hex(8)
-    environment = os.environ | {"TANDEM_DEMO": mark}
-    command = [*TANDEM, "up", "--port", "0", "--no-ray"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        output = ""
-        while not (found := re.search(r"client API on (\S+)\.", output)):
-            line = process.stdout.readline()
-            assert line, output
-            output += line
-        running = Up(process, found[1], output)
-        done = running.run("generate", "--max-new-tokens", "40", "Once upon a time")
+    """After one request."""
+    with running_up("--no-ray") as up:
+        done = up.run("generate", "--max-new-tokens", "40", "Once upon a time")
         assert done.returncode == 0, done.stderr
-        yield running
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-    assert demo.left_running(mark) == []
+        yield up
 
 
 def test_status_shows_the_last_minute_and_the_round_workers(up: Up) -> None:

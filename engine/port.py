@@ -1,0 +1,37 @@
+"""The port of a model service: what drafter and verifier have in common there."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from tandem.engine.config import ModelServiceConfig
+from tandem.engine.host import Host
+from tandem.engine.streams import StreamServer
+from tandem.protos.transport import rpc
+from tandem.protos.transport.calls import CallMetrics
+from tandem.protos.transport.guard import Peers
+
+
+def serving(
+    config: ModelServiceConfig,
+    host: Host,
+    service: object,
+    streams: StreamServer[Any, Any],
+    registry: CollectorRegistry,
+) -> AbstractAsyncContextManager[str]:
+    """Serve the model of `host` until the scope ends, and then until its streams are drained;
+    yields the address. Raises Unusable if the port is taken.
+    """
+    guard = Peers(config.peers) if config.tls else None
+    return rpc.serving(
+        config.host,
+        config.port,
+        service,
+        health=host.health,
+        drained=streams.drained,
+        calls=CallMetrics(registry),
+        security=rpc.Security(config.tls, guard),
+    )
