@@ -66,7 +66,8 @@ class Cell:
 
     async def _serve(self, serves: asyncio.Event) -> None:
         config, pages = self._config, Pages(REGISTRY)
-        serving = server.serving(config, REGISTRY, self._drain, pages)
+        workers = cluster.supervising if config.ray else None
+        serving = server.serving(config, REGISTRY, self._drain, pages, workers)
         with command.served(config, pages) as metrics:
             async with serving as address:
                 log.info("a cell serves", address=address, metrics=metrics)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer
@@ -34,8 +34,9 @@ from tandem.orchestrator.http.delivery import Frontend
 from tandem.orchestrator.http.hosts import asked_by_own_names
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.orchestrator.page.served import add_status_pages
-from tandem.orchestrator.workers import cluster, local
-from tandem.orchestrator.workers.pool import Supervisor, WorkerPool
+from tandem.orchestrator.workers import driver_process, local
+from tandem.orchestrator.workers.pool import WorkerPool
+from tandem.orchestrator.workers.supervisor import Supervising, Supervisor
 from tandem.protos.address import is_loopback
 from tandem.protos.service import process
 from tandem.protos.service.about import report_model
@@ -123,22 +124,33 @@ async def known(
             yield replicas, target
 
 
+def workers_of(
+    config: OrchestratorConfig, given: Supervising | None
+) -> AbstractAsyncContextManager[Supervising]:
+    """Where round workers come from while the scope lasts; raises Unusable."""
+    if config.ray and not given:
+        return driver_process.driving(config)
+    return nullcontext(given or local.supervising)
+
+
 @asynccontextmanager
 async def serving(
     config: OrchestratorConfig,
     registry: CollectorRegistry,
     drain: Drain | None = None,
     pages: Pages | None = None,
+    workers: Supervising | None = None,
 ) -> AsyncIterator[str]:
-    """The client API while the scope lasts; yields its address. `pages` are the process's own, for
-    more than its metrics. Raises Unusable or IncompatibleModels.
+    """The client API while the scope lasts; yields its address. `pages` are the process's own;
+    `workers` are used instead of those of the settings. Raises Unusable or IncompatibleModels.
     """
     tokenizer, chat = load_tokenizer(config.tokenizer), load_chat_template(config.tokenizer)
-    supervising = cluster.supervising if config.ray else local.supervising
     discovery, callers = Discovery(config.verifiers, config.drafters), callers_of(config)
-    async with known(config, discovery, registry) as (replicas, target):
-        served = served_model(config, target, tokenizer)
-        metrics = FrontMetrics(registry)
+    async with (
+        workers_of(config, workers) as supervising,
+        known(config, discovery, registry) as (replicas, target),
+    ):
+        served, metrics = served_model(config, target, tokenizer), FrontMetrics(registry)
         limits_each = Limits(*config.each_client, "_per_client")
         admission = Admission(Limits(config.max_running, config.max_waiting), limits_each, metrics)
         async with (

@@ -164,9 +164,10 @@ async def serve_all(services: Services, **options: Any) -> AsyncIterator[Tandem]
         port=0,
         **options,
     )
-    registry = CollectorRegistry()
+    registry, workers = CollectorRegistry(), cluster.supervising if config.ray else None
     with pages_served("127.0.0.1", 0, Pages(registry)) as metrics:
-        async with server.serving(config, registry) as address, rpc.connect(address) as channel:
+        serving = server.serving(config, registry, workers=workers)
+        async with serving as address, rpc.connect(address) as channel:
             stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
             yield Tandem(services, stub, f"http://{metrics}/metrics", address)
 

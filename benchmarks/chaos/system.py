@@ -31,6 +31,7 @@ MODULES = {
 }
 QUIET = ("--log-level", "error", "--metrics-port", "0")
 START_SECONDS = 90.0
+RAY_SECONDS = 300.0  # which starts in the background, on cores that streams take
 LOOK_SECONDS = 0.1  # between two looks for a round worker
 MODEL_SIGNALS = {Kind.HANG: victim.HANG, Kind.SLOW: victim.SLOW, Kind.CRAWL: victim.CRAWL}
 
@@ -93,15 +94,17 @@ class Member:
             raise Unusable(f"{fault}: it did not serve again in {START_SECONDS:.0f} s") from None
 
     async def round_workers(self, count: int) -> list[int]:
-        """Processes of the round workers of a front end, once there are as many."""
-        async with asyncio.timeout(START_SECONDS):
-            while True:
-                await self.serving.wait()
-                with suppress(ProcessLookupError):
-                    found = ray_processes(self.pid, WORKER)
-                    if len(found) >= count:
-                        return sorted(found)
-                await asyncio.sleep(LOOK_SECONDS)
+        """Processes of the round workers of a front end, once there are as many; raises Unusable
+        if there never are.
+        """
+        for _ in range(round(RAY_SECONDS / LOOK_SECONDS)):
+            await self.serving.wait()
+            with suppress(ProcessLookupError):
+                found = ray_processes(self.pid, WORKER)
+                if len(found) >= count:
+                    return sorted(found)
+            await asyncio.sleep(LOOK_SECONDS)
+        raise Unusable(f"{count} round workers did not run within {RAY_SECONDS:.0f} s")
 
     def signal(self, number: int) -> None:
         """Send it to the process, if there is one now."""

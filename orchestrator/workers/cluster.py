@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import secrets
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -19,8 +20,8 @@ from typing import Any
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.fleet.registration import Access
 from tandem.orchestrator.workers import local, worker
-from tandem.orchestrator.workers.local import LocalSupervisor
-from tandem.protos.address import is_loopback
+from tandem.orchestrator.workers.supervisor import ReserveSupervisor
+from tandem.protos.address import is_loopback, unbracketed
 from tandem.protos.errors import Unusable
 from tandem.protos.service import process, tracing
 from tandem.protos.transport import rpc
@@ -28,6 +29,7 @@ from tandem.protos.types import ModelDescription
 
 STORE_BYTES = 80 << 20  # the smallest that Ray takes; nothing is stored
 LOCAL = "local"
+CONNECT_SECONDS = 5.0
 
 
 class RoundWorker:
@@ -63,30 +65,21 @@ class RoundWorker:
         await self._scope.aclose()
 
 
-class RaySupervisor:
-    """Actors that Ray restarts without limit; and one worker in this process, in reserve: while Ray
-    has none, and should it never have one again.
-    """
+class RayWorkers:
+    """Actors that Ray restarts without limit."""
 
-    def __init__(self, actors: list[Any], local: LocalSupervisor, host: str) -> None:
-        """`host` is this node's address, at which the actors reach it."""
-        self.host = host
-        self.access, self.count = local.access, len(actors) + 1
-        self.reserve: int | None = len(actors)
-        self._actors, self._local = actors, local
+    def __init__(self, actors: list[Any]) -> None:
+        self._actors = actors
 
     async def endpoint(self, index: int) -> str:
         """The address of worker `index`; Ray answers when the actor runs."""
-        if index == self.reserve:
-            return await self._local.endpoint(index)
         return str(await self._actors[index].endpoint.remote())
 
     def restart(self, index: int) -> None:
         """Have Ray restart a worker that does not answer."""
         import ray
 
-        if index != self.reserve:
-            ray.kill(self._actors[index], no_restart=False)
+        ray.kill(self._actors[index], no_restart=False)
 
     async def drain(self) -> None:
         """Drain all workers that can be reached."""
@@ -105,7 +98,7 @@ def running(address: str, workers: int) -> Iterator[None]:
     """
     private = address == LOCAL
     if not private:
-        _check_authentication(address)
+        _check_address(address)
     else:
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = (
             "0"  # read at import: every socket on loopback
@@ -140,10 +133,13 @@ def running(address: str, workers: int) -> Iterator[None]:
             ray.shutdown()
 
 
-def _check_authentication(address: str) -> None:
-    """Raise Unusable if who reaches the cluster may run programs on it."""
-    found = re.fullmatch(r"(?:ray://)?(.+):\d+", address)
+def _check_address(address: str) -> None:
+    """Raise Unusable if who reaches the cluster may run programs on it, OSError if nobody does."""
+    found = re.fullmatch(r"(?:ray://)?(.+):(\d+)", address)
     check_token_mode(found[1] if found else address)
+    if found:  # Ray itself tries for minutes
+        peer = unbracketed(found[1]), int(found[2])
+        socket.create_connection(peer, CONNECT_SECONDS).close()
 
 
 def check_token_mode(host: str) -> None:
@@ -154,31 +150,48 @@ def check_token_mode(host: str) -> None:
         raise Unusable(f"{problem}: who reaches it may run programs on it; set it to token")
 
 
-def _check_host(host: str, config: OrchestratorConfig) -> None:
-    """Raise Unusable if the ports of round workers would be open to other machines."""
+def node_host(config: OrchestratorConfig) -> str:
+    """This node's address, at which workers reach it; raises Unusable if their ports would be open
+    to other machines.
+    """
+    import ray
+
+    host = str(ray.util.get_node_ip_address())
     if not (config.tls or config.insecure or is_loopback(host)):
         wanted = "tls_cert, tls_key and tls_ca, or insecure"
         raise Unusable(f"round workers listen on {host}, beyond loopback, which needs {wanted}")
+    return host
 
 
 @asynccontextmanager
-async def supervising(
-    config: OrchestratorConfig, target: ModelDescription
-) -> AsyncIterator[RaySupervisor]:
+async def placed(
+    config: OrchestratorConfig, access: Access, target: ModelDescription
+) -> AsyncIterator[RayWorkers]:
     """Round workers on the running Ray while the scope lasts."""
     import ray
 
     actor: Any = ray.remote(RoundWorker).options(
         num_cpus=0.1, max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD"
     )
-    _check_host(ray.util.get_node_ip_address(), config)
-    async with local.supervising(config, target) as reserve:
-        given = reserve.access, target, config.otlp_endpoint, config.log_level
-        actors = [actor.remote(*given) for _ in range(config.workers)]
-        supervisor = RaySupervisor(actors, reserve, ray.util.get_node_ip_address())
-        try:
-            yield supervisor
-        finally:
-            await supervisor.drain()
-            for handle in actors:
-                ray.kill(handle)
+    given = access, target, config.otlp_endpoint, config.log_level
+    actors = [actor.remote(*given) for _ in range(config.workers)]
+    workers = RayWorkers(actors)
+    try:
+        yield workers
+    finally:
+        await workers.drain()
+        for handle in actors:
+            ray.kill(handle)
+
+
+@asynccontextmanager
+async def supervising(
+    config: OrchestratorConfig, target: ModelDescription
+) -> AsyncIterator[ReserveSupervisor]:
+    """Round workers on the Ray of this process while the scope lasts."""
+    host = node_host(config)
+    async with (
+        local.supervising(config, target) as reserve,
+        placed(config, reserve.access, target) as workers,
+    ):
+        yield ReserveSupervisor(workers, config.workers, reserve, host)

@@ -10,14 +10,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 import structlog
 
 from tandem.orchestrator.fleet.membership import Membership
-from tandem.orchestrator.fleet.registration import Access
 from tandem.orchestrator.workers.attendance import attend
+from tandem.orchestrator.workers.supervisor import Supervisor
 from tandem.protos.cancelled import is_cancelled
 from tandem.protos.errors import TransportLost, Unavailable, Unusable
 from tandem.protos.rounds import RunRequest, Step
@@ -33,23 +33,6 @@ READY_SECONDS = 30.0
 RECONNECT_SECONDS = 2.0
 
 log = structlog.get_logger()
-
-
-class Supervisor(Protocol):
-    """Keeps a number of round workers alive. The one in `reserve` runs requests while no other is
-    connected.
-    """
-
-    host: str  # the front end's, as the workers reach it
-    access: Access
-    count: int
-    reserve: int | None
-
-    async def endpoint(self, index: int) -> str:
-        """The address of worker `index`; waits until it runs."""
-
-    def restart(self, index: int) -> None:
-        """Have a worker restarted that does not answer."""
 
 
 @dataclass(slots=True, eq=False)

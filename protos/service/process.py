@@ -89,15 +89,24 @@ async def parent_watched() -> AsyncIterator[None]:
     if not os.environ.get(CHILD):
         yield
         return
+    async with standard_input() as reader:
+        parent = asyncio.create_task(reader.read())
+        parent.add_done_callback(_end)
+        try:
+            yield
+        finally:
+            parent.cancel()
+
+
+@asynccontextmanager
+async def standard_input() -> AsyncIterator[asyncio.StreamReader]:
+    """What comes there while the scope lasts."""
     reader = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(reader)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
-    parent = asyncio.create_task(reader.read())
-    parent.add_done_callback(_end)
     try:
-        yield
+        yield reader
     finally:
-        parent.cancel()
         transport.close()
 
 

@@ -1,47 +1,97 @@
-"""Ray places round workers, and none of its processes can break a stream."""
+"""Ray places round workers, and none of its processes can break a stream or be missed for long."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
 
 from tandem import AsyncClient
 from tandem.benchmarks.chaos.ray_processes import CONTROL_PLANE, NODE, WORKER, ray_processes
 from tandem.benchmarks.peers.checkout import HERE, address, child
+from tandem.orchestrator.workers import driver
 from tests.conftest import Pair
+from tests.ray_nodes import connected
 
 REQUEST = {"temperature": 0.7, "seed": 3, "max_new_tokens": 60, "ignore_eos": True}
+LOGS = "--log-level", "warning"
+DRIVER = driver.__name__.encode()
+
+
+@asynccontextmanager
+async def front_end(pair: Pair) -> AsyncIterator[tuple[int, AsyncClient]]:
+    """One with two round workers on a private Ray: its process, which must end well, and a client
+    of it.
+    """
+    target = str(pair.target)
+    quiet = "--threads", "1", "--log-level", "error"
+    async with child(HERE, "verifier_service", "--model", target, *quiet) as verifier:
+        flags = "--verifier", await address(verifier), "--tokenizer", target, "--port", "0"
+        async with child(HERE, "orchestrator", *flags, "--workers", "2", *LOGS) as orchestrator:
+            place = await address(orchestrator)
+            async with AsyncClient(place, retry_seconds=1.0) as client:
+                yield orchestrator.pid, client
+            assert orchestrator.returncode is None
+            orchestrator.terminate()
+            assert await asyncio.wait_for(orchestrator.wait(), 60) == 0
+
+
+def victims(orchestrator: int, name: bytes) -> list[int]:
+    """Processes of its Ray."""
+    if name != DRIVER:
+        return ray_processes(orchestrator, name)
+    children = psutil.Process(orchestrator).children()
+    return [each.pid for each in children if DRIVER.decode() in each.cmdline()]
 
 
 async def test_streams_go_on_when_one_process_of_ray_after_the_other_is_killed(
     embedded: Pair,
 ) -> None:
-    target = str(embedded.target)
-    quiet = "--threads", "1", "--log-level", "error"
-    async with child(HERE, "verifier_service", "--model", target, *quiet) as verifier:
-        flags = "--verifier", await address(verifier), "--tokenizer", target, "--port", "0"
-        async with child(HERE, "orchestrator", *flags, "--workers", "2") as orchestrator:
-            async with AsyncClient(await address(orchestrator), retry_seconds=1.0) as client:
-                right = (await client.generate("Once", **REQUEST)).text
-                killed = asyncio.Event()
+    async with front_end(embedded) as (orchestrator, client):
+        right = (await client.generate("Once", **REQUEST)).text
+        killed = asyncio.Event()
 
-                async def stream() -> None:
-                    while not killed.is_set():
-                        assert (await client.generate("Once", **REQUEST)).text == right
-
-                async with asyncio.TaskGroup() as streams:
-                    for _ in range(3):
-                        streams.create_task(stream())
-                    await asyncio.sleep(4)
-                    for name in (WORKER, CONTROL_PLANE, WORKER, NODE):
-                        victims = ray_processes(orchestrator.pid, name)
-                        assert victims, name
-                        for victim in victims:
-                            os.kill(victim, signal.SIGKILL)
-                        await asyncio.sleep(4)
-                    killed.set()
+        async def stream() -> None:
+            while not killed.is_set():
                 assert (await client.generate("Once", **REQUEST)).text == right
-            assert orchestrator.returncode is None
-            orchestrator.terminate()
-            assert await asyncio.wait_for(orchestrator.wait(), 60) == 0
+
+        async with asyncio.TaskGroup() as streams:
+            for _ in range(3):
+                streams.create_task(stream())
+            await connected(client, 2)
+            for name in (WORKER, CONTROL_PLANE, WORKER, NODE, DRIVER):
+                found = victims(orchestrator, name)
+                assert found, name
+                for victim in found:
+                    os.kill(victim, signal.SIGKILL)
+                await asyncio.sleep(4)
+                if name == NODE:
+                    await connected(client, 2)  # on another Ray
+            await connected(client, 2)
+            killed.set()
+        assert (await client.generate("Once", **REQUEST)).text == right
+
+
+async def test_a_ray_that_does_not_start_is_a_warning_and_a_worker_in_reserve_serves(
+    embedded: Pair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / ("x" * 100)  # Ray's sockets have shorter paths
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    said = ""
+    async with front_end(embedded) as (_, client), asyncio.timeout(60):
+        while "Ray did not start" not in said:
+            assert (await client.generate("Once", **REQUEST)).text
+            said += capfd.readouterr().err
+        workers = (await client.status()).round_workers
+        assert [each.connected for each in workers] == [False, False, True]
+    assert "AF_UNIX" in said

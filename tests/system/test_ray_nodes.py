@@ -19,11 +19,10 @@ from tandem import AsyncClient
 from tandem.benchmarks.peers.checkout import HERE, address, python
 from tandem.protos.transport import rpc
 from tests.conftest import Pair
-from tests.ray_nodes import HEAD, Link, environment, kill, node, second_machine
+from tests.ray_nodes import HEAD, Link, connected, environment, kill, node, second_machine
 
 REQUEST = {"temperature": 0.7, "seed": 3, "max_new_tokens": 120, "ignore_eos": True}
 STREAMS = 4
-WAIT_SECONDS = 90.0
 LONGEST_GAP = 15.0  # on a machine that is busy; a silent worker is lost after 2 s
 
 
@@ -83,15 +82,6 @@ async def started(
     command = "-P", "-m", f"tandem.{module}", *flags, "--log-level", "error", "--insecure"
     process = await scope.enter_async_context(python(*command, folder=HERE, **environment))
     return process, await address(process)
-
-
-async def connected(client: AsyncClient, count: int) -> None:
-    """Wait until the front end is connected to so many round workers on Ray."""
-    async with asyncio.timeout(WAIT_SECONDS):
-        while count != sum(  # noqa: ASYNC110
-            each.connected and not each.reserve for each in (await client.status()).round_workers
-        ):
-            await asyncio.sleep(0.1)
 
 
 def hosts(process: Process) -> set[str]:

@@ -1,0 +1,80 @@
+"""Ray's driver, a process that a front end starts: to start Ray takes seconds, on a busy machine
+minutes, and when Ray ends it ends its driver too.
+
+The first line of standard input has the settings, the second what round workers are given; then
+each is a command. It answers with announcements on standard output, and ends when standard input
+does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import signal
+import sys
+from base64 import b64decode, b64encode
+from typing import Any
+
+from tandem.orchestrator.config import OrchestratorConfig
+from tandem.orchestrator.workers import cluster
+from tandem.protos.service import process
+
+JOINED, ENDPOINT, LOST, FAILED = "joined", "endpoint", "lost", "failed"
+
+
+def packed(thing: object) -> bytes:
+    """A line that has it."""
+    return b64encode(pickle.dumps(thing)) + b"\n"
+
+
+def unpacked(line: bytes) -> Any:
+    """What a line of the front end has."""
+    return pickle.loads(b64decode(line))  # from the process that started this one
+
+
+async def answer(workers: cluster.RayWorkers, number: int, index: int) -> None:
+    """Announce the address of a worker when it runs."""
+    try:
+        address = await workers.endpoint(index)
+    except Exception as error:  # whatever Ray raises
+        process.announce(LOST, number=number, problem=type(error).__name__)
+    else:
+        process.announce(ENDPOINT, number=number, address=address)
+
+
+async def drive(config: OrchestratorConfig) -> None:
+    """Place round workers on the running Ray, and obey, until standard input ends."""
+    process.announce(JOINED, host=cluster.node_host(config))
+    async with process.standard_input() as lines:
+        if not (given := await lines.readline()):
+            return
+        async with cluster.placed(config, *unpacked(given)) as workers:
+            answers: set[asyncio.Task[None]] = set()
+            async for line in lines:
+                command = json.loads(line)
+                if (index := command.get("restart")) is not None:
+                    workers.restart(index)
+                    continue
+                task = asyncio.create_task(answer(workers, command["number"], command["endpoint"]))
+                answers.add(task)
+                task.add_done_callback(answers.discard)
+
+
+def main() -> None:
+    """Drive Ray until standard input ends."""
+    process.raise_on_signals()
+    config = unpacked(sys.stdin.buffer.readline())
+    process.configure_logging(config.log_level, config.log_format)
+    try:
+        with cluster.running(config.ray_address, config.workers):
+            for number in process.STOPPING:  # its front end gets them too, and ends it in order
+                signal.signal(number, signal.SIG_IGN)
+            asyncio.run(drive(config))
+    except Exception as error:
+        process.announce(FAILED, problem=" ".join(str(error).split()))
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()
