@@ -30,7 +30,7 @@ class StartProgress:
     def __init__(self, console: Console, asking: Sequence[str] = ()) -> None:
         """`asking` are flags that a client needs."""
         self._console, self._asking = console, asking
-        self._page = ""  # address of the status page
+        self._page = ""  # URL of the status page
 
     def report(self, event: str, fact: dict[str, str]) -> None:
         """One announcement of a service."""
@@ -53,7 +53,7 @@ class StartProgress:
         where = escape(address)
         self._print(f"\nTandem is up: client API on [bold]{where}[/]. Ctrl-C stops everything.")
         if self._page:
-            self._print(f"Status page: [bold]http://{escape(self._page)}/[/]")
+            self._print(f"Status page: [bold]{escape(self._page)}/[/]")
         more = "".join(f"{escape(flag)} " for flag in self._asking)
         self._print(f'Try: tandem generate --address {where} {more}"Once upon a time"')
 

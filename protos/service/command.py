@@ -8,8 +8,13 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+)
 from importlib import import_module
 from typing import TypeVar
 
@@ -76,8 +81,10 @@ async def run(
             again.add_done_callback(lambda _: drain.cut())
 
 
-def served(config: ServiceConfig, pages: Pages) -> AbstractContextManager[str]:
-    """The pages of a service while the scope lasts; yields their address."""
+@contextmanager
+def served(config: ServiceConfig, pages: Pages) -> Iterator[str]:
+    """The pages of a service while the scope lasts; yields their URL."""
     host = config.metrics_host or config.host
     context = server_context(config.tls) if config.tls and config.metrics_tls else None
-    return pages_served(host, config.metrics_port, pages, context)
+    with pages_served(host, config.metrics_port, pages, context) as address:
+        yield f"{'https' if context else 'http'}://{address}"

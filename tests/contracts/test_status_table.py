@@ -119,14 +119,19 @@ def test_bars_are_as_high_as_values_and_never_more_than_fit() -> None:
 
 def test_progress_shows_addresses_of_ipv6_whole(capsys: pytest.CaptureFixture[str]) -> None:
     progress = terminal.StartProgress(terminal.console())
-    fact = {"role": "verifier", "address": "[fe80::1]:7001", "metrics": "[fe80::1]:9001"}
+    fact = {"role": "verifier", "address": "[fe80::1]:7001", "metrics": "http://[fe80::1]:9001"}
     progress.report("serving", fact)
     progress.report("testing", {"role": "verifier", "model": "models/[fe]"})
     progress.report("loading", {"role": "drafter", "seconds": "10"})
-    progress.report("serving", fact | {"role": "orchestrator", "metrics": "[fe80::1]:9003"})
+    progress.report("serving", fact | {"role": "orchestrator", "metrics": "https://[fe80::1]:9003"})
     progress.ready("[fe80::1]:7002")
     said = capsys.readouterr().out
-    for word in ("[fe80::1]:7001", "[fe80::1]:9001/metrics", "models/[fe]", "[fe80::1]:7002"):
+    for word in (
+        "[fe80::1]:7001",
+        "http://[fe80::1]:9001/metrics",
+        "models/[fe]",
+        "[fe80::1]:7002",
+    ):
         assert word in said
     assert "loading     drafter      for 10 s\n" in said
-    assert "Status page: http://[fe80::1]:9003/\n" in said
+    assert "Status page: https://[fe80::1]:9003/\n" in said

@@ -235,8 +235,8 @@ def test_flags_and_settings_are_known(page: Path) -> None:
 
 def test_metrics_are_those_that_the_services_export(there: Checkout) -> None:
     exported = set()
-    for address in re.findall(r"metrics (\S+/metrics)", there.printed):
-        with urlopen(f"http://{address}", timeout=10) as page:
+    for url in re.findall(r"metrics (\S+/metrics)", there.printed):
+        with urlopen(url, timeout=10) as page:
             exported |= set(re.findall(r"^# TYPE tandem_(\w+)", page.read().decode(), re.MULTILINE))
     documented = set()
     for cells in rows(section(ROOT / "docs" / "metrics.md", "Metrics of each service")):

@@ -48,11 +48,11 @@ def test_top_prints_one_screen(up: Up) -> None:
 def test_the_status_page_is_beside_the_metrics(up: Up) -> None:
     """Both forms show the request that was served, and the replicas."""
     (metrics,) = re.findall(r"orchestrator +\S+  metrics (\S+)/metrics", up.printed)
-    with urlopen(f"http://{metrics}/", timeout=10) as answer:
+    with urlopen(f"{metrics}/", timeout=10) as answer:
         page, policy = answer.read().decode(), answer.headers["Content-Security-Policy"]
     assert policy.startswith("default-src 'none'; style-src 'sha256-")
     assert page.count("<svg") == 4 and page.count("float32") == 2 and ">1 finished<" in page
-    with urlopen(f"http://{metrics}/status.json", timeout=10) as answer:
+    with urlopen(f"{metrics}/status.json", timeout=10) as answer:
         shown = json.loads(answer.read())
     (model,) = shown["models"]
     assert shown["problems"] == [] and model["history"]
