@@ -187,7 +187,7 @@ def ray() -> Iterator[None]:
         assert process.stdout is not None
         address, joining = json.loads(process.stdout.readline())
         os.environ.update(joining)
-        with cluster.running(address, 2):
+        with cluster.running(address, 2, ""):
             yield
 
 

@@ -7,6 +7,7 @@ at that moment is held in the child for ever.
 import json
 import os
 import sys
+from tempfile import TemporaryDirectory
 
 from tandem.orchestrator.workers import cluster
 
@@ -18,7 +19,7 @@ JOINING = (
 )
 
 if __name__ == "__main__":
-    with cluster.running(cluster.LOCAL, 2):
+    with TemporaryDirectory() as folder, cluster.running(cluster.LOCAL, 2, folder):
         import ray
 
         joining = {name: os.environ[name] for name in JOINING}

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tandem import AsyncClient
 from tandem.benchmarks.peers.checkout import HERE
 
 START_SECONDS, ATTEMPTS, MARK = 120.0, 3, b"Ray runtime started"
-STOP_SECONDS, WAIT_SECONDS = 20.0, 180.0
+STOP_SECONDS = 20.0
 RAY = [sys.executable, "-P", "-m", "ray.scripts.scripts"]
 NODE = [
     *("start", "--block", "--disable-usage-stats"),
@@ -160,12 +159,3 @@ def kill(session: int) -> int:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
     return len(found)
-
-
-async def connected(client: AsyncClient, count: int) -> None:
-    """Wait until the front end is connected to so many round workers on Ray."""
-    async with asyncio.timeout(WAIT_SECONDS):
-        while count != sum(  # noqa: ASYNC110
-            each.connected and not each.reserve for each in (await client.status()).round_workers
-        ):
-            await asyncio.sleep(0.1)

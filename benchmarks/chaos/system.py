@@ -97,14 +97,18 @@ class Member:
         """Processes of the round workers of a front end, once there are as many; raises Unusable
         if there never are.
         """
-        for _ in range(round(RAY_SECONDS / LOOK_SECONDS)):
-            await self.serving.wait()
-            with suppress(ProcessLookupError):
-                found = ray_processes(self.pid, WORKER)
-                if len(found) >= count:
-                    return sorted(found)
-            await asyncio.sleep(LOOK_SECONDS)
-        raise Unusable(f"{count} round workers did not run within {RAY_SECONDS:.0f} s")
+        try:
+            async with asyncio.timeout(RAY_SECONDS):
+                while True:
+                    await self.serving.wait()
+                    with suppress(ProcessLookupError):
+                        found = ray_processes(self.pid, WORKER)
+                        if len(found) >= count:
+                            return sorted(found)
+                    await asyncio.sleep(LOOK_SECONDS)
+        except TimeoutError:
+            problem = f"{count} round workers did not run within {RAY_SECONDS:.0f} s"
+            raise Unusable(problem) from None
 
     def signal(self, number: int) -> None:
         """Send it to the process, if there is one now."""

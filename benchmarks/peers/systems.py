@@ -18,6 +18,8 @@ import torch
 from grpc import aio
 from transformers import AutoModelForCausalLM
 
+from tandem import AsyncClient
+from tandem.benchmarks.peers.round_workers import connected
 from tandem.orchestrator.cli import launch
 from tandem.orchestrator.cli.plan import Plan
 from tandem.protos.transport import rpc, status
@@ -111,8 +113,11 @@ async def tandem_up(target: Path, draft: Path, ray: bool, *drafter: str) -> Asyn
     """`tandem up` on a free port while the scope lasts, its drafter with more flags; yields a stub
     of its client API. Raises Unusable.
     """
+    plan = Plan(target, draft, port=0, ray=ray, drafter=drafter)
     async with (
-        launch.up(Plan(target, draft, port=0, ray=ray, drafter=drafter)) as tandem,
+        launch.up(plan) as tandem,
+        AsyncClient(tandem.addresses["orchestrator"]) as client,
         rpc.connect(tandem.addresses["orchestrator"]) as channel,
     ):
+        await connected(client, 1)
         yield orchestrator_pb2_grpc.OrchestratorServiceStub(channel)

@@ -1,6 +1,6 @@
 """Round workers as Ray actors: Ray places and restarts them, and never carries a token.
 
-The only file that names Ray. Each worker opens a gRPC port of its own on its node and reports it in
+Each worker opens a gRPC port of its own on its node and reports it in
 an actor call, which Ray queues until the actor runs again: supervision without polling.
 """
 
@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import socket
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any
@@ -90,9 +89,9 @@ class RayWorkers:
 
 
 @contextmanager
-def running(address: str, workers: int) -> Iterator[None]:
-    """Ray while the scope lasts: a cluster joined, or a small private one on loopback that leaves
-    nothing behind.
+def running(address: str, workers: int, folder: str) -> Iterator[None]:
+    """Ray while the scope lasts: a cluster joined, or a small private one on loopback, which writes
+    to a folder alone.
 
     Enter it in the main thread, before gRPC is used: Ray starts processes and sets signal handlers.
     """
@@ -110,27 +109,26 @@ def running(address: str, workers: int) -> Iterator[None]:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
         os.environ.setdefault("RAY_worker_niceness", "0")  # else round workers give way to models
-    # read at import: a lost control plane must not end this process, which streams without it
+    # read at import: a lost control plane must not end round workers, which stream without it
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "86400")
     import ray
 
-    with tempfile.TemporaryDirectory(prefix="tandem-", ignore_cleanup_errors=True) as folder:
-        limits: dict[str, Any] = {
-            "num_cpus": workers,
-            "object_store_memory": STORE_BYTES,
-            "include_dashboard": False,
-            "_temp_dir": folder,
-        }
-        ray.init(
-            address,
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-            **(limits if private else {}),
-        )
-        try:
-            yield
-        finally:
-            ray.shutdown()
+    limits: dict[str, Any] = {
+        "num_cpus": workers,
+        "object_store_memory": STORE_BYTES,
+        "include_dashboard": False,
+        "_temp_dir": folder,
+    }
+    ray.init(
+        address,
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+        **(limits if private else {}),
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def _check_address(address: str) -> None:

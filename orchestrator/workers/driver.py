@@ -1,5 +1,5 @@
 """Ray's driver, a process that a front end starts: to start Ray takes seconds, on a busy machine
-minutes, and when Ray ends it ends its driver too.
+minutes, and when Ray ends it may end its driver too.
 
 The first line of standard input has the settings, the second what round workers are given; then
 each is a command. It answers with announcements on standard output, and ends when standard input
@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import pickle
 import signal
 import sys
+import threading
+import time
 from base64 import b64decode, b64encode
 from typing import Any
 
@@ -20,7 +23,9 @@ from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.workers import cluster
 from tandem.protos.service import process
 
-JOINED, ENDPOINT, LOST, FAILED = "joined", "endpoint", "lost", "failed"
+STARTED, ENDPOINT, LOST, FAILED = "started", "endpoint", "lost", "failed"
+STOP_SECONDS = 12.0  # for all that it does after its front end has ended
+PROBLEM_LENGTH = 2000
 
 
 def packed(thing: object) -> bytes:
@@ -45,36 +50,54 @@ async def answer(workers: cluster.RayWorkers, number: int, index: int) -> None:
 
 async def drive(config: OrchestratorConfig) -> None:
     """Place round workers on the running Ray, and obey, until standard input ends."""
-    process.announce(JOINED, host=cluster.node_host(config))
+    process.announce(STARTED, host=cluster.node_host(config))
     async with process.standard_input() as lines:
         if not (given := await lines.readline()):
             return
         async with cluster.placed(config, *unpacked(given)) as workers:
-            answers: set[asyncio.Task[None]] = set()
+            answers: dict[int, asyncio.Task[None]] = {}
             async for line in lines:
                 command = json.loads(line)
                 if (index := command.get("restart")) is not None:
                     workers.restart(index)
                     continue
-                task = asyncio.create_task(answer(workers, command["number"], command["endpoint"]))
-                answers.add(task)
-                task.add_done_callback(answers.discard)
+                index, number = command["endpoint"], command["number"]
+                if older := answers.pop(index, None):
+                    older.cancel()
+                answers[index] = asyncio.create_task(answer(workers, number, index))
+
+
+def end_with_parent() -> None:
+    """End when the parent does, in order if that takes no longer than it may."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        time.sleep(STOP_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def main() -> None:
     """Drive Ray until standard input ends."""
     process.raise_on_signals()
-    config = unpacked(sys.stdin.buffer.readline())
+    end_with_parent()
+    config, folder = unpacked(sys.stdin.buffer.readline())
     process.configure_logging(config.log_level, config.log_format)
     try:
-        with cluster.running(config.ray_address, config.workers):
-            for number in process.STOPPING:  # its front end gets them too, and ends it in order
+        with cluster.running(config.ray_address, config.workers, folder):
+            for number in process.STOPPING:  # the front end ends it, in order
                 signal.signal(number, signal.SIG_IGN)
             asyncio.run(drive(config))
     except Exception as error:
-        process.announce(FAILED, problem=" ".join(str(error).split()))
+        process.announce(FAILED, problem=" ".join(str(error).split())[:PROBLEM_LENGTH])
         raise SystemExit(1) from None
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (BrokenPipeError, EOFError):  # the front end has ended
+        sys.exit(1)

@@ -1,5 +1,5 @@
-"""Ray as a front end sees it: a process of its own that drives it, and is started again whenever it
-has ended. Until its round workers run, the one in reserve does.
+"""The front end's end of Ray's driver, a process that is started again whenever it has ended. Until
+its round workers run, the one in reserve does.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from itertools import count
+from math import inf
+from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
@@ -21,172 +23,196 @@ from tandem.orchestrator.workers import cluster, driver, local
 from tandem.orchestrator.workers.supervisor import ReserveSupervisor, Supervising
 from tandem.protos.errors import Unavailable, Unusable
 from tandem.protos.service.process import announcement
-from tandem.protos.service.tasks import background, first_done
-from tandem.protos.transport import rpc
+from tandem.protos.service.tasks import background, first_done, to_the_end
 from tandem.protos.types import ModelDescription
 
 JOIN_SECONDS = 30.0  # Ray itself goes on for minutes
-STOP_SECONDS = 2 * rpc.DRAIN_SECONDS + 10
-PAUSES = (1.0, 60.0)  # the first and the longest before another start
-SILENT_SECONDS = 55.0  # without an answer for any round worker: this Ray has none any more
+START_SECONDS = 300.0  # of a private Ray, on cores that streams take
+MISSED_SECONDS = 25.0  # without an answer for a round worker: it is to be restarted
+LOST_SECONDS = (55.0, 600.0)  # and Ray itself; longer after each time, as it may only be slow
+PAUSES = (1.0, 60.0)  # until another start, the longer the more starts were of no use
+LINE_BYTES = 1 << 20
 
 log = structlog.get_logger()
 
 
 class DriverProcess:
-    """What it is asked, while it lives."""
+    """Starts it, places round workers through it, and knows what they still owe an answer."""
 
     def __init__(self, config: OrchestratorConfig) -> None:
-        self._config = config
-        self._joins = config.ray_address != cluster.LOCAL
-        self._input: asyncio.StreamWriter | None = None  # of one that has Ray
-        self._given = b""
-        self._placed = asyncio.Event()
+        self._config, self._joins = config, config.ray_address != cluster.LOCAL
         self._host: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._asked: dict[int, asyncio.Future[str]] = {}
+        self._placement = b""
+        self._input: asyncio.StreamWriter | None = None  # of the driver, once Ray has started
+        self._started, self._placed, self._lost = (asyncio.Event() for _ in range(3))
         self._numbers = count()
-        self._missed: dict[int, float] = {}  # since when, of workers whose address is asked for
-        self._silent = asyncio.Event()
+        self._answers: dict[int, asyncio.Future[str]] = {}
+        self._missed: dict[int, float] = {}  # round workers without an answer, since when
         self._problem = ""
+        self._pause, self._patience = PAUSES[0], LOST_SECONDS[0]
 
     async def joined(self) -> None:
         """Wait for a cluster that is to be joined; raises Unusable. A private one may take its
         time.
         """
         if self._joins:
-            problem = f"cannot join the Ray cluster at {self._config.ray_address}"
             try:
-                await asyncio.wait_for(asyncio.shield(self._host), JOIN_SECONDS)
-            except TimeoutError:
-                raise Unusable(f"{problem}: no answer in {JOIN_SECONDS:.0f} s") from None
+                await asyncio.shield(self._host)
             except Unavailable as error:
-                raise Unusable(f"{problem}: {error}") from None
+                problem = f"cannot join the Ray cluster at {self._config.ray_address}: {error}"
+                raise Unusable(problem) from None
 
     @asynccontextmanager
     async def supervising(
         self, config: OrchestratorConfig, target: ModelDescription
     ) -> AsyncIterator[ReserveSupervisor]:
-        """Its round workers, placed as soon as it has Ray."""
+        """Round workers on Ray as soon as it has started, and the one in reserve."""
         async with local.supervising(config, target) as reserve:
-            self._given = driver.packed((reserve.access, target))
+            self._placement = driver.packed((reserve.access, target))
             self._place()
             host = self._host.result() if self._joins else reserve.host
             yield ReserveSupervisor(self, config.workers, reserve, host)
 
     async def endpoint(self, index: int) -> str:
         """The address of worker `index`; raises Unavailable if Ray is lost meanwhile."""
-        await self._placed.wait()
+        while not self._placed.is_set():
+            await self._placed.wait()
         number = next(self._numbers)
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._asked[number] = answer
+        self._answers[number] = answer
         self._missed.setdefault(index, monotonic())
-        self._tell(endpoint=index, number=number)
+        self._send(endpoint=index, number=number)
         try:
             address = await answer
         finally:
-            del self._asked[number]
+            del self._answers[number]
         self._missed.pop(index, None)
+        self._pause, self._patience = PAUSES[0], LOST_SECONDS[0]
         return address
 
     def restart(self, index: int) -> None:
-        """Have Ray restart a worker that does not answer; and Ray itself, if none does."""
-        self._tell(restart=index)
-        missed = self._missed.values()
-        if len(missed) == self._config.workers and monotonic() - max(missed) > SILENT_SECONDS:
-            self._problem = "no round worker answers"
-            self._silent.set()
+        """Have Ray restart a worker that does not answer; and Ray itself where that is of no use: a
+        private one that lacks a worker for long, a cluster that has none.
+        """
+        now = monotonic()
+        if now - self._missed.get(index, inf) > MISSED_SECONDS:
+            self._send(restart=index)
+        lost = [index for index, since in self._missed.items() if now - since > self._patience]
+        if len(lost) >= (self._config.workers if self._joins else 1):
+            self._problem = "round workers do not answer"
+            self._patience = min(2 * self._patience, LOST_SECONDS[1])
+            self._lost.set()
 
     async def live(self) -> None:
-        """Start it again and again."""
-        pause, longest = shortest, _ = PAUSES
+        """Start the driver, and again after each of its ends."""
         while True:
-            began = monotonic()
-            await self._run()
-            if monotonic() - began > longest:
-                pause = shortest
-            problem, what = self._problem, "Ray is lost"
-            if not self._host.done():
-                if self._joins:
-                    self._host.set_exception(Unavailable(problem))
-                    return
-                what = "Ray did not start"
-            log.warning(what, problem=problem, again_in_seconds=pause)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, longest)
+            self._problem = "its driver has ended"
+            try:
+                async with self._process() as process:
+                    await first_done(self._read(process), self._useless())
+            except (OSError, RuntimeError) as error:  # no process, or no thread, can be had
+                self._problem = str(error)
+            what = "Ray is lost" if self._started.is_set() else "Ray did not start"
+            self._forget()
+            self._refuse()
+            if self._host.done() and self._host.exception():
+                return
+            log.warning(what, problem=self._problem, again_in_seconds=self._pause)
+            await asyncio.sleep(self._pause)
+            self._pause = min(2 * self._pause, PAUSES[1])
 
-    async def _run(self) -> None:
-        """One life of the process, until it ends or is of no use."""
-        self._problem = "its driver has ended"
-        async with self._process() as process:
-            await first_done(self._listen(process), self._silent.wait())
-
-    async def _listen(self, process: Process) -> None:
-        """Receive what it announces until it ends."""
+    async def _read(self, process: Process) -> None:
+        """Take in what the driver announces, until it ends."""
         assert process.stdout
-        async for line in process.stdout:
-            if fact := announcement(line):
-                self._receive(process, fact)
+        with suppress(ValueError):  # a line that has no end is none of its own
+            async for line in process.stdout:
+                if fact := announcement(line):
+                    self._receive(process, fact)
+
+    async def _useless(self) -> None:
+        """Wait until Ray takes too long to start, or has lost round workers."""
+        limit = JOIN_SECONDS if self._joins else START_SECONDS
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._started.wait(), limit)
+        if self._started.is_set():
+            await self._lost.wait()
+        else:
+            self._problem = f"no answer in {limit:.0f} s"
+            self._refuse()
+
+    def _refuse(self) -> None:
+        """A cluster that cannot be joined at first is not tried again."""
+        if self._joins and not self._host.done():
+            self._host.set_exception(Unavailable(self._problem))
 
     @asynccontextmanager
     async def _process(self) -> AsyncIterator[Process]:
-        """It, while the scope lasts."""
+        """The driver while the scope lasts; Ctrl-C does not reach it."""
         command = sys.executable, "-P", "-m", driver.__name__
-        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
-        assert process.stdin and process.stdout
-        try:
-            process.stdin.write(driver.packed(self._config))
-            yield process
-        finally:
-            if self._input is None and not process.stdout.at_eof():
-                with suppress(ProcessLookupError):
-                    process.terminate()  # it starts Ray, and reads nothing yet
-            self._forget()
-            process.stdin.close()
+        with TemporaryDirectory(prefix="tandem-", ignore_cleanup_errors=True) as folder:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=PIPE, stdout=PIPE, limit=LINE_BYTES, process_group=0
+            )
+            assert process.stdin
             try:
-                await asyncio.wait_for(process.wait(), STOP_SECONDS)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
+                process.stdin.write(driver.packed((self._config, folder)))
+                yield process
+            finally:
+                await to_the_end(self._end(process))
+
+    async def _end(self, process: Process) -> None:
+        """End the driver, in order if that takes no longer than it may."""
+        assert process.stdin and process.stdout
+        process.stdin.close()
+        if not self._started.is_set() and not process.stdout.at_eof():
+            with suppress(ProcessLookupError):
+                process.terminate()  # it does not read commands yet
+        try:
+            await asyncio.wait_for(process.communicate(), driver.STOP_SECONDS)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
 
     def _receive(self, process: Process, fact: Mapping[str, Any]) -> None:
         """One announcement."""
-        if fact["event"] == driver.JOINED:
+        if fact["event"] == driver.STARTED:
             self._input = process.stdin
+            self._started.set()
             if not self._host.done():
                 self._host.set_result(fact["host"])
             self._place()
         elif fact["event"] == driver.FAILED:
             self._problem = fact["problem"]
-        elif (answer := self._asked.get(fact.get("number", -1))) and not answer.done():
+        elif (answer := self._answers.get(fact.get("number", -1))) and not answer.done():
             if fact["event"] == driver.LOST:
                 answer.set_exception(Unavailable(f"a round worker is lost: {fact['problem']}"))
             else:
                 answer.set_result(fact["address"])
 
     def _place(self) -> None:
-        """Have round workers placed, if it has Ray and is wanted."""
-        if self._input and self._given and not self._placed.is_set():
-            self._input.write(self._given)
+        """Have round workers placed, once Ray has started and the target is known."""
+        if self._input and self._placement and not self._placed.is_set():
+            self._input.write(self._placement)
             self._placed.set()
 
-    def _tell(self, **command: int) -> None:
+    def _send(self, **command: int) -> None:
         if self._input:
             self._input.write(json.dumps(command).encode() + b"\n")
 
     def _forget(self) -> None:
-        """It has ended, and with it what it was asked."""
+        """There is no driver, and nobody who answers."""
         self._input = None
-        self._placed.clear()
-        self._silent.clear()
+        for event in (self._started, self._placed, self._lost):
+            event.clear()
         self._missed.clear()
-        for answer in self._asked.values():
+        for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(Unavailable("Ray is lost"))
 
 
 @asynccontextmanager
 async def driving(config: OrchestratorConfig) -> AsyncIterator[Supervising]:
-    """Such a process while the scope lasts; raises Unusable if it cannot join a cluster."""
+    """Ray's driver while the scope lasts; raises Unusable if it cannot join a cluster."""
     process = DriverProcess(config)
     async with background(process.live()):
         await process.joined()

@@ -138,6 +138,6 @@ def test_a_cluster_that_runs_anybody_s_programs_is_not_joined(
     monkeypatch.setenv("RAY_AUTH_MODE", mode)
     with (
         pytest.raises(Unusable, match=f"RAY_AUTH_MODE is {mode or 'not set'}"),
-        cluster.running(address, 1),
+        cluster.running(address, 1, ""),
     ):
         pass

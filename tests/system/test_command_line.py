@@ -108,7 +108,10 @@ def test_a_killed_service_comes_back_and_the_text_is_the_same(up: Up, role: str)
         "A dog and a cat",
     )
     before = json.loads(tandem(*question).stdout)["text"]
-    victims = [child for child in descendants(up) if role in child[1]]
+    for _ in range(300):  # Ray may still start
+        if victims := [child for child in descendants(up) if role in child[1]]:
+            break
+        time.sleep(0.2)
     assert victims
     for victim, _ in victims:
         victim.kill()

@@ -15,9 +15,10 @@ import pytest
 from tandem import AsyncClient
 from tandem.benchmarks.chaos.ray_processes import CONTROL_PLANE, NODE, WORKER, ray_processes
 from tandem.benchmarks.peers.checkout import HERE, address, child
+from tandem.benchmarks.peers.round_workers import connected
 from tandem.orchestrator.workers import driver
 from tests.conftest import Pair
-from tests.ray_nodes import connected
+from tests.ray_nodes import processes
 
 REQUEST = {"temperature": 0.7, "seed": 3, "max_new_tokens": 60, "ignore_eos": True}
 LOGS = "--log-level", "warning"
@@ -76,6 +77,23 @@ async def test_streams_go_on_when_one_process_of_ray_after_the_other_is_killed(
             await connected(client, 2)
             killed.set()
         assert (await client.generate("Once", **REQUEST)).text == right
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+async def test_a_front_end_that_ends_while_ray_starts_leaves_no_process(
+    embedded: Pair, number: signal.Signals
+) -> None:
+    """It still waits for its verifier."""
+    flags = "--verifier", "127.0.0.1:1", "--tokenizer", str(embedded.target), "--port", "0"
+    async with child(HERE, "orchestrator", *flags) as orchestrator, asyncio.timeout(120):
+        while not ray_processes(orchestrator.pid, CONTROL_PLANE):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        (started,) = victims(orchestrator.pid, DRIVER)
+        orchestrator.send_signal(number)
+        await orchestrator.wait()
+        assert number == signal.SIGKILL or not psutil.pid_exists(started)
+        while processes(orchestrator.pid):  # noqa: ASYNC110
+            await asyncio.sleep(0.5)
 
 
 async def test_a_ray_that_does_not_start_is_a_warning_and_a_worker_in_reserve_serves(

@@ -17,9 +17,10 @@ import pytest
 
 from tandem import AsyncClient
 from tandem.benchmarks.peers.checkout import HERE, address, python
+from tandem.benchmarks.peers.round_workers import connected
 from tandem.protos.transport import rpc
 from tests.conftest import Pair
-from tests.ray_nodes import HEAD, Link, connected, environment, kill, node, second_machine
+from tests.ray_nodes import HEAD, Link, environment, kill, node, second_machine
 
 REQUEST = {"temperature": 0.7, "seed": 3, "max_new_tokens": 120, "ignore_eos": True}
 STREAMS = 4
