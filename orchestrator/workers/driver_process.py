@@ -49,7 +49,7 @@ class DriverProcess:
         self._answers: dict[int, asyncio.Future[str]] = {}
         self._missed: dict[int, float] = {}  # round workers without an answer, since when
         self._problem = ""
-        self._pause, self._patience = PAUSES[0], LOST_SECONDS[0]
+        self._pause, self._lost_after = PAUSES[0], LOST_SECONDS[0]
 
     async def joined(self) -> None:
         """Wait for a cluster that is to be joined; raises Unusable. A private one may take its
@@ -87,7 +87,7 @@ class DriverProcess:
         finally:
             del self._answers[number]
         self._missed.pop(index, None)
-        self._pause, self._patience = PAUSES[0], LOST_SECONDS[0]
+        self._pause, self._lost_after = PAUSES[0], LOST_SECONDS[0]
         return address
 
     def restart(self, index: int) -> None:
@@ -97,10 +97,10 @@ class DriverProcess:
         now = monotonic()
         if now - self._missed.get(index, inf) > MISSED_SECONDS:
             self._send(restart=index)
-        lost = [index for index, since in self._missed.items() if now - since > self._patience]
+        lost = [index for index, since in self._missed.items() if now - since > self._lost_after]
         if len(lost) >= (self._config.workers if self._joins else 1):
             self._problem = "round workers do not answer"
-            self._patience = min(2 * self._patience, LOST_SECONDS[1])
+            self._lost_after = min(2 * self._lost_after, LOST_SECONDS[1])
             self._lost.set()
 
     async def live(self) -> None:
@@ -112,12 +112,16 @@ class DriverProcess:
                     await first_done(self._read(process), self._useless())
             except (OSError, RuntimeError) as error:  # no process, or no thread, can be had
                 self._problem = str(error)
-            what = "Ray is lost" if self._started.is_set() else "Ray did not start"
+            started = self._started.is_set()
             self._forget()
             self._refuse()
             if self._host.done() and self._host.exception():
                 return
-            log.warning(what, problem=self._problem, again_in_seconds=self._pause)
+            more = {"problem": self._problem, "again_in_seconds": self._pause}
+            if started:
+                log.warning("Ray is lost", **more)
+            else:
+                log.warning("Ray did not start", **more)
             await asyncio.sleep(self._pause)
             self._pause = min(2 * self._pause, PAUSES[1])
 

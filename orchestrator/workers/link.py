@@ -137,6 +137,8 @@ class Link(Generic[Sent, Received]):
                 await self._run_call()
             except Exception as error:  # whatever a service does, the link must come back
                 problem = _problem(error)
+                if isinstance(error, TimeoutError):
+                    self.problem = ""  # nobody is there any more
             if self.connected:
                 pause = BACK_OFF_SECONDS[0]
                 self._on_lost()
@@ -147,7 +149,7 @@ class Link(Generic[Sent, Received]):
 
     async def _run_call(self) -> None:
         """One call, until it ends or no response comes."""
-        call, self.problem = self._call(wait_for_ready=True), ""
+        call = self._call(wait_for_ready=True)
         self._full.clear()
         self._echoes.called()
         try:

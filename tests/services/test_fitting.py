@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable
@@ -73,6 +74,17 @@ async def test_a_verifier_replaced_by_another_model_gets_no_session(expected: st
         with pytest.raises(Unavailable, match="another model"):
             await anext(worker.Run(request(), context))
         assert not (link.connected or other.sent("open"))
+
+
+async def test_that_it_is_another_model_is_known_between_two_calls_too() -> None:
+    async with AsyncExitStack() as scope:
+        link, other = await replaced(scope, OTHER, TARGET)
+        await until(lambda: link.problem)
+        calls = other.calls
+        other.say.put_nowait(None)  # which ends the call
+        while other.calls == calls:
+            assert link.problem
+            await asyncio.sleep(0)
 
 
 async def test_the_same_model_restarted_is_used_again() -> None:
