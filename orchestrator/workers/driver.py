@@ -67,9 +67,8 @@ async def drive(config: OrchestratorConfig) -> None:
                 answers[index] = asyncio.create_task(answer(workers, number, index))
 
 
-def end_with_parent() -> None:
-    """End when the parent does, in order if that takes no longer than it may."""
-    parent = os.getppid()
+def end_with(parent: int) -> None:
+    """End when this parent does, in order if that takes no longer than it may."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -83,8 +82,8 @@ def end_with_parent() -> None:
 def main() -> None:
     """Drive Ray until standard input ends."""
     process.raise_on_signals()
-    end_with_parent()
-    config, folder = unpacked(sys.stdin.buffer.readline())
+    config, folder, parent = unpacked(sys.stdin.buffer.readline())
+    end_with(parent)
     process.configure_logging(config.log_level, config.log_format)
     try:
         with cluster.running(config.ray_address, config.workers, folder):

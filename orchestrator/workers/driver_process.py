@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Mapping
@@ -21,6 +22,7 @@ import structlog
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.workers import cluster, driver, local
 from tandem.orchestrator.workers.supervisor import ReserveSupervisor, Supervising
+from tandem.protos.cancelled import is_cancelled
 from tandem.protos.errors import Unavailable, Unusable
 from tandem.protos.service.process import announcement
 from tandem.protos.service.tasks import background, first_done, to_the_end
@@ -28,9 +30,9 @@ from tandem.protos.types import ModelDescription
 
 JOIN_SECONDS = 30.0  # Ray itself goes on for minutes
 START_SECONDS = 300.0  # of a private Ray, on cores that streams take
-MISSED_SECONDS = 25.0  # without an answer for a round worker: it is to be restarted
-LOST_SECONDS = (55.0, 600.0)  # and Ray itself; longer after each time, as it may only be slow
+LOST_SECONDS = (55.0, 600.0)  # without an answer for round workers; more after each new start
 PAUSES = (1.0, 60.0)  # until another start, the longer the more starts were of no use
+KILL_SECONDS = 1.0
 LINE_BYTES = 1 << 20
 
 log = structlog.get_logger()
@@ -48,6 +50,7 @@ class DriverProcess:
         self._numbers = count()
         self._answers: dict[int, asyncio.Future[str]] = {}
         self._missed: dict[int, float] = {}  # round workers without an answer, since when
+        self._restarted: set[int] = set()  # those of them that Ray has been asked to restart
         self._problem = ""
         self._pause, self._lost_after = PAUSES[0], LOST_SECONDS[0]
 
@@ -87,15 +90,19 @@ class DriverProcess:
         finally:
             del self._answers[number]
         self._missed.pop(index, None)
-        self._pause, self._lost_after = PAUSES[0], LOST_SECONDS[0]
+        self._restarted.discard(index)
+        if not self._missed:
+            self._pause, self._lost_after = PAUSES[0], LOST_SECONDS[0]
         return address
 
     def restart(self, index: int) -> None:
-        """Have Ray restart a worker that does not answer; and Ray itself where that is of no use: a
-        private one that lacks a worker for long, a cluster that has none.
+        """Have Ray restart a worker that does not answer, once; then start Ray again: a private one
+        that lacks a worker for long, a cluster that has none.
         """
         now = monotonic()
-        if now - self._missed.get(index, inf) > MISSED_SECONDS:
+        late = now - self._missed.get(index, inf) > self._lost_after / 2
+        if late and index not in self._restarted:
+            self._restarted.add(index)
             self._send(restart=index)
         lost = [index for index, since in self._missed.items() if now - since > self._lost_after]
         if len(lost) >= (self._config.workers if self._joins else 1):
@@ -112,6 +119,8 @@ class DriverProcess:
                     await first_done(self._read(process), self._useless())
             except (OSError, RuntimeError) as error:  # no process, or no thread, can be had
                 self._problem = str(error)
+            if is_cancelled():
+                raise asyncio.CancelledError
             started = self._started.is_set()
             self._forget()
             self._refuse()
@@ -135,14 +144,15 @@ class DriverProcess:
 
     async def _useless(self) -> None:
         """Wait until Ray takes too long to start, or has lost round workers."""
-        limit = JOIN_SECONDS if self._joins else START_SECONDS
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._started.wait(), limit)
-        if self._started.is_set():
-            await self._lost.wait()
-        else:
+        limit = START_SECONDS if self._host.done() or not self._joins else JOIN_SECONDS
+        try:
+            async with asyncio.timeout(limit):
+                await self._started.wait()
+        except TimeoutError:
             self._problem = f"no answer in {limit:.0f} s"
             self._refuse()
+        else:
+            await self._lost.wait()
 
     def _refuse(self) -> None:
         """A cluster that cannot be joined at first is not tried again."""
@@ -159,7 +169,7 @@ class DriverProcess:
             )
             assert process.stdin
             try:
-                process.stdin.write(driver.packed((self._config, folder)))
+                process.stdin.write(driver.packed((self._config, folder, os.getpid())))
                 yield process
             finally:
                 await to_the_end(self._end(process))
@@ -172,10 +182,16 @@ class DriverProcess:
             with suppress(ProcessLookupError):
                 process.terminate()  # it does not read commands yet
         try:
-            await asyncio.wait_for(process.communicate(), driver.STOP_SECONDS)
+            async with asyncio.timeout(driver.STOP_SECONDS):
+                await process.communicate()
         except TimeoutError:
-            process.kill()
-            await process.wait()
+            log.warning("Ray's driver is killed, as it does not end")
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.kill()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(process.communicate(), KILL_SECONDS)
 
     def _receive(self, process: Process, fact: Mapping[str, Any]) -> None:
         """One announcement."""
@@ -209,6 +225,7 @@ class DriverProcess:
         for event in (self._started, self._placed, self._lost):
             event.clear()
         self._missed.clear()
+        self._restarted.clear()
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(Unavailable("Ray is lost"))

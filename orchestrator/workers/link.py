@@ -132,13 +132,13 @@ class Link(Generic[Sent, Received]):
     async def _run(self) -> None:
         pause, most = BACK_OFF_SECONDS
         while not self._ending:
-            problem = "it is silent, does not read, or has ended the call"
+            problem, seen = "it is silent, does not read, or has ended the call", self._responses
             try:
                 await self._run_call()
             except Exception as error:  # whatever a service does, the link must come back
                 problem = _problem(error)
-                if isinstance(error, TimeoutError):
-                    self.problem = ""  # nobody is there any more
+            if self._responses == seen:
+                self.problem = ""  # who had one is there no more
             if self.connected:
                 pause = BACK_OFF_SECONDS[0]
                 self._on_lost()

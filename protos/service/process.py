@@ -77,6 +77,8 @@ def raise_on_signals() -> None:
     """Have SIGTERM and Ctrl-C unwind all scopes, with the usual exit code."""
 
     def unwind(number: int, frame: object) -> Never:
+        for each in STOPPING:
+            signal.signal(each, signal.SIG_IGN)  # a second one would cut the unwinding short
         raise SystemExit(128 + number)
 
     for number in STOPPING:

@@ -42,6 +42,8 @@ async def to_the_end(work: Coroutine[Any, Any, object]) -> None:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             cancelled = True
+        except Exception:  # the result below
+            break
     if cancelled:
         raise asyncio.CancelledError
     task.result()

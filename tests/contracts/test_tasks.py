@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tandem.protos.service.tasks import background, first_done
+from tandem.protos.service.tasks import background, first_done, to_the_end
 
 
 async def fail() -> None:
@@ -47,3 +47,26 @@ async def test_who_is_cancelled_cancels_the_tasks() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_work_that_must_be_done_is_done_however_often_its_caller_is_cancelled(
+    fails: bool,
+) -> None:
+    done: list[int] = []
+
+    async def work() -> None:
+        await asyncio.sleep(0.05)
+        done.append(1)
+        if fails:
+            raise LookupError("a bug")
+
+    task = asyncio.create_task(to_the_end(work()))
+    for _ in range(3):
+        await asyncio.sleep(0.005)
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done == [1]
+    with pytest.raises(LookupError):
+        await to_the_end(fail())

@@ -75,6 +75,8 @@ async def test_streams_go_on_when_one_process_of_ray_after_the_other_is_killed(
                 if name == NODE:
                     await connected(client, 2)  # on another Ray
             await connected(client, 2)
+            (newest,) = victims(orchestrator, DRIVER)
+            assert newest not in found
             killed.set()
         assert (await client.generate("Once", **REQUEST)).text == right
 
