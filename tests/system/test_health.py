@@ -21,6 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem import AsyncClient
 from tandem.benchmarks.chaos.ray_processes import WORKER, ray_processes
 from tandem.benchmarks.peers.checkout import HERE, address, child
+from tandem.benchmarks.peers.round_workers import connected
 from tandem.orchestrator.fleet.clients import VerifierClient
 from tandem.protos.transport import rpc
 from tandem.protos.types import Context, Draft, SamplingParams
@@ -174,7 +175,7 @@ async def test_without_its_round_worker_the_orchestrator_serves_on(
         client = await stack.enter_async_context(AsyncClient(front.address))
         greedy: dict[str, Any] = {"temperature": 0, "max_new_tokens": 200}
         right = await client.generate("Once upon a time", **greedy)
-        await asyncio.sleep(5)  # until Ray has a worker
+        await connected(client, 1)
         (worker,) = ray_processes(front.process.pid, WORKER)
         began, text = time.monotonic(), ""
         async with client.stream("Once upon a time", **greedy) as chunks:
