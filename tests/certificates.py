@@ -6,19 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from tandem.orchestrator.cli import certificates
-from tandem.protos.tls import Tls
+from tandem.orchestrator.cli.certificates import tls_of
+
+__all__ = ["made", "settings", "tls_of"]
 
 
 def made(folder: Path, *clients: str, names: tuple[str, ...] = ()) -> Path:
     """A folder of certificates."""
     certificates.make(folder, names, clients)
     return folder
-
-
-def tls_of(folder: Path, name: str) -> Tls:
-    """What the owner of a certificate uses."""
-    cert = folder / f"{name}.pem"
-    return Tls(folder / "ca.pem", cert, certificates.key_file(cert))
 
 
 def settings(folder: Path, name: str) -> dict[str, Any]:

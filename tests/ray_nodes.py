@@ -30,7 +30,7 @@ HEAD = ("--head", "--include-dashboard=false")
 
 def environment() -> dict[str, str]:
     """Of every process of a cluster: a token of its own, no end by other processes' use of memory,
-    nodes that may be elsewhere than on loopback, and lost nodes are noticed after seconds.
+    nodes that may listen beyond loopback, and lost nodes are detected within seconds.
     """
     return os.environ | {
         "PYTHONPATH": str(HERE / "src"),

@@ -25,7 +25,6 @@ from tandem.benchmarks.peers.delay import State
 from tandem.orchestrator.cli import certificates
 from tandem.protos.errors import Unusable
 from tandem.protos.service.process import CHILD, announcement
-from tandem.protos.tls import Tls
 from tandem.protos.transport import rpc
 from tandem.v1 import orchestrator_pb2_grpc
 
@@ -93,23 +92,16 @@ class Checkout:
         """A new orchestrator while the scope lasts; yields a stub of its client API."""
         flags = f"--verifier {self.verifier} --drafter {self.drafter} --port 0 --no-ray".split()
         flags += ["--tokenizer", str(self.target), *credentials(self.tls, "orchestrator")]
+        own = certificates.tls_of(self.tls, certificates.CLIENT) if self.tls else None
         async with (
             child(self.folder, "orchestrator", *flags, *QUIET) as process,
-            rpc.connect(await address(process), self._own) as channel,
+            rpc.connect(await address(process), own) as channel,
         ):
             self.others.append(process)
             try:
                 yield orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
             finally:
                 self.others.remove(process)
-
-    @property
-    def _own(self) -> Tls | None:
-        """What a client of its uses."""
-        if self.tls is None:
-            return None
-        cert = self.tls / "client.pem"
-        return Tls(self.tls / "ca.pem", cert, certificates.key_file(cert))
 
 
 def credentials(folder: Path | None, role: str) -> list[str]:

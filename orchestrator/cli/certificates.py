@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tandem.protos.errors import Unusable
+from tandem.protos.tls import Tls
 
 SERVICES, CLIENT = ("verifier", "drafter", "orchestrator"), "client"
 EVERYWHERE = ("localhost", "127.0.0.1", "::1")
@@ -76,11 +77,15 @@ def key_file(certificate: Path) -> Path:
     return certificate.with_name(f"{certificate.stem}-key.pem")
 
 
+def tls_of(folder: Path, name: str) -> Tls:
+    """The files that the owner of the certificate of that name uses."""
+    certificate = folder / f"{name}.pem"
+    return Tls(folder / f"{CA}.pem", certificate, key_file(certificate))
+
+
 def flags(folder: Path, name: str) -> list[str]:
     """What has a service, or a command, use the certificate of that name."""
-    certificate = folder / f"{name}.pem"
-    files = {"ca": folder / f"{CA}.pem", "cert": certificate, "key": key_file(certificate)}
-    return [f"--tls-{kind}={path}" for kind, path in files.items()]
+    return [f"--tls-{kind}={path}" for kind, path in asdict(tls_of(folder, name)).items()]
 
 
 def own() -> Path:

@@ -1,7 +1,7 @@
 """Round workers as Ray actors: Ray places and restarts them, and never carries a token.
 
-Each worker opens a gRPC port of its own on its node and reports it in
-an actor call, which Ray queues until the actor runs again: supervision without polling.
+Each worker opens a gRPC port of its own on its node and reports it in an actor call, which Ray
+queues until the actor runs again: supervision without polling.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Never
 
@@ -64,13 +64,13 @@ def announcement(line: bytes) -> dict[str, str] | None:
     return event if isinstance(event, dict) and "event" in event else None
 
 
-def refuse(role: str, problem: TandemError, end: Callable[[int], Never] = sys.exit) -> Never:
+def refuse(role: str, problem: TandemError) -> Never:
     """End with exit code 1; the reason goes to the parent, or as a line to standard error."""
     if os.environ.get(CHILD):
         announce("failed", role=role, problem=str(problem))
     else:
         print(f"error: {problem}", file=sys.stderr, flush=True)
-    end(1)
+    sys.exit(1)
 
 
 def raise_on_signals() -> None:

@@ -44,7 +44,7 @@ class Driver:
 
     @property
     def restarts(self) -> list[int]:
-        """Round workers that it was told to restart."""
+        """Round workers whose restart was requested."""
         return [each["restart"] for each in self._received if "restart" in each]
 
 
