@@ -48,7 +48,7 @@ class FakeLink:
 
 
 class Reader:
-    """A subscriber that remembers what it is told."""
+    """A subscriber that remembers what is reported to it."""
 
     def __init__(self) -> None:
         self.events: list[object] = []

@@ -70,22 +70,22 @@ class Peer(verifier_pb2_grpc.VerifierServiceServicer, drafter_pb2_grpc.DrafterSe
 
 
 class Subscriber:
-    """Remembers what it is told."""
+    """Remembers what is reported to it."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.reported: list[Any] = []
 
     def connected(self) -> None:
-        self.told.append("connected")
+        self.reported.append("connected")
 
     def lost(self) -> None:
-        self.told.append("lost")
+        self.reported.append("lost")
 
     def receive(self, item: Fact) -> None:
-        self.told.append(list(item.tokens))
+        self.reported.append(list(item.tokens))
 
     def failed(self, error: TandemError) -> None:
-        self.told.append(type(error))
+        self.reported.append(type(error))
 
 
 @asynccontextmanager
@@ -113,7 +113,7 @@ async def linked(peer: Peer) -> AsyncIterator[tuple[VerifierLink, Subscriber]]:
         subscriber = Subscriber()
         link.subscribe(subscriber)
         await until(lambda: link.connected)
-        subscriber.told.clear()
+        subscriber.reported.clear()
         yield link, subscriber
 
 

@@ -58,21 +58,21 @@ async def test_everybody_gets_what_is_his_and_nothing_of_what_he_dropped() -> No
         said.failures.append(refusal)
         peer.say.put_nowait(said)
         peer.say.put_nowait(facts((2, 21), (3, 31)))
-        await until(lambda: [31] in first.told)
-        assert first.told == [[30], [31]]
-        assert second.told == [[20], Busy], "a stream that failed is over"
+        await until(lambda: [31] in first.reported)
+        assert first.reported == [[30], [31]]
+        assert second.reported == [[20], Busy], "a stream that failed is over"
 
 
 async def test_one_users_bug_is_not_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     peer = Peer()
     async with linked(peer) as (link, user):
         broken = Subscriber()
-        broken.receive = lambda item: broken.told[item.tokens[0]]  # type: ignore[method-assign]
+        broken.receive = lambda item: broken.reported[item.tokens[0]]  # type: ignore[method-assign]
         link.open(1, opening(), broken)
         link.open(2, opening(), user)
         peer.say.put_nowait(facts((1, 9), (2, 20)))
-        await until(lambda: user.told)
-        assert (user.told, broken.told) == ([[20]], [Internal])
+        await until(lambda: user.reported)
+        assert (user.reported, broken.reported) == ([[20]], [Internal])
         assert peer.calls == 1
 
 
@@ -94,7 +94,7 @@ async def test_a_service_that_comes_back_is_opened_again_and_told_what_was_close
     link.close(SESSION, 7)
     async with served(second, int(address.rpartition(":")[2])):
         await until(lambda: link.connected and second.sent("closings"))
-        assert user.told == ["connected", "lost", "connected"]
+        assert user.reported == ["connected", "lost", "connected"]
         assert second.sent("closings") == [Closing(session_id=SESSION, turn=7)]
         assert not second.sent("open"), "that is its users' affair"
         await until(lambda: not link._closing)
@@ -105,18 +105,18 @@ async def test_a_peer_that_falls_silent_is_lost_and_called_again(hasty: None) ->
     peer = Peer()
     async with linked(peer) as (link, user):
         peer.mute = True
-        await until(lambda: user.told == ["lost"])
+        await until(lambda: user.reported == ["lost"])
         assert not link.connected
         await until(lambda: peer.calls > 1)
         peer.mute = False
-        await until(lambda: user.told == ["lost", "connected"])
+        await until(lambda: user.reported == ["lost", "connected"])
 
 
 async def test_a_peer_that_speaks_is_kept_and_its_distance_known(hasty: None) -> None:
     peer = Peer()
     async with linked(peer) as (link, user):
         await asyncio.sleep(0.4)
-        assert (peer.calls, user.told) == (1, [])
+        assert (peer.calls, user.reported) == (1, [])
         assert 0 < link.round_trip < 0.2
 
 
@@ -153,10 +153,10 @@ async def test_a_bug_in_a_subscriber_that_is_told_of_a_loss_does_not_end_the_lin
         broken.lost = fail  # type: ignore[method-assign]
         link.subscribe(user)
         peer.mute = True
-        await until(lambda: user.told == ["lost"])
+        await until(lambda: user.reported == ["lost"])
         peer.mute = False
-        await until(lambda: user.told[:2] == ["lost", "connected"])
-    assert broken.told[:2] == [Internal, "connected"]
+        await until(lambda: user.reported[:2] == ["lost", "connected"])
+    assert broken.reported[:2] == [Internal, "connected"]
 
 
 async def test_a_link_whose_own_work_fails_ends_its_scope() -> None:
@@ -185,7 +185,7 @@ async def test_guesses_that_are_passed_on_are_dropped_when_the_verifier_reads_to
         link.send(1, Guess(99))
         await until(lambda: any(each.behind == 99 for each in peer.sent("guesses")))
         assert len(peer.sent("guesses")) == 11
-        assert user.told == []
+        assert user.reported == []
 
 
 async def test_a_service_that_does_not_read_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,5 +194,5 @@ async def test_a_service_that_does_not_read_is_lost(monkeypatch: pytest.MonkeyPa
     async with linked(peer) as (link, user):
         for stream in range(1, 30):
             link.open(stream, opening(), user)
-        await until(lambda: user.told == ["lost", "connected"])
+        await until(lambda: user.reported == ["lost", "connected"])
         assert peer.calls == 2

@@ -43,7 +43,7 @@ async def partitioned(peer: Peer) -> AsyncIterator[tuple[Link, VerifierLink, Sub
         subscriber = Subscriber()
         link.subscribe(subscriber)
         await until(lambda: link.connected)
-        subscriber.told.clear()
+        subscriber.reported.clear()
         yield proxy, link, subscriber
 
 
@@ -68,11 +68,11 @@ async def test_a_service_beyond_a_partition_is_lost_and_used_again_when_it_is_he
         link.open(1, opening(), subscriber)
         await until(lambda: peer.sent("open"))
         await proxy.become(WAYS[way])
-        await until(lambda: subscriber.told == ["lost"])
+        await until(lambda: subscriber.reported == ["lost"])
         await asyncio.sleep(10 * heartbeat.SECONDS)
         assert not link.connected
         await proxy.become(State())
-        await until(lambda: subscriber.told == ["lost", "connected"])
+        await until(lambda: subscriber.reported == ["lost", "connected"])
         link.open(2, opening(), subscriber)
         await until(lambda: len(peer.sent("open")) == 2)
         task.cancel()
@@ -85,7 +85,7 @@ async def test_a_service_that_takes_long_to_receive_a_large_opening_is_not_lost(
         await proxy.become(WAYS["to the service"])
         link.open(1, opening(100_000), subscriber)
         await asyncio.sleep(3 * heartbeat.MISSED * heartbeat.SECONDS)
-        assert link.connected and not subscriber.told
+        assert link.connected and not subscriber.reported
         await proxy.become(State())
         await until(lambda: peer.sent("open"))
         assert peer.calls == 1

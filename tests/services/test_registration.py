@@ -97,7 +97,7 @@ async def test_a_drafter_that_dies_or_hangs_is_removed_and_its_links_are_lost(
             await front.has(0, LOST_SECONDS)
             await reached(lambda: not link.connected, LOST_SECONDS)
             assert time.monotonic() - began < LOST_SECONDS
-            assert subscriber.told == ["connected", "lost"]
+            assert subscriber.reported == ["connected", "lost"]
         if number is signal.SIGSTOP:
             drafter.send_signal(signal.SIGCONT)
             assert await front.has(1) == [address], "it comes back by itself"

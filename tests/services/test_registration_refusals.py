@@ -146,7 +146,7 @@ async def test_a_drafter_that_answers_with_garbage_costs_its_own_calls(size: int
                 carrying.cancel()
                 again = stream(garbage(1), metadata=((CALL, names[0]),))
                 assert "names no call" in await refusal(again), "a call is carried once"
-                assert link.connected and subscriber.told == ["connected"]
+                assert link.connected and subscriber.reported == ["connected"]
 
 
 async def test_a_drafter_that_does_not_carry_a_call_makes_it_fail(
