@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -18,7 +17,6 @@ from tandem.drafter_service.tree.worth import Conditions
 from tandem.engine import port
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.host import Host, check_tokens, hosting
-from tandem.engine.peers import owned
 from tandem.engine.streams import Call, StreamServer
 from tandem.protos.errors import TandemError
 from tandem.protos.service.drain import Drain
@@ -85,13 +83,12 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
 
     def _open(self, conditions: Conditions, message: drafter_pb2.Drafting, caller: Caller) -> None:
         opening = codec.decode_drafting(message)
-        opening = replace(opening, context=owned(caller.peer, opening.context))
         check_tokens("context.tokens", opening.context.tokens, self._vocab_size)
         self.streams.open(
             caller,
             message.stream,
             opening,
-            lambda stream: self._drafter.draft(opening, stream, conditions),
+            lambda opening, stream: self._drafter.draft(opening, stream, conditions),
         )
 
     def _receive_fact(self, fact: common_pb2.Fact, caller: Caller) -> None:
@@ -102,7 +99,9 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
             stream.inbox.append((fact.start, tokens))
 
     def _respond(self, caller: Caller) -> drafter_pb2.GuessResponse:
-        response = drafter_pb2.GuessResponse(sent=caller.sent)
+        response = drafter_pb2.GuessResponse(
+            sent=caller.sent, passes=codec.encode_passes(self.streams.passes)
+        )
         if not caller.described:
             caller.described = True
             response.model.CopyFrom(codec.encode_model(self.describe()))

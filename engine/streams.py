@@ -10,14 +10,14 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any, Generic, TypeVar
 
 import structlog
 
-from tandem.engine.peers import own
+from tandem.engine.peers import own, owned
 from tandem.engine.schedule.job_stream import JobStream
 from tandem.engine.schedule.scheduler import ModelThread
 from tandem.engine.schedule.task import Job
@@ -25,7 +25,7 @@ from tandem.protos.errors import Internal, SessionMiss, StaleTurn, TandemError
 from tandem.protos.service import tracing
 from tandem.protos.service.drain import Drain
 from tandem.protos.service.tracing import Span
-from tandem.protos.streams import Decoding, Drafting
+from tandem.protos.streams import Decoding, Drafting, PassTimes
 from tandem.protos.transport import heartbeat, status
 from tandem.v1 import common_pb2
 
@@ -33,6 +33,7 @@ SILENCE_SECONDS = 5.0  # a caller that sends nothing for so long is lost
 
 In = TypeVar("In")
 Out = TypeVar("Out")
+Opening = TypeVar("Opening", Decoding, Drafting)
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 log = structlog.get_logger()
@@ -81,6 +82,11 @@ class StreamServer(Generic[In, Out]):
         self._live: dict[bytes, CallStream[In, Out]] = {}  # by session
         thread.after_step = self._after_step
 
+    @property
+    def passes(self) -> PassTimes:
+        """How long forward passes take."""
+        return self._thread.progress.passes(perf_counter())
+
     async def serve(
         self,
         requests: AsyncIterator[Request],
@@ -118,11 +124,12 @@ class StreamServer(Generic[In, Out]):
         self,
         call: Call[In, Out],
         stream_id: int,
-        opening: Decoding | Drafting,
-        start: Callable[[JobStream[In, Out]], Job],
+        opening: Opening,
+        start: Callable[[Opening, JobStream[In, Out]], Job],
     ) -> JobStream[In, Out] | None:
-        """Start a job for an opening; it ends the older one of its session."""
-        context, request_id = opening.context, opening.request_id
+        """Start a job for an opening of the caller's; it ends the older one of its session."""
+        context, request_id = owned(call.peer, opening.context), opening.request_id
+        opening = replace(opening, context=context)
         name, part = self._spans
         span = tracing.begin(name, opening.traceparent, request_id=request_id)
         stream: CallStream[In, Out] = CallStream(
@@ -134,7 +141,7 @@ class StreamServer(Generic[In, Out]):
                 raise StaleTurn(f"turn {context.turn} of a session that is at turn {older.turn}")
             if not older:
                 self._drain.check()
-            stream.task = self._thread.submit(context.session_id, lambda: start(stream))
+            stream.task = self._thread.submit(context.session_id, lambda: start(opening, stream))
             self._drain.begin_one()
         except TandemError as error:
             span.end(error)

@@ -52,6 +52,16 @@ class Drafting:
 
 
 @dataclass(frozen=True, slots=True)
+class PassTimes:
+    """Seconds that forward passes of a model take: the one that runs or, if it took longer, the one
+    before, 0 = there is no work; and one over a single token at that pace, 0 = not known.
+    """
+
+    newest: float = 0.0
+    light: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Fact:
     """From token `start` on, the text is `tokens`: the accepted ones, then the next token.
 

@@ -58,6 +58,17 @@ def workloads(name: str) -> dict[str, dict[str, Any]]:
     }
 
 
+def assert_reaches_its_services(name: str, config: OrchestratorConfig) -> None:
+    """Where an orchestrator of an overlay looks for model services, there are Services."""
+    ports = {
+        each["metadata"]["name"]: each["spec"]["ports"][0]["port"]
+        for each in objects(name, "Service")
+    }
+    for source in (*config.verifiers, *config.drafters):
+        host, _, port = source.removeprefix("dns:///").partition(":")
+        assert ports[host] == int(port)
+
+
 @cache
 def compose() -> Any:
     """The services and volumes of the compose file; variables are left as they are."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 from grpc import aio
@@ -14,12 +13,11 @@ from prometheus_client import CollectorRegistry
 from tandem.engine import port
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.host import Host, check_tokens, hosting
-from tandem.engine.peers import owned
 from tandem.engine.schedule.task import Job
 from tandem.engine.streams import Call, StreamServer
 from tandem.protos.errors import InvalidRequest, TandemError, Unusable
 from tandem.protos.service.drain import Drain
-from tandem.protos.streams import Fact, Guess
+from tandem.protos.streams import Decoding, Fact, Guess
 from tandem.protos.transport.guard import common_name
 from tandem.protos.wire import codec
 from tandem.protos.wire.drafting import decode_guess
@@ -75,7 +73,6 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
 
     def _open(self, message: verifier_pb2.Decoding, caller: Caller) -> None:
         opening = codec.decode_decoding(message)
-        opening = replace(opening, context=owned(caller.peer, opening.context))
         vocab_size = self._host.runner.model.vocab_size
         check_tokens("context.tokens", opening.context.tokens, vocab_size)
         if opening.until <= opening.context.length:
@@ -83,7 +80,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             raise InvalidRequest.of("until", limit)
         trust = self._lookup_trust if opening.lookup.levels else self._trust
 
-        def start(stream: Any) -> Job:
+        def start(opening: Decoding, stream: Any) -> Job:
             return DecodeJob(self._host.sessions, opening, stream, trust, time.perf_counter).run()
 
         if stream := self.streams.open(caller, message.stream, opening, start):
@@ -111,7 +108,10 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
     def _respond(self, caller: Caller) -> verifier_pb2.DecodeResponse:
         thread = self._host.thread
         response = verifier_pb2.DecodeResponse(
-            sent=caller.sent, price=thread.price, token_seconds=thread.rates.token
+            sent=caller.sent,
+            price=thread.price,
+            token_seconds=thread.rates.token,
+            passes=codec.encode_passes(self.streams.passes),
         )
         if not caller.described:
             caller.described = True

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tandem.protos.streams import PassTimes
+
 STALL_SECONDS = 1.5  # health is NOT_SERVING within 2 s
 STALL_FACTOR = 8.0  # times as long as was predicted
 UNKNOWN_SECONDS = 4.0  # predicted for the first pass, of which nothing is known
@@ -23,12 +25,35 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """When the thread last went on, and how many seconds the pass that it began was predicted to
-    take; 0: it began none.
+    """When the thread last went on; how many seconds the pass that it began was predicted to take,
+    0: it began none; the same of a pass over a single token, 0: not known; and what is known of the
+    pass before, if there has been work since.
     """
 
     since: float
     predicted: float = 0.0
+    light: float = 0.0
+    before: PassTimes | None = None
+
+    def rested(self, now: float) -> Progress:
+        """The thread has no work."""
+        return Progress(now, light=self.light)
+
+    def resumed(self, now: float) -> Progress:
+        """The thread goes on with its work, and has not begun the next pass."""
+        before = self._running(now) if self.predicted else self.before
+        return Progress(now, light=self.light, before=before)
+
+    def passes(self, now: float) -> PassTimes:
+        """How long they take."""
+        before = self.before or PassTimes(0.0, self.light)
+        return max(before, self._running(now), key=lambda times: times.newest)
+
+    def _running(self, now: float) -> PassTimes:
+        if not self.predicted:
+            return PassTimes()
+        seconds = now - self.since
+        return PassTimes(seconds, self.light * max(1.0, seconds / self.predicted))
 
     def problem(self, now: float) -> str | None:
         """Why the thread is taken for stalled, if it is."""

@@ -52,7 +52,7 @@ class ModelThread:
         self.price = 0.0  # chance that a row more would have had to have in the newest step
         self._cost, self._pace = CostModel(), Pace()
         self._decoded = StepLoad()  # of the newest step in which no long prompt was read
-        self._progress = Progress(time.perf_counter())
+        self.progress = Progress(time.perf_counter())
         self._steps = 0
         self._ended = 0.0  # when the newest step did; 0 if the thread has waited since
         self._waiting: deque[Task] = deque()
@@ -76,7 +76,7 @@ class ModelThread:
 
     def problem(self, now: float) -> str | None:
         """Why the thread does not serve, if it does not; `now` by `time.perf_counter`."""
-        return self._progress.problem(now) if self._thread.is_alive() else "the model thread ended"
+        return self.progress.problem(now) if self._thread.is_alive() else "the model thread ended"
 
     def submit(self, owner: bytes, start: Callable[[], Job | None], closing: bool = False) -> Task:
         """Queue a job of a session; `start` is called on the model thread. One for `closing` the
@@ -153,10 +153,10 @@ class ModelThread:
         """Wait until there may be work, and start what may start."""
         with self._wake:
             while not (self._waiting or self._news or self._stopping):
-                self._ended, self._progress = 0.0, Progress(time.perf_counter())
+                self._ended, self.progress = 0.0, self.progress.rested(time.perf_counter())
                 self._wake.wait(timeout=0.5)
                 self._idle(())
-            self._news, self._progress = False, Progress(time.perf_counter())
+            self._news, self.progress = False, self.progress.resumed(time.perf_counter())
             ending = [task for task in self._running if task.cancelled]
             self._running = [task for task in self._running if not task.cancelled]
             wanted = [task.owner for task in self._waiting]
@@ -220,7 +220,9 @@ class ModelThread:
         pieces = [share.piece for share in batch.shares]
         host = time.perf_counter() - self._ended if self._ended else None
         began, load = time.perf_counter(), sum(map(load_of, pieces), StepLoad())
-        self._progress = Progress(began, self._cost.predict(load) or UNKNOWN_SECONDS)
+        predicted, light = self._cost.predict(load), self._cost.predict(LIGHT)
+        before = self.progress.before
+        self.progress = Progress(began, predicted or UNKNOWN_SECONDS, light, before)
         logits = self._forward(pieces)
         self._ended = time.perf_counter()
         self._account(batch, load, self._ended - began, host)

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from tandem.protos.errors import TandemError, TransportLost
+from tandem.protos.streams import PassTimes
+
+MAX_DOUBLINGS = 16  # of a pause: a number for which there is a float
 
 Sent = TypeVar("Sent")
 SentContra = TypeVar("SentContra", contravariant=True)
@@ -74,6 +77,14 @@ class ServiceLink(Protocol[SentContra, ReceivedCo]):
         """
 
 
+class ReplicaLink(ServiceLink[SentContra, ReceivedCo], Protocol[SentContra, ReceivedCo]):
+    """The connection to one process of a service."""
+
+    @property
+    def passes(self) -> PassTimes:
+        """How long its forward passes take."""
+
+
 class TimerHandle(Protocol):
     """A call that is scheduled."""
 
@@ -130,7 +141,8 @@ class SessionStream(Generic[Sent, Received]):
         seconds; or at once when the service is connected.
         """
         self.stop()
-        pause = max(retry_after, min(most, least * 2.0 ** (self.failures - 1)))
+        doublings = min(self.failures - 1, MAX_DOUBLINGS)
+        pause = max(retry_after, min(most, least * 2.0**doublings))
         self.waited += pause
         self._retry = self.timer.call_later(pause, self.open)
 

@@ -1,5 +1,5 @@
-"""All replicas of a service as one link: each session is at one of them, and moves only when it
-must.
+"""All replicas of a service as one link: each session is at one of them, and moves only when that
+one is lost, refuses it, or is much slower than others.
 
 Has the methods of a link, so that who opens streams knows of one service.
 """
@@ -8,62 +8,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import structlog
 
 from tandem.orchestrator.fleet.routing import choose, of_group
-from tandem.orchestrator.rounds.stream import ServiceLink, Subscriber
+from tandem.orchestrator.fleet.slowness import AVOID_SECONDS, Slowness
+from tandem.orchestrator.rounds.stream import ReplicaLink, Subscriber
+from tandem.orchestrator.workers.placement import Placement, SessionPlaces
 from tandem.protos.errors import TandemError
 from tandem.protos.streams import Decoding, Drafting
 
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
-
-
-@dataclass(slots=True, eq=False)
-class Placement(Generic[Received]):
-    """Where a stream is open; reports failures there on their way to the subscriber."""
-
-    session: SessionPlaces
-    replica: str
-    link: ServiceLink[Any, Received]
-    subscriber: Subscriber[Received]
-
-    def connected(self) -> None:
-        """The balanced link reports it."""
-
-    def lost(self) -> None:
-        """The balanced link reports it."""
-
-    def receive(self, item: Received) -> None:
-        """Called by a link."""
-        self.session.refused.clear()
-        self.subscriber.receive(item)
-
-    def failed(self, error: TandemError) -> None:
-        """Called by a link."""
-        self.session.refused.add(self.replica)
-        self.subscriber.failed(error)
-
-
-@dataclass(slots=True)
-class SessionPlaces:
-    """Replicas that may hold it, the newest last; and those that failed since something came."""
-
-    held: dict[str, None] = field(default_factory=dict)
-    refused: set[str] = field(default_factory=set)
-
-    def untried(self, connected: Collection[str]) -> Collection[str]:
-        """Those that have not failed since something came; all, once all have."""
-        left = [name for name in connected if name not in self.refused]
-        if not left:
-            self.refused.clear()
-        return left or connected
-
-    def nearest(self, candidates: Collection[str]) -> Collection[str]:
-        """Of those, where it is or was to be tried first."""
-        last = next(reversed(self.held), "")
-        return [last] if last in candidates else candidates
+log = structlog.get_logger()
 
 
 @dataclass(slots=True, eq=False)
@@ -93,14 +52,15 @@ class BalancedLink(Generic[Sent, Received]):
     no new streams, and those that it has may end.
     """
 
-    def __init__(self, links: Mapping[str, ServiceLink[Sent, Received]] | None = None) -> None:
-        self._links: dict[str, ServiceLink[Sent, Received]] = {}
+    def __init__(self, links: Mapping[str, ReplicaLink[Sent, Received]] | None = None) -> None:
+        self._links: dict[str, ReplicaLink[Sent, Received]] = {}
         self._watches: dict[str, Watch[Sent, Received]] = {}
         self._subscribers: dict[Subscriber[Received], None] = {}
         self._streams: dict[int, Placement[Received]] = {}
         self._sessions: dict[bytes, SessionPlaces] = {}
         self._count: Counter[str] = Counter()  # streams of each
         self._leaving: set[str] = set()
+        self._slowness = Slowness()
         self.drained: Callable[[], None] = lambda: None  # called when one that leaves has none
         for name, link in (links or {}).items():
             self.add(name, link)
@@ -138,7 +98,7 @@ class BalancedLink(Generic[Sent, Received]):
         count = max(1, len(loads))
         return sum(price for price, _ in loads) / count, sum(each for _, each in loads) / count
 
-    def add(self, name: str, link: ServiceLink[Sent, Received]) -> None:
+    def add(self, name: str, link: ReplicaLink[Sent, Received]) -> None:
         """There is one more replica."""
         self._links[name] = link
         watch = self._watches[name] = Watch(self, name)
@@ -172,11 +132,13 @@ class BalancedLink(Generic[Sent, Received]):
         """Open a stream: where the session is, or where routing sends it."""
         assert isinstance(opening, Decoding | Drafting)
         context = opening.context
-        session = self._sessions.setdefault(context.session_id, SessionPlaces())
+        session = self._sessions.setdefault(context.session_id, SessionPlaces(context.session_id))
         usable = session.untried(self._open_to_new())
         groups = {name: self._links[name].group(stream) for name in usable}
         group = opening.group if isinstance(opening, Decoding) else ""
-        candidates = session.nearest(of_group(group, groups))
+        same = of_group(group, groups)
+        avoided = self._slowness.avoided
+        candidates = session.nearest([n for n in same if n not in avoided] or same)
         if not candidates:
             return
         counts = {name: self._count[name] for name in candidates}
@@ -184,7 +146,9 @@ class BalancedLink(Generic[Sent, Received]):
         session.held.pop(replica, None)
         session.held[replica] = None
         link = self._links[replica]
-        placement = self._streams[stream] = Placement(session, replica, link, subscriber)
+        placement = self._streams[stream] = Placement(
+            session, context.turn, replica, link, subscriber
+        )
         self._count[replica] += 1
         link.open(stream, opening, placement)
 
@@ -201,11 +165,29 @@ class BalancedLink(Generic[Sent, Received]):
         if placement := self._streams.get(stream):
             placement.link.send(stream, item)
 
+    def leave_slow(self, now: float) -> None:
+        """Move the streams of replicas that are much slower than others with the same model; to be
+        called again and again.
+        """
+        known, avoided = self._slowness, self._slowness.avoided
+        links = {name: link for name, link in self._links.items() if link.connected}
+        groups = {name: link.group(0) for name, link in links.items()}
+        known.observe({name: link.passes for name, link in links.items()}, groups, now)
+        for name in known.avoided - avoided:
+            log.warning("a replica is slow", address=name, seconds=links[name].passes.newest)
+        fast = set(self._open_to_new()) - known.avoided
+        for stream, placed in list(self._streams.items()) if known.left else ():
+            same = {name for name in fast if groups[name] == groups.get(placed.replica)}
+            rested = now - placed.session.left_at >= AVOID_SECONDS[0]
+            if placed.replica in known.left and same - placed.session.refused and rested:
+                self.drop(stream)
+                placed.leave(now)
+
     def close(self, session_id: bytes, turn: int) -> None:
         """Have every replica that may hold a session forget it, unless it was opened with a newer
         turn.
         """
-        for replica in self._sessions.pop(session_id, SessionPlaces()).held:
+        for replica in self._sessions.pop(session_id, SessionPlaces(session_id)).held:
             if link := self._links.get(replica):
                 link.close(session_id, turn)
 

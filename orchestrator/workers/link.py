@@ -25,9 +25,9 @@ from tandem.orchestrator.workers.echoes import Echoes
 from tandem.orchestrator.workers.fitting import Fits
 from tandem.protos.errors import Internal
 from tandem.protos.service.tasks import background, first_done
-from tandem.protos.streams import EncodedGuess
+from tandem.protos.streams import EncodedGuess, PassTimes
 from tandem.protos.transport import heartbeat, status
-from tandem.protos.wire.codec import decode_model
+from tandem.protos.wire.codec import decode_model, decode_passes
 from tandem.protos.wire.requests import encode_closing, encode_item
 
 BACK_OFF_SECONDS = (0.05, 1.0)
@@ -60,7 +60,7 @@ class Link(Generic[Sent, Received]):
         `complete` sets what else a request has; `fits` is why a model must not be used.
         """
         self.connected, self.problem = False, ""
-        self.load = (0.0, 0.0)  # the service's price and seconds per token, if it sends them
+        self.load, self.passes = (0.0, 0.0), PassTimes()  # as the service reports them
         self._name, self._call, self._request, self._incoming = name, call, request, incoming
         self._decode, self._complete, self._fits = decode, complete, fits
         self._subscribers: dict[Subscriber[Received], None] = {}
@@ -206,6 +206,7 @@ class Link(Generic[Sent, Received]):
         if self._echoes.received(response.sent, monotonic(), bool(items)) and self._closing:
             self._closing = {key: at for key, at in self._closing.items() if at > response.sent}
         self.load = getattr(response, "price", 0.0), getattr(response, "token_seconds", 0.0)
+        self.passes = decode_passes(response.passes)
         for item in items:
             if subscriber := self._streams.get(item.stream):
                 self._report(subscriber, partial(self._deliver, subscriber, item))

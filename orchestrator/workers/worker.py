@@ -149,10 +149,16 @@ async def serving(host: str, access: Access, target: ModelDescription) -> AsyncI
                 await first_done(membership.other_than(known), drained.wait())
                 drained.clear()
 
+    async def leave_slow_replicas() -> None:
+        while True:
+            await asyncio.sleep(heartbeat.SECONDS)
+            for service in (verifiers, drafters):
+                service.leave_slow(monotonic())
+
     service = RoundWorkerService(verifiers, drafters, membership)
     protected, security = KeyInterceptor(access.key), rpc.Security(access.tls)
     async with (
-        background(follow()),
+        background(follow(), leave_slow_replicas()),
         rpc.serving(host, 0, service, protected, security=security) as address,
     ):
         yield address

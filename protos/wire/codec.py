@@ -166,6 +166,16 @@ def decode_logprobs(message: common_pb2.Logprobs) -> types.TokenLogprobs:
     )
 
 
+def encode_passes(passes: streams.PassTimes) -> common_pb2.PassTimes:
+    """Times to message."""
+    return common_pb2.PassTimes(newest=passes.newest, light=passes.light)
+
+
+def decode_passes(message: common_pb2.PassTimes) -> streams.PassTimes:
+    """Message to times."""
+    return streams.PassTimes(message.newest, message.light)
+
+
 def encode_model(model: types.ModelDescription) -> common_pb2.ModelDescription:
     """Description to message."""
     return common_pb2.ModelDescription(

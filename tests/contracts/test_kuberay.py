@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tandem.orchestrator.config import OrchestratorConfig
-from tests.manifests import objects, program, settings_of
+from tests.manifests import assert_reaches_its_services, objects, program, settings_of
 
 NAME = "kuberay"
 
@@ -64,13 +64,7 @@ def test_cells_accept_their_settings(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "http": config.http_port,
         "metrics": config.metrics_port,
     }
-    services = {
-        each["metadata"]["name"]: each["spec"]["ports"][0]["port"]
-        for each in objects(NAME, "Service")
-    }
-    for source in (*config.verifiers, *config.drafters):
-        host, _, port = source.removeprefix("dns:///").partition(":")
-        assert services[host] == int(port)
+    assert_reaches_its_services(NAME, config)
 
 
 @pytest.mark.filterwarnings("ignore:The `metrics_interval_s` field:DeprecationWarning")

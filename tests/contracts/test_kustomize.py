@@ -18,7 +18,16 @@ from tandem.orchestrator.cli import certificates
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.metrics import FrontMetrics
 from tests.documents import ROOT, blocks
-from tests.manifests import DEPLOY, OVERLAYS, objects, overlay, program, settings_of, workloads
+from tests.manifests import (
+    DEPLOY,
+    OVERLAYS,
+    assert_reaches_its_services,
+    objects,
+    overlay,
+    program,
+    settings_of,
+    workloads,
+)
 
 LOCKED = {
     "allowPrivilegeEscalation": False,
@@ -71,13 +80,7 @@ def test_services_accept_their_settings_and_have_the_ports_that_they_name(
         assert pod["terminationGracePeriodSeconds"] > config.drain_seconds
         assert config.tls and not config.insecure
         if isinstance(config, OrchestratorConfig):
-            ports = {
-                each["metadata"]["name"]: each["spec"]["ports"][0]["port"]
-                for each in objects(name, "Service")
-            }
-            for source in (*config.verifiers, *config.drafters):
-                host, _, port = source.removeprefix("dns:///").partition(":")
-                assert ports[host] == int(port)
+            assert_reaches_its_services(name, config)
 
 
 @pytest.mark.parametrize("name", OVERLAYS)

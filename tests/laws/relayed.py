@@ -2,7 +2,8 @@
 
 Links break and half-open ones linger, services restart, evict and ask to wait, openings arrive late
 and twice, drafters lie, guesses are lost and repeated, workers die and live on for a while,
-replicas are removed and come back, and one may serve another model. Verifiers are of two groups.
+replicas are removed and come back or are slow for a while, and one may serve another model.
+Verifiers are of two groups.
 
     python -m tests.laws.relayed [schedules]     how many go wrong, by which fence is left out
 """
@@ -23,7 +24,7 @@ from tandem.orchestrator.workers.pool import TURNS
 from tandem.protos.rounds import RunRequest
 from tandem.protos.types import DraftShape, Rule, SamplingParams
 from tests.laws.peers import CLOSED, FENCES, Drafter, Verifier, follows
-from tests.laws.wires import Clock, Link
+from tests.laws.wires import SLOW, Clock, Link
 
 PROMPT, LENGTH, SESSION = (1, 2, 3), 40, b"s" * 16
 MOST_REPLICAS = 3  # of a service
@@ -82,7 +83,9 @@ class Worker:
         self.read()
 
     def read(self) -> None:
-        """The front end, if it is still there, takes what there is."""
+        """The front end, if it is still there, takes what there is; slow replicas are left."""
+        for balanced in self.balanced:
+            balanced.leave_slow(self.world.clock.now())
         while self.relay.steps:
             step = self.relay.take()
             if self is self.world.worker or "delivery" not in self.world.fences:
@@ -135,7 +138,7 @@ class World:
         """Something breaks."""
         assert self.worker
         self.faults += 1
-        kind = self.rng.randrange(8)
+        kind = self.rng.randrange(10)
         if kind < 2:
             self.rng.choice((self.verifiers, self.drafters)[kind]).restart()
         elif kind < 4:
@@ -144,6 +147,10 @@ class World:
             self.rng.choice(self.worker.links[kind - 4]).lose()
         elif kind == 6:
             self.remove_replica(self.worker, self.rng.randrange(2))
+        elif kind < 9:
+            slow = self.rng.choice((self.verifiers, self.drafters)[kind - 7])
+            slow.passes = SLOW
+            self.clock.call_later(4 * self.rng.random(), slow.recover)
         else:  # the worker is lost, and may live on for a while
             self.clock.call_later(4 * self.rng.random(), self.worker.die)
             self.turn += TURNS

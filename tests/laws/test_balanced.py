@@ -8,7 +8,7 @@ import pytest
 
 from tandem.orchestrator.workers.balanced import BalancedLink
 from tandem.protos.errors import Busy, TandemError
-from tandem.protos.streams import Decoding, Guess
+from tandem.protos.streams import Decoding, Guess, PassTimes
 from tandem.protos.types import Context, SamplingParams
 
 
@@ -17,7 +17,7 @@ class FakeLink:
 
     def __init__(self, round_trip: float = 0.0, load: tuple[float, float] = (0.0, 0.0)) -> None:
         self.connected, self.round_trip, self.load = True, round_trip, load
-        self.problem, self.model = "", ""
+        self.problem, self.model, self.passes = "", "", PassTimes()
         self.subscribers: list[Any] = []
         self.streams: dict[int, Any] = {}
         self.sent: list[tuple[int, Any]] = []

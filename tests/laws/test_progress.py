@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -13,6 +14,7 @@ from tandem.engine.schedule.progress import (
     UNKNOWN_SECONDS,
     Progress,
 )
+from tandem.protos.streams import PassTimes
 from tests.laws.machine import Machine, queue, results, steps
 
 
@@ -56,3 +58,40 @@ async def test_a_dead_thread_is_a_problem() -> None:
         assert "stopping" in str(answer)
         thread._thread.join()
         assert thread.problem(time.perf_counter()) == "the model thread ended"
+
+
+def test_a_pass_counts_while_it_runs_and_after_it_until_there_is_no_work() -> None:
+    began = Progress(100.0, predicted=0.4, light=0.1, before=PassTimes(0.5, 0.2))
+    assert began.passes(100.1) == PassTimes(0.5, 0.2)
+    assert began.passes(104.0) == PassTimes(4.0, 1.0), "ten times as long as was predicted"
+    ended = began.resumed(104.0)
+    assert ended.passes(109.0) == ended.resumed(105.0).passes(109.0) == PassTimes(4.0, 1.0)
+    assert ended.rested(106.0).passes(109.0) == PassTimes(0.0, 0.1)
+    assert began.resumed(100.2).passes(109.0) == PassTimes(100.2 - 100.0, 0.1)
+
+
+async def test_the_thread_reports_how_long_its_passes_take() -> None:
+    machine = Machine()
+    async with machine.running() as thread:
+        assert thread.progress.passes(time.perf_counter() + 2.0).newest >= 2.0
+    with machine.thread() as thread:
+        assert thread.progress.passes(time.perf_counter() + 2.0) == PassTimes()
+
+
+async def test_what_follows_a_pass_is_a_part_of_its_step() -> None:
+    """Sampling may take long, and on a GPU is where the pass is awaited."""
+    machine, held, leave = Machine(), threading.Event(), threading.Event()
+    machine.open.set()
+
+    def after_forward(_: object) -> None:
+        held.set()
+        leave.wait(5)
+
+    with machine.thread() as thread:
+        thread.after_forward = after_forward
+        answer = queue(thread, b"one", lambda: steps(1))
+        assert await asyncio.to_thread(held.wait, 5)
+        assert thread.problem(time.perf_counter() + 2 * STALL_SECONDS) is None
+        assert thread.progress.passes(time.perf_counter() + 2.0).newest >= 2.0
+        leave.set()
+        await results(answer)

@@ -10,8 +10,10 @@ from itertools import count
 from typing import Any
 
 from tandem.protos.errors import TandemError
+from tandem.protos.streams import PassTimes
 
 PATIENT_SECONDS = 300.0
+FAST, SLOW = PassTimes(0.01, 0.01), PassTimes(2.0, 2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class Server:
         self.evil = evil  # how often a fault happens where one may
         self.up, self.model, self.group = True, 0, ""
         self.fences: frozenset[str] = frozenset()
+        self.passes = FAST
         self.links: list[Link] = []
 
     def receive(self, call: Call, item: OnStream | Closing) -> None:
@@ -80,6 +83,10 @@ class Server:
 
     def gone(self, call: Call) -> None:
         """A call has ended."""
+
+    def recover(self) -> None:
+        """It is as fast as ever."""
+        self.passes = FAST
 
 
 class Call:
@@ -128,6 +135,10 @@ class Link:
         self.failures: list[TandemError] = []  # of streams in use
         server.links.append(self)
         self._connect()
+
+    @property
+    def passes(self) -> PassTimes:
+        return self.server.passes
 
     def subscribe(self, subscriber: Any) -> None:
         self.subscribers[subscriber] = None

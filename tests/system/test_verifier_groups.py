@@ -5,6 +5,7 @@ and says so when it could not.
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
@@ -20,6 +21,13 @@ from tests.conftest import Pair
 TOKENS = 200
 
 
+async def client_of(scope: AsyncExitStack, target: Path, *verifiers: str) -> AsyncClient:
+    """A client of a front end that has these verifiers, and no drafter."""
+    config = OrchestratorConfig(verifier=",".join(verifiers), tokenizer=target, port=0, ray=False)
+    address = await scope.enter_async_context(server.serving(config, CollectorRegistry()))
+    return await scope.enter_async_context(AsyncClient(address))
+
+
 async def test_a_stream_that_goes_on_with_another_arithmetic_says_so(embedded: Pair) -> None:
     async with AsyncExitStack() as scope:
         verifiers: dict[str, tuple[AsyncExitStack, VerifierClient]] = {}
@@ -33,11 +41,7 @@ async def test_a_stream_that_goes_on_with_another_arithmetic_says_so(embedded: P
         described = [await client.describe(5) for _, client in verifiers.values()]
         assert len({each.fingerprint for each in described}) == 2
         assert len({each.weights_fingerprint for each in described} - {""}) == 1
-        front = OrchestratorConfig(
-            verifier=",".join(verifiers), tokenizer=embedded.target, port=0, ray=False
-        )
-        address = await scope.enter_async_context(server.serving(front, CollectorRegistry()))
-        client = await scope.enter_async_context(AsyncClient(address))
+        client = await client_of(scope, embedded.target, *verifiers)
         stream = client.stream("Once", max_new_tokens=TOKENS, ignore_eos=True)
         async with stream as chunks:
             await anext(aiter(chunks))

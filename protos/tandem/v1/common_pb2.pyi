@@ -129,6 +129,32 @@ class Context(_message.Message):
 Global___Context: _TypeAlias = Context  # noqa: Y015
 
 @_typing.final
+class PassTimes(_message.Message):
+    """How long forward passes of a model take, in seconds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NEWEST_FIELD_NUMBER: _builtins.int
+    LIGHT_FIELD_NUMBER: _builtins.int
+    newest: _builtins.float
+    """the one that runs or, if it took longer, the one before; 0 = there is no work"""
+    light: _builtins.float
+    """one over a single token, at the pace of the newest; 0 = not known"""
+    def __init__(
+        self,
+        *,
+        newest: _builtins.float = ...,
+        light: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["light", b"light", "newest", b"newest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PassTimes: _TypeAlias = PassTimes  # noqa: Y015
+
+@_typing.final
 class SamplingParams(_message.Message):
     """How the next token is drawn from the target's logits. Zero values mean greedy and off."""
 

@@ -144,6 +144,7 @@ class GuessResponse(_message.Message):
     FAILURES_FIELD_NUMBER: _builtins.int
     SENT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    PASSES_FIELD_NUMBER: _builtins.int
     sent: _builtins.float
     """of the newest request"""
     @_builtins.property
@@ -154,6 +155,8 @@ class GuessResponse(_message.Message):
     def model(self) -> _common_pb2.ModelDescription:
         """in the first response of a call"""
 
+    @_builtins.property
+    def passes(self) -> _common_pb2.PassTimes: ...
     def __init__(
         self,
         *,
@@ -161,10 +164,11 @@ class GuessResponse(_message.Message):
         failures: _abc.Iterable[_common_pb2.Failure] | None = ...,
         sent: _builtins.float = ...,
         model: _common_pb2.ModelDescription | None = ...,
+        passes: _common_pb2.PassTimes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "passes", b"passes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "guesses", b"guesses", "model", b"model", "sent", b"sent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "guesses", b"guesses", "model", b"model", "passes", b"passes", "sent", b"sent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

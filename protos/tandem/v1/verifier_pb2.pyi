@@ -148,6 +148,7 @@ class DecodeResponse(_message.Message):
     PRICE_FIELD_NUMBER: _builtins.int
     TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    PASSES_FIELD_NUMBER: _builtins.int
     sent: _builtins.float
     """of the newest request"""
     price: _builtins.float
@@ -162,6 +163,8 @@ class DecodeResponse(_message.Message):
     def model(self) -> _common_pb2.ModelDescription:
         """in the first response of a call"""
 
+    @_builtins.property
+    def passes(self) -> _common_pb2.PassTimes: ...
     def __init__(
         self,
         *,
@@ -171,10 +174,11 @@ class DecodeResponse(_message.Message):
         price: _builtins.float = ...,
         token_seconds: _builtins.float = ...,
         model: _common_pb2.ModelDescription | None = ...,
+        passes: _common_pb2.PassTimes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "passes", b"passes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "failures", b"failures", "model", b"model", "price", b"price", "sent", b"sent", "token_seconds", b"token_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "failures", b"failures", "model", b"model", "passes", b"passes", "price", b"price", "sent", b"sent", "token_seconds", b"token_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
