@@ -7,7 +7,7 @@ or the model is large; so replicas are compared by what a pass over a single tok
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
@@ -21,10 +21,11 @@ AVOID_SECONDS = (10.0, 320.0)  # without new sessions: at first, and at most
 
 @dataclass(slots=True)
 class Slowness:
-    """What is known of the replicas of one service. `avoided` are those that shall get no new
-    sessions, `left` those that sessions shall leave.
+    """What is known of the replicas of one service: those that are slow now, those that are, or
+    were not long ago, and shall get no new sessions, and those that sessions shall leave.
     """
 
+    slow: frozenset[str] = frozenset()
     avoided: frozenset[str] = frozenset()
     left: frozenset[str] = frozenset()
     _since: dict[str, float] = field(default_factory=dict)  # when those slow now became slow
@@ -34,15 +35,22 @@ class Slowness:
         self, passes: Mapping[str, PassTimes], groups: Mapping[str, str], now: float
     ) -> None:
         """What the replicas that can be reached report, and which compute the same."""
-        slow = {name for name in passes if _is_slow(name, passes, groups)}
-        self._since = {name: self._since.get(name, now) for name in slow}
+        self.slow = frozenset(name for name in passes if _is_slow(name, passes, groups))
+        self._since = {name: self._since.get(name, now) for name in self.slow}
         self._avoidance = {
             name: avoidance for name, avoidance in self._avoidance.items() if name in passes
         }
-        for name in slow:
+        for name in self.slow:
             self._avoid(name, now)
         self.avoided = frozenset(n for n, (until, _) in self._avoidance.items() if until > now)
         self.left = frozenset(n for n, at in self._since.items() if now - at >= CONFIRM_SECONDS)
+
+    def best(self, names: Collection[str]) -> Collection[str]:
+        """Of those, the ones that are not avoided; if all are, the ones that are not slow now; if
+        all are, all.
+        """
+        fast = [name for name in names if name not in self.slow]
+        return [name for name in fast if name not in self.avoided] or fast or names
 
     def _avoid(self, name: str, now: float) -> None:
         """For twice as long if it was tried again and is as slow as before."""

@@ -136,9 +136,7 @@ class BalancedLink(Generic[Sent, Received]):
         usable = session.untried(self._open_to_new())
         groups = {name: self._links[name].group(stream) for name in usable}
         group = opening.group if isinstance(opening, Decoding) else ""
-        same = of_group(group, groups)
-        avoided = self._slowness.avoided
-        candidates = session.nearest([n for n in same if n not in avoided] or same)
+        candidates = session.nearest(self._slowness.best(of_group(group, groups)))
         if not candidates:
             return
         counts = {name: self._count[name] for name in candidates}
@@ -175,7 +173,7 @@ class BalancedLink(Generic[Sent, Received]):
         known.observe({name: link.passes for name, link in links.items()}, groups, now)
         for name in known.avoided - avoided:
             log.warning("a replica is slow", address=name, seconds=links[name].passes.newest)
-        fast = set(self._open_to_new()) - known.avoided
+        fast = set(self._open_to_new()) - known.slow
         for stream, placed in list(self._streams.items()) if known.left else ():
             same = {name for name in fast if groups[name] == groups.get(placed.replica)}
             rested = now - placed.session.left_at >= AVOID_SECONDS[0]

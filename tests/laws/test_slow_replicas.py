@@ -158,3 +158,14 @@ def test_a_bug_in_one_session_does_not_affect_the_others(three: Three) -> None:
     readers = slow_down(three, "a")
     assert readers[first].events == [TransportLost, Internal]
     assert all(readers[stream].events == [TransportLost] for stream in others)
+
+
+def test_one_that_was_slow_is_better_than_one_that_is(three: Three) -> None:
+    three.links["c"].become(False)
+    slow_down(three, "a")
+    three.links["a"].passes = FAST
+    readers = slow_down(three, "b", 2.0)
+    assert not three.links["b"].streams
+    for stream, reader in readers.items():
+        three.balanced.open(100 + stream, opening(stream), reader)
+        assert three.place(100 + stream) == "a"
