@@ -44,6 +44,10 @@ class Progress:
         before = self._running(now) if self.predicted else self.before
         return Progress(now, light=self.light, before=before)
 
+    def began(self, now: float, predicted: float, light: float) -> Progress:
+        """The thread begins a pass; 0 seconds predicted: nothing is known yet."""
+        return Progress(now, predicted or UNKNOWN_SECONDS, light, self.before)
+
     def passes(self, now: float) -> PassTimes:
         """How long they take."""
         before = self.before or PassTimes(0.0, self.light)

@@ -21,7 +21,7 @@ import torch
 from tandem.engine.forward.segment import Segment
 from tandem.engine.schedule.batch import Batch, Pace, StepLimits, compose, is_decoding, load_of
 from tandem.engine.schedule.cost import CostModel, Rates, StepLoad
-from tandem.engine.schedule.progress import UNKNOWN_SECONDS, Progress, StepReport
+from tandem.engine.schedule.progress import Progress, StepReport
 from tandem.engine.schedule.task import Job, Task, startable
 from tandem.protos.errors import Busy, Internal, Unavailable
 
@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 class ModelThread:
     """Owns the model and its sessions: nothing else may touch them while it runs. Between steps it
-    calls `idle`, with those for whose sessions calls wait, and `after_step`.
+    calls `idle`, with those for whose sessions calls wait, and `after_step`. `cost`: what is known.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class ModelThread:
         observe: Callable[[StepReport], None],
         idle: Callable[[Sequence[bytes]], None],
         queue_limit: int = 1024,
+        cost: CostModel | None = None,
     ) -> None:
         self._forward, self._limits, self._observe, self._idle = forward, limits, observe, idle
         self._queue_limit = queue_limit
@@ -50,9 +51,9 @@ class ModelThread:
         self.after_forward: Callable[[Sequence[tuple[Any, torch.Tensor]]], None] = lambda _: None
         self.rates = Rates()
         self.price = 0.0  # chance that a row more would have had to have in the newest step
-        self._cost, self._pace = CostModel(), Pace()
+        self._cost, self._pace = cost or CostModel(), Pace()
         self._decoded = StepLoad()  # of the newest step in which no long prompt was read
-        self.progress = Progress(time.perf_counter())
+        self.progress = Progress(time.perf_counter(), light=self._cost.predict(LIGHT))
         self._steps = 0
         self._ended = 0.0  # when the newest step did; 0 if the thread has waited since
         self._waiting: deque[Task] = deque()
@@ -221,8 +222,7 @@ class ModelThread:
         host = time.perf_counter() - self._ended if self._ended else None
         began, load = time.perf_counter(), sum(map(load_of, pieces), StepLoad())
         predicted, light = self._cost.predict(load), self._cost.predict(LIGHT)
-        before = self.progress.before
-        self.progress = Progress(began, predicted or UNKNOWN_SECONDS, light, before)
+        self.progress = self.progress.began(began, predicted, light)
         logits = self._forward(pieces)
         self._ended = time.perf_counter()
         self._account(batch, load, self._ended - began, host)

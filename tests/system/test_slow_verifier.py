@@ -19,7 +19,7 @@ from tests.system.test_verifier_groups import client_of
 OPTIONS = {"max_new_tokens": 200, "ignore_eos": True, "seed": 7}
 
 
-async def test_a_stream_leaves_a_verifier_that_has_become_slow(
+async def test_a_stream_leaves_a_slow_verifier_for_one_that_was_never_used(
     embedded: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward, slow = HFRunner.__call__, set[HFRunner]()
@@ -39,8 +39,6 @@ async def test_a_stream_leaves_a_verifier_that_has_become_slow(
             for _ in range(2)
         ]
         client = await client_of(scope, embedded.target, *verifiers)
-        calm = await client.generate("Once", **OPTIONS)
-        passes.clear()
         stream = client.stream("Once", **OPTIONS)
         async with stream as chunks:
             await anext(aiter(chunks))
@@ -48,9 +46,9 @@ async def test_a_stream_leaves_a_verifier_that_has_become_slow(
             passes.clear()
             async for _ in chunks:
                 pass
-        assert stream.response and stream.response.token_ids == calm.token_ids
-        assert stream.response.speculation.verifier_switches == 1
+        assert stream.response and stream.response.speculation.verifier_switches == 1
         assert sum(each in slow for each in passes) <= 2, "the pass that runs, and one more"
         later = await client.generate("Once", **OPTIONS)
-        assert (later.token_ids, later.speculation.verifier_switches) == (calm.token_ids, 0)
         assert passes[-1] not in slow
+        assert later.speculation.verifier_switches == 0
+        assert later.token_ids == stream.response.token_ids
