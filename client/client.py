@@ -22,6 +22,7 @@ from tandem.protos.address import check_encrypted
 from tandem.protos.cancelled import is_cancelled
 from tandem.protos.errors import DeadlineExceeded, TandemError, TransportLost, Unavailable, Unusable
 from tandem.protos.service import tracing
+from tandem.protos.service.tasks import first_done
 from tandem.protos.tls import Tls
 from tandem.protos.transport import heartbeat, rpc, status
 from tandem.protos.transport.guard import AUTHORIZATION
@@ -30,6 +31,7 @@ from tandem.v1 import orchestrator_pb2_grpc
 
 ADDRESS = "127.0.0.1:50051"
 STATUS_SECONDS = 5.0
+EARLIEST = 0.25  # this much of a pause is waited for a front end that is connected again, too
 UPLOAD_BYTES_PER_SECOND = 32 << 10  # of the slowest connection
 
 
@@ -59,9 +61,9 @@ class AsyncClient:
                 check_encrypted("token", addresses)
             except ValueError as error:
                 raise Unusable(str(error)) from None
-        self._channels = [rpc.connect(address, tls) for address in addresses]
+        self.channels = [rpc.connect(address, tls) for address in addresses]
         self.metadata = ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
-        self.stubs = [orchestrator_pb2_grpc.OrchestratorServiceStub(c) for c in self._channels]
+        self.stubs = [orchestrator_pb2_grpc.OrchestratorServiceStub(c) for c in self.channels]
         self.retry_seconds = retry_seconds
         self.closed = asyncio.Event()
 
@@ -111,7 +113,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Close all connections; streams that run end with Unavailable."""
         self.closed.set()
-        await asyncio.gather(*(channel.close() for channel in self._channels))
+        await asyncio.gather(*(channel.close() for channel in self.channels))
 
     async def __aenter__(self) -> Self:
         return self
@@ -212,16 +214,19 @@ class Stream:
         call.cancel()
 
     async def _pause(self, error: TandemError) -> None:
-        """Until the next call; raises the error if there shall be none."""
+        """Until the next call, which is soon if the front end was not connected and is again;
+        raises the error if there shall be none.
+        """
         pause = self._retry.pause(error, time.monotonic(), random.random())
         if pause is None:
             raise error from None
         left = self._left()
         if left is not None and left <= pause:
             raise DeadlineExceeded("the answer took longer than the deadline") from error
+        reconnected = rpc.reconnected(self._client.channels[self._retry.asked], EARLIEST * pause)
         with suppress(TimeoutError):
             async with asyncio.timeout(pause):
-                await self._client.closed.wait()
+                await first_done(self._client.closed.wait(), reconnected)
 
     def _left(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())

@@ -20,6 +20,7 @@ from tests.documents import ROOT
 
 DEPLOY = ROOT / "deploy"
 OVERLAYS = ("cpu", "gpu", "edge-drafter")
+KUBERAY = "kuberay"  # the overlay whose pods KubeRay makes
 KINDS: dict[str, type[ServiceConfig]] = {
     "drafter": ModelServiceConfig,
     "verifier": ModelServiceConfig,
@@ -56,6 +57,20 @@ def workloads(name: str) -> dict[str, dict[str, Any]]:
         each["metadata"]["name"]: each["spec"]["template"]["spec"]
         for each in objects(name, "Deployment", "StatefulSet")
     }
+
+
+def ray_pods() -> dict[str, dict[str, Any]]:
+    """The pods that KubeRay makes by the names of their containers, as if they were manifests."""
+    (service,) = objects(KUBERAY, "RayService")
+    cluster = service["spec"]["rayClusterConfig"]
+    pods = {}
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        (container,) = group["template"]["spec"]["containers"]
+        named = {"name": container["name"], "namespace": service["metadata"]["namespace"]}
+        metadata = group["template"]["metadata"] | named
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
+        pods[container["name"]] = pod | {"spec": group["template"]["spec"]}
+    return pods
 
 
 def assert_reaches_its_services(name: str, config: OrchestratorConfig) -> None:

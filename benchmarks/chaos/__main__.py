@@ -115,7 +115,7 @@ def table(verdict: Verdict) -> Table:
     """By kind of fault, and all together."""
     shown = Table("fault", "times", "longest gap, s")
     for what in sorted(verdict.gaps):
-        shown.add_row(what, str(verdict.struck[what]), f"{verdict.gaps[what]:.2f}")
+        shown.add_row(what, str(verdict.struck[what] or ""), f"{verdict.gaps[what]:.2f}")
     shown.add_section()
     shown.add_row("all", str(verdict.faults), f"{max(verdict.gaps.values(), default=0):.2f}")
     return shown

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 Tokens = tuple[int, ...]
+LAG = 0.25  # seconds in which chunks that were on their way still arrive after a fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ KINDS: dict[str, type[Any]] = {
 @dataclass
 class Verdict:
     """`gaps`: seconds between two chunks of a stream, the longest for every kind of fault that
-    began last before or during it.
+    began during it or last before it, and for several faults during one.
     """
 
     faults: int = 0
@@ -134,8 +135,11 @@ def _compare(verdict: Verdict, truth: Tokens, chunks: Sequence[Received], error:
 
 def _gaps(times: Sequence[float], strikes: Sequence[Struck]) -> Iterator[tuple[str, float]]:
     for before, after in pairwise(times):
-        latest = bisect_right(strikes, after, key=lambda strike: strike.at)
-        yield strikes[latest - 1].what if latest else "none yet", after - before
+        first, end = (
+            bisect_right(strikes, at, key=lambda strike: strike.at) for at in (before - LAG, after)
+        )
+        latest = strikes[end - 1].what if end else "none yet"
+        yield "several in a row" if end - first > 1 else latest, after - before
 
 
 def write(history: Iterable[Event], file: Path) -> None:

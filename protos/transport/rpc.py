@@ -10,10 +10,11 @@ import random
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
+import grpc
 from grpc import aio
 from grpc_health.v1 import health as standard
 from grpc_health.v1 import health_pb2_grpc
@@ -84,6 +85,17 @@ def connect(address: str, tls: Tls | None = None, role: str = "orchestrator") ->
     return RotatingChannel(
         tls, lambda credentials: aio.secure_channel(address, credentials, options=options)
     )
+
+
+async def reconnected(channel: aio.Channel, after: float) -> None:
+    """Return when a channel that is not connected now is, or is closed, but only `after` so many
+    seconds, as connections may be made and lost in a moment; never for one that is connected.
+    """
+    if channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY:
+        await asyncio.Event().wait()
+    await asyncio.sleep(after)
+    with suppress(aio.UsageError):
+        await channel.channel_ready()
 
 
 INSECURE = Security()

@@ -6,42 +6,32 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from tandem.orchestrator.config import OrchestratorConfig
-from tests.manifests import assert_reaches_its_services, objects, program, settings_of
-
-NAME = "kuberay"
-
-
-def pods() -> dict[str, dict[str, Any]]:
-    """The pods of Ray by the names of their containers, as templates."""
-    (service,) = objects(NAME, "RayService")
-    cluster = service["spec"]["rayClusterConfig"]
-    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
-    templates = (group["template"] for group in groups)
-    return {each["spec"]["containers"][0]["name"]: each for each in templates}
+from tests.manifests import (
+    KUBERAY,
+    assert_reaches_its_services,
+    objects,
+    program,
+    ray_pods,
+    settings_of,
+)
 
 
 def test_pods_of_ray_fit_the_schema_of_kubernetes(tmp_path: Path) -> None:
     file = tmp_path / "pods.yaml"
-    made = (
-        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name} | each["metadata"]}
-        | {"spec": each["spec"]}
-        for name, each in pods().items()
-    )
-    others = objects(NAME, "ConfigMap", "NetworkPolicy", "Service")
-    file.write_text(yaml.safe_dump_all([*made, *others]), encoding="utf-8")
+    others = objects(KUBERAY, "ConfigMap", "NetworkPolicy", "Service")
+    file.write_text(yaml.safe_dump_all([*ray_pods().values(), *others]), encoding="utf-8")
     command = [program("kubernetes-validate"), "--strict", "--quiet", str(file)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 def test_pods_of_ray_are_locked_down() -> None:
-    for each in pods().values():
+    for each in ray_pods().values():
         (container,) = each["spec"]["containers"]
         assert container["securityContext"]["readOnlyRootFilesystem"]
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
@@ -52,31 +42,31 @@ def test_pods_of_ray_are_locked_down() -> None:
 def test_cells_accept_their_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (files,) = [
         each["data"]
-        for each in objects(NAME, "ConfigMap")
+        for each in objects(KUBERAY, "ConfigMap")
         if each["metadata"]["name"] == "tandem-orchestrator"
     ]
     config = settings_of("orchestrator", files["tandem.yaml"], {}, monkeypatch, tmp_path)
     assert isinstance(config, OrchestratorConfig) and config.tls
-    (container,) = pods()["ray-worker"]["spec"]["containers"]
+    (container,) = ray_pods()["ray-worker"]["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports == {
         "serve-grpc": config.port,
         "http": config.http_port,
         "metrics": config.metrics_port,
     }
-    assert_reaches_its_services(NAME, config)
+    assert_reaches_its_services(KUBERAY, config)
 
 
 @pytest.mark.filterwarnings("ignore:The `metrics_interval_s` field:DeprecationWarning")
 def test_the_serve_config_is_one_of_cells() -> None:
     schema = pytest.importorskip("ray.serve.schema", reason="needs the extra [cells]")
     cells = pytest.importorskip("tandem.orchestrator.cells", reason="needs the extra [cells]")
-    (service,) = objects(NAME, "RayService")
+    (service,) = objects(KUBERAY, "RayService")
     content = yaml.safe_load(service["spec"]["serveConfigV2"])
     (application,) = schema.ServeDeploySchema.model_validate(content).applications
     assert application.import_path == f"{cells.__name__}:{cells.app.__name__}"
     built = cells.app(application.args)
     (deployment,) = application.deployments
     assert deployment.name == built._bound_deployment.name
-    grace = pods()["ray-worker"]["spec"]["terminationGracePeriodSeconds"]
+    grace = ray_pods()["ray-worker"]["spec"]["terminationGracePeriodSeconds"]
     assert grace > deployment.graceful_shutdown_timeout_s

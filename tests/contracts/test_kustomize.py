@@ -25,6 +25,7 @@ from tests.manifests import (
     objects,
     overlay,
     program,
+    ray_pods,
     settings_of,
     workloads,
 )
@@ -51,6 +52,8 @@ def test_checkov_finds_what_is_waived_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_bytes((DEPLOY / "docker" / "Dockerfile").read_bytes())
     for name in OVERLAYS:
         (tmp_path / f"{name}.yaml").write_text(overlay(name), encoding="utf-8")
+    for name, pod in ray_pods().items():
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(pod), encoding="utf-8")
     waivers = ["--config-file", str(DEPLOY / "checkov.yaml"), "--skip-download"]
     command = [checkov, *waivers, "--directory", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)

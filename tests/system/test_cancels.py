@@ -12,7 +12,7 @@ from tandem.protos.rounds import Finish
 from tandem.v1 import orchestrator_pb2 as api
 from tests.conftest import Services, Tandem, serve_all
 
-REQUESTS, AT_ONCE = 160, 16
+REQUESTS, AT_ONCE = 1000, 16
 SECONDS = 0.5  # until a request ends, at the most
 PROMPT = "Once upon a time there was a little dragon who"
 RULES = api.ACCEPTANCE_RULE_MATCH, api.ACCEPTANCE_RULE_REJECT
