@@ -20,7 +20,14 @@ from tandem.client.request import Prompt, build
 from tandem.client.retry import Retry
 from tandem.protos.address import check_encrypted
 from tandem.protos.cancelled import is_cancelled
-from tandem.protos.errors import DeadlineExceeded, TandemError, TransportLost, Unavailable, Unusable
+from tandem.protos.errors import (
+    Busy,
+    DeadlineExceeded,
+    TandemError,
+    TransportLost,
+    Unavailable,
+    Unusable,
+)
 from tandem.protos.service import tracing
 from tandem.protos.service.tasks import first_done
 from tandem.protos.tls import Tls
@@ -223,7 +230,8 @@ class Stream:
         left = self._left()
         if left is not None and left <= pause:
             raise DeadlineExceeded("the answer took longer than the deadline") from error
-        reconnected = rpc.reconnected(self._client.channels[self._retry.asked], EARLIEST * pause)
+        earliest = pause if isinstance(error, Busy) else EARLIEST * pause
+        reconnected = rpc.reconnected(self._client.channels[self._retry.asked], earliest)
         with suppress(TimeoutError):
             async with asyncio.timeout(pause):
                 await first_done(self._client.closed.wait(), reconnected)

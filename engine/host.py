@@ -31,7 +31,7 @@ from tandem.engine.memory import available, cache_bytes
 from tandem.engine.metrics import ModelMetrics, SessionCollector
 from tandem.engine.model_runner import LoadedModel, ModelRunner
 from tandem.engine.schedule.batch import StepLimits
-from tandem.engine.schedule.profile import profiled
+from tandem.engine.schedule.profile import light_seconds
 from tandem.engine.schedule.progress import StepReport
 from tandem.engine.schedule.scheduler import ModelThread
 from tandem.protos.errors import InvalidRequest, Unusable
@@ -113,7 +113,7 @@ async def hosting(
     tokenizer = fingerprint(config.model)
     model = await asyncio.to_thread(model_fingerprint, runner, tokenizer)
     weights = await asyncio.to_thread(weights_fingerprint, config.model, tokenizer)
-    cost = await asyncio.to_thread(profiled, runner)
+    light = await asyncio.to_thread(light_seconds, runner)
     context_length = config.context_length or runner.model.context_length
     sessions = Sessions(
         runner.pool,
@@ -139,7 +139,7 @@ async def hosting(
         metrics.observe(report)
         activity.observe(report)
 
-    with ModelThread(runner, limits, observe, sessions.expire, cost=cost) as thread:
+    with ModelThread(runner, limits, observe, sessions.expire, light=light) as thread:
         health = Health()
         async with background(_report(thread, health), activity.run()):
             prints = tokenizer, model, weights

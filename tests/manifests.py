@@ -69,6 +69,7 @@ def ray_pods() -> dict[str, dict[str, Any]]:
         named = {"name": container["name"], "namespace": service["metadata"]["namespace"]}
         metadata = group["template"]["metadata"] | named
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
+        assert container["name"] not in pods
         pods[container["name"]] = pod | {"spec": group["template"]["spec"]}
     return pods
 

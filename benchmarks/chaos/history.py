@@ -71,7 +71,7 @@ KINDS: dict[str, type[Any]] = {
 @dataclass
 class Verdict:
     """`gaps`: seconds between two chunks of a stream, the longest for every kind of fault that
-    began during it or last before it, and for several faults during one.
+    began during it or last before it; those with several faults apart, by the first of them.
     """
 
     faults: int = 0
@@ -138,8 +138,11 @@ def _gaps(times: Sequence[float], strikes: Sequence[Struck]) -> Iterator[tuple[s
         first, end = (
             bisect_right(strikes, at, key=lambda strike: strike.at) for at in (before - LAG, after)
         )
-        latest = strikes[end - 1].what if end else "none yet"
-        yield "several in a row" if end - first > 1 else latest, after - before
+        if end - first > 1:
+            what = f"{strikes[first].what}, then others"
+        else:
+            what = strikes[end - 1].what if end else "none yet"
+        yield what, after - before
 
 
 def write(history: Iterable[Event], file: Path) -> None:

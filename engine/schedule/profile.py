@@ -1,36 +1,33 @@
-"""What passes cost, measured before the first request: how many tokens of a prompt fit beside the
-work of others, and whether a replica is slower than another, is known from the start.
+"""What a pass over a single token takes, measured before the first request: a replica that has not
+run one yet is compared with others too (`orchestrator.fleet.slowness`).
 """
 
 from __future__ import annotations
 
 import time
+from statistics import median
 
 import torch
 
 from tandem.engine.forward.segment import Segment
 from tandem.engine.model_runner import ModelRunner
-from tandem.engine.schedule.batch import load_of
-from tandem.engine.schedule.cost import CostModel
 from tandem.protos import tree
 
-SIZES = (1, 8, 1, 8, 1, 8)  # tokens of each pass
+PASSES = 5
 
 
 @torch.inference_mode()
-def profiled(runner: ModelRunner) -> CostModel:
-    """The cost of passes over a single token and over a few, in the seconds that they take now."""
-    cost = CostModel()
-    longest = min(max(SIZES), runner.model.context_length)
-    kv_range = runner.pool.allocate(longest)
+def light_seconds(runner: ModelRunner) -> float:
+    """Seconds of a pass over one token, the median of some."""
+    kv_range = runner.pool.allocate(1)
     assert kv_range, "there is no session yet"
+    seconds = []
     try:
-        for size in SIZES:
-            count = min(size, longest)
-            segment = Segment(kv_range, 0, tuple(range(count)), tree.chain(count), count)
+        for _ in range(PASSES):
             began = time.perf_counter()
-            runner([segment])[0].cpu()  # waits until a GPU has computed it
-            cost.learn(load_of(segment), time.perf_counter() - began)
+            runner([Segment(kv_range, 0, (0,), tree.chain(1), 1)])[0].cpu()  # waits for a GPU
+            seconds.append(time.perf_counter() - began)
     finally:
+        runner.pool.wipe(kv_range)
         runner.pool.release(kv_range)
-    return cost
+    return median(seconds)

@@ -46,7 +46,7 @@ class Progress:
 
     def began(self, now: float, predicted: float, light: float) -> Progress:
         """The thread begins a pass; 0 seconds predicted: nothing is known yet."""
-        return Progress(now, predicted or UNKNOWN_SECONDS, light, self.before)
+        return Progress(now, predicted or UNKNOWN_SECONDS, light or self.light, self.before)
 
     def passes(self, now: float) -> PassTimes:
         """How long they take."""

@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 class ModelThread:
     """Owns the model and its sessions: nothing else may touch them while it runs. Between steps it
-    calls `idle`, with those for whose sessions calls wait, and `after_step`. `cost`: what is known.
+    calls `idle`, with those for whose sessions calls wait, and `after_step`.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ModelThread:
         observe: Callable[[StepReport], None],
         idle: Callable[[Sequence[bytes]], None],
         queue_limit: int = 1024,
-        cost: CostModel | None = None,
+        light: float = 0.0,  # seconds of a pass over a single token; 0: not known
     ) -> None:
         self._forward, self._limits, self._observe, self._idle = forward, limits, observe, idle
         self._queue_limit = queue_limit
@@ -51,9 +51,9 @@ class ModelThread:
         self.after_forward: Callable[[Sequence[tuple[Any, torch.Tensor]]], None] = lambda _: None
         self.rates = Rates()
         self.price = 0.0  # chance that a row more would have had to have in the newest step
-        self._cost, self._pace = cost or CostModel(), Pace()
+        self._cost, self._pace = CostModel(), Pace()
         self._decoded = StepLoad()  # of the newest step in which no long prompt was read
-        self.progress = Progress(time.perf_counter(), light=self._cost.predict(LIGHT))
+        self.progress = Progress(time.perf_counter(), light=light)
         self._steps = 0
         self._ended = 0.0  # when the newest step did; 0 if the thread has waited since
         self._waiting: deque[Task] = deque()

@@ -10,11 +10,12 @@ import random
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 
-import grpc
+from grpc import ChannelConnectivity as State
 from grpc import aio
 from grpc_health.v1 import health as standard
 from grpc_health.v1 import health_pb2_grpc
@@ -33,6 +34,7 @@ MAX_MESSAGE_BYTES = 4 << 20
 MAX_NEW_CALLS = 10_000  # that are not looked at yet
 DRAIN_SECONDS = 5.0
 LAST_SECONDS = 0.5  # for answers that are on their way
+LOOK_SECONDS = 0.1  # between two looks at whether a channel is connected
 FREE_PORTS = range(20_000, 32_768)  # above those of Ray's workers, below the ephemeral ones
 
 LIMITS = [
@@ -88,14 +90,16 @@ def connect(address: str, tls: Tls | None = None, role: str = "orchestrator") ->
 
 
 async def reconnected(channel: aio.Channel, after: float) -> None:
-    """Return when a channel that is not connected now is, or is closed, but only `after` so many
-    seconds, as connections may be made and lost in a moment; never for one that is connected.
+    """Return when a channel has lost its connection and has one again, or is closed, but only
+    `after` so many seconds, as connections may be made and lost in a moment. Looks again and again:
+    gRPC's own wait for another state cannot be ended, and leaves memory.
     """
-    if channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY:
-        await asyncio.Event().wait()
-    await asyncio.sleep(after)
-    with suppress(aio.UsageError):
-        await channel.channel_ready()
+    earliest, lost = monotonic() + after, False
+    while (state := channel.get_state(try_to_connect=True)) is not State.SHUTDOWN:
+        if state is State.READY and lost and monotonic() >= earliest:
+            return
+        lost |= state is not State.READY
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 INSECURE = Security()

@@ -1,4 +1,4 @@
-"""What a pass costs is measured before the first request."""
+"""What a pass over a single token takes is measured before the first request."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import time
 
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.loading import load_model, runner_of
-from tandem.engine.schedule.cost import StepLoad
-from tandem.engine.schedule.profile import SIZES, profiled
+from tandem.engine.schedule.profile import light_seconds
 from tandem.engine.schedule.scheduler import ModelThread
 from tests.conftest import Pair
 from tests.laws.machine import LIMITS
@@ -15,14 +14,14 @@ from tests.laws.machine import LIMITS
 POSITIONS = 1024
 
 
-def test_a_thread_knows_what_a_pass_costs_before_it_has_run_one(embedded: Pair) -> None:
+def test_a_thread_knows_what_a_pass_takes_before_it_has_run_one(embedded: Pair) -> None:
     loaded = load_model(ModelServiceConfig(model=embedded.target, threads=1))
     runner = runner_of(loaded, POSITIONS, exact=True)
     began = time.perf_counter()
-    cost = profiled(runner)
-    most = time.perf_counter() - began
-    one, more = (cost.predict(StepLoad.chunk(size, 0)) for size in (1, max(SIZES)))
-    assert 0 < one <= more <= most
+    light = light_seconds(runner)
+    assert 0 < light < time.perf_counter() - began
     assert runner.pool.allocate(POSITIONS), "it holds no memory"
-    with ModelThread(runner, LIMITS, lambda _: None, lambda _: None, cost=cost) as thread:
-        assert thread.progress.passes(time.perf_counter()).light == one
+    with ModelThread(runner, LIMITS, lambda _: None, lambda _: None, light=light) as thread:
+        assert thread.progress.passes(time.perf_counter()).light == light
+        first = thread.progress.began(0.0, predicted=0.0, light=0.0)
+        assert first.passes(0.0).light == light

@@ -42,8 +42,12 @@ async def test_a_front_end_that_is_connected_is_not_asked_early() -> None:
 async def test_connections_that_are_made_and_lost_do_not_end_a_pause_at_once() -> None:
     async with rpc.serving(HOST, 0, FrontEnd(none)) as address:
         channel = rpc.connect(address)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(rpc.reconnected(channel, after=MANY), 0.3)
+        waiting = asyncio.create_task(rpc.reconnected(channel, after=1.0))
+        await asyncio.sleep(0)  # it has seen that there is no connection
+        await channel.channel_ready()
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        await asyncio.wait_for(waiting, 20)
         await channel.close()
 
 

@@ -1,4 +1,4 @@
-"""Known clients over HTTP, and what nobody may read: prompts, tokens, contents of files."""
+"""Known clients over HTTP, and what nobody may read: prompts, tokens, paths, contents of files."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ import pytest
 from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
+from tandem import models
 from tandem.protos.errors import InvalidRequest, TandemError
 from tests.services.known import ALICE, Known, entry, known_clients
 
 PROMPT, TOKEN, FILE = "canary-of-a-prompt", "canary-of-a-token", "canary-of-a-file"
+FOLDER = "canary-of-a-path"  # of certificates, keys and clients
 ROUTES = ("/v1/models", "/v1/models/target", "/v1/completions", "/v1/chat/completions")
 
 
 @pytest.fixture(scope="module")
 async def known(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Known]:
-    async with known_clients(tmp_path_factory.mktemp("certificates")) as known:
+    async with known_clients(tmp_path_factory.mktemp(FOLDER)) as known:
         yield known
 
 
@@ -79,7 +81,7 @@ async def test_a_known_client_is_served_over_http_until_it_is_removed(known: Kno
         known.all()
 
 
-async def test_prompts_tokens_and_files_are_in_no_error_log_or_metric(
+async def test_prompts_and_tokens_are_shown_nowhere_and_paths_only_to_who_reads_logs(
     known: Known, capfd: pytest.CaptureFixture[str]
 ) -> None:
     found: list[str] = []
@@ -89,7 +91,7 @@ async def test_prompts_tokens_and_files_are_in_no_error_log_or_metric(
             assert (await client.generate(PROMPT, max_new_tokens=2)).token_ids
             with pytest.raises(InvalidRequest) as wrong:
                 await client.generate(PROMPT, top_p=1.5, stop=[PROMPT] * 100)
-            found.append(str(wrong.value))
+            found += [str(wrong.value), str(await client.status(history=True))]
         async with known.system.with_token(TOKEN) as client:
             with pytest.raises(TandemError) as refused:
                 await client.generate(PROMPT)
@@ -102,10 +104,10 @@ async def test_prompts_tokens_and_files_are_in_no_error_log_or_metric(
         known.write(f"{FILE}: [{FILE}, {TOKEN}")
         assert (await http(known, "/v1/models", ALICE))[0] == 200
         known.all()
-    found += map(repr, lines)
-    found += capfd.readouterr()
     found += [generate_latest(each).decode() for each in known.system.registries]
-    everything = "\n".join(found)
-    assert "clients cannot be read again" in everything and "tandem_" in everything
+    shown, logged = "\n".join(found), "\n".join([*map(repr, lines), *capfd.readouterr()])
+    assert "clients cannot be read again" in logged and "tandem_" in shown
     for canary in (PROMPT, TOKEN, FILE, ALICE):
-        assert canary not in everything
+        assert canary not in shown + logged
+    for path in (FOLDER, str(models.EMBEDDED)):
+        assert path not in shown
