@@ -22,9 +22,9 @@ LEAVE_SCREEN = b"\x1b[?1049l"
 
 @pytest.fixture(scope="module")
 def up() -> Iterator[Up]:
-    """After one request."""
+    """After one request, long enough for the drafter to be opened and to be of use."""
     with running_up("--no-ray") as up:
-        done = up.run("generate", "--max-new-tokens", "40", "Once upon a time")
+        done = up.run("generate", "--max-new-tokens", "200", "Once upon a time")
         assert done.returncode == 0, done.stderr
         yield up
 
