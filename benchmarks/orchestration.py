@@ -29,6 +29,7 @@ from tandem.benchmarks.peers.checkout import HERE, address, child
 from tandem.benchmarks.peers.table import HEAD, token_at
 from tandem.orchestrator.frontend.text import load_tokenizer
 from tandem.protos.errors import TandemError, Unusable
+from tandem.protos.service.tasks import background
 
 QUIET = ("--log-level", "error", "--metrics-port", "0")
 START_SECONDS = 60.0
@@ -44,8 +45,8 @@ class Reader:
     behind: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
 
-    async def read(self, client: AsyncClient, until: asyncio.Event) -> None:
-        """Read until the event."""
+    async def read(self, client: AsyncClient) -> None:
+        """Read until cancelled."""
         prompt = [self.number % 256, self.number // 256, 1, 1]
         options = {"max_new_tokens": 1 << 15, "ignore_eos": True, "seed": 0}
         began, chunks = 0.0, 0
@@ -57,8 +58,6 @@ class Reader:
                 self.behind.append(now - began - chunks * self.step)
                 chunks += 1
                 self.tokens += chunk.token_ids
-                if until.is_set():
-                    return
 
     def check(self, vocabulary: int) -> None:
         """Raise Unusable for a token that is not the table's."""
@@ -111,11 +110,14 @@ def _seconds(pid: int) -> float:
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def until(done: Callable[[], bool]) -> None:
-    """Look again and again, for a limited time; raises TimeoutError."""
-    async with asyncio.timeout(START_SECONDS):
-        while not done():  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
+async def until(done: Callable[[], bool], missing: str) -> None:
+    """Look again and again; raises Unusable, with what was missing, after a limited time."""
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            while not done():  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise Unusable(f"{missing} after {START_SECONDS:.0f} s") from None
 
 
 async def measure(target: Path, streams: int, workers: int, step: float, seconds: float) -> Figures:
@@ -132,15 +134,16 @@ async def measure(target: Path, streams: int, workers: int, step: float, seconds
             child(HERE, "orchestrator", *flags, *limits, *ray, *QUIET)
         )
         client = await scope.enter_async_context(AsyncClient(await address(orchestrator)))
-        system, over = System(verifier, orchestrator), asyncio.Event()
-        await until(lambda: len(system.workers()) == workers)
+        system = System(verifier, orchestrator)
+        await until(lambda: len(system.workers()) == workers, "not every round worker has started")
         await asyncio.sleep(2.0 if workers else 0.0)  # until their addresses are known
         empty = system.bytes()
         readers = [Reader(number, step) for number in range(streams)]
-        async with asyncio.TaskGroup() as group:
-            for reader in readers:
-                group.create_task(reader.read(client, over))
-            await until(lambda: all(reader.tokens for reader in readers))
+        async with background(*(reader.read(client) for reader in readers)):
+            await until(
+                lambda: all(reader.tokens for reader in readers),
+                f"{streams} streams with --step {step} are too many here: some have no token",
+            )
             before, spent = [len(each.behind) for each in readers], system.processor_seconds()
             began = monotonic()
             await asyncio.sleep(seconds)
@@ -151,7 +154,6 @@ async def measure(target: Path, streams: int, workers: int, step: float, seconds
                 for each, start in zip(readers, before, strict=True)
                 for late in each.behind[start:]
             ]
-            over.set()
     vocabulary = load_tokenizer(target).get_vocab_size()
     for reader in readers:
         reader.check(vocabulary)
