@@ -11,6 +11,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 from time import monotonic
@@ -138,9 +139,12 @@ def main(
     streams: Annotated[str, typer.Option(help="at once, with commas")] = "1,8",
     tokens: Annotated[int, typer.Option(help="of a stream")] = 200,
     turns: Annotated[int, typer.Option(help="of each kind")] = 3,
+    faults: Annotated[str, typer.Option("--fault", help="with commas")] = ",".join(FAULTS),
     file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
     """Speed with a drafter that is slow or gone, to that without drafts."""
+    if unknown := set(faults.split(",")) - set(FAULTS):
+        raise SystemExit(f"error: --fault {unknown.pop()!r} is none of: {', '.join(FAULTS)}")
 
     async def whole() -> list[Figures]:
         async with (
@@ -149,12 +153,11 @@ def main(
         ):
             prompts = [list(prompt) for prompt in tokenised(target, 8)]
             some, (drafter,) = Streams(client, prompts, tokens), system.members[DRAFTER]
-            return [
-                await compare(some, drafter, fault, rule, int(count), turns)
-                for rule in rules.split(",")
-                for count in streams.split(",")
-                for fault in FAULTS
-            ]
+            found = []
+            for rule, count, fault in product(*(x.split(",") for x in (rules, streams, faults))):
+                found.append(await compare(some, drafter, fault, rule, int(count), turns))
+                typer.echo(found[-1], err=True)
+            return found
 
     try:
         found = asyncio.run(whole())
