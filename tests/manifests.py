@@ -19,7 +19,7 @@ from tandem.protos.service.config import ServiceConfig, configured
 from tests.documents import ROOT
 
 DEPLOY = ROOT / "deploy"
-OVERLAYS = ("cpu", "gpu", "edge-drafter")
+OVERLAYS = ("cpu", "gpu", "edge-drafter", "public")
 KUBERAY = "kuberay"  # the overlay whose pods KubeRay makes
 KINDS: dict[str, type[ServiceConfig]] = {
     "drafter": ModelServiceConfig,
@@ -94,12 +94,13 @@ def compose() -> Any:
 def settings_of(
     role: str, text: str, environment: dict[str, str], patch: pytest.MonkeyPatch, folder: Path
 ) -> ServiceConfig:
-    """What a service makes of a file and its environment, with the embedded pair as the models.
-    Raises Unusable.
+    """What a service makes of a file and its environment, with the embedded pair as the models and
+    a file of no clients. Raises Unusable.
     """
     file = folder / f"{role}.yaml"
     file.write_text(text.replace("/models/", f"{models.EMBEDDED}/"), encoding="utf-8")
+    (folder / "clients.yaml").write_text("{}", encoding="utf-8")
     for name, value in environment.items():
-        patch.setenv(name, value)
+        patch.setenv(name, value.replace("/clients/", f"{folder}/"))
     patch.setenv("TANDEM_CONFIG", str(file))
     return configured(KINDS[role], role, [])

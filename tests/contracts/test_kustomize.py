@@ -158,6 +158,34 @@ def test_drafters_at_the_edge_have_no_port_that_others_connect_to() -> None:
     assert yaml.safe_load(settings["data"]["tandem.yaml"])["drafter"]["register_at"]
 
 
+def test_clients_outside_of_the_cluster_reach_front_ends_that_know_them_by_a_secret() -> None:
+    """All that is added to the overlay `cpu`: one Service, one rule, and the file of the clients,
+    which `docs/deploying.md` makes.
+    """
+    (service,) = [
+        each for each in objects("public", "Service") if each["spec"].get("type") == "LoadBalancer"
+    ]
+    pod = workloads("public")["orchestrator"]
+    (container,) = pod["containers"]
+    ports = {port["name"] for port in container["ports"]}
+    assert {each["targetPort"] for each in service["spec"]["ports"]} < ports
+    before, after = (
+        each["spec"]["ingress"]
+        for name in ("cpu", "public")
+        for each in objects(name, "NetworkPolicy")
+        if each["metadata"]["name"] == "orchestrator"
+    )
+    assert after[: len(before)] == before and len(after) == len(before) + 1
+    assert {each["port"] for each in after[-1]["ports"]} == ports - {"metrics"}
+    (volume,) = [each for each in pod["volumes"] if each["name"] == "clients"]
+    (mount,) = [each for each in container["volumeMounts"] if each["name"] == "clients"]
+    environment = {each["name"]: each.get("value") for each in container["env"]}
+    file = environment["TANDEM__ORCHESTRATOR__CLIENTS"]
+    secret, name = volume["secret"]["secretName"], file.removeprefix(f"{mount['mountPath']}/")
+    page = (ROOT / "docs" / "deploying.md").read_text(encoding="utf-8")
+    assert f"create secret generic {secret} --from-file={name}\n" in page
+
+
 def test_the_commands_of_the_page_make_the_secrets_that_pods_mount(tmp_path: Path) -> None:
     (block,) = [
         block
