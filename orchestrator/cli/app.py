@@ -130,7 +130,9 @@ def certs(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="where the files are to be")],
     name: Annotated[
         list[str] | None,
-        typer.Option(help="host name or IP address of a service, may be repeated"),
+        typer.Option(
+            metavar="[SERVICE=]HOST", help="name or IP address of services, or of one; repeatable"
+        ),
     ] = None,
     client: Annotated[
         list[str] | None,

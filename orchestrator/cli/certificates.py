@@ -49,8 +49,8 @@ def make(
     only: bool = False,
 ) -> list[Path]:
     """Certificates of the services and a client, and `more` clients by common name, or `only` them;
-    those of services are for `names`, hosts and IP addresses, too. The CA of the folder signs them,
-    and is made if there is none.
+    those of services are for `names`, hosts and IP addresses, too; SERVICE=NAME is for one of them
+    alone. The CA of the folder signs them, and is made if there is none.
 
     The files of certificates. Raises Unusable, also for files that are there, unless `force`.
     """
@@ -64,9 +64,7 @@ def make(
         ca = _ca(folder)
         _check_end(ca, days)
         for name, path in zip(wanted, paths, strict=True):
-            serves = name in SERVICES
-            hosts = dict.fromkeys((name, *EVERYWHERE, *names)) if serves else (name,)
-            _write(path, _signed(name, hosts, days, ca))
+            _write(path, _signed(name, _hosts(name, names), days, ca))
     except OSError as error:
         raise Unusable(f"{error.filename}: {error.strerror}") from None
     return paths
@@ -102,9 +100,28 @@ def own() -> Path:
 def _check(wanted: Sequence[str], names: Sequence[str]) -> None:
     if len(set(wanted)) < len(wanted):
         raise Unusable(f"client: a certificate's name is there twice in {', '.join(wanted)}")
-    for name in (*wanted, *names):
-        if not (HOST.fullmatch(name) or (name in names and _is_ip(name))):
+    given = [_split(name) for name in names]
+    for services, _ in given:
+        if unknown := set(services) - set(SERVICES):
+            raise Unusable(f"name: {unknown.pop()!r} is none of {', '.join(SERVICES)}")
+    hosts = [host for _, host in given]
+    for name in (*wanted, *hosts):
+        if not (HOST.fullmatch(name) or (name in hosts and _is_ip(name))):
             raise Unusable(f"name: {name!r} is neither a host name nor an IP address")
+
+
+def _split(name: str) -> tuple[Sequence[str], str]:
+    """The services that a name is for, and the host."""
+    service, is_for_one, host = name.partition("=")
+    return ((service,), host) if is_for_one else (SERVICES, name)
+
+
+def _hosts(name: str, names: Sequence[str]) -> Iterable[str]:
+    """What the certificate of that name is for."""
+    if name not in SERVICES:
+        return (name,)
+    given = (host for services, host in map(_split, names) if name in services)
+    return dict.fromkeys((name, *EVERYWHERE, *given))
 
 
 def _check_end(ca: Signed, days: int) -> None:

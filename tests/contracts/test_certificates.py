@@ -60,6 +60,23 @@ def test_each_role_has_a_certificate_for_all_names_that_only_its_owner_can_use(
         assert (ExtendedKeyUsageOID.SERVER_AUTH in uses) == (role in certificates.SERVICES)
 
 
+def test_a_name_may_be_that_of_one_service_alone(tmp_path: Path) -> None:
+    names = ["--name", "verifier=gpu.example.com", "--name", "drafter=10.1.2.3", "--name", "all"]
+    assert run(str(tmp_path), *names) == 0
+    hosts = {}
+    for role in certificates.SERVICES:
+        found = read(tmp_path / f"{role}.pem").extensions
+        names_of = found.get_extension_for_class(x509.SubjectAlternativeName).value
+        hosts[role] = set(map(str, names_of.get_values_for_type(x509.DNSName)))
+        hosts[role] |= set(map(str, names_of.get_values_for_type(x509.IPAddress)))
+        hosts[role] -= set(certificates.EVERYWHERE)
+    assert hosts == {
+        "verifier": {"verifier", "gpu.example.com", "all"},
+        "drafter": {"drafter", "10.1.2.3", "all"},
+        "orchestrator": {"orchestrator", "all"},
+    }
+
+
 def test_nothing_is_replaced_unless_it_is_asked_for_and_the_ca_never(tmp_path: Path) -> None:
     assert run(str(tmp_path)) == 0
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -97,7 +114,7 @@ def test_one_more_client_does_not_need_new_certificates_of_the_others(tmp_path: 
     assert (tmp_path / "verifier.pem").read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a/b", "../x", "a@b", "*", "x:1"])
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "../x", "a@b", "*", "x:1", "=a", "client=a"])
 def test_names_that_are_none_are_refused(tmp_path: Path, name: str) -> None:
     for arguments in (["--name", name], ["--client", name]):
         assert run(str(tmp_path / "made"), *arguments) == 1
