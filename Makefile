@@ -22,7 +22,7 @@ gguf: .venv/gguf ## llama.cpp too, for GGUF models; building it takes ten minute
 	touch $@
 
 tools: ## Prometheus and Alertmanager for the tests, where apt and root are there; without them those tests skip
-	command -v promtool prometheus-alertmanager >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
+	{ command -v promtool && command -v prometheus-alertmanager; } >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
 	  { apt-get update -qq && apt-get install -qq --no-install-recommends prometheus prometheus-alertmanager; } || true
 
 demo: setup ## start everything, three prompts, figures, stop everything

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from tandem.orchestrator.fleet.acceptance import Acceptance
 from tandem.protos.rounds import Fallback, Finish, Step
 from tandem.protos.types import MAX_LEVELS
 
@@ -44,6 +45,7 @@ class SpeculationStats:
     unused: int = 0
     drafter_switches: int = 0
     verifier_switches: int = 0
+    drafter: str = ""
     verifier_group: str = ""
     verifier_group_changes: int = 0
     acceptance_histogram: list[int] = field(default_factory=list)
@@ -74,6 +76,7 @@ class SpeculationStats:
         self.unused += step.unused
         self.drafter_switches = max(self.drafter_switches, step.drafter_switches)
         self.verifier_switches = max(self.verifier_switches, step.verifier_switches)
+        self.drafter = step.drafter or self.drafter
         if step.verifier_group:
             self.verifier_group_changes += self.verifier_group not in ("", step.verifier_group)
             self.verifier_group = step.verifier_group
@@ -100,8 +103,9 @@ def makers(registry: CollectorRegistry) -> tuple[Counters, Gauges, Histograms]:
 class FrontMetrics:
     """The front end's Prometheus metrics; suffixes are vLLM's so that existing queries port."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, drafters: Acceptance | None = None) -> None:
         counter, gauge, _ = makers(registry)
+        self._drafters = drafters or Acceptance()
         self.steps = counter("steps", "Steps of the verifier, each of one session")
         self.steps_with_guesses = counter("spec_decode_num_drafts", "Steps with guesses")
         fallback = counter(
@@ -176,8 +180,10 @@ class FrontMetrics:
         self.decode = of_requests("request_decode_time_seconds", "First token to last token")
         self.inference = of_requests("request_inference_time_seconds", "Place to last token")
 
-    def add(self, step: Step, requested: bool, first: bool) -> None:
-        """Count one step. The first is no measure of speed: it waits for the prompt."""
+    def add(self, step: Step, requested: bool, first: bool, drafter: str = "") -> None:
+        """Count one step, with a draft of this drafter if it is known. The first is no measure of
+        speed: it waits for the prompt.
+        """
         self.steps.inc()
         if step.drafted:
             self.steps_with_guesses.inc()
@@ -192,6 +198,8 @@ class FrontMetrics:
             (self.generation_tokens, len(step.tokens)),
         ):
             total.inc(count)
+        if drafter and step.drafted:
+            self._drafters.add(drafter, step.drafted, step.accepted)
         for counter in self.accepted_at[: step.accepted]:
             counter.inc()
         self.draft_length.observe(step.drafted)

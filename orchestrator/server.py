@@ -117,7 +117,8 @@ async def known(
     or IncompatibleModels.
     """
     async with discovery.running() as membership:
-        replicas, fleet = Replicas(config, membership), FleetMetrics(registry, membership)
+        replicas = Replicas(config, membership)
+        fleet = FleetMetrics(registry, membership, replicas.acceptance)
         async with background(replicas.follow(), fleet.follow(replicas)):
             target = await replicas.check_models()
             report_model(registry, target)
@@ -150,7 +151,8 @@ async def serving(
         workers_of(config, workers) as supervising,
         known(config, discovery, registry) as (replicas, target),
     ):
-        served, metrics = served_model(config, target, tokenizer), FrontMetrics(registry)
+        served = served_model(config, target, tokenizer)
+        metrics = FrontMetrics(registry, replicas.acceptance)
         limits_each = Limits(*config.each_client, "_per_client")
         admission = Admission(Limits(config.max_running, config.max_waiting), limits_each, metrics)
         async with (

@@ -78,3 +78,4 @@ class Step:
     verifier_round_trip: float = 0.0
     fallback: Fallback | None = None
     verifier_group: str = ""  # fingerprint of its model, where it is another than before
+    drafter: str = ""  # address of the one that drafts, where it is another than before

@@ -18,6 +18,7 @@ from rich.progress import Progress
 from tandem.benchmarks.serve import asking, flags, load, plot, prompts, report, summary
 from tandem.benchmarks.serve.load import Ask, Load
 from tandem.benchmarks.serve.record import Record
+from tandem.orchestrator.cli.front_end import FrontEnd, connecting
 from tandem.protos.errors import TandemError
 
 DRAFTS, PLAIN = "drafts", "plain"
@@ -48,8 +49,9 @@ async def measure(
     return model, groups, seconds
 
 
+@connecting
 def main(
-    address: flags.Address = "127.0.0.1:50051",
+    front_end: FrontEnd,
     url: flags.Url = "",
     model: flags.Model = "",
     key: flags.Key = "none",
@@ -71,7 +73,7 @@ def main(
     limits = flags.limits_of(goodput or ())
     options = asking.Options(tokens, temperature, seed, ignore_eos)
     endpoint, how = asking.endpoint(url, model, options, key), Load(rate, at_once, seed)
-    server = endpoint if url else asking.tandem(address, options)
+    server = endpoint if url else asking.tandem(front_end, options)
     try:
         asked = prompts.read(file, count)
         served, groups, seconds = asyncio.run(
@@ -82,7 +84,7 @@ def main(
     except TandemError as problem:
         raise SystemExit(f"error: {problem}") from None
     found = {group: summary.results(own, seconds[group], limits) for group, own in groups.items()}
-    report.show(f"{served} at {url or address}: {count} prompts, {tokens} tokens", found)
+    report.show(f"{served} at {url or front_end.address}: {count} prompts, {tokens} tokens", found)
     if out:
         about = {
             "backend": "openai" if url else "tandem",

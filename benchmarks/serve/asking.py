@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tandem import AsyncClient
 from tandem.benchmarks.serve.load import Ask
 from tandem.benchmarks.serve.prompts import Prompt
 from tandem.benchmarks.serve.record import Drafts, Record
+from tandem.orchestrator.cli.front_end import FrontEnd
 from tandem.protos.errors import TandemError, Unusable
 
 
@@ -26,9 +26,9 @@ class Options:
 
 
 @asynccontextmanager
-async def tandem(address: str, options: Options) -> AsyncIterator[tuple[str, Ask]]:
+async def tandem(front_end: FrontEnd, options: Options) -> AsyncIterator[tuple[str, Ask]]:
     """The model's name, and who asks over gRPC; raises TandemError."""
-    async with AsyncClient(address, retry_seconds=0.0) as client:
+    async with front_end.connect(retry_seconds=0.0) as client:
         status = await client.status()
 
         async def ask(prompt: Prompt, drafts: bool) -> Record:

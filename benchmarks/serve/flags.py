@@ -10,7 +10,6 @@ import typer
 
 LIMITED = ("ttft", "tpot", "e2el")
 
-Address = Annotated[str, typer.Option(help="of a Tandem's client API", envvar="TANDEM_ADDRESS")]
 Url = Annotated[str, typer.Option(help="instead: of an OpenAI server, http://127.0.0.1:8000/v1")]
 Model = Annotated[str, typer.Option(help="with --url; by default its first")]
 Key = Annotated[str, typer.Option(help="with --url", envvar="OPENAI_API_KEY")]

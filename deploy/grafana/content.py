@@ -41,6 +41,14 @@ DASHBOARDS = {
             {'tandem:acceptance_rate:position{position=~"[0-7]"}': "{{position}}"},
         ),
         Panel(
+            "Acceptance rate by drafter",
+            "percentunit",
+            {
+                f"{rate('replica_accepted_tokens_total', 'replica')}"
+                f" / {rate('replica_draft_tokens_total', 'replica')}": "{{replica}}"
+            },
+        ),
+        Panel(
             "Tokens per second of a request",
             "short",
             {

@@ -182,7 +182,8 @@ def _one_line() -> Iterator[None]:
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except TandemError as problem:
-        hint = "; is `tandem up` running?" if isinstance(problem, TransportLost) else ""
+        lost = isinstance(problem, TransportLost)
+        hint = "; is `tandem up` running, with --tls or without as the command?" if lost else ""
         raise SystemExit(f"error: {problem}{hint}") from None
 
 

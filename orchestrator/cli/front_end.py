@@ -31,12 +31,13 @@ class FrontEnd:
     tls_key: Path | None = None
     token: str | None = None
 
-    def connect(self) -> AsyncClient:
+    def connect(self, retry_seconds: float = 60.0) -> AsyncClient:
         """A client of it; raises Unusable."""
         from tandem import AsyncClient
 
         return AsyncClient(
             self.address,
+            retry_seconds=retry_seconds,
             tls_ca=self.tls_ca,
             tls_cert=self.tls_cert,
             tls_key=self.tls_key,

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 from tandem.v1 import orchestrator_pb2 as api
 
-HEAD = ("role", "address", "state", "model", "device", "dtype", "sessions", "KV", "round trip")
+HEAD = (
+    *("role", "address", "state", "model", "device", "dtype", "sessions", "KV", "round trip"),
+    "accepted",
+)
 NOTHING = "-"
 
 
@@ -46,6 +49,7 @@ def _cells(replica: api.ReplicaStatus) -> tuple[str, ...]:
         str(replica.sessions),
         f"{100 * replica.kv_cache_usage:.0f} %",
         f"{replica.round_trip_seconds * 1000:.1f} ms",
+        percent(replica.acceptance_rate) if replica.draft_tokens else "",
     )
 
 

@@ -9,9 +9,10 @@ import asyncio
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tandem.orchestrator.fleet.acceptance import Acceptance
 from tandem.orchestrator.fleet.membership import Membership
 from tandem.orchestrator.fleet.replicas import Replicas, ReplicaStatus
 from tandem.protos.wire.registration import split_address
@@ -23,8 +24,10 @@ MOST = 64  # replicas of a role with a series of their own
 class FleetMetrics(Collector):
     """What the newest answers were."""
 
-    def __init__(self, registry: CollectorRegistry, membership: Membership) -> None:
-        self._membership = membership
+    def __init__(
+        self, registry: CollectorRegistry, membership: Membership, acceptance: Acceptance
+    ) -> None:
+        self._membership, self._acceptance = membership, acceptance
         self._seen: dict[str, list[ReplicaStatus]] = {"verifier": [], "drafter": []}
         registry.register(self)
 
@@ -47,6 +50,19 @@ class FleetMetrics(Collector):
             "From a question to a replica to its answer",
             labels=["role", "replica"],
         )
+        verified = CounterMetricFamily(
+            "tandem_replica_draft_tokens", "Draft tokens of a drafter verified", labels=["replica"]
+        )
+        accepted = CounterMetricFamily(
+            "tandem_replica_accepted_tokens",
+            "Draft tokens of a drafter accepted",
+            labels=["replica"],
+        )
+        for address in members.drafters[:MOST]:
+            for family, count in zip(
+                (verified, accepted), self._acceptance.of(address), strict=True
+            ):
+                family.add_metric([address], count)
         for role, replies in seen.items():
             serving = [each for each in replies if each.model]
             counts.add_metric([role, "known"], len(known[role]))
@@ -57,6 +73,8 @@ class FleetMetrics(Collector):
         return (
             counts,
             trips,
+            verified,
+            accepted,
             GaugeMetricFamily(
                 "tandem_registered_drafters", "Drafters that have registered", registered
             ),

@@ -6,13 +6,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import structlog
 
 from tandem.orchestrator.config import OrchestratorConfig
+from tandem.orchestrator.fleet.acceptance import Acceptance
 from tandem.orchestrator.fleet.membership import Membership, PerAddress
 from tandem.orchestrator.fleet.probes import DrafterProbe, VerifierProbe
 from tandem.orchestrator.fleet.registration import Access
@@ -40,13 +41,21 @@ class ModelProbe(Protocol):
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
     """A service, its model unless it did not answer, and how long it took to answer; `problem` is
-    why it is not used, empty if it is.
+    why it is not used, empty if it is. Of a drafter, how many of its draft tokens were verified and
+    accepted.
     """
 
     address: str
     model: ModelDescription | None
     round_trip_seconds: float
     problem: str = ""
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted of the verified draft tokens; None if there were none."""
+        return self.accepted_tokens / self.draft_tokens if self.draft_tokens else None
 
 
 class Replicas:
@@ -57,6 +66,7 @@ class Replicas:
         self.fingerprint = fingerprint(config.tokenizer)
         self.model_identity = ""  # of the target at the start
         self.key = ""  # of the round workers, which registered drafters want
+        self.acceptance = Acceptance()
         self.verifiers: Mapping[str, VerifierProbe] = {}
         self.drafters: Mapping[str, DrafterProbe] = {}
 
@@ -72,6 +82,7 @@ class Replicas:
                 known = await self._membership.other_than(known)
                 await verifiers.update(known.verifiers)
                 await drafters.update(known.drafters)
+                self.acceptance.retain(known.drafters)
 
     async def check_models(self) -> ModelDescription:
         """Wait for a verifier, and check that its tokenizer is the orchestrator's, and that of a
@@ -96,7 +107,11 @@ class Replicas:
             asyncio.gather(*(_status(*each, self._other_model) for each in self.verifiers.items())),
             asyncio.gather(*(_status(*each, self._other_tokens) for each in self.drafters.items())),
         )
-        return verifiers, drafters
+        counts = (self.acceptance.of(each.address) for each in drafters)
+        return verifiers, [
+            replace(each, draft_tokens=verified, accepted_tokens=accepted)
+            for each, (verified, accepted) in zip(drafters, counts, strict=True)
+        ]
 
     def _other_model(self, model: ModelDescription) -> str:
         same = model.identity == self.model_identity

@@ -166,7 +166,7 @@ class AnswerBuilder:
             self._cached_tokens = step.reused
         self._newest = step
         self._stats.add(step)
-        self._metrics.add(step, self._stats.requested, first)
+        self._metrics.add(step, self._stats.requested, first, self._stats.drafter)
         self._tokens += step.tokens
         self._generated += len(step.tokens)
         self._logprobs += step.logprobs

@@ -71,4 +71,6 @@ def encode_replica(replica: ReplicaStatus) -> api.ReplicaStatus:
         found.exactness, found.kernels = known.exactness, known.kernels
         found.fingerprint = known.fingerprint
         found.round_trip_seconds = replica.round_trip_seconds
+        found.acceptance_rate = replica.acceptance_rate or 0.0
+        found.draft_tokens = replica.draft_tokens
     return found

@@ -30,7 +30,7 @@ def page(status: Status, version: str, now: str) -> str:
         f'<p class="problem">{problem}</p>' if problem else "",
         f'<section class="tiles" aria-label="Last minute">{_tiles(status)}</section>',
         f'<h2>Last minutes</h2><section class="plots">{_plots(status.history)}</section>',
-        _replicas("Verifiers", status.verifiers, "none is known", exactness=True),
+        _replicas("Verifiers", status.verifiers, "none is known", verifiers=True),
         _replicas("Drafters", status.drafters, "none: the verifier decodes without drafts"),
         _workers(status),
         _clients(status),
@@ -137,7 +137,7 @@ def _figure(name: str, lines: Sequence[Line], show: Show, top: float | None = No
 
 
 def _replicas(
-    title: str, replicas: Iterable[ReplicaStatus], empty: str, exactness: bool = False
+    title: str, replicas: Iterable[ReplicaStatus], empty: str, verifiers: bool = False
 ) -> str:
     head = (
         ("address", "wide"),
@@ -145,10 +145,11 @@ def _replicas(
         ("model", ""),
         ("device", ""),
         ("dtype", ""),
-        *([("exactness", "wide")] if exactness else []),
+        *([("exactness", "wide")] if verifiers else []),
         ("sessions", "number"),
         ("KV in use", "number"),
         ("round trip", "number"),
+        *([] if verifiers else [("accepted", "number")]),
     )
     rows = []
     for each in replicas:
@@ -157,10 +158,11 @@ def _replicas(
         known = each.model
         cells = [escape(each.address), state]
         if known:
-            exact = [known.exactness] if exactness else []
+            exact = [known.exactness] if verifiers else []
             values = (known.name, known.device, known.dtype, *exact, str(known.sessions))
             cells += map(escape, values)
             cells += [percent(known.cache_usage), f"{each.round_trip_seconds * 1000:.1f} ms"]
+            cells += [] if verifiers else [percent(each.acceptance_rate)]
         rows.append(cells)
     return _table(title, head, rows, empty)
 

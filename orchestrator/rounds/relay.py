@@ -64,6 +64,7 @@ class Relay:
         in_lockstep = self._drafts and request.sampling.rule is not Rule.MATCH
         self._paused = self._drafter_may_open = False
         self._last_step = self._timer.now()
+        self._drafter = ""  # that was reported last
         self.verifier: SessionStream[ToVerifier, Fact] = SessionStream(
             services.verifier,
             self._timer,
@@ -172,6 +173,8 @@ class Relay:
         tokens = generation.extend(fact.start, fact.tokens)
         seconds, self._last_step = now - self._last_step, now
         before, generation.group = generation.group, self.verifier.link.group(self.verifier.number)
+        drafter = self.drafter.link.replica(self.drafter.number) or self._drafter
+        known, self._drafter = self._drafter, drafter
         return Step(
             tokens,
             fact.drafted,
@@ -190,6 +193,7 @@ class Relay:
             self.verifier.link.round_trip,
             self._watch.stepped(fact, self._drafts, bool(self.drafter.number)),
             generation.group if generation.group != before else "",
+            drafter if drafter != known else "",
         )
 
     def _on_guess(self, guess: EncodedGuess) -> None:

@@ -52,6 +52,9 @@ class ServiceLink(Protocol[SentContra, ReceivedCo]):
     def group(self, stream: int) -> str:
         """The fingerprint of the model where a stream is open; empty if it is not known."""
 
+    def replica(self, stream: int) -> str:
+        """The name of the replica where a stream is open; empty if none is, or if it has none."""
+
     @property
     def load(self) -> tuple[float, float]:
         """The service's price and seconds per token, if it reports them."""

@@ -91,6 +91,11 @@ class BalancedLink(Generic[Sent, Received]):
         placement = self._streams.get(stream)
         return placement.link.group(stream) if placement else ""
 
+    def replica(self, stream: int) -> str:
+        """The name of the replica where a stream is open."""
+        placement = self._streams.get(stream)
+        return placement.replica if placement else ""
+
     @property
     def load(self) -> tuple[float, float]:
         """Price and seconds per token: the mean over all that report them."""

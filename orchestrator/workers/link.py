@@ -93,6 +93,10 @@ class Link(Generic[Sent, Received]):
         """The fingerprint of its model, the same for all streams."""
         return self._group
 
+    def replica(self, stream: int) -> str:
+        """It has no name."""
+        return ""
+
     def subscribe(self, subscriber: Subscriber[Received]) -> None:
         """Report from now on when the service is connected and lost."""
         self._subscribers[subscriber] = None

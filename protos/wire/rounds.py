@@ -75,6 +75,7 @@ def encode_step(step: Step) -> rounds_pb2.RunResponse:
         verifier_round_trip=step.verifier_round_trip,
         fallback=rounds_pb2.Fallback.ValueType(step.fallback.value if step.fallback else 0),
         verifier_group=step.verifier_group,
+        drafter=step.drafter,
     )
 
 
@@ -99,6 +100,7 @@ def decode_step(message: rounds_pb2.RunResponse) -> Step:
         verifier_round_trip=message.verifier_round_trip,
         fallback=Fallback(message.fallback) if message.fallback else None,
         verifier_group=message.verifier_group,
+        drafter=message.drafter,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.protos.rounds import Finish, RunRequest, Step
+from tandem.protos.rounds import Fallback, Finish, RunRequest, Step
 from tandem.protos.wire.rounds import decode_run, decode_step, encode_run, encode_step
 from tests.contracts.test_codec import (
     bound,
@@ -53,6 +53,9 @@ steps = st.builds(
     small,
     bound,
     bound,
+    st.none() | st.sampled_from(Fallback),
+    words,
+    words,
 )
 
 

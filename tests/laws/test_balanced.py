@@ -30,6 +30,9 @@ class FakeLink:
     def group(self, stream: int) -> str:
         return self.model
 
+    def replica(self, stream: int) -> str:
+        return ""
+
     def drop(self, stream: int) -> None:
         self.streams.pop(stream, None)
 
@@ -105,6 +108,7 @@ def test_a_session_stays_among_replicas_that_compute_the_same_while_there_are_so
     three.links[three.place(2)].become(False)
     three.balanced.open(3, opening(session, group="one"), three.reader)
     assert (three.place(3), three.balanced.group(3), three.balanced.group(2)) == ("c", "other", "")
+    assert (three.balanced.replica(3), three.balanced.replica(2)) == ("c", "")
 
 
 def test_a_session_stays_where_it_is(three: Three) -> None:

@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import grpc
@@ -16,6 +16,7 @@ from grpc import aio
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tandem import models
+from tandem.orchestrator.fleet.acceptance import Acceptance
 from tandem.orchestrator.frontend.admission import Admission, Limits
 from tandem.orchestrator.frontend.answers import Answers
 from tandem.orchestrator.frontend.checks import ServedModel
@@ -37,6 +38,7 @@ from tests.services.cell import Cell, Context, Worker, abort, pooled
 
 TOKENIZER: Any = load_tokenizer(models.TARGET)
 TOKENS, HANG, BREAK = 40, 11, 12  # tokens of an answer; prompts that hang, and that are a bug
+DRAFTERS = ("a:1", "b:2")
 Ask = Callable[[], Awaitable[Any]]
 
 
@@ -49,6 +51,7 @@ class Drafting(Worker):
         chance, at = random.Random(request.sampling.seed), len(request.completion)
         if request.prompt[0] == BREAK:
             raise Internal("a bug")
+        drafter = chance.choice(DRAFTERS)
         while at < TOKENS:
             await asyncio.sleep(0.001)
             if self.deaths and chance.random() < 0.1:
@@ -60,9 +63,9 @@ class Drafting(Worker):
             fallback = None if drafted else chance.choice(list(Fallback))
             finish = Finish.LENGTH if at == TOKENS else None
             tokens = (7,) * (accepted + 1)
-            yield encode_step(
-                Step(tokens, drafted, accepted, finish=finish, fallback=fallback, seconds=0.01)
-            )
+            step = Step(tokens, drafted, accepted, finish=finish, fallback=fallback, seconds=0.01)
+            yield encode_step(replace(step, drafter=drafter))
+            drafter = ""
             if request.prompt[0] == HANG:
                 await asyncio.sleep(60)
 
@@ -75,6 +78,7 @@ class Front:
     channel: aio.Channel
     registry: CollectorRegistry
     cell: Cell
+    acceptance: Acceptance
 
     def total(self, name: str, **labels: str) -> float:
         """Sum of the samples of a name, with these labels."""
@@ -96,7 +100,8 @@ class Front:
 async def front(*workers: Worker, running: int = 64) -> AsyncIterator[Front]:
     size, registry = TOKENIZER.get_vocab_size(), CollectorRegistry()
     model = ModelDescription("tiny", "", size, 512, (0,), "", "", exactness="exact")
-    served, metrics = ServedModel(model, DraftShape(4), 8192, {}), FrontMetrics(registry)
+    served, acceptance = ServedModel(model, DraftShape(4), 8192, {}), Acceptance()
+    metrics = FrontMetrics(registry, acceptance)
     each = Limits(running, running, "_per_client")
     async with pooled(*workers) as (pool, cell):
         admission = Admission(Limits(running, running), each, metrics)
@@ -108,7 +113,7 @@ async def front(*workers: Worker, running: int = 64) -> AsyncIterator[Front]:
             rpc.connect(address) as channel,
         ):
             stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-            yield Front(stub, channel, registry, cell)
+            yield Front(stub, channel, registry, cell, acceptance)
 
 
 def asked(seed: int, prompt: int = 5, most: int = TOKENS) -> api.GenerateRequest:
@@ -142,6 +147,10 @@ async def test_counters_are_the_sums_over_the_answers_when_workers_are_killed() 
         assert served.total("request_success_total", finished_reason="length") == 60
         assert served.total("requests_total", code="OK") == 60
         assert served.cell.resumes > 0
+        one, two = map(served.acceptance.of, DRAFTERS)
+        assert min(*one, *two) > 0
+        assert one[0] + two[0] == sum(each.num_draft_tokens for each in figures)
+        assert one[1] + two[1] == sum(each.num_accepted_draft_tokens for each in figures)
 
 
 async def test_every_request_is_counted_once_by_the_status_that_its_client_got() -> None:

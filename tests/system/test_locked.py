@@ -8,12 +8,13 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from tandem.orchestrator.cli import certificates, terminal
+from tests.documents import ROOT, blocks
 from tests.system.test_documents import SERVES, serving
 
 TANDEM = [sys.executable, "-P", "-m", "tandem"]
@@ -37,12 +38,13 @@ class Locked:
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locked]:
     home = tmp_path_factory.mktemp("home")
-    environment = os.environ | {"XDG_DATA_HOME": str(home), "COLUMNS": "400"}
+    environment = os.environ | {"HOME": str(home), "COLUMNS": "400"}
+    environment.pop("XDG_DATA_HOME", None)
     command = [*TANDEM, "up", "--tls", "--no-ray", "--port", "0"]
     with serving(command, home, environment) as printed:
         found = SERVES.search(printed)
         assert found, printed
-        yield Locked(environment, home / "tandem" / "certificates", found[1])
+        yield Locked(environment, home / ".local/share/tandem/certificates", found[1])
 
 
 def test_the_command_that_up_prints_works(
@@ -57,10 +59,32 @@ def test_the_command_that_up_prints_works(
     assert done.stdout.startswith("Once upon a time")
 
 
+def test_the_program_of_the_page_works(locked: Locked) -> None:
+    (program,) = [b.text for b in blocks(ROOT / "docs" / "security.md") if b.kind == "python"]
+    program = program.replace("localhost:50051", locked.address)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        env=locked.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0 and done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("words", ["status", "bench serve --num-prompts 2 --max-tokens 4"])
+def test_commands_know_who_asks_from_the_environment(locked: Locked, words: str) -> None:
+    asking = certificates.tls_of(locked.folder, certificates.CLIENT)
+    known = {f"TANDEM_TLS_{kind.upper()}": str(path) for kind, path in asdict(asking).items()}
+    here = replace(locked, environment=locked.environment | known)
+    done = here.run(*words.split(), "--address", locked.address)
+    assert done.returncode == 0, done.stderr
+
+
 def test_nobody_else_is_let_in(locked: Locked) -> None:
     done = locked.run("status", "--address", locked.address)
     assert done.returncode == 1 and done.stderr.startswith("error: nobody answers at")
-    assert done.stderr.count("\n") == 1
+    assert done.stderr.count("\n") == 1 and "--tls" in done.stderr
 
 
 def test_its_certificates_are_private_and_made_once(locked: Locked) -> None:

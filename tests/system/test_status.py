@@ -36,6 +36,7 @@ def test_status_shows_the_last_minute_and_the_round_workers(up: Up) -> None:
     figures = r"last minute: [\d.]+ tokens/s, acceptance rate \d+ %, mean acceptance length [\d.]+;"
     assert re.search(figures, shown.stdout)
     assert "; 1 finished, 0 failed\n" in shown.stdout
+    assert re.search(r"^drafter .* ms  +\d+ %$", shown.stdout, re.MULTILINE)
 
 
 def test_top_prints_one_screen(up: Up) -> None:
@@ -58,6 +59,9 @@ def test_the_status_page_is_beside_the_metrics(up: Up) -> None:
     assert shown["problems"] == [] and model["history"]
     assert [each["serving"] for each in model["verifiers"] + model["drafters"]] == [True, True]
     assert model["lastMinute"]["requestsFinished"] == 1
+    (drafter,) = model["drafters"]
+    rate = model["lastMinute"]["acceptanceRate"]
+    assert int(drafter["draftTokens"]) > 0 and drafter["acceptanceRate"] == pytest.approx(rate)
 
 
 @pytest.mark.usefixtures("interruptible")

@@ -901,6 +901,7 @@ class ReplicaStatus(_message.Message):
     KERNELS_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     serving: _builtins.bool
     model: _builtins.str
@@ -910,7 +911,7 @@ class ReplicaStatus(_message.Message):
     kv_cache_usage: _builtins.float
     round_trip_seconds: _builtins.float
     acceptance_rate: _builtins.float
-    """drafters"""
+    """drafters: accepted of `draft_tokens`"""
     pool: _builtins.str
     """drafters"""
     exactness: _builtins.str
@@ -921,6 +922,8 @@ class ReplicaStatus(_message.Message):
     """hex; the same on services that compute the same text"""
     problem: _builtins.str
     """why it is not used; empty if it serves"""
+    draft_tokens: _builtins.int
+    """drafters: verified of theirs, as far as this front end has seen"""
     def __init__(
         self,
         *,
@@ -938,10 +941,11 @@ class ReplicaStatus(_message.Message):
         kernels: _builtins.str = ...,
         fingerprint: _builtins.str = ...,
         problem: _builtins.str = ...,
+        draft_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rate", b"acceptance_rate", "address", b"address", "device", b"device", "dtype", b"dtype", "exactness", b"exactness", "fingerprint", b"fingerprint", "kernels", b"kernels", "kv_cache_usage", b"kv_cache_usage", "model", b"model", "pool", b"pool", "problem", b"problem", "round_trip_seconds", b"round_trip_seconds", "serving", b"serving", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rate", b"acceptance_rate", "address", b"address", "device", b"device", "draft_tokens", b"draft_tokens", "dtype", b"dtype", "exactness", b"exactness", "fingerprint", b"fingerprint", "kernels", b"kernels", "kv_cache_usage", b"kv_cache_usage", "model", b"model", "pool", b"pool", "problem", b"problem", "round_trip_seconds", b"round_trip_seconds", "serving", b"serving", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -216,6 +216,7 @@ class RunResponse(_message.Message):
     VERIFIER_ROUND_TRIP_FIELD_NUMBER: _builtins.int
     FALLBACK_FIELD_NUMBER: _builtins.int
     VERIFIER_GROUP_FIELD_NUMBER: _builtins.int
+    DRAFTER_FIELD_NUMBER: _builtins.int
     drafted: _builtins.int
     """guessed nodes verified"""
     accepted: _builtins.int
@@ -241,6 +242,8 @@ class RunResponse(_message.Message):
     fallback: Global___Fallback.ValueType
     verifier_group: _builtins.str
     """fingerprint of the verifier's model, where it is another than before"""
+    drafter: _builtins.str
+    """address of the drafter, where it is another than before"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -267,10 +270,11 @@ class RunResponse(_message.Message):
         verifier_round_trip: _builtins.float = ...,
         fallback: Global___Fallback.ValueType = ...,
         verifier_group: _builtins.str = ...,
+        drafter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id", "matched_token_id", b"matched_token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id", "accepted", b"accepted", "drafted", b"drafted", "drafter_round_trip", b"drafter_round_trip", "drafter_switches", b"drafter_switches", "expected", b"expected", "fallback", b"fallback", "finish", b"finish", "late", b"late", "logprobs", b"logprobs", "matched_token_id", b"matched_token_id", "reused", b"reused", "seconds", b"seconds", "tokens", b"tokens", "unused", b"unused", "verifier_group", b"verifier_group", "verifier_round_trip", b"verifier_round_trip", "verifier_switches", b"verifier_switches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id", "accepted", b"accepted", "drafted", b"drafted", "drafter", b"drafter", "drafter_round_trip", b"drafter_round_trip", "drafter_switches", b"drafter_switches", "expected", b"expected", "fallback", b"fallback", "finish", b"finish", "late", b"late", "logprobs", b"logprobs", "matched_token_id", b"matched_token_id", "reused", b"reused", "seconds", b"seconds", "tokens", b"tokens", "unused", b"unused", "verifier_group", b"verifier_group", "verifier_round_trip", b"verifier_round_trip", "verifier_switches", b"verifier_switches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__matched_token_id: _TypeAlias = _typing.Literal["matched_token_id"]  # noqa: Y015
     _WhichOneofArgType__matched_token_id: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id"]  # noqa: Y015
