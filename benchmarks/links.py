@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -25,6 +24,7 @@ from transformers.utils import logging
 
 from tandem import models
 from tandem.benchmarks.figures import report
+from tandem.benchmarks.peers.cell import KINDS, Cell
 from tandem.benchmarks.peers.checkout import HERE, Checkout, ignorant, serving
 from tandem.benchmarks.peers.delay import State
 from tandem.benchmarks.peers.prompts import story_prompts
@@ -32,7 +32,6 @@ from tandem.benchmarks.peers.turns import Job, Turn, Turns, figures, ratio, take
 from tandem.orchestrator.cli import certificates
 from tandem.protos.errors import TandemError
 
-KINDS = re.compile(r"trained|random|hung|killed|slow(\d+)")
 SETTLE_SECONDS = 0.2
 REQUESTS = 2  # of a turn, in each place
 SHARING = 16  # requests at once that take a turn of twice the time
@@ -49,24 +48,6 @@ HEADINGS = (
     *("first: plain", "drafts", "other", "per round", "other's", "up", "down"),
     *("cpu: plain", "drafts", "other", "differ", "failed"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One combination."""
-
-    drafter: str
-    temperature: float
-    at_once: int
-    round_trip: float  # ms
-
-    @property
-    def link(self) -> State:
-        """The link to such a drafter."""
-        kind = KINDS.fullmatch(self.drafter)
-        assert kind, "checked where cells are made"
-        seconds, extra = self.round_trip / 1000, int(kind[1] or 0) / 1000
-        return State(seconds, extra, self.drafter == "hung", self.drafter == "killed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +201,8 @@ def main(
     temperature: Annotated[list[float], typer.Option(help="may be repeated")] = [0.0, 0.7, 1.0],  # noqa: B006
     at_once: Annotated[list[int], typer.Option(help="requests", min=1)] = [1, 8, 32],  # noqa: B006
     round_trip: Annotated[list[float], typer.Option(help="ms", min=0)] = [0.0, 5.0, 20.0, 80.0],  # noqa: B006
+    jitter: Annotated[float, typer.Option(help="ms by which a delay may be longer", min=0)] = 0.0,
+    loss: Annotated[float, typer.Option(help="percent of segments", min=0, max=50)] = 0.0,
     tokens: Annotated[int, typer.Option(help="per request, half of it more or less", min=2)] = 64,
     turns: Annotated[int, typer.Option(help="of every system in a cell", min=1)] = 3,
     seconds: Annotated[float, typer.Option(help="of a turn of one request at once")] = 1.5,
@@ -233,7 +216,8 @@ def main(
         raise typer.BadParameter(f"{unknown[0]!r} is none", param_hint="--drafter")
     logging.disable_progress_bar()
     folders = [folder.resolve() for folder in (this, other) if folder]
-    cells = [Cell(*each) for each in product(drafter, temperature, at_once, round_trip)]
+    each = product(drafter, temperature, at_once, round_trip)
+    cells = [Cell(*words, jitter, loss) for words in each]
     with tempfile.TemporaryDirectory() as name:
         untrained = ignorant(draft, Path(name)) if "random" in drafter else draft
         keys = Path(name) if tls and certificates.make(Path(name)) else None

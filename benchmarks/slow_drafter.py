@@ -1,5 +1,5 @@
-"""What a drafter that is slow, hangs or is gone costs: streams with drafts beside plain ones, in
-turns, while it is so, and how soon drafts are accepted again when it is over.
+"""What a drafter that is slow, hangs, sends nonsense or is gone costs: streams with drafts beside
+plain ones, in turns, while it is so, and how soon drafts are accepted again when it is over.
 
 Counted from the 32nd token of a stream on: until then it may be found out.
 """
@@ -36,6 +36,8 @@ FAULTS = {
     "slow by 2 s a pass": (victim.CRAWL, victim.RECOVER),
     "hangs": (victim.HANG, victim.RECOVER),
     "suspended": (signal.SIGSTOP, signal.SIGCONT),
+    "sends garbage": (victim.GARBAGE, victim.RECOVER),
+    "sends twice as much": (victim.TWICE, victim.RECOVER),
     "killed": (signal.SIGKILL,),
 }
 

@@ -3,7 +3,8 @@
     python -m tandem.benchmarks.alerts
 
 Two of each service on the embedded pair run in processes of their own, under load. First nothing is
-wrong for a while, and no alert may fire; then one fault follows another.
+wrong for a while: no alert may fire, and no process may report that it does not serve. Then one
+fault follows another.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ from tandem.benchmarks.alerts.watchers import HOST, Webhook, watching
 from tandem.benchmarks.peers.checkout import HERE, QUIET, address, child, ignorant
 from tandem.benchmarks.peers.delay import State, linked
 from tandem.protos.transport import rpc
+from tandem.protos.transport.health import is_serving
 from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
 
 MOST_SECONDS = 60.0
+CHECK_SECONDS = 1.0  # between two questions for the health of each process
+ANSWER_SECONDS = 2.0  # in which one answers
 LONG = "Once upon a time there was a little girl. " * 30
 
 
@@ -39,6 +43,7 @@ class System:
 
     processes: dict[str, list[Process]] = field(default_factory=dict)
     pages: dict[str, list[str]] = field(default_factory=dict)
+    addresses: list[tuple[str, str]] = field(default_factory=list)  # of a role
     link: Any = None
     stub: Any = None
 
@@ -57,7 +62,30 @@ class System:
         )
         self.processes.setdefault(role, []).append(it)
         self.pages.setdefault(role, []).append(page)
-        return await address(it)
+        self.addresses.append((role, await address(it)))
+        return self.addresses[-1][1]
+
+    async def check(self, seconds: float) -> tuple[int, int]:
+        """Ask every process for its health again and again: how often, and how often it did not
+        report that it serves.
+        """
+        checks = alarms = 0
+        async with AsyncExitStack() as scope:
+            asked = [
+                (
+                    await scope.enter_async_context(rpc.connect(place)),
+                    f"tandem.v1.{role.capitalize()}Service",
+                )
+                for role, place in self.addresses
+            ]
+            until = time.monotonic() + seconds
+            while (now := time.monotonic()) < until:
+                answers = await asyncio.gather(
+                    *(is_serving(channel, name, ANSWER_SECONDS) for channel, name in asked)
+                )
+                checks, alarms = checks + len(answers), alarms + answers.count(False)
+                await asyncio.sleep(max(0.0, now + CHECK_SECONDS - time.monotonic()))
+        return checks, alarms
 
 
 @asynccontextmanager
@@ -138,9 +166,13 @@ async def lost_and_slow(clean: float, folder: Path) -> bool:
         watching(folder, system.pages) as webhook,
         load(system.stub, 2),
     ):
-        await asyncio.sleep(clean)
-        print(f"{clean:.0f} clean seconds: {sorted(webhook.ever) or 'no alert'}", flush=True)
-        good &= not webhook.ever
+        checks, alarms = await system.check(clean)
+        print(
+            f"{clean:.0f} clean seconds: {sorted(webhook.ever) or 'no alert'}; {alarms} of {checks}"
+            " health checks failed",
+            flush=True,
+        )
+        good &= not webhook.ever and not alarms
         await system.link.become(State(round_trip=0.8))
         good &= await expect(webhook, "a drafter far away", "TandemDrafterSlow")
         await system.link.become(State())

@@ -1,5 +1,5 @@
-"""A service that can be made to hang and to be slow: `victim MODULE FLAGS...` runs a module as
-`python -m` would, and obeys signals meanwhile.
+"""A service that can be made to hang, to be slow, and to send bad drafts: `victim MODULE FLAGS...`
+runs a module as `python -m` would, and obeys signals meanwhile.
 """
 
 from __future__ import annotations
@@ -8,43 +8,68 @@ import runpy
 import signal
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
+from tandem.protos.streams import Guess
+
 HANG_SECONDS = 0.05  # at a time
-HANG, RECOVER, SLOW, CRAWL = (signal.SIGRTMIN + number for number in range(1, 5))
-DELAYS = {RECOVER: 0.0, SLOW: 0.2, CRAWL: 2.0}  # seconds that every step takes longer
+HANG, RECOVER, SLOW, CRAWL, GARBAGE, TWICE = (signal.SIGRTMIN + number for number in range(1, 7))
+DELAYS = {SLOW: 0.2, CRAWL: 2.0}  # seconds that every step takes longer
+MODEL_SERVICES = ("tandem.verifier_service", "tandem.drafter_service")
+
+
+def garbage(guess: Guess) -> Guess:
+    """As many tokens, that are all wrong and said to be certain."""
+    wrong = tuple(token ^ 1 for token in guess.tokens)
+    return replace(guess, tokens=wrong, scores=(0.0,) * len(wrong))
+
+
+def twice(guess: Guess) -> Guess:
+    """Every node a second time, which is twice as many as were asked for."""
+    return replace(
+        guess, tokens=guess.tokens * 2, parents=guess.parents * 2, scores=guess.scores * 2
+    )
+
+
+SPOILS = {GARBAGE: garbage, TWICE: twice}
 
 
 def main() -> None:
     """Command line."""
     del sys.argv[0]
-    hung, delay = False, 0.0
-
-    def hang(*_: object) -> None:
-        """The event loop blocks, and with it everything but threads, until RECOVER."""
-        nonlocal hung
-        hung = True
-        while hung:
-            time.sleep(HANG_SECONDS)
+    mode = RECOVER
 
     def become(number: int, _: object) -> None:
-        nonlocal hung, delay
-        hung, delay = False, DELAYS[number]
+        """HANG: the event loop blocks, and with it everything but threads, until RECOVER."""
+        nonlocal mode
+        mode = number
+        while number == mode == HANG:
+            time.sleep(HANG_SECONDS)
 
     def slowed(run: Any) -> Any:
         def call(*arguments: Any) -> Any:
-            time.sleep(delay)
+            time.sleep(DELAYS.get(mode, 0.0))
             return run(*arguments)
 
         return call
 
-    signal.signal(HANG, hang)
-    for number in DELAYS:
+    def spoiled(encode: Any) -> Any:
+        def call(stream: int, guess: Guess) -> Any:
+            return encode(stream, SPOILS[mode](guess) if mode in SPOILS else guess)
+
+        return call
+
+    for number in (HANG, RECOVER, *DELAYS, *SPOILS):
         signal.signal(number, become)
-    if sys.argv[0] in ("tandem.verifier_service", "tandem.drafter_service"):
+    if sys.argv[0] in MODEL_SERVICES:
         from tandem.engine.runner import HFRunner
 
         HFRunner.__call__ = slowed(HFRunner.__call__)  # type: ignore[method-assign]
+    if sys.argv[0] == "tandem.drafter_service":
+        from tandem.drafter_service import service
+
+        service.encode_guess = spoiled(service.encode_guess)
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 

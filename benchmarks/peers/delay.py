@@ -1,6 +1,6 @@
 """A TCP proxy that makes a service distant: every byte comes half a round trip later, in order, at
-any bandwidth. It can add to the answers' delay, hang in one direction or both, or refuse all
-connections.
+any bandwidth. It can add to the answers' delay, vary it, lose segments, which TCP sends again, hang
+in one direction or both, or refuse all connections.
 
     python -m tandem.benchmarks.peers.delay HOST:PORT
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import selectors
 import sys
 from collections import deque
@@ -25,6 +26,8 @@ import typer
 from tandem.protos.service.process import announce
 
 HOST = "127.0.0.1"
+SEGMENT = 1448  # bytes, of Ethernet
+RESEND_SECONDS = 0.2  # at least, after which TCP sends a lost segment again
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,8 @@ class State:
 
     round_trip: float = 0.0
     extra: float = 0.0  # of what comes back
+    jitter: float = 0.0  # by which a delay may be longer, evenly
+    loss: float = 0.0  # part of the segments that TCP has to send again
     hung: bool = False  # connections stay, their bytes wait
     hung_up: bool = False  # those to the service alone
     hung_down: bool = False  # those from the service alone
@@ -41,6 +46,15 @@ class State:
     def waits(self, back: bool) -> bool:
         """Whether bytes of a direction wait."""
         return self.hung or (self.hung_down if back else self.hung_up)
+
+    def seconds(self, size: int, back: bool) -> float:
+        """How long so many bytes take in a direction."""
+        delay = self.round_trip / 2 + (self.extra if back else 0.0)
+        delay += random.uniform(0.0, self.jitter)
+        segments = -(-size // SEGMENT)
+        if random.random() >= (1.0 - self.loss) ** segments:
+            delay += max(RESEND_SECONDS, self.round_trip)
+        return delay
 
 
 @dataclass(slots=True)
@@ -57,11 +71,10 @@ class Way:
 
     def send(self, data: bytes | None) -> None:
         """Bytes set out."""
-        loop, state = asyncio.get_running_loop(), self.link.state
-        self.carried += len(data or b"")
+        loop, size = asyncio.get_running_loop(), len(data or b"")
+        self.carried += size
         self._sent.append(data)
-        delay = state.round_trip / 2 + (state.extra if self.back else 0.0)
-        self.due = max(self.due, loop.time() + delay)
+        self.due = max(self.due, loop.time() + self.link.state.seconds(size, self.back))
         if self.due <= loop.time():
             self._arrive()
         else:

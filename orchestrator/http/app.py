@@ -27,7 +27,7 @@ from tandem.orchestrator.frontend.client_guard import Anybody, Callers
 from tandem.orchestrator.frontend.identities import GENERATE, Identity
 from tandem.orchestrator.frontend.share import CLIENT_KEY, client_digest, connection_digest
 from tandem.orchestrator.http import decoding, errors
-from tandem.orchestrator.http.body import BodyTooLarge, NotJson, read_body
+from tandem.orchestrator.http.body import Bodies, BodyTooLarge, NotJson
 from tandem.orchestrator.http.delivery import Delivery, Frontend
 from tandem.orchestrator.http.peer import CERTIFICATE
 from tandem.orchestrator.http.replies import Reply
@@ -57,6 +57,7 @@ class HttpApi:
     model: ModelDescription
     tokenizer: Tokenizer
     callers: Callers = field(default_factory=Anybody)
+    _bodies: Bodies = field(init=False, default_factory=Bodies)
     _tokens: TokenTexts = field(init=False)
     _began: int = field(init=False)
 
@@ -88,8 +89,8 @@ class HttpApi:
     async def _decoded(self, kind: type[GenerationBody], request: Request) -> Delivery:
         self.frontend.drain.check()
         identity = self._identity(request)
-        content = await read_body(request)
-        body = await asyncio.to_thread(decoding.parsed, kind, content)
+        async with self._bodies.read(request) as content:
+            body = await asyncio.to_thread(decoding.parsed, kind, content)
         request_id = request.state.request_id
         chat = isinstance(body, ChatBody)
         caller = caller_of(request, body)

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from tandem.benchmarks.peers.delay import HOST, Link, State, linked
+from tandem.benchmarks.peers.delay import HOST, RESEND_SECONDS, SEGMENT, Link, State, linked
 from tests.services.peer import until
 
 ROUND_TRIP = 0.05
@@ -69,11 +69,19 @@ async def test_more_delay_is_added_to_answers_once() -> None:
         assert await asked(streams, b"second") >= 3 * ROUND_TRIP
 
 
+async def test_a_lost_segment_comes_when_it_was_sent_again() -> None:
+    async with distant(State(loss=1.0)) as (_, streams):
+        assert await asked(streams, b"there and back") >= 1.99 * RESEND_SECONDS
+    state = State(ROUND_TRIP, loss=0.01)
+    late = sum(state.seconds(SEGMENT, back=False) > RESEND_SECONDS for _ in range(10_000))
+    assert 30 < late < 300
+
+
 async def test_bytes_keep_their_order_while_the_delay_shrinks() -> None:
     async with distant(State(ROUND_TRIP)) as (link, (reader, writer)):
         sent = b""
         for number in range(200):
-            await link.become(State(ROUND_TRIP * (1 - number / 200), extra=0.001))
+            await link.become(State(ROUND_TRIP * (1 - number / 200), extra=0.001, jitter=0.01))
             writer.write(piece := number.to_bytes(2, "big") * 500)
             sent += piece
             await asyncio.sleep(0)

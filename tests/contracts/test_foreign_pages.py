@@ -55,9 +55,12 @@ def test_the_pages_of_a_service_are_not_read_under_a_foreign_name() -> None:
 
 
 async def test_the_http_api_takes_json_from_those_who_know_its_name() -> None:
+    bodies = body.Bodies()
+
     async def read(request: Request) -> Response:
         try:
-            return PlainTextResponse(await body.read_body(request))
+            async with bodies.read(request) as content:
+                return PlainTextResponse(content)
         except body.NotJson:
             return PlainTextResponse("", 415)
 

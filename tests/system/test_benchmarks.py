@@ -27,6 +27,7 @@ SMALL = {
     "links": "--round-trip 0 --at-once 1 --temperature 0 --tokens 8 --turns 1 --seconds 1",
     "options": "--requests 2",
     "orchestration": "--streams 1,20 --seconds 1",
+    "overload": "--places 2 --seconds 4",
     "partitions": "--where verifier --way both --seconds 2.5",
     "rules": "--prompts 1 --max-new-tokens 8",
     "sampling": "--vocabulary 1000 --sessions 1 --visited 1 --repetitions 1",

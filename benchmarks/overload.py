@@ -1,0 +1,183 @@
+"""What admitted streams notice while far more is asked for than can be served:
+
+    python -m tandem.benchmarks.overload
+
+First all places are taken, and it is measured how many requests that serves. Then ten times as many
+arrive, at random, with prompts beside them that are far too large, and as many streams that nobody
+reads as there are places. Told are the seconds to a refusal, and the gaps between the chunks of
+streams that run, before and while that lasts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+from time import monotonic
+from typing import Annotated
+
+import psutil
+import typer
+from rich.table import Table
+
+from tandem import AsyncClient, models
+from tandem.benchmarks.chaos.system import FRONT_END, running
+from tandem.benchmarks.figures import report
+from tandem.benchmarks.peers.prompts import story_prompts
+from tandem.orchestrator.frontend.share import CLIENT_KEY
+from tandem.protos.errors import Busy, InvalidRequest, TandemError
+from tandem.protos.service.tasks import background
+
+PROMPT = story_prompts()[0]
+LARGE = "x" * (512 << 10)
+LARGE_SECONDS = 0.2  # between two of them
+TOKENS = 64
+
+
+@dataclass(slots=True)
+class Seen:
+    """What clients saw in a stretch of time: seconds."""
+
+    gaps: list[float] = field(default_factory=list)
+    refusals: list[float] = field(default_factory=list)
+    ends: Counter[str] = field(default_factory=Counter)
+
+    async def ask(self, client: AsyncClient, prompt: str) -> None:
+        """One stream, read as fast as it comes."""
+        began = last = monotonic()
+        try:
+            async with client.stream(prompt, max_new_tokens=TOKENS, ignore_eos=True) as stream:
+                async for chunk in stream:
+                    now = monotonic()
+                    if chunk.completion_tokens > len(chunk.token_ids):
+                        self.gaps.append(now - last)
+                    last = now
+            self.ends["finished"] += 1
+        except (Busy, InvalidRequest) as refusal:
+            self.refusals.append(monotonic() - began)
+            self.ends[type(refusal).__name__] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Seconds, MB, and requests by their ends."""
+
+    places: int
+    served_per_second: float
+    refused_p50: float
+    refused_p99: float
+    gap_p99_before: float
+    gap_p99: float
+    memory_before: float
+    memory: float
+    ends: dict[str, int]
+
+
+def p99(values: list[float]) -> float:
+    """Of some values, at least two."""
+    return quantiles(values, n=100)[-1]
+
+
+async def repeat(act: Callable[[], Awaitable[object]]) -> None:
+    """Again and again, until cancelled."""
+    while True:
+        await act()
+
+
+async def arrive(per_second: float, act: Callable[[], Awaitable[object]]) -> None:
+    """Acts that begin at random, so many a second, whether or not others have ended."""
+    async with asyncio.TaskGroup() as group:
+        while True:
+            await asyncio.sleep(random.expovariate(per_second))
+            group.create_task(act())  # type: ignore[arg-type]
+
+
+async def unread(client: AsyncClient) -> None:
+    """A stream of which only the first chunk is read."""
+    async with client.stream(PROMPT, max_new_tokens=400, ignore_eos=True) as stream:
+        await anext(aiter(stream))
+        await asyncio.Event().wait()
+
+
+async def measure(target: Path, draft: Path, places: int, times: float, seconds: float) -> Figures:
+    """Both stretches; raises TandemError."""
+    os.environ["TANDEM__ORCHESTRATOR__MAX_RUNNING"] = str(places)
+    os.environ["TANDEM__ORCHESTRATOR__MAX_RUNNING_PER_CLIENT"] = str(places)
+    os.environ["TANDEM__ORCHESTRATOR__MAX_WAITING"] = str(2 * places)
+    async with AsyncExitStack() as scope:
+        system = await scope.enter_async_context(running(target, draft, 1, 1, 1, 0))
+        front = psutil.Process(system.members[FRONT_END][0].pid)
+
+        async def client(name: str, **options: float) -> AsyncClient:
+            own = AsyncClient(*system.addresses, **options)
+            own.metadata = ((CLIENT_KEY, name),)
+            return await scope.enter_async_context(own)
+
+        patient, hasty = await client("steady"), await client("crowd", retry_seconds=0.0)
+        large, mute = await client("large", retry_seconds=0.0), await client("mute")
+        before, during = Seen(), Seen()
+        steady = Seen()  # what runs in both stretches
+
+        async def follow() -> None:
+            await repeat(lambda: steady.ask(patient, PROMPT))
+
+        async with background(*(follow() for _ in range(places))):
+            await asyncio.sleep(seconds / 4)
+            steady.gaps, steady.ends = before.gaps, before.ends
+            await asyncio.sleep(seconds)
+            rate, memory = before.ends["finished"] / seconds, front.memory_info().rss / 1e6
+            steady.gaps, steady.ends = during.gaps, during.ends
+            async with background(
+                arrive(times * rate, lambda: during.ask(hasty, PROMPT)),
+                arrive(1 / LARGE_SECONDS, lambda: during.ask(large, LARGE)),
+                *(unread(mute) for _ in range(places)),
+            ):
+                await asyncio.sleep(seconds)
+            grown = front.memory_info().rss / 1e6
+    middle, late = median(during.refusals), p99(during.refusals)
+    gaps = p99(before.gaps), p99(during.gaps)
+    return Figures(places, rate, middle, late, *gaps, memory, grown, dict(during.ends))
+
+
+def table(found: Figures) -> Table:
+    """What people see."""
+    shown = Table("", "", box=None)
+    for name, value in (
+        ("requests served a second, all places taken", f"{found.served_per_second:.1f}"),
+        ("then ended", ", ".join(f"{count} {end}" for end, count in sorted(found.ends.items()))),
+        ("refused after, median", f"{1e3 * found.refused_p50:.1f} ms"),
+        ("refused after, p99", f"{1e3 * found.refused_p99:.1f} ms"),
+        ("gaps of streams before, p99", f"{1e3 * found.gap_p99_before:.1f} ms"),
+        ("gaps of streams meanwhile, p99", f"{1e3 * found.gap_p99:.1f} ms"),
+        ("ratio", f"{found.gap_p99 / found.gap_p99_before:.2f}"),
+        ("memory of the front end", f"{found.memory_before:.0f} MB, then {found.memory:.0f} MB"),
+    ):
+        shown.add_row(name, value)
+    return shown
+
+
+def main(
+    target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
+    draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
+    places: Annotated[int, typer.Option(help="requests that run at once", min=1)] = 8,
+    times: Annotated[float, typer.Option(help="what is offered to what can be served")] = 10.0,
+    seconds: Annotated[float, typer.Option(help="of each stretch", min=4)] = 30.0,
+    file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+) -> None:
+    """Refusals, and gaps of admitted streams, under an overload."""
+    try:
+        found = asyncio.run(measure(target, draft, places, times, seconds))
+    except TandemError as problem:
+        raise SystemExit(f"error: {problem}") from None
+    heading = report.title(target, draft, f"{times:g} times what {places} places can serve")
+    report.publish(heading, table(found), [asdict(found)], file)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,37 @@
+"""A combination of drafter, requests and link that `benchmarks.links` measures."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tandem.benchmarks.peers.delay import State
+
+KINDS = re.compile(r"trained|random|hung|killed|slow(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One combination."""
+
+    drafter: str
+    temperature: float
+    at_once: int
+    round_trip: float  # ms
+    jitter: float = 0.0  # ms
+    loss: float = 0.0  # percent
+
+    @property
+    def link(self) -> State:
+        """The link to such a drafter."""
+        kind = KINDS.fullmatch(self.drafter)
+        assert kind, "checked where cells are made"
+        seconds, extra = self.round_trip / 1000, int(kind[1] or 0) / 1000
+        return State(
+            seconds,
+            extra,
+            self.jitter / 1000,
+            self.loss / 100,
+            hung=self.drafter == "hung",
+            refusing=self.drafter == "killed",
+        )

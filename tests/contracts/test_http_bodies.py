@@ -1,0 +1,52 @@
+"""How much of the bodies of requests is held at once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from tandem.orchestrator.http.body import MAX_BYTES, Bodies, BodyTooLarge
+from tandem.protos.errors import Busy, InvalidRequest
+
+
+def request(*pieces: bytes) -> Request:
+    """One whose body comes in pieces."""
+
+    async def come() -> AsyncIterator[dict[str, Any]]:
+        for piece in pieces:
+            yield {"type": "http.request", "body": piece, "more_body": True}
+        yield {"type": "http.request", "body": b"", "more_body": False}
+
+    coming = come()
+    scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
+    return Request(scope, lambda: anext(coming))
+
+
+async def test_bodies_have_so_many_bytes_together_and_what_has_ended_has_none() -> None:
+    bodies = Bodies(most=10)
+    async with AsyncExitStack() as scope:
+        first = await scope.enter_async_context(bodies.read(request(b"12", b"3456")))
+        assert (first, bodies.held) == (b"123456", 6)
+        with pytest.raises(Busy) as refused:
+            async with bodies.read(request(b"12", b"345")):
+                pass
+        assert refused.value.retry_after > 0 and bodies.held == 6
+        async with bodies.read(request(b"1234")) as second:
+            assert (second, bodies.held) == (b"1234", 10)
+    assert bodies.held == 0
+
+
+@pytest.mark.parametrize("left", [ConnectionError, InvalidRequest])
+async def test_whatever_ends_a_body_it_is_held_no_more(left: type[Exception]) -> None:
+    bodies = Bodies()
+    with pytest.raises(BodyTooLarge):
+        async with bodies.read(request(b"x" * MAX_BYTES, b"x")):
+            pass
+    with pytest.raises(left):
+        async with bodies.read(request(b"x")):
+            raise left("it was no good")
+    assert bodies.held == 0
