@@ -38,6 +38,7 @@ PROMPT = story_prompts()[0]
 LARGE = "x" * (512 << 10)
 LARGE_SECONDS = 0.2  # between two of them
 TOKENS = 64
+PATIENCE = 60.0  # seconds
 
 
 @dataclass(slots=True)
@@ -114,13 +115,13 @@ async def measure(target: Path, draft: Path, places: int, times: float, seconds:
         system = await scope.enter_async_context(running(target, draft, 1, 1, 1, 0))
         front = psutil.Process(system.members[FRONT_END][0].pid)
 
-        async def client(name: str, **options: float) -> AsyncClient:
-            own = AsyncClient(*system.addresses, **options)
+        async def client(name: str, retry_seconds: float = 0.0) -> AsyncClient:
+            own = AsyncClient(*system.addresses, retry_seconds=retry_seconds)
             own.metadata = ((CLIENT_KEY, name),)
             return await scope.enter_async_context(own)
 
-        patient, hasty = await client("steady"), await client("crowd", retry_seconds=0.0)
-        large, mute = await client("large", retry_seconds=0.0), await client("mute")
+        patient, hasty = await client("steady", PATIENCE), await client("crowd")
+        large, mute = await client("large"), await client("mute", PATIENCE)
         before, during = Seen(), Seen()
         steady = Seen()  # what runs in both stretches
 

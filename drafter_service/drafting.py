@@ -65,7 +65,8 @@ class TreeDrafter:
         guess = partial(expander, shape, params, visible=self._visible)
         rates, cost = self._host.thread.rates, self._host.config.draft_cost
         worth = None if whole else Worth(conditions, rates, self._history, cost)
-        with DeferredPrefill(self._sessions, opening.context, stream.inbox, worth) as prefill:
+        clock, inbox = time.perf_counter, stream.inbox
+        with DeferredPrefill(self._sessions, opening.context, inbox, worth, clock) as prefill:
             first = yield from self._sessions.feed(opening.context, prefill.step_input)
             session, context = prefill.session, prefill.context
             self._sessions.keep(session, context, ())
@@ -76,7 +77,7 @@ class TreeDrafter:
                 yield from whole_drafts(text, guess, stream, first, opening.once)
                 return
             guesses = guess(context.length)
-            growing = GrowingTree(text, guesses, stream, worth, time.perf_counter, first)
+            growing = GrowingTree(text, guesses, stream, worth, clock, first)
             while True:
                 growing.take((yield from text.feed(growing)))
 

@@ -151,7 +151,6 @@ async def serving(
         workers_of(config, workers) as supervising,
         known(config, discovery, registry) as (replicas, target),
     ):
-        served = served_model(config, target, tokenizer)
         metrics = FrontMetrics(registry, replicas.acceptance)
         limits_each = Limits(*config.each_client, "_per_client")
         admission = Admission(Limits(config.max_running, config.max_waiting), limits_each, metrics)
@@ -159,21 +158,21 @@ async def serving(
             supervising(config, target) as supervisor,
             WorkerPool(supervisor, discovery.membership, metrics.resumes.inc) as pool,
         ):
-            answers = Answers(pool, tokenizer, served, metrics, admission, chat=chat)
+            model = served_model(config, target, tokenizer)
+            answers = Answers(pool, tokenizer, model, metrics, admission, chat=chat)
             draining, health, ends = drain or Drain(), Health(), RequestLog()
             recorder = Recorder(metrics, admission, ends)
             overview = Overview(replicas, pool, admission, recorder, health)
             service = OrchestratorService(answers, overview, draining, ends, callers)
             counted = ends.reporting(metrics.ended)
-            frontend = Frontend(answers, draining, counted, lambda: health.serving)
-            api = HttpApi(frontend, target, tokenizer, callers)
+            front = Frontend(answers, draining, counted, lambda: health.serving)
             replicas.key = supervisor.access.key
             if pages:
                 add_status_pages(pages, overview.read)
             async with (
                 background(*readiness.reporting(health, pool, replicas), recorder.run()),
                 registering(config, target, supervisor, discovery, callers) as registration,
-                http_port(config, api),
+                http_port(config, HttpApi(front, target, tokenizer, callers)),
                 rpc.serving(
                     config.host,
                     config.port,

@@ -18,6 +18,22 @@ PAGES = [
     *(ROOT / folder / "README.md" for folder in ("engine", "models", "examples")),
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CONTAINERS = "tests/system/test_containers.py::test"
+FIRST_STEPS = "tests/system/test_first_steps.py::test_a_new_operator_sees_the_acceptance_rate"
+ELSEWHERE = {  # a block's first command: the test that runs it, `file::name`
+    "ray start --head --node-ip-address=10.0.0.1 --port=6379": "tests/system/test_ray_nodes.py::"
+    "test_streams_go_on_when_the_link_to_a_node_is_cut_and_when_the_node_is_lost",
+    "docker compose -f deploy/compose.yaml up --build --detach --wait": f"{CONTAINERS}_containers"
+    "_generate_and_come_back",
+    "tandem up --tls": "tests/system/test_locked.py::test_the_command_that_up_prints_works",
+    "from pathlib import Path": "tests/system/test_locked.py::test_the_program_of_the_page_works",
+    "export TANDEM__VERIFIER__METRICS_PORT=9001 TANDEM__DRAFTER__METRICS_PORT=9002 "
+    "TANDEM__ORCHESTRATOR__METRICS_PORT=9003": FIRST_STEPS,
+    "own=~/.local/share/tandem/certificates": FIRST_STEPS,
+    "mkdir -p certs": f"{CONTAINERS}_a_program_on_the_host_gets_the_clients_certificate",
+    "kubectl apply -k deploy/kustomize/base/shared": "tests/contracts/test_kustomize.py::test_the"
+    "_commands_of_the_page_make_the_secrets_that_pods_mount",
+}
 
 
 @dataclass(frozen=True)

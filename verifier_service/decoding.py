@@ -60,6 +60,7 @@ class DecodeJob:
     verified: int = 0  # nodes, in all steps
     lookup: NgramLookup | None = None
     timing: GuessTiming = field(default_factory=GuessTiming)
+    waited: bool = False  # for a guess, before the step
 
     def run(self) -> Job:
         """Decode until the end; raises SessionMiss, StaleTurn, Busy, InvalidRequest, Internal."""
@@ -86,6 +87,7 @@ class DecodeJob:
                 self.sessions.advance(self.session, self.pending + path, order)
                 tokens, finished = self._cut((*path, token), start)
                 logprobs = sampler.logprobs(accepted, token)[: len(tokens)]
+                self._learn(tokens[0], accepted)
                 self._report(start, tokens, len(accepted), opened, logprobs, finished)
                 self.adjustment.extend(tokens)
                 self.pending, start = (token,), start + len(tokens)
@@ -133,7 +135,11 @@ class DecodeJob:
         if self.opening.lockstep or self.lookup or self.stream.paused:
             return 0.0
         self._take()
-        return self.timing.wait_seconds(now, step, *self.guesses.expected_gain(self.trust.promise))
+        promise = 0.0 if self.timing.answered else self.trust.promise
+        gain = self.guesses.expected_gain(promise)
+        seconds = self.timing.wait_seconds(now, step, *gain)
+        self.waited |= seconds > 0
+        return seconds
 
     def _segment(self) -> Segment:
         return Segment(
@@ -183,6 +189,19 @@ class DecodeJob:
             return tokens[: end + 1], True
         return tokens, self.opening.once or start + len(tokens) >= self.opening.until
 
+    def _learn(self, token: int, accepted: Sequence[int]) -> None:
+        """The next token was this one, and these nodes were accepted."""
+        if self.opening.lockstep:
+            return
+        guesses, trust = self.guesses, self.trust
+        claimed = guesses.claimed(self.draft, accepted) if len(self.draft) else 0.0
+        trust.observe(claimed, len(accepted))
+        if (likeliest := guesses.likeliest()) is not None:
+            trust.observe_likeliest(likeliest == token)
+        elif self.waited and self.timing.answered:
+            trust.waited_in_vain()
+        self.waited = False
+
     def _report(
         self,
         start: int,
@@ -192,15 +211,10 @@ class DecodeJob:
         logprobs: tuple[TokenLogprobs, ...],
         finished: bool,
     ) -> None:
-        """Report what a step found, and learn from it; `opened` is the epoch and the tokens found
-        cached, reported once.
+        """Report what a step found; `opened` is the epoch and the tokens found cached, reported
+        once.
         """
         guesses, drafted = self.guesses, len(self.draft)
-        if not self.opening.lockstep:
-            levels = max(tree.depths(self.draft.parents), default=-1) + 1
-            self.trust.observe(self.expected, accepted, levels)
-            if (likeliest := guesses.likeliest()) is not None:
-                self.trust.observe_likeliest(likeliest == tokens[0])
         guesses.advance(tokens)
         self.verified += drafted
         if self.lookup:

@@ -25,12 +25,18 @@ class GuessTiming:
     _newest: int = -1  # the length of the text
     _behind: int = -1  # the newest length after which a guess came
     _arrived: float = 0.0  # when the newest of them came
+    _hoped: tuple[float, float] = (0.0, -1.0)  # when the one before came, and what was expected
+
+    @property
+    def answered(self) -> bool:
+        """Whether a guess came after the newest fact."""
+        return self._behind == self._newest
 
     def fact_sent(self, length: int, now: float, predicted: bool) -> None:
         """A fact leaves, with which the text has this length."""
         if self.lag and now - self._facts.get(self._newest, now) > TOLERANCE * self.lag:
             self.in_time = False
-        self._newest = length
+        self._newest, self._hoped = length, (now, -1.0)
         if not predicted:
             self._facts[length] = now
         if len(self._facts) > REMEMBERED:
@@ -52,11 +58,15 @@ class GuessTiming:
         """
         sent = self._facts.get(self._newest, 0.0)
         usual, since = (self.lag, sent) if sent else (self.gap, self._arrived)
-        known = sent or self._behind == self._newest
+        known = sent or self.answered
         if not (known and usual and promise * step > (1 + expected) * usual):
             return 0.0
         if sent and not (self.in_time and usual <= MOST * step):
             return 0.0
+        arrived, hoped = self._hoped
+        if self._arrived > arrived and expected <= hoped:
+            return 0.0  # the guess that was waited for added nothing
+        self._hoped = self._arrived, expected
         return since + TOLERANCE * usual - now
 
 

@@ -11,53 +11,77 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from operator import attrgetter
+from typing import NamedTuple
 
 from tandem.protos.streams import Guess
 from tandem.protos.types import MAX_NODES, Draft
 
 REMEMBERED = 256  # committed tokens after which a late guess may still arrive
 MOST = 16 * MAX_NODES  # nodes that are remembered by number
-MOST_TRUST, LEAST_TRUST = 0.7, -6.0
+MOST_TRUST = 0.7
 PACE = 0.05  # of what is learned from one step
-DRIFT = 0.002  # of what is forgotten in a step
+FADE = 0.01  # of what is forgotten in a step that teaches nothing
+PRIOR = 0.5  # tokens that a drafter has claimed, and was right with, before anything is known
+IN_VAIN = 0.2  # of a promise, that is lost if it is not kept
+DRIFT = 0.002  # of a promise, that is given again in a step
 
 
 @dataclass(slots=True)
 class Trust:
-    """What drafters are trusted with. `log` is by how much they misjudge the chance of a token
-    whose parent is accepted, as a logarithm: with it, as many are accepted as are expected to be.
+    """What drafters are trusted with: `right` of the `claimed` tokens were accepted of late, of
+    those after accepted ones.
     """
 
-    log: float = 0.0
+    claimed: float = 0.0
+    right: float = 0.0
     promise: float = 1.0  # how often the likeliest token after the root is right, if there is one
 
-    def observe(self, expected: float, accepted: int, levels: int) -> None:
-        """A step verified guesses of so many levels; one without any shows nothing, and what was
-        learned fades.
+    @property
+    def log(self) -> float:
+        """By how much drafters misjudge a chance, as a logarithm."""
+        return min(MOST_TRUST, math.log((self.right + PRIOR) / (self.claimed + PRIOR)))
+
+    def observe(self, claimed: float, right: int) -> None:
+        """A step verified tokens that a drafter claimed to know so many of; one without any shows
+        nothing, and what was learned fades.
         """
         self.promise += DRIFT * (1 - self.promise)
-        if not levels:
-            self.log *= 1 - DRIFT
-            return
-        slope = 0.5 + expected * (1 + levels) / 2  # about d expected / d log
-        step = PACE * (accepted - expected) / slope
-        self.log = min(MOST_TRUST, max(LEAST_TRUST, self.log + step))
+        keep = 1 - (PACE if claimed else FADE)
+        self.claimed = keep * self.claimed + claimed
+        self.right = keep * self.right + right
 
     def observe_likeliest(self, right: bool) -> None:
         """The likeliest token after the root was right, or not."""
         self.promise += PACE * (right - self.promise)
 
+    def waited_in_vain(self) -> None:
+        """A step waited for a guess, and what came has no token after the root."""
+        self.promise -= IN_VAIN * self.promise
+
 
 class GuessNode:
-    """A token at a place of the text, `position` tokens with it. Its `score` less that of a node
-    above is the log-probability that it is accepted if that one is.
+    """A token at a place of the text, `position` tokens with it. Its `gain` is the log-probability
+    that it is accepted if its parent is, `claim` that probability as the drafter has it, and
+    `claimed` the sum of its children's: what is above 1, they share.
     """
 
-    __slots__ = ("children", "position", "score", "token")
+    __slots__ = ("children", "claim", "claimed", "gain", "position", "token")
 
-    def __init__(self, token: int, position: int, score: float = 0.0) -> None:
-        self.token, self.position, self.score = token, position, score
+    def __init__(self, token: int, position: int, gain: float = 0.0, claim: float = 1.0) -> None:
+        self.token, self.position, self.gain, self.claim = token, position, gain, claim
         self.children: dict[int, GuessNode] | None = None
+        self.claimed = 0.0
+
+
+class PickedNode(NamedTuple):
+    """A node that may get a row, its parent's place among those, the chance that it is accepted,
+    and what the drafter claims of that if its parent is.
+    """
+
+    node: GuessNode
+    parent: int
+    chance: float
+    claim: float
 
 
 class Guesses:
@@ -73,9 +97,8 @@ class Guesses:
         self._text = {length: self.root}  # the newest committed tokens, by position
         self._numbered: dict[int, GuessNode] = {}
         self._source = 0  # whose numbers these are
-        self._picked: list[
-            tuple[GuessNode, int, float]
-        ] = []  # with its parent's place here, its chance
+        self._picked: list[PickedNode] = []
+        self._claims: Sequence[float] = ()  # of the nodes of the newest draft
 
     def add(self, guess: Guess, trust: float = 0.0) -> None:
         """Take in the nodes of a guess that may still come true."""
@@ -97,15 +120,16 @@ class Guesses:
             if (children := above.children) is None:
                 children = above.children = {}
             if (node := children.get(token)) is None:
-                gain = min(0.0, gain + trust)
-                node = children[token] = GuessNode(token, above.position + 1, above.score + gain)
+                claim, place = math.exp(gain), above.position + 1
+                node = children[token] = GuessNode(token, place, min(0.0, gain + trust), claim)
+                above.claimed += claim
                 self.arrived += 1
             numbered[number] = node
 
     def likeliest(self) -> int | None:
         """The token most likely to be next, if there is a guess."""
         children = (self.root.children or {}).values()
-        return max(children, key=attrgetter("score")).token if children else None
+        return max(children, key=attrgetter("gain")).token if children else None
 
     def advance(self, tokens: Sequence[int]) -> None:
         """The text goes on with these: nodes beside them are impossible now."""
@@ -117,19 +141,21 @@ class Guesses:
 
     def chances(self) -> Iterator[float]:
         """The chance of each node to be accepted, likeliest first and none before its parent."""
-        picked: list[tuple[GuessNode, int, float]] = []
+        picked: list[PickedNode] = []
         self._picked = picked
-        heap: list[tuple[float, int, GuessNode, int]] = []
-        node, place, base, count = self.root, -1, self.root.score, 0
+        heap: list[tuple[float, int, GuessNode, int, float]] = []
+        node, place, cost, count = self.root, -1, 0.0, 0
         while True:
+            sharing = max(1.0, node.claimed)
+            below = cost + math.log(sharing)
             for child in (node.children or {}).values():
                 count += 1
-                heappush(heap, (-child.score, count, child, place))
+                heappush(heap, (below - child.gain, count, child, place, child.claim / sharing))
             if not heap:
                 return
-            score, _, node, parent = heappop(heap)
-            chance, place = math.exp(-score - base), len(picked)
-            picked.append((node, parent, chance))
+            cost, _, node, parent, claim = heappop(heap)
+            chance, place = math.exp(-cost), len(picked)
+            picked.append(PickedNode(node, parent, chance, claim))
             yield chance
 
     def expected_gain(self, promise: float) -> tuple[float, float]:
@@ -139,7 +165,7 @@ class Guesses:
         expected, promise = 0.0, 0.0 if self.root.children else promise
         for chance in self.chances():
             expected += chance
-            if not promise and not self._picked[-1][0].children:
+            if not promise and not self._picked[-1].node.children:
                 promise = chance
         return expected, promise
 
@@ -149,17 +175,26 @@ class Guesses:
         """
         picked = self._picked[:rows]
         children: list[list[int]] = [[] for _ in range(len(picked) + 1)]
-        for place, (_, parent, _) in enumerate(picked):
-            children[parent + 1].append(place)
+        for place, each in enumerate(picked):
+            children[each.parent + 1].append(place)
         order, index, stack = list[int](), {-1: -1}, children[0][::-1]
         while stack:
             place = stack.pop()
             index[place] = len(order)
             order.append(place)
             stack += children[place + 1][::-1]
-        tokens = tuple(picked[place][0].token for place in order)
-        parents = tuple(index[picked[place][1]] for place in order)
-        return Draft(tokens, parents), sum(chance for _, _, chance in picked)
+        tokens = tuple(picked[place].node.token for place in order)
+        parents = tuple(index[picked[place].parent] for place in order)
+        self._claims = tuple(picked[place].claim for place in order)
+        return Draft(tokens, parents), sum(each.chance for each in picked)
+
+    def claimed(self, draft: Draft, accepted: Sequence[int]) -> float:
+        """How many tokens after the root and after `accepted` nodes were claimed to be known in the
+        newest draft: at most one after each.
+        """
+        reached = {-1, *accepted}
+        pairs = zip(draft.parents, self._claims, strict=True)
+        return sum(claim for parent, claim in pairs if parent in reached)
 
     def _late(self, above: GuessNode, token: int) -> GuessNode | None:
         """The node of a token where the text is known already; None if that is another token."""

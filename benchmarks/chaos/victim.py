@@ -67,9 +67,9 @@ def main() -> None:
 
         HFRunner.__call__ = slowed(HFRunner.__call__)  # type: ignore[method-assign]
     if sys.argv[0] == "tandem.drafter_service":
-        from tandem.drafter_service import service
+        from tandem.drafter_service import service as drafter
 
-        service.encode_guess = spoiled(service.encode_guess)
+        drafter.encode_guess = spoiled(drafter.encode_guess)  # type: ignore[attr-defined]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 

@@ -77,7 +77,7 @@ def draft_job(
 ) -> Job:
     """As `drafter_service.drafting` makes it; whole drafts without `worth`."""
     nothing: Any = NoLogits()
-    with DeferredPrefill(device.sessions, opening.context, stream.inbox, worth) as prefill:
+    with DeferredPrefill(device.sessions, opening.context, stream.inbox, worth, clock) as prefill:
         yield prefill.step_input
         session, context = prefill.session, prefill.context
         device.sessions.keep(session, context, ())

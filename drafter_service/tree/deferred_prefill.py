@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -24,11 +25,17 @@ class DeferredPrefill:
     session: Session
 
     def __init__(
-        self, sessions: Sessions, context: Context, inbox: deque[FactTokens], worth: Worth | None
+        self,
+        sessions: Sessions,
+        context: Context,
+        inbox: deque[FactTokens],
+        worth: Worth | None,
+        clock: Callable[[], float],
     ) -> None:
         self.context = context
         self.step_input = WaitingInput(self._ready)
-        self._sessions, self._inbox, self._worth = sessions, inbox, worth
+        self._sessions, self._inbox = sessions, inbox
+        self._worth, self._clock = worth, clock
         self._scope = ExitStack()
         self._segment: Segment | None = None
 
@@ -46,6 +53,8 @@ class DeferredPrefill:
         if self._worth:
             tokens = tuple(new_tokens(self._inbox, self.context.length))
             self.context = replace(self.context, tokens=self.context.tokens + tokens)
+            if tokens:
+                self._worth.text_grew(len(tokens), self._clock())
             if not self._worth.should_read:
                 return None
         context = self.context

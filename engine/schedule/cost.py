@@ -14,6 +14,7 @@ import numpy as np
 HORIZON = 200  # steps after which an observation counts for 1/e
 PACE = 0.02  # this much of a surprise is taken for the whole machine having changed speed
 FASTER, SLOWER = 0.3, 0.1  # of what is learned of rates from one step
+OVER = 8.0  # times as fast as before: what was learned then counts no more
 WARM = 16  # steps before predictions are judged
 EVERY = 8  # steps between two fits once warm, unless a step surprises
 SHARES = np.array(
@@ -58,7 +59,11 @@ class Rates:
     token: float = 0.0  # to each token that should have come of it
 
     def observe(self, seconds: float, rows: int, expected: float) -> None:
-        """A step took so long."""
+        """A step took so long; one that is so much faster than before shows that what slowed them
+        down is over.
+        """
+        if OVER * seconds < self.step:
+            self.step = self.row = self.token = 0.0
         self.step = smoothed(self.step, seconds)
         self.row = smoothed(self.row, seconds / rows)
         self.token = smoothed(self.token, seconds / expected)

@@ -11,7 +11,6 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from math import inf
 from time import monotonic
@@ -140,7 +139,7 @@ class Link(Generic[Sent, Received]):
             try:
                 await self._run_call()
             except Exception as error:  # whatever a service does, the link must come back
-                problem = _problem(error)
+                problem = status.problem_of(error)
             if self._responses == seen:
                 self.problem = ""  # who had one is there no more
             if self.connected:
@@ -245,10 +244,3 @@ class Link(Generic[Sent, Received]):
         self._streams.clear()
         for subscriber in list(self._subscribers):
             self._report(subscriber, subscriber.lost)
-
-
-def _problem(error: Exception) -> str:
-    if isinstance(error, aio.AioRpcError):
-        with suppress(Exception):
-            return str(status.decode(error))
-    return type(error).__name__

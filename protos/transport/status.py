@@ -6,6 +6,7 @@ by the transport: the peer did not answer.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import cast
 
 from google.protobuf.message import DecodeError, Message
@@ -93,6 +94,14 @@ def decode(failure: AioRpcError) -> TandemError:
     if failure.code() is StatusCode.RESOURCE_EXHAUSTED:
         return Busy(message)
     return Internal(f"{failure.code().name}: {message}")
+
+
+def problem_of(error: Exception) -> str:
+    """Why a call failed, for a log, whatever it was."""
+    if isinstance(error, AioRpcError):
+        with suppress(Exception):
+            return str(decode(error))
+    return type(error).__name__
 
 
 def _error(message: str, status: status_pb2.Status) -> TandemError | None:

@@ -48,6 +48,23 @@ def test_another_level_is_waited_for_while_it_adds_more_than_its_time_costs() ->
     )
 
 
+def test_after_a_guess_that_added_nothing_no_other_is_waited_for() -> None:
+    times = learned(0.005, gap=0.003)
+    times.fact_sent(11, 2.0, predicted=False)
+    times.guess_arrived(11, 2.005)
+    assert times.answered
+    for at in (2.005, 2.006):
+        assert times.wait_seconds(at, STEP, 0.2, 0.2) > 0.0, "it has not come yet"
+    times.guess_arrived(11, 2.008)
+    assert times.wait_seconds(2.008, STEP, 0.3, 0.2) > 0.0, "it added something"
+    times.guess_arrived(11, 2.011)
+    assert times.wait_seconds(2.011, STEP, 0.3, 0.2) == 0.0
+    times.fact_sent(12, 2.1, predicted=False)
+    assert not times.answered
+    times.guess_arrived(12, 2.105)
+    assert times.wait_seconds(2.105, STEP, 0.2, 0.2) > 0.0, "that was another text"
+
+
 def test_a_drafter_that_did_not_come_in_time_is_not_waited_for_until_it_does() -> None:
     times = learned(0.005)
     times.fact_sent(11, 2.0, predicted=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from itertools import islice
 
 import pytest
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 from tandem.protos import tree
 from tandem.protos.streams import Guess
 from tandem.verifier_service.guesses import (
-    LEAST_TRUST,
     MOST,
     MOST_TRUST,
     REMEMBERED,
@@ -21,7 +21,7 @@ from tandem.verifier_service.guesses import (
 )
 
 Tokens = tuple[int, ...]
-Paths = dict[Tokens, float]  # tokens behind the first text, to log-probability
+Paths = dict[Tokens, float]  # tokens behind the first text, to log-probability behind the parent
 
 UNTIL = 1 << 20
 tokens_ = st.integers(0, 2)
@@ -29,9 +29,9 @@ tokens_ = st.integers(0, 2)
 
 @st.composite
 def guessed(draw: st.DrawFn) -> tuple[list[Guess], Paths]:
-    """A tree behind token 0 of a text, told in parts, and its paths with their scores."""
+    """A tree behind token 0 of a text, told in parts, and its paths."""
     paths: list[Tokens] = [()]
-    scores: Paths = {(): 0.0}
+    told: Paths = {}
     guesses: list[Guess] = []
     number = 1
     for _ in range(draw(st.integers(1, 4))):
@@ -40,14 +40,27 @@ def guessed(draw: st.DrawFn) -> tuple[list[Guess], Paths]:
             parent = draw(st.integers(0, number - 1))
             path = (*paths[parent], draw(tokens_))
             gain = -draw(st.floats(0, 3))
-            scores.setdefault(path, scores[paths[parent]] + gain)
+            told.setdefault(path, gain)
             paths.append(path)
             tokens.append(path[-1])
             parents.append(parent)
             gains.append(gain)
             number += 1
         guesses.append(Guess(0, tuple(tokens), tuple(parents), tuple(gains), first))
-    return guesses, scores
+    return guesses, told
+
+
+def chances_of(told: Paths) -> list[float]:
+    """Of all nodes, the likeliest first; siblings whose chances exceed 1 share it."""
+    sums: dict[Tokens, float] = defaultdict(float)
+    for path, gain in told.items():
+        sums[path[:-1]] += math.exp(gain)
+
+    def chance(path: Tokens) -> float:
+        parents = (path[:end] for end in range(1, len(path) + 1))
+        return math.prod(math.exp(told[p]) / max(1.0, sums[p[:-1]]) for p in parents)
+
+    return sorted(map(chance, told), reverse=True)
 
 
 def known(guesses: Guesses) -> Paths:
@@ -68,7 +81,7 @@ def test_the_nodes_known_are_those_of_the_guesses_that_begin_with_the_text(
     told: tuple[list[Guess], Paths], text: list[int], data: st.DataObject
 ) -> None:
     """Whenever the parts arrive: before, while or after the text grows."""
-    parts, scores = told
+    parts, paths = told
     arrivals = sorted(data.draw(st.integers(0, len(text))) for _ in parts)
     guesses = Guesses(0, UNTIL)
     for step in range(len(text) + 1):
@@ -77,7 +90,7 @@ def test_the_nodes_known_are_those_of_the_guesses_that_begin_with_the_text(
         for part, arrival in zip(parts, arrivals, strict=True):
             if arrival == step:
                 guesses.add(part)
-    alive = {p[len(text) :] for p in scores if p[: len(text)] == tuple(text) and len(p) > len(text)}
+    alive = {p[len(text) :] for p in paths if p[: len(text)] == tuple(text) and len(p) > len(text)}
     assert set(known(guesses)) == alive
 
 
@@ -85,11 +98,11 @@ def test_the_nodes_known_are_those_of_the_guesses_that_begin_with_the_text(
 def test_chances_are_those_told_and_rows_are_a_tree_of_the_likeliest(
     told: tuple[list[Guess], Paths],
 ) -> None:
-    parts, scores = told
+    parts, paths = told
     guesses = Guesses(0, UNTIL)
     for part in parts:
         guesses.add(part)
-    expected = sorted((math.exp(s) for path, s in scores.items() if path), reverse=True)
+    expected = chances_of(paths)
     assert list(guesses.chances()) == pytest.approx(expected)
     for rows in range(len(expected) + 1):
         list(islice(guesses.chances(), min(rows + 1, len(expected))))
@@ -144,22 +157,50 @@ def test_what_is_remembered_is_bounded_whatever_a_drafter_sends() -> None:
 def test_trust_makes_as_many_be_accepted_as_are_expected(truth: float, lie: float) -> None:
     trust = Trust()
     for step in range(4000):
-        accepted = int(truth * (step + 1)) - int(truth * step)
-        trust.observe(min(1.0, lie * math.exp(trust.log)), accepted, 1)
+        trust.observe(lie, int(truth * (step + 1)) - int(truth * step))
     assert min(1.0, lie * math.exp(trust.log)) == pytest.approx(truth, abs=0.05)
 
 
 def test_trust_is_bounded_and_comes_back() -> None:
     trust = Trust()
     for _ in range(10_000):
-        trust.observe(1.0, 0, 1)
-    assert trust.log == LEAST_TRUST
-    for _ in range(3000):
-        trust.observe(0.0, 0, 0)
-    assert trust.log > 0.1 * LEAST_TRUST
+        trust.observe(1.0, 0)
+    assert math.exp(trust.log) < 0.03
+    for _ in range(1000):
+        trust.observe(0.0, 0)
+    assert math.exp(trust.log) > 0.9
     for _ in range(10_000):
-        trust.observe(0.1, 4, 4)
+        trust.observe(0.1, 4)
     assert trust.log == MOST_TRUST
+
+
+@pytest.mark.parametrize("known", [0, 1000], ids=["at first", "that was good"])
+@pytest.mark.parametrize("parents", [(0,) * 8, tuple(range(8))], ids=["wide", "deep"])
+def test_a_drafter_that_is_certain_and_wrong_soon_gets_no_rows(
+    parents: tuple[int, ...], known: int
+) -> None:
+    """Of those whose chance is above a price: one after 32 tokens, one in five steps later."""
+    trust, rows = Trust(), list[int]()
+    for step in range(known):
+        trust.observe(0.7, int(step % 10 < 7))
+    for step in range(500):
+        guesses = Guesses(step, UNTIL)
+        guesses.add(Guess(step, tuple(range(8)), parents, (0.0,) * 8), trust.log)
+        rows.append(sum(chance > 0.05 for chance in guesses.chances()))
+        draft, _ = guesses.draft(rows[-1])
+        trust.observe(guesses.claimed(draft, ()), 0)
+    assert sum(rows[32:64]) <= 32 and sum(rows[100:]) <= 80
+
+
+def test_what_is_claimed_is_at_most_one_token_after_each_node_that_was_reached() -> None:
+    guesses = Guesses(5, UNTIL)
+    gains = (math.log(0.5), math.log(0.25), 0.0, 0.0)
+    guesses.add(Guess(5, (1, 2, 3, 4), (0, 0, 1, 1), gains))
+    assert list(guesses.chances()) == pytest.approx([0.5, 0.25, 0.25, 0.25])
+    draft, _ = guesses.draft(4)
+    (first,) = (node for node in range(4) if draft.tokens[node] == 1)
+    assert guesses.claimed(draft, ()) == pytest.approx(0.75)
+    assert guesses.claimed(draft, (first,)) == pytest.approx(1.75)
 
 
 def test_no_child_is_likelier_than_its_parent_however_much_is_trusted() -> None:
@@ -172,9 +213,9 @@ def test_an_empty_tree_promises_what_drafters_are_trusted_with() -> None:
     guesses = Guesses(5, UNTIL)
     assert guesses.expected_gain(1.0) == (0.0, 1.0)
     assert guesses.expected_gain(0.25) == (0.0, 0.25)
-    guesses.add(Guess(5, (1, 2, 3), (0, 1, 0), (-0.1, -0.5, -2.0)))
+    guesses.add(Guess(5, (1, 2, 3), (0, 1, 0), (-0.1, -0.5, -3.0)))
     expected, promise = guesses.expected_gain(0.25)
-    assert expected == pytest.approx(math.exp(-0.1) + math.exp(-0.6) + math.exp(-2))
+    assert expected == pytest.approx(math.exp(-0.1) + math.exp(-0.6) + math.exp(-3))
     assert promise == pytest.approx(math.exp(-0.6))
 
 
@@ -187,6 +228,11 @@ def test_what_a_first_level_promises_is_how_often_it_is_right() -> None:
     for _ in range(200):
         trust.observe_likeliest(False)
     assert trust.promise < 0.01
+    trust.promise = 1.0
+    for _ in range(10):
+        trust.waited_in_vain()
+    assert trust.promise < 0.2, "at once, as each wait costs time"
+    trust.promise = 0.0
     for _ in range(1000):
-        trust.observe(0.0, 0, 0)
+        trust.observe(0.0, 0)
     assert trust.promise > 0.8

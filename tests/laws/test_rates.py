@@ -18,6 +18,16 @@ def test_rates_follow_what_steps_take_and_forget_a_slow_start() -> None:
     assert rates.step < 0.009, "one that hiccups hardly counts"
 
 
+def test_what_slowed_steps_down_is_forgotten_when_one_shows_that_it_is_over() -> None:
+    rates = Rates()
+    for _ in range(60):
+        rates.observe(0.2, 4, 2.0)
+    rates.observe(0.03, 4, 2.0)
+    assert rates.step > 0.1, "a light step among heavy ones shows nothing"
+    rates.observe(0.004, 4, 2.0)
+    assert (rates.step, rates.row, rates.token) == pytest.approx((0.004, 0.001, 0.002))
+
+
 def test_rates_follow_what_is_predicted_where_that_is_faster() -> None:
     """Else a drafter that was slow would never be used again: while drafts do not pay it reads."""
     rates = Rates()

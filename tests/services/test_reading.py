@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -22,8 +23,8 @@ def conditions(delay: float = 0.001) -> Conditions:
 
 
 def experienced() -> DrafterHistory:
-    """That of a drafter for which the next text is not the first."""
-    known = DrafterHistory()
+    """That of a drafter for which the next text is not the first, and which reads others."""
+    known = DrafterHistory(read_at=math.inf)
     next(known.texts)
     return known
 
@@ -55,6 +56,21 @@ def test_a_text_is_not_read_while_no_guess_could_be_in_time(
     fresh.running.settle()
     drafter.hear(), fresh.hear()
     assert drafter.receiver.ahead() == fresh.receiver.ahead()
+
+
+def test_a_text_of_which_no_guess_could_be_in_time_is_read_when_no_other_was_for_long(
+    drafters: Any, engine: Engine, prompt: Tokens
+) -> None:
+    """Else a drafter that was slow would not be used again before one text in many is begun."""
+    known = experienced()
+    drafter = drafters(prompt, conditions(delay=5.0), rates=RATES, known=known)
+    drafter.goes_on((5,))
+    drafter.running.settle()
+    assert len(engine.sessions) == 0
+    known.read_at, engine.fed = 0.0, []
+    drafter.goes_on((6,))
+    drafter.running.settle()
+    assert len(engine.sessions) == 1 and engine.fed[0] == len(prompt) + 2
 
 
 def test_a_text_that_no_guess_pays_behind_is_read_on_in_pieces(
