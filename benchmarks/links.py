@@ -63,12 +63,14 @@ class Plan:
     skip: int
     controls: bool
     tls: Path | None  # certificates
+    link: str  # what it does beside delays
 
     @property
     def heading(self) -> str:
         """What is compared, and where."""
         beside = " beside ".join(map(str, self.folders))
-        return report.title(self.target, self.draft, f"some {self.tokens} tokens each, {beside}")
+        what = f"some {self.tokens} tokens each{self.link}, {beside}"
+        return report.title(self.target, self.draft, what)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class System:
         before = await self.checkout.spent()
         turn = await take(self.stub, self.levels, jobs, cell.at_once, seconds)
         after = await self.checkout.spent()
-        await asyncio.sleep(SETTLE_SECONDS + cell.link.round_trip + cell.link.extra)
+        await asyncio.sleep(SETTLE_SECONDS + cell.link.longest)
         return replace(turn, spent=after.since(before))
 
 
@@ -222,7 +224,8 @@ def main(
         untrained = ignorant(draft, Path(name)) if "random" in drafter else draft
         keys = Path(name) if tls and certificates.make(Path(name)) else None
         target, draft = target.resolve(), draft.resolve()
-        plan = Plan(folders, target, draft, tokens, turns, seconds, skip, controls, keys)
+        link = f", {jitter:g} ms jitter, {loss:g} % loss" if jitter or loss else ""
+        plan = Plan(folders, target, draft, tokens, turns, seconds, skip, controls, keys, link)
         try:
             asyncio.run(run(plan, cells, untrained, json))
         except TandemError as problem:

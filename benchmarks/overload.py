@@ -4,8 +4,8 @@
 
 First all places are taken, and it is measured how many requests that serves. Then ten times as many
 arrive, at random, with prompts beside them that are far too large, and as many streams that nobody
-reads as there are places. Told are the seconds to a refusal, and the gaps between the chunks of
-streams that run, before and while that lasts.
+reads as there are places. Told are the seconds to a refusal for lack of a place, and to that of a
+large prompt, and the gaps between the chunks of streams that run, before and while that lasts.
 """
 
 from __future__ import annotations
@@ -14,31 +14,36 @@ import asyncio
 import os
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import median, quantiles
 from time import monotonic
-from typing import Annotated
+from typing import Annotated, Any
 
 import psutil
 import typer
+from grpc import aio
 from rich.table import Table
 
 from tandem import AsyncClient, models
 from tandem.benchmarks.chaos.system import FRONT_END, running
 from tandem.benchmarks.figures import report
 from tandem.benchmarks.peers.prompts import story_prompts
+from tandem.benchmarks.serve.summary import percentile
 from tandem.orchestrator.frontend.share import CLIENT_KEY
-from tandem.protos.errors import Busy, InvalidRequest, TandemError
+from tandem.protos.errors import Busy, InvalidRequest, TandemError, Unusable
 from tandem.protos.service.tasks import background
+from tandem.v1 import orchestrator_pb2 as api
+from tandem.v1 import orchestrator_pb2_grpc
 
 PROMPT = story_prompts()[0]
 LARGE = "x" * (512 << 10)
 LARGE_SECONDS = 0.2  # between two of them
 TOKENS = 64
 PATIENCE = 60.0  # seconds
+UNREAD_PAUSE = 0.1  # seconds, between two streams that nobody reads
+SMALL_WINDOW = (("grpc.http2.lookahead_bytes", 64), ("grpc.http2.bdp_probe", 0))
 
 
 @dataclass(slots=True)
@@ -60,9 +65,10 @@ class Seen:
                         self.gaps.append(now - last)
                     last = now
             self.ends["finished"] += 1
-        except (Busy, InvalidRequest) as refusal:
-            self.refusals.append(monotonic() - began)
-            self.ends[type(refusal).__name__] += 1
+        except TandemError as end:
+            if isinstance(end, Busy | InvalidRequest):
+                self.refusals.append(monotonic() - began)
+            self.ends[type(end).__name__] += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +77,15 @@ class Figures:
 
     places: int
     served_per_second: float
+    offered_per_second: float
     refused_p50: float
     refused_p99: float
+    large_refused_p99: float
     gap_p99_before: float
     gap_p99: float
     memory_before: float
     memory: float
     ends: dict[str, int]
-
-
-def p99(values: list[float]) -> float:
-    """Of some values, at least two."""
-    return quantiles(values, n=100)[-1]
 
 
 async def repeat(act: Callable[[], Awaitable[object]]) -> None:
@@ -91,26 +94,42 @@ async def repeat(act: Callable[[], Awaitable[object]]) -> None:
         await act()
 
 
-async def arrive(per_second: float, act: Callable[[], Awaitable[object]]) -> None:
+async def arrive(per_second: float, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Acts that begin at random, so many a second, whether or not others have ended."""
+    due = monotonic()
     async with asyncio.TaskGroup() as group:
         while True:
-            await asyncio.sleep(random.expovariate(per_second))
-            group.create_task(act())  # type: ignore[arg-type]
+            due += random.expovariate(per_second)
+            await asyncio.sleep(due - monotonic())
+            group.create_task(act())
 
 
-async def unread(client: AsyncClient) -> None:
-    """A stream of which only the first chunk is read."""
-    async with client.stream(PROMPT, max_new_tokens=400, ignore_eos=True) as stream:
-        await anext(aiter(stream))
-        await asyncio.Event().wait()
+async def unread(address: str) -> None:
+    """Streams that hold a place, as little of them fits on the way, until they are ended."""
+    request = api.GenerateRequest(text=PROMPT)
+    request.stopping.max_new_tokens, request.stopping.ignore_eos = 400, True
+    async with aio.insecure_channel(address, options=SMALL_WINDOW) as channel:
+        stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+        while True:
+            call = stub.StreamGenerate(
+                api.StreamGenerateRequest(request=request), metadata=((CLIENT_KEY, "mute"),)
+            )
+            with suppress(aio.AioRpcError):
+                await call.read()
+                await call.code()
+            await asyncio.sleep(UNREAD_PAUSE)
+
+
+def set_limits(places: int) -> None:
+    """As settings of the front end: one client may have all places."""
+    limits = {"RUNNING": places, "RUNNING_PER_CLIENT": places, "WAITING": 2 * places}
+    for name, limit in limits.items():
+        os.environ[f"TANDEM__ORCHESTRATOR__MAX_{name}"] = str(limit)
 
 
 async def measure(target: Path, draft: Path, places: int, times: float, seconds: float) -> Figures:
     """Both stretches; raises TandemError."""
-    os.environ["TANDEM__ORCHESTRATOR__MAX_RUNNING"] = str(places)
-    os.environ["TANDEM__ORCHESTRATOR__MAX_RUNNING_PER_CLIENT"] = str(places)
-    os.environ["TANDEM__ORCHESTRATOR__MAX_WAITING"] = str(2 * places)
+    set_limits(places)
     async with AsyncExitStack() as scope:
         system = await scope.enter_async_context(running(target, draft, 1, 1, 1, 0))
         front = psutil.Process(system.members[FRONT_END][0].pid)
@@ -121,8 +140,8 @@ async def measure(target: Path, draft: Path, places: int, times: float, seconds:
             return await scope.enter_async_context(own)
 
         patient, hasty = await client("steady", PATIENCE), await client("crowd")
-        large, mute = await client("large"), await client("mute", PATIENCE)
-        before, during = Seen(), Seen()
+        sender = await client("large")
+        before, during, crowd, large = Seen(), Seen(), Seen(), Seen()
         steady = Seen()  # what runs in both stretches
 
         async def follow() -> None:
@@ -133,17 +152,30 @@ async def measure(target: Path, draft: Path, places: int, times: float, seconds:
             steady.gaps, steady.ends = before.gaps, before.ends
             await asyncio.sleep(seconds)
             rate, memory = before.ends["finished"] / seconds, front.memory_info().rss / 1e6
+            if not rate:
+                raise Unusable(f"no request was served in {seconds:g} s")
             steady.gaps, steady.ends = during.gaps, during.ends
             async with background(
-                arrive(times * rate, lambda: during.ask(hasty, PROMPT)),
-                arrive(1 / LARGE_SECONDS, lambda: during.ask(large, LARGE)),
-                *(unread(mute) for _ in range(places)),
+                arrive(times * rate, lambda: crowd.ask(hasty, PROMPT)),
+                arrive(1 / LARGE_SECONDS, lambda: large.ask(sender, LARGE)),
+                *(unread(system.addresses[0]) for _ in range(places)),
             ):
                 await asyncio.sleep(seconds)
-            grown = front.memory_info().rss / 1e6
-    middle, late = median(during.refusals), p99(during.refusals)
-    gaps = p99(before.gaps), p99(during.gaps)
-    return Figures(places, rate, middle, late, *gaps, memory, grown, dict(during.ends))
+                grown = front.memory_info().rss / 1e6
+    ends = during.ends + crowd.ends + large.ends
+    return Figures(
+        places,
+        rate,
+        crowd.ends.total() / seconds,
+        percentile(crowd.refusals, 50),
+        percentile(crowd.refusals, 99),
+        percentile(large.refusals, 99),
+        percentile(before.gaps, 99),
+        percentile(during.gaps + crowd.gaps, 99),
+        memory,
+        grown,
+        dict(ends),
+    )
 
 
 def table(found: Figures) -> Table:
@@ -151,12 +183,14 @@ def table(found: Figures) -> Table:
     shown = Table("", "", box=None)
     for name, value in (
         ("requests served a second, all places taken", f"{found.served_per_second:.1f}"),
-        ("then ended", ", ".join(f"{count} {end}" for end, count in sorted(found.ends.items()))),
+        ("then asked for, a second", f"{found.offered_per_second:.1f}"),
+        ("ended", ", ".join(f"{count} {end}" for end, count in sorted(found.ends.items()))),
         ("refused after, median", f"{1e3 * found.refused_p50:.1f} ms"),
         ("refused after, p99", f"{1e3 * found.refused_p99:.1f} ms"),
+        ("a prompt of 512 KiB refused after, p99", f"{1e3 * found.large_refused_p99:.1f} ms"),
         ("gaps of streams before, p99", f"{1e3 * found.gap_p99_before:.1f} ms"),
         ("gaps of streams meanwhile, p99", f"{1e3 * found.gap_p99:.1f} ms"),
-        ("ratio", f"{found.gap_p99 / found.gap_p99_before:.2f}"),
+        ("ratio", f"{found.gap_p99 / (found.gap_p99_before or 1.0):.2f}"),
         ("memory of the front end", f"{found.memory_before:.0f} MB, then {found.memory:.0f} MB"),
     ):
         shown.add_row(name, value)
@@ -167,7 +201,7 @@ def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
     places: Annotated[int, typer.Option(help="requests that run at once", min=1)] = 8,
-    times: Annotated[float, typer.Option(help="what is offered to what can be served")] = 10.0,
+    times: Annotated[float, typer.Option(help="of what can be served", min=0.1)] = 10.0,
     seconds: Annotated[float, typer.Option(help="of each stretch", min=4)] = 30.0,
     file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:

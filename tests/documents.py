@@ -30,6 +30,9 @@ ELSEWHERE = {  # a block's first command: the test that runs it, `file::name`
     "export TANDEM__VERIFIER__METRICS_PORT=9001 TANDEM__DRAFTER__METRICS_PORT=9002 "
     "TANDEM__ORCHESTRATOR__METRICS_PORT=9003": FIRST_STEPS,
     "own=~/.local/share/tandem/certificates": FIRST_STEPS,
+    "kubectl -n tandem create secret generic tandem-clients --from-file=clients.yaml": "tests/"
+    "contracts/test_kustomize.py::test_clients_outside_of_the_cluster_reach_front_ends_that_know"
+    "_them_by_a_secret",
     "mkdir -p certs": f"{CONTAINERS}_a_program_on_the_host_gets_the_clients_certificate",
     "kubectl apply -k deploy/kustomize/base/shared": "tests/contracts/test_kustomize.py::test_the"
     "_commands_of_the_page_make_the_secrets_that_pods_mount",

@@ -46,7 +46,7 @@ class Trust:
         nothing, and what was learned fades.
         """
         self.promise += DRIFT * (1 - self.promise)
-        keep = 1 - (PACE if claimed else FADE)
+        keep = 1 - FADE - (PACE - FADE) * min(1.0, claimed)
         self.claimed = keep * self.claimed + claimed
         self.right = keep * self.right + right
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from tandem.protos.streams import Guess
+from tandem.protos.types import MAX_NODES
 
 HANG_SECONDS = 0.05  # at a time
 HANG, RECOVER, SLOW, CRAWL, GARBAGE, TWICE = (signal.SIGRTMIN + number for number in range(1, 7))
@@ -20,15 +21,22 @@ MODEL_SERVICES = ("tandem.verifier_service", "tandem.drafter_service")
 
 
 def garbage(guess: Guess) -> Guess:
-    """As many tokens, that are all wrong and said to be certain."""
+    """As many tokens, nearly all of them wrong, and certain."""
     wrong = tuple(token ^ 1 for token in guess.tokens)
-    return replace(guess, tokens=wrong, scores=(0.0,) * len(wrong))
+    return replace(guess, tokens=wrong, scores=(0.0,) * len(wrong), distributions=())
 
 
 def twice(guess: Guess) -> Guess:
-    """Every node a second time, which is twice as many as were asked for."""
+    """Beside every node another one, as likely: twice as many as were asked for, or as many as a
+    guess may have.
+    """
+    more = MAX_NODES - len(guess.tokens)
     return replace(
-        guess, tokens=guess.tokens * 2, parents=guess.parents * 2, scores=guess.scores * 2
+        guess,
+        tokens=guess.tokens + tuple(token ^ 1 for token in guess.tokens[:more]),
+        parents=guess.parents + guess.parents[:more],
+        scores=guess.scores + guess.scores[:more],
+        distributions=(),
     )
 
 

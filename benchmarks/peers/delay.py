@@ -27,7 +27,7 @@ from tandem.protos.service.process import announce
 
 HOST = "127.0.0.1"
 SEGMENT = 1448  # bytes, of Ethernet
-RESEND_SECONDS = 0.2  # at least, after which TCP sends a lost segment again
+RESEND_SECONDS = 0.2  # and a round trip, after which TCP sends a lost segment again
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class State:
 
     round_trip: float = 0.0
     extra: float = 0.0  # of what comes back
-    jitter: float = 0.0  # by which a delay may be longer, evenly
+    jitter: float = 0.0  # by which a delay may be longer, uniformly distributed
     loss: float = 0.0  # part of the segments that TCP has to send again
     hung: bool = False  # connections stay, their bytes wait
     hung_up: bool = False  # those to the service alone
@@ -47,13 +47,19 @@ class State:
         """Whether bytes of a direction wait."""
         return self.hung or (self.hung_down if back else self.hung_up)
 
+    @property
+    def longest(self) -> float:
+        """Seconds that bytes take, there or back, if a segment is lost at most once."""
+        again = RESEND_SECONDS + self.round_trip if self.loss else 0.0
+        return self.round_trip + self.extra + self.jitter + again
+
     def seconds(self, size: int, back: bool) -> float:
         """How long so many bytes take in a direction."""
         delay = self.round_trip / 2 + (self.extra if back else 0.0)
         delay += random.uniform(0.0, self.jitter)
         segments = -(-size // SEGMENT)
         if random.random() >= (1.0 - self.loss) ** segments:
-            delay += max(RESEND_SECONDS, self.round_trip)
+            delay += RESEND_SECONDS + self.round_trip
         return delay
 
 

@@ -62,7 +62,7 @@ class Rates:
         """A step took so long; one that is so much faster than before shows that what slowed them
         down is over.
         """
-        if OVER * seconds < self.step:
+        if OVER * seconds < self.step and OVER * seconds / rows < self.row:
             self.step = self.row = self.token = 0.0
         self.step = smoothed(self.step, seconds)
         self.row = smoothed(self.row, seconds / rows)

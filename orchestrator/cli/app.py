@@ -183,7 +183,7 @@ def _one_line() -> Iterator[None]:
         raise typer.Exit(130) from None
     except TandemError as problem:
         lost = isinstance(problem, TransportLost)
-        hint = "; is `tandem up` running, with --tls or without as the command?" if lost else ""
+        hint = "; is `tandem up` running, and do both use TLS, or neither?" if lost else ""
         raise SystemExit(f"error: {problem}{hint}") from None
 
 

@@ -8,7 +8,7 @@ from tandem.v1 import orchestrator_pb2 as api
 
 HEAD = (
     *("role", "address", "state", "model", "device", "dtype", "sessions", "KV", "round trip"),
-    "accepted",
+    "acceptance",
 )
 NOTHING = "-"
 

@@ -21,7 +21,7 @@ from tandem.v1 import orchestrator_pb2 as api
 BARS = " ▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 45
 ADDRESS_WIDTH = 21  # at least, of IPv4 with a port
-SHOWN = ("role", "address", "state", "sessions", "KV", "round trip", "accepted")
+SHOWN = ("role", "address", "state", "sessions", "KV", "round trip", "acceptance")
 
 
 async def show(front_end: FrontEnd, every: float, once: bool, console: Console) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection
 
 
@@ -10,20 +9,17 @@ class Acceptance:
     """Counts by the address of a drafter, from when it came until it leaves."""
 
     def __init__(self) -> None:
-        self._verified: Counter[str] = Counter()
-        self._accepted: Counter[str] = Counter()
+        self._counts: dict[str, tuple[int, int]] = {}
 
     def add(self, drafter: str, verified: int, accepted: int) -> None:
-        """One step."""
-        self._verified[drafter] += verified
-        self._accepted[drafter] += accepted
+        """One step; of a drafter that is not there, any more or yet, nothing is counted."""
+        if known := self._counts.get(drafter):
+            self._counts[drafter] = known[0] + verified, known[1] + accepted
 
     def of(self, drafter: str) -> tuple[int, int]:
         """Verified and accepted draft tokens."""
-        return self._verified[drafter], self._accepted[drafter]
+        return self._counts.get(drafter, (0, 0))
 
     def retain(self, drafters: Collection[str]) -> None:
-        """Only these are there now."""
-        for counts in (self._verified, self._accepted):
-            for gone in counts.keys() - set(drafters):
-                del counts[gone]
+        """These are there now."""
+        self._counts = {each: self.of(each) for each in drafters}

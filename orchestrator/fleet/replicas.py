@@ -80,9 +80,9 @@ class Replicas:
             known = None
             while True:
                 known = await self._membership.other_than(known)
+                self.acceptance.retain(known.drafters)
                 await verifiers.update(known.verifiers)
                 await drafters.update(known.drafters)
-                self.acceptance.retain(known.drafters)
 
     async def check_models(self) -> ModelDescription:
         """Wait for a verifier, and check that its tokenizer is the orchestrator's, and that of a

@@ -89,7 +89,8 @@ class HttpApi:
     async def _decoded(self, kind: type[GenerationBody], request: Request) -> Delivery:
         self.frontend.drain.check()
         identity = self._identity(request)
-        async with self._bodies.read(request) as content:
+        owner = identity.name if identity else request.client.host if request.client else ""
+        async with self._bodies.read(request, owner) as content:
             body = await asyncio.to_thread(decoding.parsed, kind, content)
         request_id = request.state.request_id
         chat = isinstance(body, ChatBody)

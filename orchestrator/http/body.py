@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
@@ -13,6 +14,7 @@ from tandem.protos.errors import Busy, InvalidRequest
 
 MAX_BYTES = 4 << 20
 MAX_BYTES_HELD = 64 << 20
+SHARE = 0.25  # of these bytes, for one owner
 RETRY_SECONDS = 1.0
 SECONDS = 60.0
 JSON = "application/json"
@@ -28,15 +30,17 @@ class NotJson(InvalidRequest):
 
 @dataclass(slots=True)
 class Bodies:
-    """All that are held now, with at most so many bytes together."""
+    """All that are held now, with at most so many bytes together; those of one owner have at most
+    a part of them.
+    """
 
     most: int = MAX_BYTES_HELD
-    held: int = 0
+    held: Counter[str] = field(default_factory=Counter)  # bytes, by owner
 
     @asynccontextmanager
-    async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """A body, held while the scope lasts. Raises NotJson, BodyTooLarge, Busy if others have too
-        many bytes, or InvalidRequest if it does not come.
+    async def read(self, request: Request, owner: str) -> AsyncIterator[bytes]:
+        """A body, held while the scope lasts. Raises NotJson, BodyTooLarge, Busy if too many bytes
+        are held, or InvalidRequest if it does not come.
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != JSON:
@@ -45,20 +49,22 @@ class Bodies:
             raise BodyTooLarge.of("body", f"has more than {MAX_BYTES} bytes")
         content = bytearray()
         try:
-            await self._fill(content, request)
+            await self._fill(content, request, owner)
             yield bytes(content)
         finally:
-            self.held -= len(content)
+            self.held[owner] -= len(content)
+            if not self.held[owner]:
+                del self.held[owner]
 
-    async def _fill(self, content: bytearray, request: Request) -> None:
+    async def _fill(self, content: bytearray, request: Request, owner: str) -> None:
         try:
             async with asyncio.timeout(SECONDS):
                 async for piece in request.stream():
                     content += piece
-                    self.held += len(piece)
+                    self.held[owner] += len(piece)
                     if len(content) > MAX_BYTES:
                         raise BodyTooLarge.of("body", f"has more than {MAX_BYTES} bytes")
-                    if self.held > self.most:
-                        raise Busy(f"bodies of {self.most} bytes are being read", RETRY_SECONDS)
+                    if self.held[owner] > SHARE * self.most or self.held.total() > self.most:
+                        raise Busy(f"{self.held.total()} bytes are being read", RETRY_SECONDS)
         except TimeoutError:
             raise InvalidRequest.of("body", f"did not come within {SECONDS:g} s") from None

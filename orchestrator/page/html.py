@@ -149,7 +149,7 @@ def _replicas(
         ("sessions", "number"),
         ("KV in use", "number"),
         ("round trip", "number"),
-        *([] if verifiers else [("accepted", "number")]),
+        *([] if verifiers else [("acceptance", "number")]),
     )
     rows = []
     for each in replicas:

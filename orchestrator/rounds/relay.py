@@ -64,7 +64,7 @@ class Relay:
         in_lockstep = self._drafts and request.sampling.rule is not Rule.MATCH
         self._paused = self._drafter_may_open = False
         self._last_step = self._timer.now()
-        self._drafter = ""  # that was reported last
+        self._drafter = self._reported_drafter = ""  # that sent the newest guess
         self.verifier: SessionStream[ToVerifier, Fact] = SessionStream(
             services.verifier,
             self._timer,
@@ -173,8 +173,7 @@ class Relay:
         tokens = generation.extend(fact.start, fact.tokens)
         seconds, self._last_step = now - self._last_step, now
         before, generation.group = generation.group, self.verifier.link.group(self.verifier.number)
-        drafter = self.drafter.link.replica(self.drafter.number) or self._drafter
-        known, self._drafter = self._drafter, drafter
+        known, self._reported_drafter = self._reported_drafter, self._drafter
         return Step(
             tokens,
             fact.drafted,
@@ -193,7 +192,7 @@ class Relay:
             self.verifier.link.round_trip,
             self._watch.stepped(fact, self._drafts, bool(self.drafter.number)),
             generation.group if generation.group != before else "",
-            drafter if drafter != known else "",
+            self._drafter if self._drafter != known else "",
         )
 
     def _on_guess(self, guess: EncodedGuess) -> None:
@@ -201,6 +200,7 @@ class Relay:
             lockstep = self._lockstep
             if not lockstep or lockstep.takes(guess.behind, self.generation.length):
                 self._watch.arrived = True
+                self._drafter = self.drafter.link.replica(self.drafter.number)
                 self.verifier.send(guess)
 
     def _pause(self, paused: bool) -> None:

@@ -59,7 +59,7 @@ async def test_the_http_api_takes_json_from_those_who_know_its_name() -> None:
 
     async def read(request: Request) -> Response:
         try:
-            async with bodies.read(request) as content:
+            async with bodies.read(request, "") as content:
                 return PlainTextResponse(content)
         except body.NotJson:
             return PlainTextResponse("", 415)

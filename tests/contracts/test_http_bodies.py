@@ -27,26 +27,35 @@ def request(*pieces: bytes) -> Request:
 
 
 async def test_bodies_have_so_many_bytes_together_and_what_has_ended_has_none() -> None:
-    bodies = Bodies(most=10)
+    bodies = Bodies(most=20)
     async with AsyncExitStack() as scope:
-        first = await scope.enter_async_context(bodies.read(request(b"12", b"3456")))
-        assert (first, bodies.held) == (b"123456", 6)
+        for owner in "abcd":
+            body = await scope.enter_async_context(bodies.read(request(b"12", b"345"), owner))
+            assert body == b"12345"
         with pytest.raises(Busy) as refused:
-            async with bodies.read(request(b"12", b"345")):
+            async with bodies.read(request(b"1"), "e"):
                 pass
-        assert refused.value.retry_after > 0 and bodies.held == 6
-        async with bodies.read(request(b"1234")) as second:
-            assert (second, bodies.held) == (b"1234", 10)
-    assert bodies.held == 0
+        assert refused.value.retry_after > 0 and bodies.held.total() == 20
+    assert not bodies.held
+
+
+async def test_one_client_leaves_room_for_others() -> None:
+    bodies = Bodies(most=20)
+    async with bodies.read(request(b"1234"), "a"):
+        with pytest.raises(Busy):
+            async with bodies.read(request(b"12"), "a"):
+                pass
+        async with bodies.read(request(b"12"), "b"):
+            assert bodies.held == {"a": 4, "b": 2}
 
 
 @pytest.mark.parametrize("left", [ConnectionError, InvalidRequest])
 async def test_whatever_ends_a_body_it_is_held_no_more(left: type[Exception]) -> None:
     bodies = Bodies()
     with pytest.raises(BodyTooLarge):
-        async with bodies.read(request(b"x" * MAX_BYTES, b"x")):
+        async with bodies.read(request(b"x" * MAX_BYTES, b"x"), "a"):
             pass
     with pytest.raises(left):
-        async with bodies.read(request(b"x")):
+        async with bodies.read(request(b"x"), "a"):
             raise left("it was no good")
-    assert bodies.held == 0
+    assert not bodies.held

@@ -169,6 +169,12 @@ def test_clients_outside_of_the_cluster_reach_front_ends_that_know_them_by_a_sec
     (container,) = pod["containers"]
     ports = {port["name"] for port in container["ports"]}
     assert {each["targetPort"] for each in service["spec"]["ports"]} < ports
+    (labels,) = [
+        each["spec"]["template"]["metadata"]["labels"]
+        for each in objects("public", "Deployment")
+        if each["metadata"]["name"] == "orchestrator"
+    ]
+    assert service["spec"]["selector"].items() <= labels.items()
     before, after = (
         each["spec"]["ingress"]
         for name in ("cpu", "public")

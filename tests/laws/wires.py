@@ -127,6 +127,8 @@ class Link:
         self.server, self.connected, self.round_trip = server, False, 0.0
         self.problem = ""
         self.group = lambda stream: self.server.group
+        self.name = ""
+        self.replica = lambda stream: self.name
         self.load = (0.0, 0.0)
         self.subscribers: dict[Any, None] = {}
         self.streams: dict[int, Any] = {}

@@ -38,7 +38,7 @@ from tests.services.cell import Cell, Context, Worker, abort, pooled
 
 TOKENIZER: Any = load_tokenizer(models.TARGET)
 TOKENS, HANG, BREAK = 40, 11, 12  # tokens of an answer; prompts that hang, and that are a bug
-DRAFTERS = ("a:1", "b:2")
+DRAFTERS = GOOD, BAD = "a:1", "b:2"  # of the latter nothing is accepted
 Ask = Callable[[], Awaitable[Any]]
 
 
@@ -51,21 +51,23 @@ class Drafting(Worker):
         chance, at = random.Random(request.sampling.seed), len(request.completion)
         if request.prompt[0] == BREAK:
             raise Internal("a bug")
-        drafter = chance.choice(DRAFTERS)
+        drafter, told = chance.choice(DRAFTERS), ""
         while at < TOKENS:
             await asyncio.sleep(0.001)
             if self.deaths and chance.random() < 0.1:
                 self.deaths.pop()
                 await abort(self, context)
             accepted = min(chance.randrange(4), TOKENS - at - 1)
-            drafted = accepted + chance.randrange(3) if accepted else 0
+            if drafter == BAD:
+                accepted = 0
+            drafted = accepted + chance.randrange(3) if accepted or drafter == BAD else 0
             at += accepted + 1
             fallback = None if drafted else chance.choice(list(Fallback))
             finish = Finish.LENGTH if at == TOKENS else None
             tokens = (7,) * (accepted + 1)
             step = Step(tokens, drafted, accepted, finish=finish, fallback=fallback, seconds=0.01)
-            yield encode_step(replace(step, drafter=drafter))
-            drafter = ""
+            yield encode_step(replace(step, drafter=drafter if drafter != told else ""))
+            told = drafter
             if request.prompt[0] == HANG:
                 await asyncio.sleep(60)
 
@@ -101,6 +103,7 @@ async def front(*workers: Worker, running: int = 64) -> AsyncIterator[Front]:
     size, registry = TOKENIZER.get_vocab_size(), CollectorRegistry()
     model = ModelDescription("tiny", "", size, 512, (0,), "", "", exactness="exact")
     served, acceptance = ServedModel(model, DraftShape(4), 8192, {}), Acceptance()
+    acceptance.retain(DRAFTERS)
     metrics = FrontMetrics(registry, acceptance)
     each = Limits(running, running, "_per_client")
     async with pooled(*workers) as (pool, cell):
@@ -147,10 +150,9 @@ async def test_counters_are_the_sums_over_the_answers_when_workers_are_killed() 
         assert served.total("request_success_total", finished_reason="length") == 60
         assert served.total("requests_total", code="OK") == 60
         assert served.cell.resumes > 0
-        one, two = map(served.acceptance.of, DRAFTERS)
-        assert min(*one, *two) > 0
-        assert one[0] + two[0] == sum(each.num_draft_tokens for each in figures)
-        assert one[1] + two[1] == sum(each.num_accepted_draft_tokens for each in figures)
+        good, bad = map(served.acceptance.of, DRAFTERS)
+        assert bad == (sum(each.num_draft_tokens for each in figures) - good[0], 0) != (0, 0)
+        assert good[1] == sum(each.num_accepted_draft_tokens for each in figures)
 
 
 async def test_every_request_is_counted_once_by_the_status_that_its_client_got() -> None:

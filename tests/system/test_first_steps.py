@@ -17,7 +17,7 @@ from tandem.protos.transport import rpc
 from tests.documents import ROOT, blocks
 from tests.system.test_documents import checkout
 
-PORTS = ("9001", "9002", "9003", "9090")
+PORTS = ("9001", "9002", "9003", "9095")
 STOP = "trap 'kill $(jobs -p); wait' EXIT"
 
 

@@ -84,7 +84,7 @@ def test_commands_know_who_asks_from_the_environment(locked: Locked, words: str)
 def test_nobody_else_is_let_in(locked: Locked) -> None:
     done = locked.run("status", "--address", locked.address)
     assert done.returncode == 1 and done.stderr.startswith("error: nobody answers at")
-    assert done.stderr.count("\n") == 1 and "--tls" in done.stderr
+    assert done.stderr.count("\n") == 1 and "TLS" in done.stderr
 
 
 def test_its_certificates_are_private_and_made_once(locked: Locked) -> None:
