@@ -148,7 +148,7 @@ DASHBOARDS = {
             "percentunit",
             {
                 "tandem:first_token_slow_ratio:1m": "1 minute",
-                "tandem:first_token_slow_ratio:10m": "10 minutes",
+                "tandem:first_token_slow_ratio:5m": "5 minutes",
             },
         ),
         Panel(
