@@ -137,12 +137,15 @@ def timed_out(context: ServicerContext) -> Callable[[], bool]:
 async def _send(context: ServicerContext, response: api.StreamGenerateResponse) -> None:
     """Raises DeadlineExceeded if flow control keeps it here for too long, which the client's own
     retries take for a reason to continue the stream. gRPC delivers it when the client reads again.
+    Raises CancelledError if the client has left.
     """
     try:
         async with asyncio.timeout(MUTE_SECONDS):
             await context.write(response)
     except TimeoutError:
         raise DeadlineExceeded(f"the client read nothing for {MUTE_SECONDS:g} s") from None
+    except aio.InternalError:  # the connection has gone, and gRPC has not cancelled the call yet
+        raise asyncio.CancelledError from None
 
 
 def decode_request(

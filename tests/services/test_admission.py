@@ -133,6 +133,16 @@ async def test_a_client_that_reads_nothing_is_not_waited_for(
         assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
+async def test_a_client_that_leaves_while_it_is_written_to_is_no_bug() -> None:
+    class Gone:
+        async def write(self, response: api.StreamGenerateResponse) -> None:
+            raise aio.InternalError("the batch failed")
+
+    gone: Any = Gone()
+    with pytest.raises(asyncio.CancelledError):
+        await servicer._send(gone, api.StreamGenerateResponse())
+
+
 async def test_the_python_client_goes_on_with_a_stream_that_it_did_not_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
