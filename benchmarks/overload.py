@@ -1,11 +1,11 @@
-"""What admitted streams notice while far more is asked for than can be served:
+"""What admitted streams notice while far more is requested than can be served:
 
     python -m tandem.benchmarks.overload
 
 First all places are taken, and it is measured how many requests that serves. Then ten times as many
 arrive, at random, with prompts beside them that are far too large, and as many streams that nobody
-reads as there are places. Told are the seconds to a refusal for lack of a place, and to that of a
-large prompt, and the gaps between the chunks of streams that run, before and while that lasts.
+reads as there are places. Reported are the seconds to a refusal for lack of a place, and to that of
+a large prompt, and the gaps between the chunks of streams that run, before and while that lasts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import asyncio
 import os
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -88,12 +88,6 @@ class Figures:
     ends: dict[str, int]
 
 
-async def repeat(act: Callable[[], Awaitable[object]]) -> None:
-    """Again and again, until cancelled."""
-    while True:
-        await act()
-
-
 async def arrive(per_second: float, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Acts that begin at random, so many a second, whether or not others have ended."""
     due = monotonic()
@@ -145,7 +139,8 @@ async def measure(target: Path, draft: Path, places: int, times: float, seconds:
         steady = Seen()  # what runs in both stretches
 
         async def follow() -> None:
-            await repeat(lambda: steady.ask(patient, PROMPT))
+            while True:
+                await steady.ask(patient, PROMPT)
 
         async with background(*(follow() for _ in range(places))):
             await asyncio.sleep(seconds / 4)
@@ -183,7 +178,7 @@ def table(found: Figures) -> Table:
     shown = Table("", "", box=None)
     for name, value in (
         ("requests served a second, all places taken", f"{found.served_per_second:.1f}"),
-        ("then asked for, a second", f"{found.offered_per_second:.1f}"),
+        ("then requested, a second", f"{found.offered_per_second:.1f}"),
         ("ended", ", ".join(f"{count} {end}" for end, count in sorted(found.ends.items()))),
         ("refused after, median", f"{1e3 * found.refused_p50:.1f} ms"),
         ("refused after, p99", f"{1e3 * found.refused_p99:.1f} ms"),

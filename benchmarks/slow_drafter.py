@@ -40,7 +40,6 @@ FAULTS = {
     "sends twice as much": (victim.TWICE, victim.RECOVER),
     "killed": (signal.SIGKILL,),
 }
-BAD_DRAFTS = ("sends garbage", "sends twice as much")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +157,7 @@ def main(
             some, (drafter,) = Streams(client, prompts, tokens), system.members[DRAFTER]
             found = []
             for rule, count, fault in product(*(x.split(",") for x in (rules, streams, faults))):
-                if fault in BAD_DRAFTS and rule != "match":
+                if victim.SPOILS.keys() & set(FAULTS[fault]) and rule != "match":
                     continue  # such drafts are refused, as if none had come
                 found.append(await compare(some, drafter, fault, rule, int(count), turns))
                 typer.echo(found[-1], err=True)

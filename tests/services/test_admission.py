@@ -13,6 +13,7 @@ from grpc import aio
 from prometheus_client import CollectorRegistry
 
 from tandem import AsyncClient
+from tandem.benchmarks.overload import SMALL_WINDOW
 from tandem.orchestrator.frontend import servicer
 from tandem.orchestrator.frontend.admission import Admission, Limits
 from tandem.orchestrator.frontend.request import Quota, client_name
@@ -27,7 +28,6 @@ from tandem.v1 import orchestrator_pb2_grpc
 from tests.services.test_answers import Front, front
 
 CROWD, OTHER = b"crowd", b"other"
-SMALL_WINDOW = (("grpc.http2.lookahead_bytes", 64), ("grpc.http2.bdp_probe", 0))
 
 
 def admission(running: int, waiting: int, each: Limits) -> Admission:
