@@ -30,6 +30,7 @@ class Session:
     `epoch` is drawn when the session is opened. A call that builds on cached tokens names the epoch
     that it was answered with, so a late call that opens the session again can never pass for the
     session that was lost. A session that was closed may stay, `retired`, for its client's next one.
+    One that found no memory to grow is `preempted`: others that grow may have what it has.
     """
 
     kv_range: KVRange
@@ -39,6 +40,7 @@ class Session:
     used: float = 0.0
     active: bool = False
     retired: bool = False
+    preempted: bool = False
     tokens: array[int] = field(default_factory=lambda: array("I"))
 
     @property

@@ -1,5 +1,4 @@
-"""The session rule: keep `base` cached tokens, drop the rest, append; and whose memory goes when
-there is not enough.
+"""The session rule: keep `base` cached tokens, drop the rest, append.
 
 Decides whether a call may touch a session and what its KV range holds; used by the model thread
 alone, so it needs no lock. A cache is a copy that may be lost at any time: a caller that gets
@@ -14,6 +13,7 @@ from typing import TypeVar
 
 import torch
 
+from tandem.engine.cache.eviction import evictable
 from tandem.engine.cache.kv_cache import KVCache
 from tandem.engine.cache.ranges import BLOCK, KVRange, block_aligned
 from tandem.engine.cache.session import JobEnded, Session, SessionCounts, prefix_donor
@@ -66,7 +66,8 @@ class Sessions:
         the tokens to build on, `context.base` or more, and has space for the context and `nodes`
         tree nodes.
 
-        Raises StaleTurn, SessionMiss, Busy, InvalidRequest; then nothing has changed.
+        Raises StaleTurn, SessionMiss, Busy, InvalidRequest; then nothing has changed, but that an
+        open session which is refused memory is preempted.
         """
         self.check_length("context.tokens", context.length)
         session = self._extend(context, context.length + nodes)
@@ -126,8 +127,7 @@ class Sessions:
 
     def reserve(self, session: Session, length: int) -> None:
         """Find memory for so many tokens of a session at work; raises Busy, InvalidRequest."""
-        if session.kv_range.capacity < length:
-            self._ensure_capacity(length, session)
+        self._ensure_capacity(length, session)
 
     def close(self, session_id: bytes, turn: int = LAST_TURN) -> None:
         """Forget a session, unless it is at a newer turn; closing twice, or one that was never
@@ -199,39 +199,29 @@ class Sessions:
         return session
 
     def _ensure_capacity(self, length: int, session: Session, donor: Session | None = None) -> None:
-        """Give a session a place and memory for `length` tokens, and drop others for it:
-        closed ones first, then those used least recently, no more than it takes, and the donor only
-        as the last. Raises Busy; then nothing has changed.
+        """Give a session a place and memory for `length` tokens, and drop others for it, no more
+        than it takes. Raises Busy; then nothing has changed, but that the session is preempted.
         """
+        session.preempted = False
         if session.kv_range.capacity >= length and not session.retired:
             return
-        now = self._clock()
-        idle = {
-            name: other
-            for name, other in self._open.items()
-            if other is not session
-            and not other.active
-            and (other.retired or now - other.used >= self._evict_after)
-        }
-        order = sorted(
-            idle, key=lambda name: (idle[name] is donor, not idle[name].retired, idle[name].used)
-        )
-        open_ = [name for name in order if not idle[name].retired]
+        order = evictable(self._open, session, donor, self._clock() - self._evict_after)
+        open_ = [name for name in order if not self._open[name].retired]
         surplus = len(self) + (session.retired or not session.kv_range.capacity) - self.max_sessions
         if surplus > len(open_):
-            raise self._busy(f"all {self.max_sessions} sessions are in use")
+            raise self._busy(session, f"all {self.max_sessions} sessions are in use")
         leaving = open_[: max(0, surplus)]
         free = self._pool.free + session.kv_range.capacity
-        free += sum(idle[name].kv_range.capacity for name in leaving)
+        free += sum(self._open[name].kv_range.capacity for name in leaving)
         for name in (name for name in order if name not in leaving):
             if free >= block_aligned(length):
                 break
             leaving.append(name)
-            free += idle[name].kv_range.capacity
+            free += self._open[name].kv_range.capacity
         if free < block_aligned(length):
-            raise self._busy("no memory for another session, or a longer one")
+            raise self._busy(session, "no memory for another session, or a longer one")
         for name in leaving:
-            self.counts.evicted += not idle[name].retired
+            self.counts.evicted += not self._open[name].retired
             self._drop(name)
         self._refused = 0
         if session.kv_range.capacity:
@@ -239,7 +229,8 @@ class Sessions:
         elif kv_range := self._pool.allocate(length):
             session.kv_range = kv_range
 
-    def _busy(self, why: str) -> Busy:
+    def _busy(self, session: Session, why: str) -> Busy:
+        session.preempted = True
         wait = min(RETRY_SECONDS + RETRY_STEP_SECONDS * self._refused, LONGEST_RETRY_SECONDS)
         self._refused += 1
         return Busy(why, wait)

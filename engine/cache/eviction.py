@@ -1,0 +1,33 @@
+"""Whose memory may go when another session needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tandem.engine.cache.session import Session
+
+
+def evictable(
+    sessions: Mapping[bytes, Session], wanting: Session, donor: Session | None, idle_since: float
+) -> list[bytes]:
+    """The names of those whose memory `wanting` may have, in the order in which they go: closed
+    ones first, then those used least recently, the donor only as the last. Open ones go if they
+    were last used before `idle_since`; a preempted one goes at once, for one that has memory and
+    grows: or all that grow could wait for each other's.
+    """
+    grows = wanting.kv_range.capacity > 0 and not wanting.retired
+    names = [
+        name
+        for name, other in sessions.items()
+        if other is not wanting
+        and not other.active
+        and (other.retired or other.used <= idle_since or (other.preempted and grows))
+    ]
+    return sorted(
+        names,
+        key=lambda name: (
+            sessions[name] is donor,
+            not sessions[name].retired,
+            sessions[name].used,
+        ),
+    )

@@ -1,0 +1,63 @@
+"""A session that finds no memory to grow makes space for those that do."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from tandem.engine.cache.ranges import BLOCK
+from tandem.protos.errors import Busy
+from tandem.protos.types import Context
+from tests.laws.replica import LENGTH, Replica
+
+
+def test_of_sessions_that_grow_at_once_the_one_that_finds_no_memory_makes_space() -> None:
+    """For the others at work, not for a new one; it may come back when they are done."""
+    replica = Replica(blocks=2)
+    with replica.at_work(Context(b"a", 1, 0, (1,))) as winner:
+        with pytest.raises(Busy), replica.at_work(Context(b"b", 1, 0, (1,))) as loser:
+            replica.sessions.keep(loser, Context(b"b", 1, 0, (1,)), ())
+            replica.sessions.reserve(loser, LENGTH)
+        with pytest.raises(Busy):
+            replica.open(b"new", (1,))
+        assert loser.kv_range.capacity == BLOCK, "nobody has needed it yet"
+        replica.sessions.reserve(winner, LENGTH)
+        assert (loser.kv_range.capacity, winner.kv_range.capacity) == (0, LENGTH)
+        replica.check_memory()
+        with pytest.raises(Busy):
+            replica.open(b"b", (1, 2), turn=2)
+    replica.close(b"a")
+    assert replica.open(b"b", (1, 2), turn=3).held == 2
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_sessions_that_all_wait_to_be_opened_again_do_not_wait_for_ever(begun: bool) -> None:
+    """One lost its caller while it was at work, the other one too, or it found no memory."""
+    replica = Replica(blocks=2)
+    for name in (b"a", b"b"):
+        replica.open(name, (1,))
+    if begun:
+        with pytest.raises(Busy), replica.at_work(Context(b"a", 2, 0, (1,))) as session:
+            replica.sessions.reserve(session, LENGTH)
+    served = 0
+    for turn in range(3, 6):
+        for name in (b"a", b"b"):
+            with suppress(Busy):
+                replica.sessions.expire([name])
+                served += replica.open(name, tuple(range(LENGTH)), turn=turn).held == LENGTH
+                replica.close(name)
+        replica.now += 1.0
+    assert served >= 2
+    replica.check_memory()
+
+
+def test_a_session_that_has_waited_for_memory_and_found_it_is_safe_again() -> None:
+    replica = Replica(blocks=2)
+    with replica.at_work(Context(b"a", 1, 0, (1,))) as other:
+        with pytest.raises(Busy), replica.at_work(Context(b"b", 1, 0, (1,))) as session:
+            replica.sessions.reserve(session, LENGTH)
+        replica.open(b"b", (1, 2), turn=2)
+        with pytest.raises(Busy):
+            replica.sessions.reserve(other, LENGTH)
+        assert replica.holds(b"b") and not session.preempted
