@@ -25,6 +25,7 @@ class Fallback(Enum):
     NOT_VERIFIED = 5  # one was sent since the step before, and none of its tokens was verified
     NO_DRAFT = 6  # the drafter had sent none since the step before
     NO_MATCH = 7  # of the text itself, where drafts are looked up in it
+    BACKOFF = 8  # many brought nothing, and are tried again soon
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,7 @@ class EncodedGuess:
     behind: int
     size: int  # bytes
     message: object
+    awaited: bool = False  # the verifier waits for it, and cannot do without
 
 
 @dataclass(frozen=True, slots=True)

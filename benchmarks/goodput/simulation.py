@@ -6,7 +6,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tandem.benchmarks.goodput.device import Device, Events
@@ -20,6 +20,7 @@ from tandem.engine.config import draft_cost
 from tandem.engine.schedule.cost import StepLoad
 from tandem.engine.schedule.job_stream import JobStream
 from tandem.engine.schedule.task import Task
+from tandem.orchestrator.rounds.backoff import DraftBackoff
 from tandem.protos.streams import Decoding, Drafting, Fact, Guess
 from tandem.protos.types import Context, SamplingParams
 from tandem.verifier_service.decoding import DecodeJob
@@ -53,6 +54,7 @@ class Request:
     guesses: JobStream[Guess, Fact]
     facts: JobStream[FactTokens, Guess]
     drafting: Task | None = None
+    backoff: DraftBackoff = field(default_factory=DraftBackoff)
 
 
 class Simulation:
@@ -137,10 +139,14 @@ class Simulation:
             request = self._requests[number]
             request.tokens += fact.tokens
             self._tokens += len(fact.tokens) * (self._events.now > self._world.start)
-            known = self._verifier.price, self._verifier.rates.token
-            if self._policy.shape.nodes:
-                self._to_drafter.send(partial(self._receive, request, fact, known))
-            if len(request.tokens) >= request.until:
+            ended = len(request.tokens) >= request.until
+            sent: Fact | None = fact
+            if not (ended or self._policy.fixed):
+                sent = request.backoff.stepped(fact, self._events.now, self._delay)
+            if sent and self._policy.shape.nodes:
+                known = self._verifier.price, self._verifier.rates.token
+                self._to_drafter.send(partial(self._receive, request, sent, known))
+            if ended:
                 del self._requests[number], self._texts[request.name]
                 self._events.after(0.0, self._ask)
 
@@ -167,6 +173,7 @@ class Simulation:
         """A guess arrives at the verifier."""
         request.guesses.inbox.append(replace(guess, arrived=self._events.now))
         self._verifier.wake()
+        request.backoff.arrived = True
 
     def _verify_seconds(self, load: StepLoad) -> float:
         """A step of the verifier, with what the drafter took from it."""

@@ -19,9 +19,9 @@ class DraftWatch:
     steps: int = 0
     arrived: bool = False
 
-    def stepped(self, fact: Fact, willing: bool, opened: bool) -> Fallback | None:
+    def stepped(self, fact: Fact, willing: bool, opened: bool, paused: bool) -> Fallback | None:
         """Why this step had no draft, if it should have had one; `willing` is a drafter that has
-        not refused, `opened` one that the session is open at.
+        not refused, `opened` one that the session is open at, `paused` one that is left alone.
         """
         arrived, self.arrived = self.arrived, False
         self.steps += 1
@@ -35,6 +35,8 @@ class DraftWatch:
             return Fallback.REFUSED
         if not opened:
             return Fallback.NO_DRAFTER
+        if paused:
+            return Fallback.BACKOFF
         if fact.late:
             return Fallback.LATE
         return Fallback.NOT_VERIFIED if arrived else Fallback.NO_DRAFT

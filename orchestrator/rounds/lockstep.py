@@ -2,11 +2,15 @@
 guesses come later than that.
 
 In lockstep each step needs a guess behind exactly its length; an empty one has it decode plainly.
-Guesses that come too late still show how late they are, so a drafter that recovers is used again.
+While guesses are not waited for, the verifier gets empty ones for the next steps too, so that it
+decodes at its own pace. Guesses that come too late still show how late they are, so a drafter that
+recovers is used again. Where both models share a processor, a guess is later while the verifier
+does not wait for it: it could come up to `FAR` times sooner, so now and then one is waited for.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,14 +24,19 @@ LONGEST = 2  # times what a guess saves: the seconds that it is waited for
 OVERDUE = 4  # times what it may save at most: the seconds that one counts as which did not come
 HOPED, HOPED_AGAIN = 2.0, 1.0  # tokens that a guess may add: at first, and when tried again
 TRIAL_STEPS = 64  # of one kind, after which one of the other is tried
+FIRST_TRIAL = 8  # plain steps, after which a guess that could be in time is waited for; then 16 ...
+FAR = 4  # times as late as if it were waited for: a guess at most
 FIRST_SECONDS = 0.02  # of a step, as long as none is known
 REMEMBERED = 64  # lengths whose guess may still come
+RUN = 32  # plain steps ahead that are measured as one: their facts may arrive together
+MOST_AHEAD = 48  # plain steps; a verifier keeps 64 guesses of a session
 
 
 @dataclass(slots=True)
 class WaitPolicy:
     """Averages over a generation: seconds from a fact to the guess behind it, tokens that a guess
-    adds to a step, and seconds of steps without and with a guess.
+    adds to a step, and seconds of steps without and with a guess. A step with a guess takes the
+    `round_trip` to the verifier too, plain ones are taken ahead of it.
     """
 
     delay: float = 0.0
@@ -35,38 +44,75 @@ class WaitPolicy:
     plain: float = 0.0  # 0 = not known
     guessed: float = 0.0
     in_a_row: int = 0  # steps of one kind: above 0 those with a guess, below 0 those without
+    round_trip: float = 0.0
+    newest: float = math.inf  # delay of a guess; math.inf = it did not come
+    pause: int = FIRST_TRIAL  # plain steps before the next trial, for each token that it may add
+    untried: int = 0  # plain steps since the newest
+    trying: bool = False  # the next guess is waited for, if it could be in time
 
     @property
     def seconds(self) -> float:
         """To wait for the next guess."""
-        plain = self.plain or self.guessed or FIRST_SECONDS
-        worth = (1 + self.gain) * plain - (self.guessed or plain)
         most = TRIAL_STEPS if self.plain else 1  # steps with a guess before one without
-        waits = self.delay <= worth and self.in_a_row < most
-        return LONGEST * worth if waits else 0.0
+        if self.in_a_row >= most:
+            return 0.0
+        if self.delay <= self.worth:
+            return LONGEST * self.worth
+        return self.worth if self.trying and self.newest <= FAR * self.worth else 0.0
 
-    def came(self, delay: float) -> None:
-        """A guess came so many seconds after its fact."""
-        self.delay += WEIGHT * (delay - self.delay)
+    @property
+    def worth(self) -> float:
+        """Seconds that the next guess may save."""
+        plain = self.plain or self.guessed or FIRST_SECONDS
+        return (1 + self.gain) * plain - (self.guessed or plain)
+
+    @property
+    def steps_ahead(self) -> int:
+        """Plain steps that the verifier may take by itself: one at first, then one more after each,
+        up to what it takes in two round trips.
+        """
+        enough = 2 + 2 * self.round_trip / (self.plain or FIRST_SECONDS)
+        return int(min(1 + max(0, -self.in_a_row), enough, MOST_AHEAD))
+
+    def no_drafter(self) -> None:
+        """There is none: plain steps do not show how late guesses are."""
+        self.pause, self.untried, self.trying = FIRST_TRIAL, 0, False
+
+    def came(self, delay: float, waited: bool = False) -> None:
+        """A guess came so many seconds after its fact; `waited`: the verifier waited for it."""
+        self.newest = delay
+        if waited and self.trying:
+            self.delay, self.trying = delay, False
+        seen = delay if waited else min(max(self.delay, delay / FAR), delay)
+        self.delay += WEIGHT * (seen - self.delay)
 
     def missed(self) -> None:
         """It did not come in time."""
-        self.came(OVERDUE * HOPED * (self.plain or FIRST_SECONDS))
+        self.trying = False
+        most = max(HOPED * (self.plain or FIRST_SECONDS), self.worth)
+        self.came(OVERDUE * most, waited=True)
+        self.newest = math.inf
 
     def stepped(self, seconds: float, fact: Fact) -> None:
-        """A step took so long; the first of an opening reads its context too."""
+        """A step took so long, 0 = not measured; the first of an opening reads its context too."""
         if fact.epoch:
             return
         if fact.drafted:
             self.guessed = _average(self.guessed, seconds)
             self.gain += GAIN_WEIGHT * (len(fact.tokens) - 1 - self.gain)
             self.in_a_row = max(0, self.in_a_row) + 1
+            if self.in_a_row == FIRST_TRIAL:
+                self.pause = FIRST_TRIAL
         else:
             most = OUTLIER * self.guessed if self.guessed and not self.plain else seconds
-            self.plain = _average(self.plain, min(seconds, most))
+            self.plain = _average(self.plain, min(seconds, most)) if seconds else self.plain
             self.in_a_row = min(0, self.in_a_row) - 1
+            self.untried += 1
+            if self.untried >= self.pause * max(1.0, self.gain):  # what a trial costs is its gain
+                self.untried, self.pause, self.trying = 0, 2 * self.pause, True
             if self.in_a_row % TRIAL_STEPS == 0:
                 self.gain = max(self.gain, HOPED_AGAIN)
+                self.guessed = min(self.guessed, self.plain + self.round_trip)
 
 
 def _average(known: float, newest: float) -> float:
@@ -80,45 +126,58 @@ class Lockstep:
         self.policy = WaitPolicy()
         self._timer, self._send = timer, send
         self._asked: dict[int, float] = {}  # when which length was reached
-        self._length, self._sent = -1, 0.0  # the length that the verifier has a guess for, and when
+        self._length = -1  # that was reached last
+        self._answered = -1  # the longest that the verifier has a guess for
+        self._began = -1.0  # when it could begin its newest steps; below 0 = it waits
+        self._ahead = 0  # how many these are, if they needed no answer any more
         self._handle: TimerHandle | None = None
 
-    def wait(self, length: int, drafting: bool) -> None:
-        """The verifier waits for a guess behind this length, unless it has one; whether a drafter
-        makes one.
+    def wait(self, length: int, drafting: bool, round_trip: float = 0.0) -> None:
+        """The verifier waits for a guess behind this length, unless it has one. `drafting`: whether
+        a drafter makes one; `round_trip`: seconds to the verifier and back.
         """
         self.stop()
-        if self._length == length:
-            return
-        self._length, self._asked[length] = -1, self._timer.now()
+        self.policy.round_trip = round_trip
+        if length != self._length:
+            self._reached(length)
         while len(self._asked) > REMEMBERED:
             del self._asked[next(iter(self._asked))]
+        if not drafting:
+            self.policy.no_drafter()
         seconds = self.policy.seconds if drafting else 0.0
-        if seconds:
+        if not seconds:
+            self._answer(length, self.policy.steps_ahead)
+        elif length > self._answered:
             self._handle = self._timer.call_later(seconds, partial(self._give_up, length))
-        else:
-            self._answer(length)
 
     def takes(self, behind: int, length: int) -> bool:
         """A guess came, and whether it is the one that the verifier waits for, behind `length`."""
         now = self._timer.now()
+        taken = behind == length > self._answered
         if (asked := self._asked.pop(behind, None)) is not None:
-            self.policy.came(now - asked)
-        if behind != length or self._length == length:
+            self.policy.came(now - asked, taken)
+        if not taken:
             return False
         self.stop()
-        self._length, self._sent = length, now
+        self._asked.clear()
+        self._answered, self._began = length, now
         return True
 
     def opened(self) -> None:
         """The verifier was opened: it has no guess."""
         self.stop()
-        self._length = -1
+        self._length, self._answered, self._began = -1, -1, -1.0
 
     def stepped(self, fact: Fact) -> None:
         """The verifier has taken a step."""
-        if self._length >= 0:
-            self.policy.stepped(self._timer.now() - self._sent, fact)
+        if self._began < 0:
+            return
+        seconds, round_trip = self._timer.now() - self._began, self.policy.round_trip
+        if self._ahead:
+            seconds = seconds / RUN if self._ahead == RUN else 0.0
+        elif not fact.drafted and seconds > round_trip:
+            seconds -= round_trip
+        self.policy.stepped(seconds, fact)
 
     def stop(self) -> None:
         """Send nothing more."""
@@ -126,10 +185,24 @@ class Lockstep:
             self._handle.cancel()
             self._handle = None
 
+    def _reached(self, length: int) -> None:
+        now = self._timer.now()
+        self._length, self._asked[length] = length, now
+        if length > self._answered:
+            self._began, self._ahead = -1.0, 0
+        elif 0 < self._ahead < RUN:
+            self._ahead += 1
+        else:
+            self._began, self._ahead = now, 1
+
     def _give_up(self, length: int) -> None:
         self.policy.missed()
-        self._answer(length)
+        self._answer(length, 1)
 
-    def _answer(self, length: int) -> None:
-        self._length, self._sent = length, self._timer.now()
-        self._send(Guess(length))
+    def _answer(self, length: int, steps: int) -> None:
+        """Have it decode so many steps plainly; each adds one token."""
+        if length > self._answered:
+            self._began = self._timer.now()
+        for place in range(max(self._answered + 1, length), length + steps):
+            self._answered = place
+            self._send(Guess(place))

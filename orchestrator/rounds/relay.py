@@ -2,19 +2,19 @@
 guesses to the verifier.
 
 Read this file first. Events come in as plain calls, and what they cause are plain calls too:
-nothing waits here. The verifier decodes by itself, so a drafter that is missing, slow or wrong
-needs no code of its own.
+nothing waits here. The verifier decodes by itself, whatever the drafter does.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import structlog
 
+from tandem.orchestrator.rounds.backoff import DraftBackoff
 from tandem.orchestrator.rounds.fallback import DraftWatch
 from tandem.orchestrator.rounds.generation import Generation
 from tandem.orchestrator.rounds.lockstep import Lockstep
@@ -60,7 +60,7 @@ class Relay:
         ngram = request.shape.method is Method.NGRAM
         self._lookup = request.shape if ngram else NO_DRAFT_SHAPE
         self._drafts = request.shape.levels > 0 and not ngram
-        self._watch = DraftWatch(request.shape.levels > 0, ngram)
+        self._watch, self._backoff = DraftWatch(request.shape.levels > 0, ngram), DraftBackoff()
         in_lockstep = self._drafts and request.sampling.rule is not Rule.MATCH
         self._paused = self._drafter_may_open = False
         self._last_step = self._timer.now()
@@ -132,7 +132,7 @@ class Relay:
 
     def _open_drafter(self) -> None:
         self.drafter.stop()
-        ready = self._drafter_may_open and self.verifier.number
+        ready = self._drafter_may_open and self.verifier.opened
         if not (self._drafts and ready and self.drafter.link.connected):
             return
         opening = Drafting(
@@ -143,12 +143,14 @@ class Relay:
             request_id=self._request.request_id,
             traceparent=self._request.traceparent,
         )
+        self._backoff = DraftBackoff()
         self.drafter.start(next(self._numbers), opening.context.turn, opening)
 
     def _await_guess(self) -> None:
         """In lockstep the verifier waits for a guess; in the end it gets an empty one."""
         if self._lockstep:
-            self._lockstep.wait(self.generation.length, bool(self.drafter.number))
+            round_trip = self.verifier.link.round_trip
+            self._lockstep.wait(self.generation.length, self.drafter.opened, round_trip)
 
     def _on_fact(self, fact: Fact) -> None:
         self.steps.append(self._step(fact))
@@ -161,7 +163,7 @@ class Relay:
             self._drafter_may_open = True
             self._open_drafter()
         else:
-            self.drafter.send(fact)
+            self._inform_drafter(fact)
         self._await_guess()
         if not self._paused and len(self.steps) > PAUSE_AT:
             self._pause(True)
@@ -190,18 +192,27 @@ class Relay:
             self.verifier.switches,
             self.drafter.link.round_trip,
             self.verifier.link.round_trip,
-            self._watch.stepped(fact, self._drafts, bool(self.drafter.number)),
+            self._watch.stepped(fact, self._drafts, self.drafter.opened, self._backoff.paused(now)),
             generation.group if generation.group != before else "",
             self._drafter if self._drafter != known else "",
         )
+
+    def _inform_drafter(self, fact: Fact) -> None:
+        """In lockstep each guess needs its fact."""
+        due: Fact | None = fact
+        if not self._lockstep:
+            round_trip = self.drafter.link.round_trip + self.verifier.link.round_trip
+            due = self._backoff.stepped(fact, self._timer.now(), round_trip)
+        if due:
+            self.drafter.send(due)
 
     def _on_guess(self, guess: EncodedGuess) -> None:
         if guess.size <= LARGEST_GUESS:
             lockstep = self._lockstep
             if not lockstep or lockstep.takes(guess.behind, self.generation.length):
-                self._watch.arrived = True
+                self._watch.arrived = self._backoff.arrived = True
                 self._drafter = self.drafter.link.replica(self.drafter.number)
-                self.verifier.send(guess)
+                self.verifier.send(replace(guess, awaited=True) if lockstep else guess)
 
     def _pause(self, paused: bool) -> None:
         """The reader is too far behind, or no more."""

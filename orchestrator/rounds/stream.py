@@ -125,6 +125,11 @@ class SessionStream(Generic[Sent, Received]):
     waited: float = 0.0  # seconds of pauses since then
     _retry: TimerHandle | None = None
 
+    @property
+    def opened(self) -> bool:
+        """Whether a stream is open."""
+        return self.number != 0
+
     def start(self, number: int, turn: int, opening: Sent) -> None:
         """Open a stream in place of the one before."""
         self.stop()
@@ -136,7 +141,7 @@ class SessionStream(Generic[Sent, Received]):
 
     def send(self, item: Sent) -> None:
         """Send an item of the stream, if one is open."""
-        if self.number:
+        if self.opened:
             self.link.send(self.number, item)
 
     def retry(self, least: float, most: float, retry_after: float = 0.0) -> None:
@@ -151,7 +156,7 @@ class SessionStream(Generic[Sent, Received]):
 
     def stop(self) -> None:
         """Drop the stream, or the retry, if there is one."""
-        if self.number:
+        if self.opened:
             self.link.drop(self.number)
             self.number = 0
         if self._retry:

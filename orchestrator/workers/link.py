@@ -115,10 +115,11 @@ class Link(Generic[Sent, Received]):
 
     def send(self, stream: int, item: Sent) -> None:
         """Send an item in the next message; it is dropped while the service is not connected, and
-        guesses are while it reads too slowly.
+        guesses that nobody waits for are while it reads too slowly.
         """
         waiting = len(self._outbox)
-        if self.connected and not (waiting > MAX_GUESSES and isinstance(item, EncodedGuess)):
+        optional = isinstance(item, EncodedGuess) and not item.awaited
+        if self.connected and not (waiting > MAX_GUESSES and optional):
             self._outbox.append(encode_item(stream, item))
             self._wake.set()
             if waiting > MAX_ITEMS:

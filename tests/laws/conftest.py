@@ -1,10 +1,11 @@
-"""The builds of the kernels that this processor runs."""
+"""The builds of the kernels that this processor runs, and drafters that are left alone often."""
 
 from __future__ import annotations
 
 import pytest
 
 from tandem.engine.forward.cpu.kernels import Kernels, runnable
+from tandem.orchestrator.rounds import backoff
 
 
 @pytest.fixture(params=runnable(), ids=lambda file: file.name.partition(".")[0])
@@ -15,3 +16,11 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ke
     for module in ("kernels", "panels"):
         monkeypatch.setattr(f"tandem.engine.forward.cpu.{module}.kernels", lambda: one)
     return one
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafters are left alone often, so that it happens in texts as short as these."""
+    monkeypatch.setattr(backoff, "FIRST", 4)
+    monkeypatch.setattr(backoff, "TRIAL", 2)
+    monkeypatch.setattr(backoff, "PAUSES", (0.4, 0.8))

@@ -1,20 +1,21 @@
-"""A verifier and a drafter that keep the session rule, at the other end of a relay."""
+"""Services that keep the session rule, at the other end of a relay."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.protos.errors import (
     Busy,
-    InvalidRequest,
     SessionMiss,
     StaleTurn,
     TandemError,
     Unavailable,
 )
 from tandem.protos.streams import Decoding, Drafting, EncodedGuess, Fact, Flow, Guess
+from tandem.verifier_service.service import INBOX
 from tests.laws import wires
 from tests.laws.wires import Call, Closing, OnStream
 
@@ -42,7 +43,8 @@ class Job:
     drafted: int = 0  # nodes
     source: int = 0  # of the guesses that it heard
     paths: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by node: the text up to there
-    behind: set[int] = field(default_factory=set)  # lengths that were guessed behind
+    inbox: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=INBOX))
+    # of guesses: behind what, and how many nodes
 
 
 @dataclass
@@ -168,7 +170,7 @@ class Verifier(Service):
         text = self.held[job.opening.context.session_id].tokens
         if guess.source != job.source:
             job.source, job.paths = guess.source, {}
-        job.behind.add(guess.behind)
+        job.inbox.append((guess.behind, len(guess.tokens)))
         if guess.behind > len(text):
             return
         job.paths[0] = tuple(text[: guess.behind])
@@ -177,7 +179,11 @@ class Verifier(Service):
                 job.paths[guess.first + place] = (*job.paths[parent], token)
 
     def _may(self, job: Job) -> bool:
-        return not job.paused and (not job.opening.lockstep or job.length in job.behind)
+        if job.paused or not job.opening.lockstep:
+            return not job.paused
+        while job.inbox and job.inbox[0][0] != job.length:
+            job.inbox.popleft()
+        return bool(job.inbox)
 
     def _soon(self, job: Job) -> None:
         self.clock.call_later(0.05 + 0.1 * self.rng.random(), lambda: self._step(job))
@@ -193,7 +199,10 @@ class Verifier(Service):
         fresh = [follows(text, self.model)]
         while (*text, *fresh) in guessed and job.length + len(fresh) < job.opening.until:
             fresh.append(follows(text + fresh, self.model))
-        job.call.answer(OnStream(job.stream, Fact(job.length, tuple(fresh))))
+        accepted = len(fresh) - 1
+        drafted = job.inbox[0][1] if job.opening.lockstep else accepted
+        fact = Fact(job.length, tuple(fresh), drafted=drafted, accepted=accepted)
+        job.call.answer(OnStream(job.stream, fact))
         text += fresh
         job.length += len(fresh)
         self.longest = max(self.longest, len(fresh))
@@ -201,47 +210,3 @@ class Verifier(Service):
             self._soon(job)
         else:
             job.live = False
-
-
-class Drafter(Service):
-    """Guesses rightly, wrongly and absurdly."""
-
-    def begin(self, job: Job) -> None:
-        if self.rng.random() < self.evil / 10:
-            job.live = False
-            self.fail(job.call, job.stream, InvalidRequest.of("shape", "is not for me"))
-        else:
-            self._guess(job)
-
-    def take(self, job: Job, item: Fact) -> None:
-        held = self.held[job.opening.context.session_id]
-        held.tokens[item.start :] = item.tokens
-        self._guess(job)
-
-    def _guess(self, job: Job) -> None:
-        """A trunk with a sibling at every node, in one message or, its second half, in two."""
-        text, rng = self.held[job.opening.context.session_id].tokens, self.rng
-        path, first, behind = list(text), job.drafted + 1, len(text)
-        tokens: list[int] = []
-        for _ in range(rng.randrange(1, 6)):
-            path.append(follows(path) if rng.random() < 0.8 else rng.randrange(VOCABULARY))
-            tokens += [path[-1], rng.randrange(VOCABULARY)]
-        parents = [0, 0, *[2, 3] * (len(tokens) // 2 - 1)]
-        job.drafted += len(tokens)
-        whole = job.opening.lockstep
-        if not whole and rng.random() < self.evil:
-            behind = rng.randrange(behind + 9)  # a lie, or nonsense
-        cut = len(tokens) if whole else rng.randrange(1, len(tokens) + 1)
-        for half in (slice(0, cut), slice(cut, None)):
-            start = first + (half.start or 0)
-            own = zip(range(start, start + len(tokens)), parents[half], strict=False)
-            guess = Guess(
-                behind=behind,
-                tokens=tuple(tokens[half]),
-                parents=tuple(number - back if back else 0 for number, back in own),
-                first=start,
-                source=job.opening.context.turn,
-            )
-            for _ in range(1 if whole else rng.choice((0, 1, 1, 1, 2))):  # lost, or said twice
-                if guess.tokens:
-                    job.call.answer(OnStream(job.stream, EncodedGuess(behind, 99, guess)))

@@ -23,7 +23,8 @@ from tandem.orchestrator.workers.balanced import BalancedLink
 from tandem.orchestrator.workers.pool import TURNS
 from tandem.protos.rounds import RunRequest
 from tandem.protos.types import DraftShape, Rule, SamplingParams
-from tests.laws.peers import CLOSED, FENCES, Drafter, Verifier, follows
+from tests.laws.drafting_peer import Drafter
+from tests.laws.peers import CLOSED, FENCES, Verifier, follows
 from tests.laws.wires import SLOW, Clock, Link
 
 PROMPT, LENGTH, SESSION = (1, 2, 3), 40, b"s" * 16

@@ -6,63 +6,95 @@ from collections.abc import Callable
 
 import pytest
 
-from tandem.orchestrator.rounds.lockstep import REMEMBERED, Lockstep, WaitPolicy
+from tandem.orchestrator.rounds.lockstep import MOST_AHEAD, REMEMBERED, Lockstep
 from tandem.protos.streams import Fact, Guess
+from tandem.verifier_service.service import INBOX
 from tests.laws.wires import Clock
 
-STEP, ADDED = 0.015, 2  # seconds of a step, tokens that a guess adds
+STEP, ADDED, NODES = 0.015, 2, 4  # seconds of a step; tokens that a guess of so many nodes adds
 NEVER = float("inf")
 
 
 class Round:
-    """A verifier and a drafter whose guesses take as long as `delay` says at the time."""
+    """A verifier and a drafter, whose guesses take as long as `delay` says at the time; NEVER is no
+    drafter. Steps and round trips to the verifier take as long as theirs say.
+    """
 
-    def __init__(self, delay: Callable[[float], float], added: int = ADDED) -> None:
+    def __init__(
+        self,
+        delay: Callable[[float], float],
+        added: int = ADDED,
+        round_trip: Callable[[float], float] = lambda now: 0.0,
+        step: Callable[[float], float] = lambda now: STEP,
+    ) -> None:
         self.clock = Clock()
-        self.delay, self.added = delay, added
+        self.delay, self.added, self.round_trip, self.step = delay, added, round_trip, step
         self.length, self.plain, self.drafted = 0, 0, 0
-        self.waits = True
+        self.reached, self.busy = 0, False  # the verifier's length, and whether it steps
+        self.inbox: dict[int, int] = {}  # the verifier's, by length: nodes
         self.times = [0.0]
-        self.lockstep = Lockstep(self.clock, self.take)
+        self.lockstep = Lockstep(self.clock, lambda guess: self.send(guess.behind, 0))
         self.begin()
 
     def begin(self) -> None:
         """The drafter begins to guess, the verifier waits."""
         length, delay = self.length, self.delay(self.clock.time)
-        self.waits = True
         if delay < NEVER:
             self.clock.call_later(delay, lambda: self.guess(length))
-        self.lockstep.wait(length, True)
+        self.lockstep.wait(length, True, self.round_trip(self.clock.time))
 
     def guess(self, behind: int) -> None:
         """It comes, in time or late."""
         if self.lockstep.takes(behind, self.length):
-            self.step(1 + self.added, 4)
+            self.send(behind, NODES)
 
-    def take(self, guess: Guess) -> None:
-        """An empty one."""
-        assert guess.behind == self.length
-        self.step(1, 0)
+    def send(self, behind: int, nodes: int) -> None:
+        """To the verifier."""
+        assert behind not in self.inbox and behind >= self.length
+        self.inbox[behind] = -1
+        self.later(lambda: self.arrive(behind, nodes))
 
-    def step(self, tokens: int, drafted: int) -> None:
-        """The verifier takes a step, unless it has begun already."""
-        if self.waits:
-            self.waits = False
-            self.drafted += drafted > 0
-            self.plain += drafted == 0
-            self.clock.call_later(STEP, lambda: self.fact(tokens, drafted))
+    def arrive(self, behind: int, nodes: int) -> None:
+        """What was sent does."""
+        self.inbox[behind] = nodes
+        self.go()
 
-    def fact(self, tokens: int, drafted: int) -> None:
-        """It is over."""
-        self.lockstep.stepped(Fact(self.length, (0,) * tokens, drafted))
-        self.length += tokens
+    def go(self) -> None:
+        """The verifier takes a step, if it may."""
+        if not self.busy and (nodes := self.inbox.get(self.reached, -1)) >= 0:
+            self.busy = True
+            self.drafted += nodes > 0
+            self.plain += nodes == 0
+            self.clock.call_later(self.step(self.clock.time), lambda: self.stepped(nodes))
+
+    def stepped(self, nodes: int) -> None:
+        """The step is over."""
+        tokens = 1 + self.added * (nodes > 0)
+        fact = Fact(self.reached, (0,) * tokens, nodes)
+        self.busy, self.reached = False, self.reached + tokens
         self.times += [self.clock.time] * tokens
+        self.later(lambda: self.learn(fact))
+        self.go()
+
+    def learn(self, fact: Fact) -> None:
+        """The round worker does."""
+        self.lockstep.stepped(fact)
+        self.length += len(fact.tokens)
         self.begin()
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Half a round trip later."""
+        self.clock.call_later(self.round_trip(self.clock.time) / 2, call)
 
     def seconds(self, start: int, end: int) -> float:
         """Between two tokens."""
         self.clock.pass_until(lambda: self.length >= end, NEVER)
         return self.times[end] - self.times[start]
+
+    def tokens(self, start: float, end: float) -> float:
+        """A second, between two times."""
+        self.clock.pass_until(lambda: self.clock.time >= end, NEVER)
+        return sum(start < time <= end for time in self.times) / (end - start)
 
 
 def test_guesses_that_are_worth_it_are_waited_for() -> None:
@@ -113,10 +145,65 @@ def test_a_drafter_that_recovers_is_waited_for_again_at_once(slow: float) -> Non
     assert round_.seconds(back, back + 300) < 110 * (STEP + 0.012)
 
 
-def test_a_first_step_which_reads_the_prompt_says_nothing_of_the_others() -> None:
-    policy = WaitPolicy()
-    policy.stepped(3.0, Fact(0, (1,), epoch=7))
-    assert policy == WaitPolicy()
+def test_where_guesses_are_late_only_while_nobody_waits_a_bad_moment_is_soon_over() -> None:
+    """The models share a processor: while the verifier decodes plainly the drafter is slow."""
+
+    def delay(now: float) -> float:
+        return 0.15 if 1 < now < 1.1 else 0.012 if round_.lockstep.policy.seconds else 0.05
+
+    round_ = Round(lambda now: 0.012)
+    round_.delay = delay
+    round_.seconds(0, 200)
+    bad = next(place for place, time in enumerate(round_.times) if time > 1)
+    assert round_.seconds(bad + 32, bad + 332) < 110 * (STEP + 0.012)
+
+
+@pytest.mark.parametrize("added", [4, 8, 12, 24])
+@pytest.mark.parametrize("times", [1.5, 2.5, 4.5, NEVER])
+def test_the_longest_drafts_are_not_waited_for_once_they_are_late(added: int, times: float) -> None:
+    """So many times later than what they save, after they came in time."""
+    round_ = Round(lambda now: 0.012 if now < 2 else times * added * STEP, added)
+    round_.tokens(0, 4)
+    late = next(place for place, time in enumerate(round_.times) if time > 2.5)
+    assert round_.seconds(late + 32, late + 332) < 300 * STEP / 0.9 + 4 * added * STEP
+
+
+@pytest.mark.parametrize("round_trip", [0.0, 0.002, 0.02, 0.2, 0.4])
+@pytest.mark.parametrize("delay", [0.01, NEVER])
+def test_no_round_trip_makes_it_slower_than_plain_decoding(round_trip: float, delay: float) -> None:
+    """Without a drafter, and with one whose guesses are not worth the way."""
+    round_ = Round(lambda now: delay, round_trip=lambda now: round_trip)
+    assert round_.seconds(100, 400) < 300 * STEP / 0.95
+
+
+@pytest.mark.parametrize("far", [True, False], ids=["far", "slow"])
+def test_a_verifier_that_was_far_or_slow_for_a_while_is_sent_guesses_again(far: bool) -> None:
+    def bad(now: float) -> bool:
+        return 2 < now < 4
+
+    round_ = Round(
+        lambda now: 0.01,
+        round_trip=lambda now: 0.2 if far and bad(now) else 0.004,
+        step=lambda now: STEP * (1 if far or not bad(now) else 5),
+    )
+    before = round_.tokens(1, 2)
+    assert round_.tokens(8, 12) > 0.9 * before > 1.2 / STEP
+
+
+def test_facts_that_arrive_together_do_not_make_plain_steps_look_fast() -> None:
+    """A link that delivers those of ten steps at a time."""
+    clock = Clock()
+    lockstep = Lockstep(clock, lambda guess: None)
+    lockstep.wait(0, False, 0.13)
+    for length in range(1, 400):
+        clock.time = STEP * 10 * -(-length // 10)
+        lockstep.stepped(Fact(length - 1, (0,)))
+        lockstep.wait(length, False, 0.13)
+        assert STEP / 2 < lockstep.policy.plain < 2 * STEP or length < 20
+
+
+def test_what_is_sent_ahead_fits_into_the_verifiers_inbox() -> None:
+    assert MOST_AHEAD + 1 < INBOX
 
 
 def test_what_was_never_answered_is_forgotten() -> None:
@@ -137,13 +224,6 @@ def test_the_verifier_gets_one_guess_for_a_length_and_none_for_another() -> None
     lockstep.opened()
     lockstep.wait(5, False)
     assert sent == [Guess(5)], "a verifier that was opened again has none"
-
-
-def test_a_first_plain_step_that_hiccups_hardly_counts() -> None:
-    policy = WaitPolicy()
-    policy.stepped(0.02, Fact(0, (1, 2, 3), 4))
-    policy.stepped(2.0, Fact(3, (1,)))
-    assert policy.seconds < 0.5
 
 
 def test_once_it_is_over_nothing_is_sent() -> None:

@@ -11,7 +11,6 @@ from tandem.orchestrator.rounds.relay import (
     VERIFIER_BUSY_SECONDS,
     VERIFIER_LOST_SECONDS,
 )
-from tandem.orchestrator.workers import balanced
 from tandem.protos.errors import (
     Busy,
     Internal,
@@ -22,28 +21,32 @@ from tandem.protos.errors import (
     TransportLost,
     Unavailable,
 )
-from tandem.protos.rounds import Finish
-from tandem.protos.streams import Decoding, EncodedGuess, Flow, Guess
+from tandem.protos.rounds import Fallback, Finish
+from tandem.protos.streams import Decoding, EncodedGuess, Fact, Flow, Guess
 from tandem.protos.types import NO_DRAFT_SHAPE, DraftShape, Method, SamplingParams
-from tests.laws.relayed import FENCES, LENGTH, PROMPT, SESSION, alone, wrong
-from tests.laws.scene import GREEDY, LOCKSTEP, SCHEDULES, SHAPE, Scene
+from tests.laws.drafting_peer import Drafter
+from tests.laws.peers import Job
+from tests.laws.relayed import LENGTH, PROMPT, SESSION, alone
+from tests.laws.scene import GREEDY, LOCKSTEP, SHAPE, Scene
+from tests.laws.wires import OnStream
 
 
-def test_no_schedule_of_faults_changes_loses_or_repeats_a_token() -> None:
-    assert wrong(FENCES, SCHEDULES) == 0
-
-
-@pytest.mark.parametrize("fence", sorted(FENCES))
-def test_without_a_fence_the_same_faults_do(fence: str) -> None:
-    """The model above can fail: it does as soon as the verifier forgets one half of its rule."""
-    assert wrong(FENCES - {fence}, SCHEDULES) > 0
-
-
-def test_without_groups_of_verifiers_a_text_does_leave_its_own(
+@pytest.mark.usefixtures("impatient")
+def test_a_drafter_that_brings_nothing_is_sent_every_token_but_seldom(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(balanced, "of_group", lambda group, groups: groups.keys())
-    assert wrong(FENCES, SCHEDULES) > 0
+    def useless(drafter: Drafter, job: Job) -> None:
+        job.call.answer(OnStream(job.stream, EncodedGuess(0, 9, Guess(0))))
+
+    monkeypatch.setattr(Drafter, "_guess", useless)
+    scene = Scene()
+    assert scene.finish() == alone()
+    (opening,), facts = scene.opened(scene.drafter), scene.sent_to(scene.drafter, Fact)
+    sent = [*opening.context.tokens, *(token for _, fact in facts for token in fact.tokens)]
+    assert sent == [*PROMPT, *alone()][: len(sent)]
+    assert len(sent) > LENGTH / 4
+    assert len(facts) < 0.8 * len(sent)
+    assert sum(step.fallback is Fallback.BACKOFF for step in scene.relay.steps) > LENGTH / 4
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, LOCKSTEP], ids=["streams", "lockstep"])

@@ -174,7 +174,7 @@ async def test_a_link_whose_own_work_fails_ends_its_scope() -> None:
 async def test_guesses_that_are_passed_on_are_dropped_when_the_verifier_reads_too_slowly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A drafter that floods costs guesses, and no memory."""
+    """A drafter that floods costs guesses, and no memory; one that is waited for arrives."""
     monkeypatch.setattr(module, "MAX_GUESSES", 10)
     peer = Peer()
     async with linked(peer) as (link, user):
@@ -182,9 +182,12 @@ async def test_guesses_that_are_passed_on_are_dropped_when_the_verifier_reads_to
         for number in range(50):
             message = common_pb2.Guess(behind=number)
             link.send(1, EncodedGuess(number, message.ByteSize(), message))
+        message = common_pb2.Guess(behind=98)
+        link.send(1, EncodedGuess(98, message.ByteSize(), message, awaited=True))
         link.send(1, Guess(99))
         await until(lambda: any(each.behind == 99 for each in peer.sent("guesses")))
-        assert len(peer.sent("guesses")) == 11
+        assert [each.behind for each in peer.sent("guesses")][-2:] == [98, 99]
+        assert len(peer.sent("guesses")) == 12
         assert user.reported == []
 
 

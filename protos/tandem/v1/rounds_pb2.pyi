@@ -55,6 +55,7 @@ class _FallbackEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Fallback.Val
     FALLBACK_NOT_VERIFIED: _Fallback.ValueType  # 5
     FALLBACK_NO_DRAFT: _Fallback.ValueType  # 6
     FALLBACK_NO_MATCH: _Fallback.ValueType  # 7
+    FALLBACK_BACKOFF: _Fallback.ValueType  # 8
 
 class Fallback(_Fallback, metaclass=_FallbackEnumTypeWrapper):
     """Why a step had no draft although drafts were requested."""
@@ -68,6 +69,7 @@ FALLBACK_LATE: Fallback.ValueType  # 4
 FALLBACK_NOT_VERIFIED: Fallback.ValueType  # 5
 FALLBACK_NO_DRAFT: Fallback.ValueType  # 6
 FALLBACK_NO_MATCH: Fallback.ValueType  # 7
+FALLBACK_BACKOFF: Fallback.ValueType  # 8
 Global___Fallback: _TypeAlias = Fallback  # noqa: Y015
 
 @_typing.final

@@ -1,0 +1,64 @@
+"""When a drafter whose guesses bring nothing is left alone for a while. Pure.
+
+Guesses that are wrong, late or not worth a row cost messages, and time where the drafter shares the
+verifier's machine. After many steps for which guesses came and none was accepted, the drafter is
+sent nothing for a pause, and then everything at once: drafts may pay again. An honest drafter stops
+guessing by itself before that; one that is silent is never left alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tandem.protos.streams import Fact
+
+FIRST, TRIAL = 32, 16  # steps in vain before the first pause, and before each one after it
+WORTH = 16  # of them, that an accepted token makes up for
+ROUND_TRIPS = 4  # that they last at least
+PAUSES = 1.0, 3.0  # seconds: the first, and the longest; they double in between
+
+
+@dataclass(slots=True)
+class DraftBackoff:
+    """Of one opening of a drafter."""
+
+    arrived: bool = False  # whether a guess has come since the newest step
+    _in_vain: int = 0  # steps; below 0, as many more may be
+    _since: float = 0.0  # when the first of them was
+    _pause: float = 0.0  # seconds of the newest one; 0 = drafts have paid since then
+    _until: float = 0.0  # when it ends
+    _held: Fact | None = None  # what the drafter was not sent
+
+    def paused(self, now: float) -> bool:
+        """Whether the drafter is left alone."""
+        return now < self._until
+
+    def stepped(self, fact: Fact, now: float, round_trip: float) -> Fact | None:
+        """What the drafter is sent now, unless it is left alone: this fact and those held back.
+        `round_trip`: seconds from a fact to the arrival of what it causes at the verifier.
+        """
+        if fact.accepted:
+            self._until = 0.0
+        if not self.paused(now):
+            self._count(fact.accepted, now, round_trip)
+        self.arrived = False
+        held, self._held = self._held, fact
+        if held:
+            self._held = replace(held, tokens=held.tokens + fact.tokens)
+        if self.paused(now):
+            return None
+        held, self._held = self._held, None
+        return held
+
+    def _count(self, accepted: int, now: float, round_trip: float) -> None:
+        limit = TRIAL if self._pause else FIRST
+        counted = self._in_vain + self.arrived - WORTH * accepted
+        self._in_vain = min(limit, max(-FIRST, counted))
+        if self._in_vain == -FIRST:
+            self._pause = 0.0
+        if self._in_vain <= 1:
+            self._since = now
+        if self._in_vain == limit and now - self._since >= ROUND_TRIPS * round_trip:
+            first, longest = PAUSES
+            self._pause = min(longest, 2 * self._pause or first)
+            self._until, self._in_vain = now + self._pause, 0

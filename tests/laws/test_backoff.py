@@ -1,0 +1,108 @@
+"""A drafter whose guesses bring nothing is left alone, is sent all later, and is tried again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import pytest
+
+from tandem.orchestrator.rounds.backoff import PAUSES, WORTH, DraftBackoff
+from tandem.protos.streams import Fact
+
+STEP = 0.02  # seconds
+LONGEST = PAUSES[1]
+
+
+class Course:
+    """A text, step by step: what is accepted in each, and when its drafter is sent what. A guess
+    comes `answers` seconds after everything that it is sent.
+    """
+
+    def __init__(
+        self, accepted: Callable[[float], int], answers: float = 0.03, round_trip: float = 0.0
+    ) -> None:
+        self.backoff, self.sent = DraftBackoff(), list[tuple[float, Fact]]()
+        self.text: list[int] = []
+        self.accepted, self._answers, self._round_trip = accepted, answers, round_trip
+
+    def run(self, seconds: float) -> Course:
+        """So long."""
+        answered = 0
+        for step in range(round(seconds / STEP)):
+            now, start = step * STEP, len(self.text)
+            tokens = tuple(range(start, start + 1 + self.accepted(now)))
+            self.text += tokens
+            while answered < len(self.sent) and self.sent[answered][0] + self._answers <= now:
+                answered += 1
+                self.backoff.arrived = True
+            fact = Fact(start, tokens, accepted=len(tokens) - 1)
+            if sent := self.backoff.stepped(fact, now, self._round_trip):
+                self.sent.append((now, sent))
+        return self
+
+    def silences(self, since: float = 0.0) -> Iterator[float]:
+        """Between two things that the drafter is sent: seconds."""
+        times = (now for now, _ in self.sent if now >= since)
+        return (after - before for before, after in pairwise(times))
+
+
+def test_a_drafter_that_brings_anything_worth_having_is_sent_every_step() -> None:
+    rng = random.Random(0)
+    course = Course(lambda now: rng.random() < 3 / WORTH).run(60)
+    assert max(course.silences()) < 2 * STEP
+
+
+def test_one_that_is_silent_is_sent_every_step() -> None:
+    """It may be reading a long text, or find that drafting is not worth its time."""
+    course = Course(lambda now: 0, answers=1000.0).run(60)
+    assert max(course.silences()) < 2 * STEP
+
+
+@pytest.mark.parametrize(("answers", "most"), [(0.03, 0.2), (0.4, 0.3), (2.0, 0.5)])
+def test_one_that_brings_nothing_is_sent_little_but_never_nothing_for_long(
+    answers: float, most: float
+) -> None:
+    course = Course(lambda now: 0, answers).run(60)
+    assert len(course.sent) < most * 60 / STEP
+    assert sum(each > 2 * STEP for each in course.silences()) > 10
+    assert max(course.silences()) <= LONGEST + 2 * STEP
+
+
+def test_it_is_sent_every_token_once_and_in_order() -> None:
+    rng = random.Random(1)
+    course = Course(lambda now: 5 * (rng.random() < 0.01)).run(60)
+    sent = [token for _, fact in course.sent for token in fact.tokens]
+    assert sent == course.text[: len(sent)]
+    assert len(course.text) - len(sent) < LONGEST / STEP * 6
+    assert all(fact.tokens[0] == fact.start for _, fact in course.sent)
+
+
+def test_one_that_has_become_good_is_sent_everything_within_the_longest_pause() -> None:
+    course = Course(lambda now: 0)
+    course.accepted = lambda now: now > 20 and course.sent[-1][0] > 20
+    course.run(40)
+    good = next(now for now, _ in course.sent if now > 20)
+    assert good < 20 + LONGEST + STEP
+    assert max(course.silences(since=good)) < 3 * STEP
+
+
+def test_what_is_accepted_in_a_pause_ends_it() -> None:
+    """Guesses may have been on their way when it began."""
+    course = Course(lambda now: 0)
+    course.accepted = lambda now: course.backoff.paused(now)
+    course.run(20)
+    assert max(course.silences()) < 3 * STEP
+
+
+def test_one_that_is_far_away_is_given_the_time_to_show_something() -> None:
+    """Before the first pause, and in every trial."""
+    round_trip = 0.8
+    course = Course(lambda now: 0, round_trip, round_trip).run(60)
+    began = 0.0
+    for (before, _), (now, _) in pairwise(course.sent):
+        if now - before > 0.5:
+            assert before - began >= 4 * round_trip - 2 * STEP
+            began = now
+    assert began > 40

@@ -1,0 +1,89 @@
+"""What a generation in lockstep learns of each step and guess, without a verifier."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.orchestrator.rounds.lockstep import FIRST_TRIAL, Lockstep, WaitPolicy
+from tandem.protos.streams import Fact
+from tests.laws.test_lockstep import STEP
+from tests.laws.wires import Clock
+
+
+def test_a_drafter_that_comes_back_is_tried_soon_however_long_it_was_away() -> None:
+    """It reads the text first; unless it is waited for, its guesses are late."""
+    policy = WaitPolicy(delay=3 * STEP, gain=1.0, plain=STEP, guessed=STEP)
+    for _ in range(1100):
+        policy.no_drafter()
+        policy.stepped(STEP, Fact(0, (1,)))
+    policy.missed()
+    steps = 0
+    while not policy.seconds:
+        policy.came(1.5 * STEP)
+        policy.stepped(STEP, Fact(0, (1,)))
+        steps += 1
+    assert steps <= 8
+
+
+def test_a_first_step_which_reads_the_prompt_says_nothing_of_the_others() -> None:
+    policy = WaitPolicy()
+    policy.stepped(3.0, Fact(0, (1,), epoch=7))
+    assert policy == WaitPolicy()
+
+
+def test_a_first_plain_step_that_hiccups_hardly_counts() -> None:
+    policy = WaitPolicy()
+    policy.stepped(0.02, Fact(0, (1, 2, 3), 4))
+    policy.stepped(2.0, Fact(3, (1,)))
+    assert policy.seconds < 0.5
+
+
+def test_guesses_that_nobody_waited_for_do_not_end_drafting_unless_they_are_far_too_late() -> None:
+    policy = WaitPolicy(delay=0.8 * STEP, gain=1.0, plain=STEP, guessed=STEP)
+    for _ in range(50):
+        policy.came(3 * STEP)
+    assert policy.seconds
+    for _ in range(50):
+        policy.came(5 * STEP)
+    assert not policy.seconds
+
+
+def test_a_guess_that_was_tried_and_came_in_time_brings_drafting_back() -> None:
+    policy = WaitPolicy(delay=10 * STEP, gain=1.0, plain=STEP, guessed=STEP, trying=True)
+    policy.came(2 * STEP)
+    assert policy.seconds == pytest.approx(STEP)
+    policy.came(0.8 * STEP, waited=True)
+    assert policy.seconds == pytest.approx(2 * STEP) and not policy.trying
+
+
+@pytest.mark.parametrize("gain", [1.0, 6.0, 24.0])
+def test_trials_take_a_small_part_of_the_time_however_much_they_may_add(gain: float) -> None:
+    policy = WaitPolicy(delay=60 * STEP, gain=gain, plain=STEP, guessed=STEP)
+    tried, steps = 0.0, 2000
+    for _ in range(steps):
+        policy.came(2 * gain * STEP)
+        policy.stepped(STEP, Fact(0, (1,)))
+        if seconds := policy.seconds:
+            tried += seconds
+            policy.missed()
+            policy.came(2 * gain * STEP)
+    assert 0 < tried < 0.05 * steps * STEP
+
+
+def test_time_without_a_drafter_does_not_put_the_next_trial_off() -> None:
+    lockstep = Lockstep(Clock(), lambda guess: None)
+    for length in range(1, 200):
+        lockstep.wait(length, False)
+        lockstep.stepped(Fact(length - 1, (0,)))
+    assert lockstep.policy.pause == FIRST_TRIAL
+
+
+def test_a_guess_of_before_the_one_that_came_in_time_counts_for_nothing() -> None:
+    clock = Clock()
+    lockstep = Lockstep(clock, lambda guess: None)
+    lockstep.wait(5, True)
+    lockstep.wait(7, True)
+    assert lockstep.takes(7, 7)
+    clock.time, before = 100.0, lockstep.policy.delay
+    assert not lockstep.takes(5, 7)
+    assert lockstep.policy.delay == before
