@@ -7,10 +7,12 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 
 from tandem.orchestrator.config import OrchestratorConfig
+from tests.kuberay_schema import RAY_SERVICE
 from tests.manifests import (
     KUBERAY,
     assert_reaches_its_services,
@@ -21,10 +23,21 @@ from tests.manifests import (
 )
 
 
-def test_pods_of_ray_fit_the_schema_of_kubernetes(tmp_path: Path) -> None:
-    file = tmp_path / "pods.yaml"
+def test_the_ray_service_fits_the_schema_of_kuberay() -> None:
+    (service,) = objects(KUBERAY, "RayService")
+    jsonschema.validate(service, RAY_SERVICE)
+    service["spec"]["rayClusterConfig"]["headGroupSpec"]["rayStartParams"]["num-cpus"] = 0
+    with pytest.raises(jsonschema.ValidationError, match="0 is not of type 'string'"):
+        jsonschema.validate(service, RAY_SERVICE)
+
+
+def test_what_kuberay_makes_fits_the_schema_of_kubernetes(tmp_path: Path) -> None:
+    file = tmp_path / "made.yaml"
+    (service,) = objects(KUBERAY, "RayService")
+    serve = {"apiVersion": "v1", "kind": "Service"} | service["spec"]["serveService"]
     others = objects(KUBERAY, "ConfigMap", "NetworkPolicy", "Service")
-    file.write_text(yaml.safe_dump_all([*ray_pods().values(), *others]), encoding="utf-8")
+    made = [*ray_pods().values(), serve, *others]
+    file.write_text(yaml.safe_dump_all(made), encoding="utf-8")
     command = [program("kubernetes-validate"), "--strict", "--quiet", str(file)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")

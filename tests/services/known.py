@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -25,7 +26,7 @@ from tandem.protos.transport.guard import AUTHORIZATION
 from tandem.v1 import drafter_pb2, orchestrator_pb2, registration_pb2, rounds_pb2, verifier_pb2
 from tests.certificates import made, settings, tls_of
 from tests.services.protected import Protected, free_port, protected
-from tests.services.registering import MODEL
+from tests.services.registering import MODEL, asked
 
 ALICE, BOB = "a-token-that-only-alice-has", "a-token-that-only-bob-has"
 OK, DENIED = grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED
@@ -123,18 +124,17 @@ async def ask(channel: aio.Channel, path: str, **metadata: str) -> grpc.StatusCo
     given = tuple((name.replace("_", "-"), value) for name, value in metadata.items())
     streams = method.client_streaming, method.server_streaming
     kind = "_".join("stream" if stream else "unary" for stream in streams)
-    message = () if streams[0] else (b"",)
-    call = getattr(channel, kind)(path)(*message, timeout=10.0, metadata=given)
+    start = partial(getattr(channel, kind)(path), timeout=10.0, metadata=given)
     try:
         if streams[0]:
-            with suppress(asyncio.InvalidStateError):  # it is over already
-                await call.write(b"")
-        await (call.read() if streams[1] else call)
+            await asked(start, b"")
+        else:
+            call = start(b"")
+            await (call.read() if streams[1] else call)
+            call.cancel()
     except aio.AioRpcError as failure:
         got_through = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
         return OK if failure.code() in got_through else failure.code()
-    finally:
-        call.cancel()
     return OK
 
 

@@ -47,6 +47,23 @@ TERMS = Terms(SECRET, 2, MODEL)
 PROMPT, TOKENS = (400, 500, 600, 700), 200
 
 
+async def asked(start: Callable[[], Any], message: Any) -> Any:
+    """What a call of a stream in both directions returns first for one message. A call that ends
+    while a message is written loses its status (grpc/grpc#36066) and is made again.
+    """
+    while True:
+        call = start()
+        try:
+            with suppress(asyncio.InvalidStateError):  # it is over already
+                await call.write(message)
+            return await call.read()
+        except aio.AioRpcError as failure:
+            if failure.details() != "Internal error from Core":
+                raise
+        finally:
+            call.cancel()
+
+
 @dataclass
 class Front:
     """Where drafters register, and what was reported of them."""

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ from tests.services.registering import (
     PROMPT,
     TOKENS,
     Front,
+    asked,
     drafting,
     flags,
     front_end,
@@ -167,10 +169,8 @@ async def test_only_workers_with_the_key_reach_a_registered_drafter() -> None:
                 describe = drafter_pb2.DescribeDrafterRequest()
                 with pytest.raises(Exception, match=problem):
                     await stub.DescribeDrafter(describe, metadata=metadata)
-                call = stub.Guess(metadata=metadata)
                 with pytest.raises(Exception, match=problem):
-                    await call.write(drafter_pb2.GuessRequest())
-                    await call.read()
+                    await asked(partial(stub.Guess, metadata=metadata), drafter_pb2.GuessRequest())
 
 
 async def test_a_drafter_is_registered_only_while_its_model_serves() -> None:

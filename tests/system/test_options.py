@@ -69,7 +69,7 @@ async def test_sampled_drafts_are_accepted_under_every_rule(
         answer = await served.stub.Generate(request)
         accepted += answer.speculation.num_accepted_draft_tokens
         drafted += answer.speculation.num_draft_tokens
-    assert drafted > accepted > 20
+    assert drafted > accepted > drafted / 10 > 0
 
 
 @pytest.mark.parametrize("rule", GREEDY_RULES, ids=api.AcceptanceRule.Name)
