@@ -42,7 +42,7 @@ LARGE = "x" * (512 << 10)
 LARGE_SECONDS = 0.2  # between two of them
 TOKENS = 64
 PATIENCE = 60.0  # seconds
-UNREAD_PAUSE = 0.1  # seconds, between two streams that nobody reads
+UNREAD_PAUSE = 1.0  # seconds, until a stream that nobody reads is opened again
 SMALL_WINDOW = (("grpc.http2.lookahead_bytes", 64), ("grpc.http2.bdp_probe", 0))
 
 
