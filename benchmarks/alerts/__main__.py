@@ -13,9 +13,10 @@ import asyncio
 import tempfile
 import time
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +38,29 @@ ANSWER_SECONDS = 2.0  # in which one answers
 LONG = "Once upon a time there was a little girl. " * 30
 
 
+class Fault(StrEnum):
+    """What goes wrong."""
+
+    FAR_DRAFTER = "far-drafter"
+    OVERLOAD = "overload"
+    VERIFIER_KILLED = "verifier-killed"
+    DRAFTER_KILLED = "drafter-killed"
+    DRAFTERS_KILLED = "drafters-killed"
+    VERIFIERS_KILLED = "verifiers-killed"
+    BAD_DRAFTS = "bad-drafts"
+
+
+ALERTS = {
+    Fault.FAR_DRAFTER: ("TandemDrafterSlow",),
+    Fault.OVERLOAD: ("TandemQueueBacklog", "TandemLatencySLOBurn", "TandemKVCacheNearlyFull"),
+    Fault.VERIFIER_KILLED: ("TandemVerifierDown", "TandemTargetDown"),
+    Fault.DRAFTER_KILLED: ("TandemDrafterUnavailable",),
+    Fault.DRAFTERS_KILLED: ("TandemFallbackHigh",),
+    Fault.VERIFIERS_KILLED: ("TandemErrorRatioHigh",),
+    Fault.BAD_DRAFTS: ("TandemAcceptanceCollapsed", "TandemSpeculationNetNegative"),
+}
+
+
 @dataclass(slots=True)
 class System:
     """Processes by role, the link of the first drafter, and a stub of the client API."""
@@ -47,10 +71,21 @@ class System:
     link: Any = None
     stub: Any = None
 
-    async def kill(self, role: str, number: int) -> None:
-        """At once."""
-        self.processes[role][number].kill()
-        await self.processes[role][number].wait()
+    @asynccontextmanager
+    async def killed(self, role: str, number: int) -> AsyncIterator[None]:
+        """The newest so many of a role, at once."""
+        for it in self.processes[role][-number:]:
+            if it.returncode is None:
+                it.kill()
+                await it.wait()
+        yield
+
+    @asynccontextmanager
+    async def far(self) -> AsyncIterator[None]:
+        """The first drafter is far away while the scope lasts."""
+        await self.link.become(State(round_trip=0.8))
+        yield
+        await self.link.become(State())
 
     async def start(self, scope: AsyncExitStack, role: str, *flags: str) -> str:
         """One more process; its address."""
@@ -143,24 +178,23 @@ def request(number: int, text: str = "Once upon a time", rule: int = 0) -> api.G
     return asked
 
 
-async def expect(webhook: Webhook, fault: str, *alerts: str) -> bool:
+async def expect(webhook: Webhook, fault: Fault) -> bool:
     """Print how long each alert took; whether all came in time."""
     began, all_came = time.monotonic(), True
-    for name in set(alerts) & set(webhook.firing):
-        print(f"{fault:28} {name:30} was firing already", flush=True)
+    for name in set(ALERTS[fault]) & set(webhook.firing):
+        print(f"{fault:18} {name:30} was firing already", flush=True)
         all_came = False
-    for name in alerts:
+    for name in ALERTS[fault]:
         left = began + MOST_SECONDS - time.monotonic()
         came = await webhook.until(name, left)
         seconds = f"{webhook.firing[name] - began:5.1f} s" if came else "not within a minute"
-        print(f"{fault:28} {name:30} {seconds}", flush=True)
+        print(f"{fault:18} {name:30} {seconds}", flush=True)
         all_came &= came
     return all_came
 
 
-async def lost_and_slow(clean: float, folder: Path) -> bool:
+async def lost_and_slow(clean: float, faults: Collection[Fault], folder: Path) -> bool:
     """Faults of processes, links and load."""
-    good = True
     async with (
         running(models.DRAFT, "--max-running", "8") as system,
         watching(folder, system.pages) as webhook,
@@ -172,38 +206,19 @@ async def lost_and_slow(clean: float, folder: Path) -> bool:
             " health checks failed",
             flush=True,
         )
-        good &= not webhook.ever and not alarms
-        await system.link.become(State(round_trip=0.8))
-        good &= await expect(webhook, "a drafter far away", "TandemDrafterSlow")
-        await system.link.become(State())
-        async with load(system.stub, 40, text=LONG):
-            names = ("TandemQueueBacklog", "TandemLatencySLOBurn", "TandemKVCacheNearlyFull")
-            good &= await expect(webhook, "40 clients, long prompts", *names)
-        faults: Sequence[tuple[str, Callable[[], Any], tuple[str, ...]]] = (
-            (
-                "a verifier is killed",
-                lambda: system.kill("verifier", 1),
-                ("TandemVerifierDown", "TandemTargetDown"),
-            ),
-            (
-                "a drafter is killed",
-                lambda: system.kill("drafter", 1),
-                ("TandemDrafterUnavailable",),
-            ),
-            (
-                "both drafters are killed",
-                lambda: system.kill("drafter", 0),
-                ("TandemFallbackHigh",),
-            ),
-            (
-                "both verifiers are killed",
-                lambda: system.kill("verifier", 0),
-                ("TandemErrorRatioHigh",),
-            ),
-        )
-        for fault, happen, alerts in faults:
-            await happen()
-            good &= await expect(webhook, fault, *alerts)
+        good = not webhook.ever and not alarms
+        happenings = {
+            Fault.FAR_DRAFTER: system.far(),
+            Fault.OVERLOAD: load(system.stub, 40, text=LONG),
+            Fault.VERIFIER_KILLED: system.killed("verifier", 1),
+            Fault.DRAFTER_KILLED: system.killed("drafter", 1),
+            Fault.DRAFTERS_KILLED: system.killed("drafter", 2),
+            Fault.VERIFIERS_KILLED: system.killed("verifier", 2),
+        }
+        for fault, happening in happenings.items():
+            if fault in faults:
+                async with happening:
+                    good &= await expect(webhook, fault)
     return good
 
 
@@ -214,20 +229,20 @@ async def bad_drafts(folder: Path) -> bool:
         watching(folder, system.pages) as webhook,
         load(system.stub, 3, rule=api.AcceptanceRule.Value("ACCEPTANCE_RULE_REJECT")),
     ):
-        names = ("TandemAcceptanceCollapsed", "TandemSpeculationNetNegative")
-        return await expect(webhook, "an untrained drafter", *names)
+        return await expect(webhook, Fault.BAD_DRAFTS)
 
 
 def main(
     clean: Annotated[float, typer.Option(help="seconds of load without a fault, at first")] = 30.0,
+    fault: Annotated[list[Fault], typer.Option(help="may be repeated")] = list(Fault),  # noqa: B006
 ) -> None:
     """Exit code 1 if an alert fires without a fault, or not within a minute of its own."""
 
     async def both(folder: Path) -> bool:
         (folder / "one").mkdir()
         (folder / "two").mkdir()
-        good = await lost_and_slow(clean, folder / "one")
-        return await bad_drafts(folder / "two") and good
+        good = await lost_and_slow(clean, fault, folder / "one")
+        return (Fault.BAD_DRAFTS not in fault or await bad_drafts(folder / "two")) and good
 
     with tempfile.TemporaryDirectory() as folder:
         if not asyncio.run(both(Path(folder))):

@@ -13,7 +13,7 @@ from math import inf
 
 from tandem.protos.streams import PassTimes
 
-SLOW_SECONDS = 1.5  # of one forward pass
+SLOW_SECONDS = 1.0  # of one forward pass
 SLOW_FACTOR = 4.0  # times as slow as another
 CONFIRM_SECONDS = 0.5  # that it stays slow, before its sessions leave it
 AVOID_SECONDS = (10.0, 320.0)  # without new sessions: at first, and at most
