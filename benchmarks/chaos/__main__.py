@@ -20,7 +20,16 @@ from rich.table import Table
 
 from tandem import AsyncClient, models
 from tandem.benchmarks.chaos import history
-from tandem.benchmarks.chaos.history import Asked, Ended, Event, Received, Struck, Truth, Verdict
+from tandem.benchmarks.chaos.history import (
+    Asked,
+    Ended,
+    Event,
+    Healed,
+    Received,
+    Struck,
+    Truth,
+    Verdict,
+)
 from tandem.benchmarks.chaos.plan import Fault, Kind, faults
 from tandem.benchmarks.chaos.system import (
     DRAFTER,
@@ -91,6 +100,10 @@ class Watch:
         """A fault begins."""
         self.events.append(Struck(monotonic(), f"{fault.kind} {fault.role}", str(fault)))
 
+    def heal(self) -> None:
+        """It is over."""
+        self.events.append(Healed(monotonic()))
+
 
 async def run(system: System, watch: Watch, plan: list[Fault], streams: int) -> str:
     """All faults of a plan, one after the other, under streams; what ended it before the last."""
@@ -104,6 +117,7 @@ async def run(system: System, watch: Watch, plan: list[Fault], streams: int) -> 
                 await asyncio.sleep(fault.pause)
                 watch.strike(fault)
                 await system.suffer(fault)
+                watch.heal()
         except Unusable as problem:
             return str(problem)
         finally:
@@ -113,11 +127,14 @@ async def run(system: System, watch: Watch, plan: list[Fault], streams: int) -> 
 
 def table(verdict: Verdict) -> Table:
     """By kind of fault, and all together."""
-    shown = Table("fault", "times", "longest gap, s")
+    shown = Table("fault", "times", "longest gap, s", "with all services up, s")
     for what in sorted(verdict.gaps):
-        shown.add_row(what, str(verdict.struck[what] or ""), f"{verdict.gaps[what]:.2f}")
+        gaps = f"{verdict.gaps[what]:.2f}", f"{verdict.healthy_gaps[what]:.2f}"
+        shown.add_row(what, str(verdict.struck[what] or ""), *gaps)
     shown.add_section()
-    shown.add_row("all", str(verdict.faults), f"{max(verdict.gaps.values(), default=0):.2f}")
+    both = verdict.gaps, verdict.healthy_gaps
+    longest = (f"{max(gaps.values(), default=0):.2f}" for gaps in both)
+    shown.add_row("all", str(verdict.faults), *longest)
     return shown
 
 

@@ -9,7 +9,8 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from itertools import pairwise, zip_longest
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,13 @@ class Struck:
     at: float
     what: str  # its kind and role
     which: str
+
+
+@dataclass(frozen=True, slots=True)
+class Healed:
+    """The newest fault is over, and its process serves again."""
+
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +70,9 @@ class Ended:
     error: str = ""
 
 
-Event = Truth | Struck | Asked | Received | Ended
+Event = Truth | Struck | Healed | Asked | Received | Ended
 KINDS: dict[str, type[Any]] = {
-    kind.__name__.lower(): kind for kind in (Truth, Struck, Asked, Received, Ended)
+    kind.__name__.lower(): kind for kind in (Truth, Struck, Healed, Asked, Received, Ended)
 }
 
 
@@ -72,6 +80,7 @@ KINDS: dict[str, type[Any]] = {
 class Verdict:
     """`gaps`: seconds between two chunks of a stream, the longest for every kind of fault that
     began during it or last before it; those with several faults apart, by the first of them.
+    `healthy_gaps`: the longest part of such a gap in which no fault lasted.
     """
 
     faults: int = 0
@@ -82,6 +91,7 @@ class Verdict:
     changed: int = 0
     errors: Counter[str] = field(default_factory=Counter)
     gaps: dict[str, float] = field(default_factory=dict)
+    healthy_gaps: dict[str, float] = field(default_factory=dict)
     struck: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -94,7 +104,7 @@ def judge(history: Iterable[Event]) -> Verdict:
     """Compare every stream with the truth."""
     verdict, truths = Verdict(), dict[int, Tokens]()
     asked, received = dict[int, Asked](), defaultdict[int, list[Received]](list)
-    strikes: list[Struck] = []
+    strikes, healed = list[Struck](), list[float]()
     for event in history:
         match event:
             case Truth():
@@ -102,6 +112,8 @@ def judge(history: Iterable[Event]) -> Verdict:
             case Struck():
                 strikes.append(event)
                 verdict.struck[event.what] += 1
+            case Healed():
+                healed.append(event.at)
             case Asked():
                 asked[event.stream] = event
             case Received():
@@ -110,8 +122,10 @@ def judge(history: Iterable[Event]) -> Verdict:
                 start, chunks = asked.pop(event.stream), received.pop(event.stream, [])
                 _compare(verdict, truths[start.request], chunks, event.error)
                 times = [start.at, *(chunk.at for chunk in chunks), event.at]
-                for what, gap in _gaps(times, strikes):
+                for what, gap, healthy in _gaps(times, strikes, healed):
                     verdict.gaps[what] = max(gap, verdict.gaps.get(what, 0.0))
+                    healthy = max(healthy, verdict.healthy_gaps.get(what, 0.0))
+                    verdict.healthy_gaps[what] = healthy
     verdict.faults = len(strikes)
     return verdict
 
@@ -133,7 +147,9 @@ def _compare(verdict: Verdict, truth: Tokens, chunks: Sequence[Received], error:
     verdict.changed += tokens != truth[: len(tokens)]
 
 
-def _gaps(times: Sequence[float], strikes: Sequence[Struck]) -> Iterator[tuple[str, float]]:
+def _gaps(
+    times: Sequence[float], strikes: Sequence[Struck], healed: Sequence[float]
+) -> Iterator[tuple[str, float, float]]:
     for before, after in pairwise(times):
         first, end = (
             bisect_right(strikes, at, key=lambda strike: strike.at) for at in (before - LAG, after)
@@ -142,7 +158,18 @@ def _gaps(times: Sequence[float], strikes: Sequence[Struck]) -> Iterator[tuple[s
             what = f"{strikes[first].what}, then others"
         else:
             what = strikes[end - 1].what if end else "none yet"
-        yield what, after - before
+        near = slice(max(0, first - 1), end)
+        begins = [strike.at for strike in strikes[near]]
+        lasting = zip_longest(begins, healed[near], fillvalue=inf)
+        yield what, after - before, _healthy(before, after, lasting)
+
+
+def _healthy(before: float, after: float, faults: Iterable[tuple[float, float]]) -> float:
+    longest = 0.0
+    for begin, end in faults:
+        longest = max(longest, min(begin, after) - before)
+        before = max(before, end)
+    return max(longest, after - before)
 
 
 def write(history: Iterable[Event], file: Path) -> None:

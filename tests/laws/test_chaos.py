@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from tandem.benchmarks.chaos import history
-from tandem.benchmarks.chaos.history import Asked, Ended, Event, Received, Struck, Truth, judge
+from tandem.benchmarks.chaos.history import (
+    Asked,
+    Ended,
+    Event,
+    Healed,
+    Received,
+    Struck,
+    Truth,
+    judge,
+)
 from tandem.benchmarks.chaos.plan import Kind, faults
 
 GOOD: list[Event] = [
@@ -34,6 +43,24 @@ def test_a_gap_with_two_faults_is_apart() -> None:
     second = Struck(3.0, "slow drafter", "slow drafter 1")
     gaps = judge([*GOOD[:4], second, *GOOD[4:]]).gaps
     assert gaps == {"none yet": 1.0, "kill verifier, then others": 3.0, "slow drafter": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("faults", "healthy"),
+    [
+        ([], 0.5),
+        ([Healed(2.0)], 2.0),
+        ([Healed(3.0)], 1.0),
+        ([Healed(2.0), Struck(3.5, "kill drafter", "")], 1.5),
+        ([Healed(1.75), Struck(2.0, "kill drafter", ""), Healed(3.5)], 0.5),
+        ([Healed(1.75), Struck(2.0, "kill drafter", ""), Healed(9.0)], 0.5),
+    ],
+    ids=str,
+)
+def test_how_long_a_stream_waits_while_no_fault_lasts(faults: list[Event], healthy: float) -> None:
+    gaps = judge([*GOOD[:4], *faults, *GOOD[4:]]).healthy_gaps
+    longest = max(seconds for what, seconds in gaps.items() if what != "none yet")
+    assert longest == healthy
 
 
 @pytest.mark.parametrize(
