@@ -176,6 +176,7 @@ class Relay:
         seconds, self._last_step = now - self._last_step, now
         before, generation.group = generation.group, self.verifier.link.group(self.verifier.number)
         known, self._reported_drafter = self._reported_drafter, self._drafter
+        paused = self._backoff.paused(now)
         return Step(
             tokens,
             fact.drafted,
@@ -185,16 +186,16 @@ class Relay:
             fact.expected,
             fact.late,
             fact.unused,
-            seconds,
-            generation.finish,
-            generation.matched_token_id,
-            self.drafter.switches,
-            self.verifier.switches,
-            self.drafter.link.round_trip,
-            self.verifier.link.round_trip,
-            self._watch.stepped(fact, self._drafts, self.drafter.opened, self._backoff.paused(now)),
-            generation.group if generation.group != before else "",
-            self._drafter if self._drafter != known else "",
+            seconds=seconds,
+            finish=generation.finish,
+            matched_token_id=generation.matched_token_id,
+            drafter_switches=self.drafter.switches,
+            verifier_switches=self.verifier.switches,
+            drafter_round_trip=self.drafter.link.round_trip,
+            verifier_round_trip=self.verifier.link.round_trip,
+            fallback=self._watch.stepped(fact, self._drafts, self.drafter.opened, paused),
+            verifier_group=generation.group if generation.group != before else "",
+            drafter=self._drafter if self._drafter != known else "",
         )
 
     def _inform_drafter(self, fact: Fact) -> None:
