@@ -40,6 +40,7 @@ from tandem.benchmarks.chaos.system import (
     running,
 )
 from tandem.benchmarks.figures import report
+from tandem.benchmarks.figures.machine import described
 from tandem.benchmarks.peers.prompts import tokenised
 from tandem.protos.errors import TandemError, Unusable
 from tandem.protos.types import SEEDS
@@ -177,6 +178,7 @@ def main(
         FRONT_END: front_ends,
         ROUND_WORKER: workers * front_ends,
     }
+    print(described("one thread per model"))
     plan = list(islice(faults(seed, members, kind or list(Kind)), number))
 
     async def whole() -> tuple[list[Event], str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tandem.engine.forward.cpu.kernels import kernels
 from tandem.engine.forward.cuda.cublas import WORKSPACES
 
 CPU_FACTS = Path("/proc/cpuinfo")
@@ -20,9 +21,15 @@ PACKAGES = ("torch", "transformers")
 
 
 def described(threads: str) -> str:
-    """CPU model, cores, threads as the caller names them, package versions."""
+    """CPU model, cores, compiled kernels, threads as the caller names them, package versions."""
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
-    return f"{processor()}, {os.cpu_count()} cores, {threads}, {packages}"
+    return f"{processor()}, {os.cpu_count()} cores, {build()}, {threads}, {packages}"
+
+
+def build() -> str:
+    """The compiled kernels that this processor runs, without which a CPU is slow."""
+    found = kernels()
+    return f"{found.name} kernels" if found else "no compiled kernels"
 
 
 def processor() -> str:
@@ -40,6 +47,7 @@ def facts(device: torch.device) -> dict[str, Any]:
         "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "kernels": build(),
         "system": platform.platform(),
         "python": platform.python_version(),
         **{name: version(name) for name in PACKAGES},
