@@ -56,15 +56,11 @@ class Alone:
         self._length = 0
         return self.feed(tokens)
 
-    def greedy(
-        self, prompt: Sequence[int], count: int, ends: Sequence[int]
-    ) -> tuple[list[int], list[float]]:
-        """The text behind a prompt up to an end, and how far each token was ahead of the second."""
-        text: list[int] = []
-        margins: list[float] = []
+    def behind_the_likeliest(self, prompt: Sequence[int], text: Sequence[int]) -> list[float]:
+        """By how much the logit of each token of a text is below the largest in its place."""
+        differences: list[float] = []
         row = self.whole(prompt)[-1]
-        while len(text) < count and not (text and text[-1] in ends):
-            text.append(int(row.argmax()))
-            margins.append(float(np.diff(np.partition(row, -2)[-2:])[0]))
-            row = self.feed(text[-1:])[-1]
-        return text, margins
+        for token in text:
+            differences.append(float(row.max() - row[token]))
+            row = self.feed([token])[-1]
+        return differences
