@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import monotonic
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from rich.progress import track
@@ -65,13 +68,19 @@ def requests(target: Path, seed: int, tokens: int) -> list[dict[str, object]]:
 
 
 class Watch:
-    """Clients that stream one request after the other until `done` is set; writes down what they
+    """Clients that stream one request after the other until `done` is set; records what they
     see.
     """
 
-    def __init__(self, client: AsyncClient, asked: list[dict[str, object]], seed: int) -> None:
-        self.events: list[Event] = []
+    def __init__(
+        self,
+        client: AsyncClient,
+        asked: list[dict[str, object]],
+        seed: int,
+        record: Callable[[Event], object],
+    ) -> None:
         self.done = False
+        self._record = record
         self._client, self._asked = client, asked
         self._rng, self._streams = random.Random(seed), count()
 
@@ -79,31 +88,31 @@ class Watch:
         """What is right, before anything has happened."""
         for number, request in enumerate(self._asked):
             answer = await self._client.generate(**request)  # type: ignore[arg-type]
-            self.events.append(Truth(number, tuple(answer.token_ids)))
+            self._record(Truth(number, tuple(answer.token_ids)))
 
     async def stream(self) -> None:
         """One client's life."""
         while not self.done:
             stream, number = next(self._streams), self._rng.randrange(len(self._asked))
-            self.events.append(Asked(monotonic(), stream, number))
+            self._record(Asked(monotonic(), stream, number))
             error = ""
             try:
                 async with self._client.stream(**self._asked[number]) as chunks:  # type: ignore[arg-type]
                     async for chunk in chunks:
                         tokens = tuple(chunk.token_ids)
-                        received = Received(monotonic(), stream, tokens, chunk.completion_tokens)
-                        self.events.append(received)
+                        count = chunk.completion_tokens
+                        self._record(Received(monotonic(), stream, tokens, count))
             except TandemError as problem:
                 error = f"{type(problem).__name__}: {problem}"
-            self.events.append(Ended(monotonic(), stream, error))
+            self._record(Ended(monotonic(), stream, error))
 
     def strike(self, fault: Fault) -> None:
         """A fault begins."""
-        self.events.append(Struck(monotonic(), f"{fault.kind} {fault.role}", str(fault)))
+        self._record(Struck(monotonic(), f"{fault.kind} {fault.role}", str(fault)))
 
     def heal(self) -> None:
         """It is over."""
-        self.events.append(Healed(monotonic()))
+        self._record(Healed(monotonic()))
 
 
 async def run(system: System, watch: Watch, plan: list[Fault], streams: int) -> str:
@@ -166,8 +175,8 @@ def main(
     file: Annotated[Path | None, typer.Option("--history", help="write what happened")] = None,
     check: Annotated[Path | None, typer.Option(help="only judge a history again")] = None,
 ) -> None:
-    """Faults one after the other while clients stream; exits with 1 if a client could tell more
-    than a pause.
+    """Faults one after the other while clients stream; Ctrl-C ends it early. Exits with 1 if a
+    client could tell more than a pause.
     """
     if check:
         show(history.judge(history.read(check)))
@@ -181,21 +190,25 @@ def main(
     print(described("one thread per model"))
     plan = list(islice(faults(seed, members, kind or list(Kind)), number))
 
-    async def whole() -> tuple[list[Event], str]:
+    async def whole(lines: TextIO) -> str:
         async with (
             running(target, draft, verifiers, drafters, front_ends, workers) as system,
             AsyncClient(*system.addresses) as client,
         ):
-            watch = Watch(client, requests(target, seed, tokens), seed)
-            return watch.events, await run(system, watch, plan, streams)
+            record = partial(history.write, lines=lines)
+            watch = Watch(client, requests(target, seed, tokens), seed, record)
+            return await run(system, watch, plan, streams)
 
-    try:
-        events, problem = asyncio.run(whole())
-    except TandemError as error:
-        raise SystemExit(f"error: {error}") from None
-    if file:
-        history.write(events, file)
-    show(history.judge(events))
+    with TemporaryDirectory() as folder:
+        file = file or Path(folder) / "history"
+        try:
+            with file.open("w", buffering=1, encoding="utf-8") as lines:
+                problem = asyncio.run(whole(lines))
+        except KeyboardInterrupt:
+            problem = f"interrupted before the last of {number} faults"
+        except TandemError as error:
+            raise SystemExit(f"error: {error}") from None
+        show(history.judge(history.read(file)))
     if problem:
         raise SystemExit(f"error: {problem}")
 

@@ -1,5 +1,5 @@
-"""What happened: faults, and every chunk that a client received. Written as JSON lines, so that it
-can be judged again.
+"""What happened: faults, and every chunk that a client received. Written as JSON lines while it
+happens, so that it can be judged at any time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise, zip_longest
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 Tokens = tuple[int, ...]
 LAG = 0.25  # seconds in which chunks that were on their way still arrive after a fault
@@ -172,16 +172,17 @@ def _healthy(before: float, after: float, faults: Iterable[tuple[float, float]])
     return max(longest, after - before)
 
 
-def write(history: Iterable[Event], file: Path) -> None:
-    """As JSON lines."""
-    lines = (json.dumps({"kind": type(e).__name__.lower(), **asdict(e)}) for e in history)
-    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+def write(event: Event, lines: TextIO) -> None:
+    """As a line of JSON."""
+    fields = {"kind": type(event).__name__.lower(), **asdict(event)}
+    lines.write(json.dumps(fields) + "\n")
 
 
 def read(file: Path) -> Iterator[Event]:
     """What was written."""
-    for line in file.read_text(encoding="utf-8").splitlines():
-        fields = json.loads(line)
-        if "tokens" in fields:
-            fields["tokens"] = tuple(fields["tokens"])
-        yield KINDS[fields.pop("kind")](**fields)
+    with file.open(encoding="utf-8") as lines:
+        for line in lines:
+            fields = json.loads(line)
+            if "tokens" in fields:
+                fields["tokens"] = tuple(fields["tokens"])
+            yield KINDS[fields.pop("kind")](**fields)

@@ -81,7 +81,9 @@ def test_every_flaw_is_found(place: int, event: Event, what: str) -> None:
 
 def test_a_history_can_be_judged_again(tmp_path: Path) -> None:
     file = tmp_path / "history.jsonl"
-    history.write(GOOD, file)
+    with file.open("w") as lines:
+        for event in GOOD:
+            history.write(event, lines)
     assert list(history.read(file)) == GOOD
     assert judge(history.read(file)) == judge(GOOD)
 
