@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
-from typing import Annotated, TextIO
+from typing import Annotated, Any
 
 import typer
 from rich.progress import track
@@ -49,6 +49,7 @@ from tandem.protos.errors import TandemError, Unusable
 from tandem.protos.types import SEEDS
 
 REQUESTS = 12
+Record = Callable[[Event], object]
 STEADY_SECONDS = 2.0  # of streaming before the first fault
 
 
@@ -77,7 +78,7 @@ class Watch:
         client: AsyncClient,
         asked: list[dict[str, object]],
         seed: int,
-        record: Callable[[Event], object],
+        record: Record,
     ) -> None:
         self.done = False
         self._record = record
@@ -135,6 +136,15 @@ async def run(system: System, watch: Watch, plan: list[Fault], streams: int) -> 
     return ""
 
 
+def recorded(file: Path, whole: Callable[[Record], Coroutine[Any, Any, str]]) -> str:
+    """A run, written down while it happens; what ended it before its last fault."""
+    with file.open("w", buffering=1, encoding="utf-8") as lines:
+        try:
+            return asyncio.run(whole(partial(history.write, lines=lines)))
+        except KeyboardInterrupt:
+            return "interrupted before the last fault"
+
+
 def table(verdict: Verdict) -> Table:
     """By kind of fault, and all together."""
     shown = Table("fault", "times", "longest gap, s", "with all services up, s")
@@ -190,22 +200,18 @@ def main(
     print(described("one thread per model"))
     plan = list(islice(faults(seed, members, kind or list(Kind)), number))
 
-    async def whole(lines: TextIO) -> str:
+    async def whole(record: Record) -> str:
         async with (
             running(target, draft, verifiers, drafters, front_ends, workers) as system,
             AsyncClient(*system.addresses) as client,
         ):
-            record = partial(history.write, lines=lines)
             watch = Watch(client, requests(target, seed, tokens), seed, record)
             return await run(system, watch, plan, streams)
 
     with TemporaryDirectory() as folder:
         file = file or Path(folder) / "history"
         try:
-            with file.open("w", buffering=1, encoding="utf-8") as lines:
-                problem = asyncio.run(whole(lines))
-        except KeyboardInterrupt:
-            problem = f"interrupted before the last of {number} faults"
+            problem = recorded(file, whole)
         except TandemError as error:
             raise SystemExit(f"error: {error}") from None
         show(history.judge(history.read(file)))

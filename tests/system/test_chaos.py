@@ -26,7 +26,7 @@ def test_an_interrupted_run_is_judged(tmp_path: Path) -> None:
         said, errors = chaos.communicate(timeout=60)
     assert chaos.returncode == 1
     assert "0 lost, 0 duplicated, 0 changed, 0 errors" in said
-    assert "interrupted before the last of 1000 faults" in errors
+    assert "interrupted before the last fault" in errors
     again = subprocess.run(
         [*command[:-2], "--check", str(file)], capture_output=True, text=True, timeout=60
     )
