@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,13 +10,22 @@ WORKER, CONTROL_PLANE, NODE = b"ray::RoundWorker", b"gcs_server", b"raylet/rayle
 
 
 def ray_processes(orchestrator: int, name: bytes) -> list[int]:
-    """Those whose command line begins with a name, or whose program ends with it."""
-    found = []
+    """Those whose command line begins with a name, or whose program ends with it. They are in the
+    session of their driver, a child of the orchestrator.
+    """
+    running = list(_running())
+    sessions = {session for _, parent, session, _ in running if parent == orchestrator}
+    return [
+        process
+        for process, _, session, program in running
+        if session in sessions and (program.startswith(name) or program.endswith(name))
+    ]
+
+
+def _running() -> Iterator[tuple[int, int, int, bytes]]:
+    """Every process, its parent, its session and its program."""
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             program = (folder / "cmdline").read_bytes().partition(b"\0")[0]
-            session = int((folder / "stat").read_text().rpartition(")")[2].split()[3])
-            ours = session == os.getsid(orchestrator)
-            if ours and (program.startswith(name) or program.endswith(name)):
-                found.append(int(folder.name))
-    return found
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            yield int(folder.name), int(fields[1]), int(fields[3]), program

@@ -161,11 +161,14 @@ class DriverProcess:
 
     @asynccontextmanager
     async def _process(self) -> AsyncIterator[Process]:
-        """The driver while the scope lasts; Ctrl-C does not reach it."""
+        """The driver while the scope lasts. It and Ray have a session of their own: Ctrl-C does not
+        reach them, and where Linux shares cores between sessions, Ray's start takes none of the
+        front end's part.
+        """
         command = sys.executable, "-P", "-m", driver.__name__
         with TemporaryDirectory(prefix="tandem-", ignore_cleanup_errors=True) as folder:
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=PIPE, stdout=PIPE, limit=LINE_BYTES, process_group=0
+                *command, stdin=PIPE, stdout=PIPE, limit=LINE_BYTES, start_new_session=True
             )
             assert process.stdin
             try:

@@ -81,6 +81,18 @@ async def test_streams_go_on_when_one_process_of_ray_after_the_other_is_killed(
         assert (await client.generate("Once", **REQUEST)).text == right
 
 
+async def test_the_processes_of_ray_have_a_session_of_their_own(embedded: Pair) -> None:
+    """Linux shares cores between sessions: a Ray that started took the front end's."""
+    async with front_end(embedded) as (orchestrator, client):
+        await connected(client, 2)
+        (started,) = victims(orchestrator, DRIVER)
+        for name in (CONTROL_PLANE, NODE, WORKER):
+            found = ray_processes(orchestrator, name)
+            assert found, name
+            assert {os.getsid(process) for process in found} == {started}
+        assert os.getsid(orchestrator) != started
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 async def test_a_front_end_that_ends_while_ray_starts_leaves_no_process(
     embedded: Pair, number: signal.Signals
@@ -94,7 +106,7 @@ async def test_a_front_end_that_ends_while_ray_starts_leaves_no_process(
         orchestrator.send_signal(number)
         await orchestrator.wait()
         assert number == signal.SIGKILL or not psutil.pid_exists(started)
-        while processes(orchestrator.pid):  # noqa: ASYNC110
+        while processes(orchestrator.pid) or processes(started):  # noqa: ASYNC110
             await asyncio.sleep(0.5)
 
 
