@@ -84,9 +84,11 @@ class Member:
             await asyncio.sleep(fault.seconds)
             self.signal(signal.SIGCONT)
         else:
-            self.signal(MODEL_SIGNALS[fault.kind])
+            number = MODEL_SIGNALS[fault.kind]
+            self.signal(number)
             await asyncio.sleep(fault.seconds)
             self.signal(victim.RECOVER)
+            await asyncio.sleep(victim.DELAYS.get(number, 0.0))  # of a pass that has begun
         try:
             async with asyncio.timeout(START_SECONDS):
                 await self.serving.wait()
