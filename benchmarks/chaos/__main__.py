@@ -48,8 +48,9 @@ from tandem.benchmarks.peers.prompts import tokenised
 from tandem.protos.errors import TandemError, Unusable
 from tandem.protos.types import SEEDS
 
-REQUESTS = 12
 Record = Callable[[Event], object]
+
+REQUESTS = 12
 STEADY_SECONDS = 2.0  # of streaming before the first fault
 
 
@@ -101,8 +102,8 @@ class Watch:
                 async with self._client.stream(**self._asked[number]) as chunks:  # type: ignore[arg-type]
                     async for chunk in chunks:
                         tokens = tuple(chunk.token_ids)
-                        count = chunk.completion_tokens
-                        self._record(Received(monotonic(), stream, tokens, count))
+                        so_far = chunk.completion_tokens
+                        self._record(Received(monotonic(), stream, tokens, so_far))
             except TandemError as problem:
                 error = f"{type(problem).__name__}: {problem}"
             self._record(Ended(monotonic(), stream, error))

@@ -8,9 +8,12 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 COMMAND = "-m tandem.benchmarks.chaos --faults 1000 --kind slow --streams 2 --tokens 40 --history"
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_run_is_judged(tmp_path: Path) -> None:
     file = tmp_path / "history"
     file.touch()
@@ -18,11 +21,13 @@ def test_an_interrupted_run_is_judged(tmp_path: Path) -> None:
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as chaos:
-        deadline = time.monotonic() + 120
-        while '"kind": "healed"' not in file.read_text():
-            assert chaos.poll() is None and time.monotonic() < deadline
-            time.sleep(0.1)
-        chaos.send_signal(signal.SIGINT)
+        try:
+            deadline = time.monotonic() + 200
+            while '"kind": "healed"' not in file.read_text():
+                assert chaos.poll() is None and time.monotonic() < deadline
+                time.sleep(0.1)
+        finally:
+            chaos.send_signal(signal.SIGINT)
         said, errors = chaos.communicate(timeout=60)
     assert chaos.returncode == 1
     assert "0 lost, 0 duplicated, 0 changed, 0 errors" in said
