@@ -13,9 +13,9 @@ from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from tandem.benchmarks.chaos.ray_processes import running
 from tandem.benchmarks.peers.checkout import HERE
 
 START_SECONDS, ATTEMPTS, MARK = 120.0, 3, b"Ray runtime started"
@@ -140,16 +140,9 @@ async def _until(mark: bytes, stream: asyncio.StreamReader) -> AsyncIterator[byt
             break
 
 
-def processes(session: int, name: bytes = b"") -> list[int]:
-    """Those of a session whose command line begins with a name."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            command = (folder / "cmdline").read_bytes()
-            of = int((folder / "stat").read_text().rpartition(")")[2].split()[3])
-            if of == session and command.startswith(name):
-                found.append(int(folder.name))
-    return found
+def processes(session: int) -> list[int]:
+    """Those of a session."""
+    return [process for process, _, its, _ in running() if its == session]
 
 
 def kill(session: int) -> int:

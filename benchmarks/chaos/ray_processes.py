@@ -13,17 +13,17 @@ def ray_processes(orchestrator: int, name: bytes) -> list[int]:
     """Those whose command line begins with a name, or whose program ends with it. They are in the
     session of their driver, a child of the orchestrator.
     """
-    running = list(_running())
-    sessions = {session for _, parent, session, _ in running if parent == orchestrator}
+    known = list(running())
+    sessions = {session for _, parent, session, _ in known if parent == orchestrator}
     return [
         process
-        for process, _, session, program in running
+        for process, _, session, program in known
         if session in sessions and (program.startswith(name) or program.endswith(name))
     ]
 
 
-def _running() -> Iterator[tuple[int, int, int, bytes]]:
-    """Every process, its parent, its session and its program."""
+def running() -> Iterator[tuple[int, int, int, bytes]]:
+    """Every process of the machine: its number, its parent's, its session's, and its program."""
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             program = (folder / "cmdline").read_bytes().partition(b"\0")[0]
