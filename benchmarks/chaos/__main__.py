@@ -138,8 +138,14 @@ async def run(system: System, watch: Watch, plan: list[Fault], streams: int) -> 
 
 
 def recorded(file: Path, whole: Callable[[Record], Coroutine[Any, Any, str]]) -> str:
-    """A run, written down while it happens; what ended it before its last fault."""
-    with file.open("w", buffering=1, encoding="utf-8") as lines:
+    """A run, written down while it happens; what ended it before its last fault. Raises Unusable if
+    the file cannot be written.
+    """
+    try:
+        opened = file.open("w", buffering=1, encoding="utf-8")
+    except OSError as error:
+        raise Unusable(f"{file}: {error.strerror}") from None
+    with opened as lines:
         try:
             return asyncio.run(whole(partial(history.write, lines=lines)))
         except KeyboardInterrupt:
@@ -159,8 +165,12 @@ def table(verdict: Verdict) -> Table:
     return shown
 
 
-def show(verdict: Verdict) -> None:
-    """Print it; exits with 1 unless it is flawless."""
+def show(file: Path) -> None:
+    """Print what a history shows; exits with 1 unless it is flawless."""
+    try:
+        verdict = history.judge(history.read(file))
+    except Unusable as problem:
+        raise SystemExit(f"error: {problem}") from None
     heading = f"{verdict.streams} streams, {verdict.tokens} tokens, {verdict.faults} faults"
     errors = sum(verdict.errors.values())
     counts = f"{verdict.lost} lost, {verdict.duplicated} duplicated, {verdict.changed} changed"
@@ -190,7 +200,7 @@ def main(
     client could tell more than a pause.
     """
     if check:
-        show(history.judge(history.read(check)))
+        show(check)
         return
     members = {
         VERIFIER: verifiers,
@@ -206,16 +216,16 @@ def main(
             running(target, draft, verifiers, drafters, front_ends, workers) as system,
             AsyncClient(*system.addresses) as client,
         ):
-            watch = Watch(client, requests(target, seed, tokens), seed, record)
-            return await run(system, watch, plan, streams)
+            return await run(system, Watch(client, asked, seed, record), plan, streams)
 
     with TemporaryDirectory() as folder:
         file = file or Path(folder) / "history"
         try:
+            asked = requests(target, seed, tokens)
             problem = recorded(file, whole)
         except TandemError as error:
             raise SystemExit(f"error: {error}") from None
-        show(history.judge(history.read(file)))
+        show(file)
     if problem:
         raise SystemExit(f"error: {problem}")
 

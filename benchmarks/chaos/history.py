@@ -14,6 +14,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, TextIO
 
+from tandem.protos.errors import Unusable
+
 Tokens = tuple[int, ...]
 LAG = 0.25  # seconds in which chunks that were on their way still arrive after a fault
 
@@ -179,10 +181,15 @@ def write(event: Event, lines: TextIO) -> None:
 
 
 def read(file: Path) -> Iterator[Event]:
-    """What was written."""
-    with file.open(encoding="utf-8") as lines:
-        for line in lines:
-            fields = json.loads(line)
-            if "tokens" in fields:
-                fields["tokens"] = tuple(fields["tokens"])
-            yield KINDS[fields.pop("kind")](**fields)
+    """What was written; raises Unusable."""
+    try:
+        with file.open(encoding="utf-8") as lines:
+            for line in lines:
+                fields = json.loads(line)
+                if "tokens" in fields:
+                    fields["tokens"] = tuple(fields["tokens"])
+                yield KINDS[fields.pop("kind")](**fields)
+    except OSError as error:
+        raise Unusable(f"{file}: {error.strerror}") from None
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise Unusable(f"{file} is not the history of a run") from None

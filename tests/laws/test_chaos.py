@@ -20,6 +20,7 @@ from tandem.benchmarks.chaos.history import (
     judge,
 )
 from tandem.benchmarks.chaos.plan import Kind, faults
+from tandem.protos.errors import Unusable
 
 GOOD: list[Event] = [
     Truth(0, (1, 2, 3, 4)),
@@ -86,6 +87,16 @@ def test_a_history_can_be_judged_again(tmp_path: Path) -> None:
             history.write(event, lines)
     assert list(history.read(file)) == GOOD
     assert judge(history.read(file)) == judge(GOOD)
+
+
+@pytest.mark.parametrize("line", ["x", "3", '{"kind": "odd"}', '{"kind": "healed"}', "\xff"])
+def test_what_is_no_history_is_refused_in_one_line(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "history.jsonl"
+    file.write_text(f'{{"kind": "healed", "at": 1.0}}\n{line}\n', encoding="latin-1")
+    with pytest.raises(Unusable, match=r"history\.jsonl is not the history of a run"):
+        list(history.read(file))
+    with pytest.raises(Unusable, match="nowhere: No such file"):
+        list(history.read(tmp_path / "nowhere"))
 
 
 def test_a_seed_gives_the_same_faults_and_all_kinds() -> None:

@@ -1,4 +1,6 @@
-"""A chaos run that is interrupted is judged by what has happened."""
+"""A chaos run that is interrupted is judged by what has happened; a fault lasts as long as its last
+pass; a wrong path is refused.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,16 @@ from pathlib import Path
 
 import pytest
 
-COMMAND = "-m tandem.benchmarks.chaos --faults 1000 --kind slow --streams 2 --tokens 40 --history"
+from tandem.benchmarks.chaos import history, victim
+from tandem.benchmarks.chaos.history import Healed, Struck
+
+COMMAND = "-m tandem.benchmarks.chaos --faults 1000 --kind crawl --streams 2 --tokens 40 --history"
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_an_interrupted_run_is_judged(tmp_path: Path) -> None:
+def test_an_interrupted_run_is_judged_and_a_fault_lasts_as_long_as_its_last_pass(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "history"
     file.touch()
     command = [sys.executable, *COMMAND.split(), str(file)]
@@ -37,3 +44,24 @@ def test_an_interrupted_run_is_judged(tmp_path: Path) -> None:
     )
     assert again.returncode == 0, again.stderr
     assert said.endswith(again.stdout) and again.stdout
+    events = list(history.read(file))
+    struck = next(event for event in events if isinstance(event, Struck))
+    healed = next(event for event in events if isinstance(event, Healed))
+    seconds = float(struck.which.split()[-2])  # rounded to tenths
+    assert healed.at - struck.at > seconds - 0.05 + victim.DELAYS[victim.CRAWL]
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ("--check nowhere", "nowhere: No such file"),
+        ("--history nowhere/history", "nowhere/history: No such file"),
+        ("--target nowhere", "nowhere has no tokenizer.json"),
+    ],
+)
+def test_a_wrong_path_is_one_line(flags: str, problem: str) -> None:
+    command = [sys.executable, "-m", "tandem.benchmarks.chaos", *flags.split()]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 1
+    (line,) = run.stderr.splitlines()
+    assert line.startswith(f"error: {problem}")
