@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from grpc import aio
 
+from tandem.client.front_ends import FrontEnds
 from tandem.client.request import Prompt, build
 from tandem.client.retry import Retry
 from tandem.protos.address import check_encrypted
@@ -34,7 +35,6 @@ from tandem.protos.tls import Tls
 from tandem.protos.transport import heartbeat, rpc, status
 from tandem.protos.transport.guard import AUTHORIZATION
 from tandem.v1 import orchestrator_pb2 as api
-from tandem.v1 import orchestrator_pb2_grpc
 
 ADDRESS = "127.0.0.1:50051"
 STATUS_SECONDS = 5.0
@@ -43,8 +43,9 @@ UPLOAD_BYTES_PER_SECOND = 32 << 10  # of the slowest connection
 
 
 class AsyncClient:
-    """Asks the front ends at `addresses`: each request one that is chosen at random, and the next
-    one if that fails or is full. A request is given up when nothing arrived for `retry_seconds`.
+    """Asks the front ends at `addresses`: each request one that is chosen at random, of those that
+    answer, and the next one if that fails or is full. A request is given up when nothing arrived
+    for `retry_seconds`.
 
     `tls_ca` is the PEM file of the CA that the front ends' certificates are checked by; `tls_cert`
     and `tls_key` are those of a certificate of the client's own, `token` is what it has instead.
@@ -68,9 +69,8 @@ class AsyncClient:
                 check_encrypted("token", addresses)
             except ValueError as error:
                 raise Unusable(str(error)) from None
-        self.channels = [rpc.connect(address, tls) for address in addresses]
+        self.front_ends = FrontEnds(addresses, tls)
         self.metadata = ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
-        self.stubs = [orchestrator_pb2_grpc.OrchestratorServiceStub(c) for c in self.channels]
         self.retry_seconds = retry_seconds
         self.closed = asyncio.Event()
 
@@ -103,9 +103,10 @@ class AsyncClient:
         """
         problem: TandemError | None = None
         check_open(self)
-        for stub in self.stubs:
+        numbers = range(len(self.front_ends))
+        for number in sorted(numbers, key=self.front_ends.silent.__contains__):
             try:
-                response: api.GetStatusResponse = await stub.GetStatus(
+                response: api.GetStatusResponse = await self.front_ends.stubs[number].GetStatus(
                     api.GetStatusRequest(history=history),
                     timeout=STATUS_SECONDS,
                     metadata=self.metadata,
@@ -120,7 +121,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Close all connections; streams that run end with Unavailable."""
         self.closed.set()
-        await asyncio.gather(*(channel.close() for channel in self.channels))
+        await self.front_ends.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -152,8 +153,8 @@ class Stream:
         self._received: list[int] = []
         self._events, self._waiting = 0, True
         self._deadline = None if deadline_seconds is None else now + deadline_seconds
-        fronts = len(client.stubs)
-        self._retry = Retry(client.retry_seconds, now, fronts, random.randrange(fronts))
+        fronts = client.front_ends
+        self._retry = Retry(client.retry_seconds, now, len(fronts), fronts.choose())
         self._chunks = self._all()
 
     def __aiter__(self) -> AsyncIterator[api.Chunk]:
@@ -195,6 +196,7 @@ class Stream:
             except asyncio.CancelledError:
                 if is_cancelled():
                     raise
+                self._client.front_ends.fell_silent(self._retry.asked)
                 error = TransportLost("the front end does not answer")
             finally:
                 watching.cancel()
@@ -208,7 +210,7 @@ class Stream:
             received=self._received,
             heartbeats=True,
         )
-        start = self._client.stubs[self._retry.asked].StreamGenerate
+        start = self._client.front_ends.stubs[self._retry.asked].StreamGenerate
         metadata = (*self._client.metadata, *tracing.metadata(tracing.current()))
         return start(request, timeout=self._left(), metadata=metadata)
 
@@ -224,14 +226,16 @@ class Stream:
         """Until the next call, which is soon if the front end was not connected and is again;
         raises the error if there shall be none.
         """
-        pause = self._retry.pause(error, time.monotonic(), random.random())
+        silent = self._client.front_ends.silent
+        pause = self._retry.pause(error, time.monotonic(), random.random(), silent)
         if pause is None:
             raise error from None
         left = self._left()
         if left is not None and left <= pause:
             raise DeadlineExceeded("the answer took longer than the deadline") from error
         earliest = pause if isinstance(error, Busy) else EARLIEST * pause
-        reconnected = rpc.reconnected(self._client.channels[self._retry.asked], earliest)
+        channel = self._client.front_ends.channels[self._retry.asked]
+        reconnected = rpc.reconnected(channel, earliest)
         with suppress(TimeoutError):
             async with asyncio.timeout(pause):
                 await first_done(self._client.closed.wait(), reconnected)

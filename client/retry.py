@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from tandem.protos.errors import Busy, TandemError, is_transient
@@ -27,11 +28,13 @@ class Retry:
         """Something arrived."""
         self.since, self.failures = now, 0
 
-    def pause(self, error: TandemError, now: float, chance: float) -> float | None:
+    def pause(
+        self, error: TandemError, now: float, chance: float, silent: Container[int] = ()
+    ) -> float | None:
         """Seconds until `asked`, the next one, is to be asked; None: give up. Each of the others is
         asked at once, then there are pauses that double. One that was busy is left alone for as
-        long as it asked, if there is another. `chance`, in [0, 1), spreads those who failed
-        together.
+        long as it asked, and one that is `silent` altogether, if there is another. `chance`, in
+        [0, 1), spreads those who failed together.
         """
         self.failures += 1
         if not is_transient(error) or now - self.since >= self.limit:
@@ -39,7 +42,9 @@ class Retry:
         if isinstance(error, Busy):
             self._busy[self.asked] = now + error.retry_after
         following = [(self.asked + 1 + each) % self.count for each in range(self.count)]
-        self.asked = min(following, key=lambda each: max(now, self._busy.get(each, now)))
+        self.asked = min(
+            following, key=lambda each: (each in silent, max(now, self._busy.get(each, now)))
+        )
         wait = self._busy.get(self.asked, now) - now
         if self.failures < self.count:
             return max(0.0, wait)

@@ -105,3 +105,11 @@ def test_bad_options_are_named() -> None:
     for name, value in (("rule", "mtch"), ("top_k", -1), ("temperature", "hot"), ("stop", 3)):
         with pytest.raises(InvalidRequest, match=name):
             build("a", None, **{name: value})
+
+
+def test_a_silent_one_is_asked_when_there_is_no_other() -> None:
+    retry = Retry(60.0, 0.0, 3)
+    retry.pause(LOST, 1.0, 0.5, silent={0, 1})
+    assert retry.asked == 2
+    retry.pause(LOST, 1.0, 0.5, silent={0, 1, 2})
+    assert retry.asked == 0

@@ -12,6 +12,7 @@ import pytest
 from tandem import AsyncClient
 from tandem.protos.errors import TransportLost
 from tandem.protos.transport import heartbeat, rpc
+from tandem.protos.transport.health import Health
 from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
 
@@ -28,8 +29,8 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 class FrontEnd(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     """Counts up to LAST, with a pause before each token."""
 
-    def __init__(self, pause: Pause) -> None:
-        self.pause = pause
+    def __init__(self, pause: Pause, health: Health | None = None) -> None:
+        self.pause, self.health = pause, health
         self.received: list[list[int]] = []
 
     async def StreamGenerate(
@@ -44,6 +45,26 @@ class FrontEnd(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             yield api.StreamGenerateResponse(chunk=chunk)
         complete = api.GenerateResponse(token_ids=range(LAST))
         yield api.StreamGenerateResponse(complete=complete)
+
+    async def GetStatus(self, request: api.GetStatusRequest, context: Any) -> api.GetStatusResponse:
+        async for _ in self.pause():
+            pass
+        return api.GetStatusResponse(version="any")
+
+    async def Generate(self, request: api.GenerateRequest, context: Any) -> api.GenerateResponse:
+        raise NotImplementedError
+
+
+class HangingHealth(Health):
+    """Does not answer, until it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.back = asyncio.Event()
+
+    async def Check(self, request: Any, context: Any) -> Any:
+        await self.back.wait()
+        return await super().Check(request, context)
 
 
 async def none() -> AsyncIterator[None]:
@@ -67,7 +88,8 @@ async def wait() -> AsyncIterator[None]:
 async def asking(*fronts: FrontEnd) -> AsyncIterator[AsyncClient]:
     async with AsyncExitStack() as scope:
         where = [
-            await scope.enter_async_context(rpc.serving("127.0.0.1", 0, front)) for front in fronts
+            await scope.enter_async_context(rpc.serving("127.0.0.1", 0, front, health=front.health))
+            for front in fronts
         ]
         yield await scope.enter_async_context(AsyncClient(*where, retry_seconds=1.0))
 
@@ -87,6 +109,24 @@ async def test_a_stream_goes_on_at_another_front_end_when_one_hangs() -> None:
         for _ in range(10):
             assert await tokens_of(client) == list(range(LAST))
     assert first.received, "else this has shown nothing"
+
+
+async def test_all_streams_leave_one_that_hangs_alone_until_it_answers() -> None:
+    health = HangingHealth()
+    first, second = FrontEnd(hang, health), FrontEnd(none)
+    async with asking(first, second) as client, asyncio.timeout(10):
+        while not first.received:
+            await tokens_of(client)
+        seen = len(first.received)
+        for _ in range(20):
+            assert await tokens_of(client) == list(range(LAST))
+        async with asyncio.timeout(1):
+            assert (await client.status()).version == "any"
+        assert len(first.received) == seen
+        first.pause = none
+        health.back.set()
+        while len(first.received) == seen:
+            await tokens_of(client)
 
 
 async def test_a_front_end_that_hangs_in_the_middle_is_left_with_what_it_said() -> None:

@@ -1,0 +1,63 @@
+"""The front ends of a client: the channel to each, and which of them do not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from grpc import StatusCode, aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tandem.protos.tls import Tls
+from tandem.protos.transport import heartbeat, rpc
+from tandem.v1 import orchestrator_pb2_grpc
+
+NO_ANSWER = StatusCode.DEADLINE_EXCEEDED, StatusCode.UNAVAILABLE
+
+
+class FrontEnds:
+    """By their numbers. All streams of a client leave one alone that one of them found silent,
+    until it answers a health check, whatever it answers.
+    """
+
+    def __init__(self, addresses: Sequence[str], tls: Tls | None) -> None:
+        """Raises Unusable for files that cannot be used."""
+        self.channels = [rpc.connect(address, tls) for address in addresses]
+        self.stubs = [orchestrator_pb2_grpc.OrchestratorServiceStub(c) for c in self.channels]
+        self.silent: dict[int, asyncio.Task[None]] = {}
+
+    def __len__(self) -> int:
+        return len(self.channels)
+
+    def choose(self) -> int:
+        """One at random of those that answer, or of all if none does."""
+        answering = [number for number in range(len(self)) if number not in self.silent]
+        return random.choice(answering or range(len(self)))
+
+    def fell_silent(self, number: int) -> None:
+        """It does not answer a stream."""
+        if number not in self.silent:
+            self.silent[number] = asyncio.create_task(self._until_it_answers(number))
+
+    async def close(self) -> None:
+        """Close all channels."""
+        for task in self.silent.values():
+            task.cancel()
+        await asyncio.gather(*(channel.close() for channel in self.channels))
+
+    async def _until_it_answers(self, number: int) -> None:
+        health: Any = health_pb2_grpc.HealthStub(self.channels[number])
+        timeout = heartbeat.MISSED * heartbeat.SECONDS
+        try:
+            while True:
+                try:
+                    await health.Check(health_pb2.HealthCheckRequest(), timeout=timeout)
+                    return
+                except aio.AioRpcError as failure:
+                    if failure.code() not in NO_ANSWER:
+                        return
+                await asyncio.sleep(heartbeat.SECONDS)
+        finally:
+            del self.silent[number]
