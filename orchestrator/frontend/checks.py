@@ -16,6 +16,7 @@ from tandem.protos.types import EXACT, DraftShape, ModelDescription, Rule, Sampl
 from tandem.protos.wire.sampling import problems
 
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024  # of each: they are searched for at every token
 MAX_STOP_TOKENS = 4096
 MAX_REQUEST_ID = 128  # characters
 
@@ -177,6 +178,10 @@ def _stopping(request: Request, most_new: int) -> Iterator[Violation]:
     if len(stopping.stop_token_ids) > MAX_STOP_TOKENS:
         found = f"has {len(stopping.stop_token_ids)} tokens, above {MAX_STOP_TOKENS}"
         yield Violation("stopping.stop_token_ids", found)
+    longest = max(map(len, stopping.stop), default=0)
+    if longest > MAX_STOP_CHARACTERS:
+        found = f"has a string of {longest} characters, above {MAX_STOP_CHARACTERS}"
+        yield Violation("stopping.stop", found)
     if "" in stopping.stop:
         yield Violation("stopping.stop", "has an empty string")
 

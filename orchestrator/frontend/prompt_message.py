@@ -8,6 +8,8 @@ from tandem.orchestrator.frontend.request import ChatMessage, Conversation
 from tandem.protos.errors import InvalidRequest
 from tandem.v1 import orchestrator_pb2 as api
 
+MAX_ARGUMENTS_BYTES = 64 << 10  # they are decoded before a request has a place
+
 
 def decode_prompt(message: api.GenerateRequest) -> str | tuple[int, ...] | Conversation | None:
     """What is to be continued; None if there is nothing."""
@@ -22,6 +24,10 @@ def decode_prompt(message: api.GenerateRequest) -> str | tuple[int, ...] | Conve
 
 
 def _conversation(chat: api.Messages) -> Conversation:
+    size = chat.template_arguments.ByteSize()
+    if size > MAX_ARGUMENTS_BYTES:
+        problem = f"have {size} bytes, above {MAX_ARGUMENTS_BYTES}"
+        raise InvalidRequest.of("messages.template_arguments", problem)
     messages = (ChatMessage(each.role, each.content, each.name) for each in chat.messages)
     prompted = chat.add_generation_prompt or not chat.HasField("add_generation_prompt")
     try:

@@ -124,6 +124,7 @@ class SessionStream(Generic[Sent, Received]):
     failures: int = 0  # since an item arrived
     waited: float = 0.0  # seconds of pauses since then
     _retry: TimerHandle | None = None
+    _retry_since: float = 0.0
 
     @property
     def opened(self) -> bool:
@@ -151,8 +152,7 @@ class SessionStream(Generic[Sent, Received]):
         self.stop()
         doublings = min(self.failures - 1, MAX_DOUBLINGS)
         pause = max(retry_after, min(most, least * 2.0**doublings))
-        self.waited += pause
-        self._retry = self.timer.call_later(pause, self.open)
+        self._retry, self._retry_since = self.timer.call_later(pause, self.open), self.timer.now()
 
     def stop(self) -> None:
         """Drop the stream, or the retry, if there is one."""
@@ -160,6 +160,7 @@ class SessionStream(Generic[Sent, Received]):
             self.link.drop(self.number)
             self.number = 0
         if self._retry:
+            self.waited += self.timer.now() - self._retry_since
             self._retry.cancel()
             self._retry = None
 

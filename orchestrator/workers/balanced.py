@@ -201,11 +201,14 @@ class BalancedLink(Generic[Sent, Received]):
             subscriber.connected()
 
     def on_lost(self, name: str) -> None:
-        """A replica is lost, and with it its streams."""
-        placed = [(s, p.subscriber) for s, p in self._streams.items() if p.replica == name]
-        for stream, subscriber in placed:
+        """A replica is lost, and with it its streams; one that was lost before it answered a stream
+        has failed it.
+        """
+        for stream, placed in [each for each in self._streams.items() if each[1].replica == name]:
             self.drop(stream)
-            subscriber.lost()
+            if not placed.answered:
+                placed.session.refused.add(name)
+            placed.subscriber.lost()
 
     def _open_to_new(self) -> list[str]:
         links = self._links.items()

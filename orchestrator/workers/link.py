@@ -137,6 +137,7 @@ class Link(Generic[Sent, Received]):
         pause, most = BACK_OFF_SECONDS
         while not self._ending:
             problem, seen = "it is silent, does not read, or has ended the call", self._responses
+            began = monotonic()
             try:
                 await self._run_call()
             except Exception as error:  # whatever a service does, the link must come back
@@ -144,7 +145,8 @@ class Link(Generic[Sent, Received]):
             if self._responses == seen:
                 self.problem = ""  # who had one is there no more
             if self.connected:
-                pause = BACK_OFF_SECONDS[0]
+                if monotonic() - began > most:  # a service that ends every call is left alone
+                    pause = BACK_OFF_SECONDS[0]
                 self._on_lost()
             if not self._ending:
                 log.warning("a service is lost", service=self._name, problem=problem)

@@ -49,6 +49,7 @@ class Placement(Generic[Received]):
     replica: str
     link: ReplicaLink[Any, Received]
     subscriber: Subscriber[Received]
+    answered: bool = False
 
     def connected(self) -> None:
         """The balanced link reports it."""
@@ -58,6 +59,7 @@ class Placement(Generic[Received]):
 
     def receive(self, item: Received) -> None:
         """Called by a link."""
+        self.answered = True
         self.session.refused.clear()
         self.subscriber.receive(item)
 

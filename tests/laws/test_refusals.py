@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tandem.orchestrator.frontend.checks import MAX_STOP_STRINGS, check_resumable
+from tandem.orchestrator.frontend.prompt_message import MAX_ARGUMENTS_BYTES, decode_prompt
 from tandem.orchestrator.frontend.servicer import decode_request
 from tandem.protos.errors import InvalidRequest
 from tandem.protos.types import EXACT, MAX_LEVELS, MAX_NODES
@@ -38,6 +39,11 @@ BAD = [
         "has 4097 tokens, above 4096",
     ),
     (stopping(stop=["x", ""]), "stopping.stop", "has an empty string"),
+    (
+        stopping(stop=["x", "y" * 1025]),
+        "stopping.stop",
+        "has a string of 1025 characters, above 1024",
+    ),
     (
         speculation(num_speculative_tokens=33),
         "speculation.num_speculative_tokens",
@@ -184,3 +190,14 @@ def test_a_rule_whose_text_depends_on_drafts_is_not_continued() -> None:
     request.speculation.rule = api.ACCEPTANCE_RULE_REJECT
     with pytest.raises(InvalidRequest, match="resume_from needs rule MATCH: under REJECT"):
         check_resumable(decode_request(request, resume_from=7), replace(MODEL, exactness=EXACT))
+
+
+def test_large_template_arguments_are_refused_before_they_are_decoded() -> None:
+    request = api.GenerateRequest()
+    request.messages.template_arguments["x"] = "y" * MAX_ARGUMENTS_BYTES
+    size = request.messages.template_arguments.ByteSize()
+    with pytest.raises(InvalidRequest) as refused:
+        decode_prompt(request)
+    assert [str(each) for each in refused.value.violations] == [
+        f"messages.template_arguments have {size} bytes, above {MAX_ARGUMENTS_BYTES}"
+    ]

@@ -112,6 +112,22 @@ async def test_a_peer_that_falls_silent_is_lost_and_called_again(hasty: None) ->
         await until(lambda: user.reported == ["lost", "connected"])
 
 
+async def test_a_service_that_ends_every_call_is_called_ever_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peer = Peer()
+
+    def answer(request: object) -> None:
+        peer.say.put_nowait(verifier_pb2.DecodeResponse())
+
+    peer.answer = answer
+    monkeypatch.setattr(module, "BACK_OFF_SECONDS", (0.01, 1.0))
+    async with served(peer) as address, rpc.connect(address) as channel, verifier_link(channel):
+        await until(lambda: peer.calls)
+        await asyncio.sleep(0.7)
+    assert 2 < peer.calls < 20
+
+
 async def test_a_peer_that_speaks_is_kept_and_its_distance_known(hasty: None) -> None:
     peer = Peer()
     async with linked(peer) as (link, user):
