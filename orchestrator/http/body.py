@@ -64,7 +64,15 @@ class Bodies:
                     self.held[owner] += len(piece)
                     if len(content) > MAX_BYTES:
                         raise BodyTooLarge.of("body", f"has more than {MAX_BYTES} bytes")
-                    if self.held[owner] > SHARE * self.most or self.held.total() > self.most:
-                        raise Busy(f"{self.held.total()} bytes are being read", RETRY_SECONDS)
+                    self._check(owner)
         except TimeoutError:
             raise InvalidRequest.of("body", f"did not come within {SECONDS:g} s") from None
+
+    def _check(self, owner: str) -> None:
+        own, total, share = self.held[owner], self.held.total(), int(SHARE * self.most)
+        if own > share:
+            problem = f"bodies of this client have {own} bytes, above its share of {share}"
+            raise Busy(problem, RETRY_SECONDS)
+        if total > self.most:
+            problem = f"bodies of all clients have {total} bytes, above {self.most}"
+            raise Busy(problem, RETRY_SECONDS)

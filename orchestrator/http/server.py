@@ -17,18 +17,34 @@ from tandem.protos.errors import Unusable
 
 MAX_CONNECTIONS = 4096
 HEAD_SECONDS = 20.0  # that a client may take for the head of a request
+UNREAD_SECONDS = 65.0  # that it may read nothing; a delivery, which logs why, ends before
 LAST_SECONDS = 1  # for answers that are on their way when the port is closed
 
 
 class _Connection(CertifiedProtocol):
-    """Is closed when no request has come, or only a part of its head."""
+    """Is closed when no request has come, or only a part of its head; aborted when the client reads
+    nothing, as a connection that is closed waits until all is read.
+    """
 
     _head: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by asyncio."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(1, 0)  # paused while there is anything unread
         self._wait()
+
+    def pause_writing(self) -> None:
+        """Called by asyncio when the client reads more slowly than the answer comes."""
+        super().pause_writing()
+        self._watch()
+
+    def resume_writing(self) -> None:
+        """Called by asyncio when all is on its way."""
+        super().resume_writing()
+        if self._unread:
+            self._unread.cancel()
 
     def on_response_complete(self) -> None:
         """Called by uvicorn."""
@@ -38,8 +54,19 @@ class _Connection(CertifiedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio."""
         super().connection_lost(exc)
-        if self._head:
-            self._head.cancel()
+        for timer in (self._head, self._unread):
+            if timer:
+                timer.cancel()
+
+    def _watch(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self._unread = self.loop.call_later(UNREAD_SECONDS, self._look, unread)
+
+    def _look(self, before: int) -> None:
+        if self.transport.get_write_buffer_size() < before:
+            self._watch()
+        else:
+            self.transport.abort()
 
     def _wait(self) -> None:
         if self._head:

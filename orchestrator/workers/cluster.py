@@ -13,8 +13,10 @@ import re
 import secrets
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
+
+import structlog
 
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.fleet.registration import Access
@@ -30,6 +32,8 @@ STORE_BYTES = 80 << 20  # the smallest that Ray takes; nothing is stored
 LOCAL = "local"
 CONNECT_SECONDS = 5.0
 
+log = structlog.get_logger()
+
 
 class RoundWorker:
     """The actor: a round worker's server on Ray's own event loop."""
@@ -41,27 +45,40 @@ class RoundWorker:
         self._access, self._target, self._otlp_endpoint = access, target, otlp_endpoint
         if log_level:
             process.configure_logging(log_level, "json")
-        self._scope = AsyncExitStack()
-        self._address: str | None = None
-        self._starting = asyncio.Lock()
+        self._draining = asyncio.Event()
+        self._address: asyncio.Future[str] | None = None
+        self._serving: asyncio.Task[None] | None = None
 
     async def endpoint(self) -> str:
         """Its address; starts the server at the first call after every restart of the actor."""
-        async with self._starting:
-            if self._address is None:
-                import ray
+        if self._address is None or (self._address.done() and self._address.exception()):
+            self._address = asyncio.get_running_loop().create_future()
+            self._serving = asyncio.create_task(self._serve(self._address))
+        return await asyncio.shield(self._address)
 
-                host = ray.util.get_node_ip_address()
-                exporting = tracing.exporting(self._otlp_endpoint, "tandem-round-worker")
-                self._scope.enter_context(exporting)
-                self._address = await self._scope.enter_async_context(
-                    worker.serving(host, self._access, self._target)
-                )
-            return self._address
+    async def _serve(self, address: asyncio.Future[str]) -> None:
+        """Serve until it is drained, in a task that lasts as long: what fails in it later ends the
+        process, and Ray starts another.
+        """
+        import ray
+
+        try:
+            host = ray.util.get_node_ip_address()
+            with tracing.exporting(self._otlp_endpoint, "tandem-round-worker"):
+                async with worker.serving(host, self._access, self._target) as found:
+                    address.set_result(found)
+                    await self._draining.wait()
+        except Exception as error:
+            if address.done():
+                log.error("a round worker failed", exc_info=error)
+                os._exit(1)  # an exit in order would be the last
+            address.set_exception(error)
 
     async def drain(self) -> None:
         """Let running requests finish, then stop."""
-        await self._scope.aclose()
+        self._draining.set()
+        if self._serving:
+            await self._serving
 
 
 class RayWorkers:

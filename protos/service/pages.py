@@ -5,9 +5,11 @@ Beside gRPC, for people and for Prometheus. Knows no page but `/metrics`.
 
 from __future__ import annotations
 
+import io
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from socketserver import ThreadingMixIn
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
-READ_SECONDS = 10.0  # that a client may take for its request
+MAX_REQUESTS = 64  # at once, each with a thread
+READ_SECONDS = 10.0  # that a client may take for its whole request
 METHODS = ("GET", "HEAD")
 PLAIN = ("Content-Type", "text/plain; charset=utf-8")
 
@@ -83,12 +86,15 @@ def _bytes(body: Any) -> Iterable[bytes]:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each request; a slow client holds nobody up."""
+    """A thread for each request; a slow client holds nobody up. Above the limit connections are
+    closed.
+    """
 
     daemon_threads = True
 
     def __init__(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._places = threading.Semaphore(MAX_REQUESTS)
         super().__init__((host, port), _Handler)
         if tls:  # the handshake is the thread's, else a silent client would hold up all others
             self.socket = tls.wrap_socket(
@@ -103,12 +109,55 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
         self.setup_environ()
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Called for each connection."""
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread can be had
+            self._places.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Called in the thread of a connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that left, or does not speak TLS, is no event of ours."""
 
 
+class _InTime(io.RawIOBase):
+    """Reads from a connection for so many seconds in all; raises TimeoutError after them."""
+
+    def __init__(self, connection: socket.socket, seconds: float) -> None:
+        self._connection, self._seconds = connection, seconds
+        self._until = time.monotonic() + seconds
+
+    def readable(self) -> bool:
+        """As of every file that is read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Called when the buffer is empty; the answer may take as many seconds again."""
+        if (left := self._until - time.monotonic()) <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left)
+        try:
+            return self._connection.recv_into(buffer)
+        finally:
+            self._connection.settimeout(self._seconds)
+
+
 class _Handler(WSGIRequestHandler):
-    timeout = READ_SECONDS
+    def setup(self) -> None:
+        """Called before the request is read."""
+        super().setup()
+        self.rfile = io.BufferedReader(_InTime(self.connection, READ_SECONDS))
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged."""

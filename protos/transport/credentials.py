@@ -5,6 +5,7 @@ and so is a channel, for new calls; calls that run go on.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -17,19 +18,35 @@ from tandem.protos.address import DNS, split
 from tandem.protos.tls import CertificateFiles, Pem, Tls
 
 Fetch: TypeAlias = Callable[[], grpc.ServerCertificateConfiguration]
+_FILES: dict[Tls, CertificateFiles] = {}  # all that this process has used
+_LOOKING = threading.Lock()  # handshakes are in threads
+
+
+def _newest(tls: Tls) -> Pem:
+    """The newest contents that can be used; raises Unusable if this process has never had any."""
+    with _LOOKING:
+        if files := _FILES.get(tls):
+            files.refresh()
+        else:
+            files = _FILES[tls] = CertificateFiles(tls)
+        return files.pem
 
 
 def port_credentials(tls: Tls, certificates: bool) -> grpc.ServerCredentials:
     """Of a port whose callers must have `certificates`, or are not asked for them: gRPC for Python
     cannot ask and do without. Raises Unusable.
     """
-    files = CertificateFiles(tls)
+    used = _newest(tls)
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
         """Called by gRPC before every handshake; None: nothing has changed."""
-        return _configuration(files.pem) if files.refresh() else None
+        nonlocal used
+        if (pem := _newest(tls)) == used:
+            return None
+        used = pem
+        return _configuration(pem)
 
-    first, again = _configuration(files.pem), cast(Fetch, fetch)  # its stub knows no None
+    first, again = _configuration(used), cast(Fetch, fetch)  # its stub knows no None
     return grpc.dynamic_ssl_server_credentials(first, again, certificates)
 
 
@@ -55,6 +72,7 @@ class VersionedChannel:
     """A channel with certificates as they were once, and the calls on it."""
 
     channel: aio.Channel
+    pem: Pem
     calls: int = 0
     methods: dict[tuple[str, str], Any] = field(default_factory=dict)
 
@@ -64,19 +82,19 @@ class RotatingChannel(aio.Channel):
 
     def __init__(self, tls: Tls, open_channel: Callable[[grpc.ChannelCredentials], aio.Channel]):
         """Raises Unusable."""
-        self._files, self._open = CertificateFiles(tls), open_channel
-        self._now = self._made()
+        self._tls, self._open = tls, open_channel
+        self._now = self._made(_newest(tls))
         self._older: set[VersionedChannel] = set()
         self._closing: set[asyncio.Task[None]] = set()
 
-    def _made(self) -> VersionedChannel:
-        pem = self._files.pem
-        return VersionedChannel(self._open(grpc.ssl_channel_credentials(pem.ca, pem.key, pem.cert)))
+    def _made(self, pem: Pem) -> VersionedChannel:
+        credentials = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.cert)
+        return VersionedChannel(self._open(credentials), pem)
 
     def current(self) -> VersionedChannel:
         """The one for a new call."""
-        if self._files.refresh():
-            older, self._now = self._now, self._made()
+        if (pem := _newest(self._tls)) != self._now.pem:
+            older, self._now = self._now, self._made(pem)
             self._older.add(older)
             self._close_unused(older)
         return self._now

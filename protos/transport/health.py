@@ -17,9 +17,11 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.protos.cancelled import is_cancelled
+from tandem.protos.errors import Busy
 
 Request = health_pb2.HealthCheckRequest
 Response = health_pb2.HealthCheckResponse
+MAX_WATCHES = 256  # at once, by anyone
 log = structlog.get_logger()
 
 
@@ -29,7 +31,7 @@ class Health(health_pb2_grpc.HealthServicer):
     def __init__(self) -> None:
         self._names = {""}
         self._problems: dict[str, str] = {}
-        self._closed = False
+        self._closed, self._watches = False, 0
         self._changed = asyncio.Event()
 
     def report(self, owner: str, problem: str | None) -> None:
@@ -85,17 +87,23 @@ class Health(health_pb2_grpc.HealthServicer):
     async def Watch(
         self, request: Any, context: aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Any]:
-        """The status of a service now, and whenever it changes."""
-        sent = None
-        while True:
-            changed, closed = self._changed, self._closed
-            status = self._status(request.service)
-            if status != sent:
-                yield Response(status=status)
-            sent = status
-            if closed:  # not: by now, while the status before was on its way
-                return
-            await changed.wait()
+        """The status of a service now, and whenever it changes. Raises Busy above the limit."""
+        if self._watches >= MAX_WATCHES:
+            raise Busy(f"{self._watches} calls of Watch run, the most at once")
+        self._watches += 1
+        try:
+            sent = None
+            while True:
+                changed, closed = self._changed, self._closed
+                status = self._status(request.service)
+                if status != sent:
+                    yield Response(status=status)
+                sent = status
+                if closed:  # not: by now, while the status before was on its way
+                    return
+                await changed.wait()
+        finally:
+            self._watches -= 1
 
     def _status(self, name: str) -> int:
         if name not in self._names:

@@ -37,6 +37,10 @@ def decode_registration(
         raise InvalidRequest.of("name", f"is {message.name!r}, and was {known!r} before")
     if not message.HasField("model"):
         raise InvalidRequest.of("model", "is missing")
+    for field, value in message.model.ListFields():
+        if isinstance(value, str) and not value.isprintable():
+            problem = f"is {value[:80]!r}, which is not printable"
+            raise InvalidRequest.of(f"model.{field.name}", problem)
     model = decode_model(message.model)
     if model.tokenizer_fingerprint != target.tokenizer_fingerprint:
         prints = f"{model.tokenizer_fingerprint!r}, expected {target.tokenizer_fingerprint!r}"

@@ -7,8 +7,9 @@ import shutil
 import socket
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 import pytest
@@ -17,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.protos import errors
+from tandem.protos.service import pages as module
 from tandem.protos.service.pages import Pages, pages_served
 from tandem.protos.service.vllm_names import SAME
 
@@ -97,6 +99,48 @@ def test_a_client_that_sends_nothing_holds_nobody_up() -> None:
         host, _, port = address.rpartition(":")
         with socket.create_connection((host, int(port))):
             assert get(address, "/hello")[0] == 200
+
+
+def test_more_connections_at_once_than_the_limit_are_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_REQUESTS", 2)
+    with served(filled()) as address, ExitStack() as scope:
+        host, _, port = address.rpartition(":")
+        silent = [
+            scope.enter_context(socket.create_connection((host, int(port)), timeout=5))
+            for _ in range(3)
+        ]
+        assert silent[2].recv(1) == b""
+        silent[0].close()
+        until = time.monotonic() + 20
+        while True:  # until its thread has ended
+            try:
+                assert get(address, "/hello")[0] == 200
+                break
+            except (http.client.HTTPException, OSError):
+                assert time.monotonic() < until
+                time.sleep(0.02)
+
+
+def test_a_request_that_comes_byte_by_byte_has_as_long_as_any(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "READ_SECONDS", 0.5)
+    with served(filled()) as address:
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=0.1) as connection:
+            for _ in range(100):
+                try:
+                    connection.sendall(b"x")
+                    if not connection.recv(1):
+                        break
+                except TimeoutError:
+                    continue
+                except ConnectionError:
+                    break
+            else:
+                raise AssertionError("it is read for ever")
 
 
 @pytest.fixture(scope="module")

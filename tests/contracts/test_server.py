@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 from urllib.request import urlopen
 
@@ -18,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from tandem.benchmarks.peers.delay import State, linked
 from tandem.protos import errors
 from tandem.protos.service.pages import Pages, pages_served
+from tandem.protos.transport import health as own_health
 from tandem.protos.transport import interceptor, rpc, status
 from tandem.v1 import rounds_pb2, rounds_pb2_grpc
 from tests.contracts.test_status import ROUNDS, VERIFIER, refusing
@@ -57,6 +59,29 @@ async def test_whoever_watches_health_is_told_when_a_server_drains() -> None:
             watch.cancel()
             stop.set()
             await server
+
+
+async def test_watches_of_health_have_a_limit_and_checks_have_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(own_health, "MAX_WATCHES", 2)
+    asked, serving = health_pb2.HealthCheckRequest(), health_pb2.HealthCheckResponse.SERVING
+    async with rpc.serving("127.0.0.1", 0, object()) as address, rpc.connect(address) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        watches = [stub.Watch(asked, timeout=60) for _ in range(2)]
+        for watch in watches:
+            assert (await watch.read()).status == serving
+        with pytest.raises(aio.AioRpcError, match="2 calls of Watch run, the most") as failure:
+            await stub.Watch(asked, timeout=20).read()
+        assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await stub.Check(asked, timeout=20)).status == serving
+        watches[0].cancel()
+        async with asyncio.timeout(20):
+            while True:
+                with suppress(aio.AioRpcError):  # until the one before has left its place
+                    assert (await stub.Watch(asked, timeout=20).read()).status == serving
+                    break
+                await asyncio.sleep(0.02)
 
 
 async def test_a_service_far_away_is_connected_to_at_once() -> None:

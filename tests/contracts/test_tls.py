@@ -186,6 +186,25 @@ def test_half_of_a_new_pair_is_not_used(tmp_path: Path) -> None:
     assert files.pem.cert == other.cert.read_bytes()
 
 
+async def test_a_new_channel_uses_the_certificate_of_before_while_half_of_a_pair_is_new(
+    tmp_path: Path,
+) -> None:
+    """Of the same files; without one of before it is refused."""
+    folder, other = made(tmp_path / "old"), tls_of(made(tmp_path / "new"), "client")
+    own, unknown = tls_of(folder, "client"), tmp_path / "unknown"
+    assert other.key and own.key
+    async with serving(tls_of(folder, "verifier")) as (servicer, address):
+        async with rpc.connect(address, own, "verifier") as channel:
+            assert await first(channel) == [0]
+        shutil.copy(other.key, own.key)
+        async with rpc.connect(address, own, "verifier") as channel:
+            assert await first(channel) == [0]
+        assert servicer.callers == ["client", "client"]
+        shutil.copytree(folder, unknown)
+        with pytest.raises(Unusable, match="no certificate and its key"):
+            rpc.connect(address, tls_of(unknown, "client"), "verifier")
+
+
 @pytest.mark.parametrize("broken", ["ca.pem", "verifier.pem", "verifier-key.pem"])
 @pytest.mark.parametrize("content", [None, "", "no certificate"])
 def test_files_that_cannot_be_used_are_one_line(

@@ -15,7 +15,13 @@ from tandem.orchestrator.fleet import registration as module
 from tandem.orchestrator.fleet.registration import route
 from tandem.protos.errors import IncompatibleModels, InvalidRequest
 from tandem.protos.transport import heartbeat, rpc
-from tandem.protos.wire.registration import CALL, MAX_BYTES, TOKEN, decode_registration
+from tandem.protos.wire.registration import (
+    CALL,
+    MAX_BYTES,
+    TOKEN,
+    decode_registration,
+    encode_registration,
+)
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc, registration_pb2
 from tests.services.registering import (
     KEY,
@@ -52,6 +58,10 @@ async def refusal(call: Any) -> str:
         ({"name": "a b"}, "INVALID_ARGUMENT: name is 'a b', which does not match "),
         ({"name": "a@b"}, "INVALID_ARGUMENT: name is 'a@b'"),
         ({"device": "x" * MAX_BYTES}, f"above {MAX_BYTES}"),
+        (
+            {"device": "cpu\x1b[2J"},
+            r"INVALID_ARGUMENT: model.device is 'cpu\x1b[2J', which is not printable",
+        ),
     ],
 )
 async def test_a_drafter_that_may_not_register_gets_the_reason(
@@ -83,6 +93,18 @@ def test_a_registration_names_its_drafter_and_describes_its_model() -> None:
     assert decode_registration(message, MODEL, "a")[0] == "a"
     with pytest.raises(InvalidRequest, match="name is 'a', and was 'b' before"):
         decode_registration(message, MODEL, "b")
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["name", "tokenizer_fingerprint", "device", "dtype", "exactness", "kernels", "fingerprint"],
+)
+def test_a_text_that_could_write_to_a_terminal_is_refused_by_its_field(field: str) -> None:
+    message = encode_registration("a", MODEL)
+    decode_registration(message, MODEL)
+    setattr(message.model, field, "\x1b]0;title\x07")
+    with pytest.raises(InvalidRequest, match=rf"^model\.{field} is .*, which is not printable$"):
+        decode_registration(message, MODEL)
 
 
 def unlimited(address: str) -> aio.Channel:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -94,6 +97,31 @@ async def test_what_a_verifier_refuses_is_the_requests_error() -> None:
         context: Any = None
         with pytest.raises(StaleTurn, match="taken over"):
             await anext(aiter(worker.Run(request(), context)))
+
+
+FAILING = """
+import asyncio
+from tandem.orchestrator.fleet.registration import Access
+from tandem.orchestrator.workers import worker
+from tandem.orchestrator.workers.cluster import RoundWorker
+from tandem.protos.types import ModelDescription
+def fail(*_):
+    raise RuntimeError("a bug")
+worker.BalancedLink.leave_slow = fail
+worker.heartbeat.SECONDS = 0.1
+async def main():
+    target = ModelDescription("it", "", 100, 100, (), "cpu", "float32")
+    print(await RoundWorker(Access("key"), target, log_level="info").endpoint(), flush=True)
+    await asyncio.sleep(20)
+asyncio.run(main())
+"""
+
+
+def test_a_round_worker_on_ray_whose_work_fails_ends_its_process() -> None:
+    done = subprocess.run([sys.executable, "-c", FAILING], capture_output=True, text=True)
+    assert done.returncode == 1 and ":" in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert json.loads(line)["event"] == "a round worker failed"
 
 
 async def test_a_round_worker_on_ray_has_one_address_however_often_it_is_asked() -> None:
