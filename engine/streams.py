@@ -10,9 +10,10 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 import structlog
@@ -48,7 +49,6 @@ class Call(Generic[In, Out]):
     outgoing: deque[tuple[int, Out]] = field(default_factory=deque)
     failures: deque[common_pb2.Failure] = field(default_factory=deque)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    received_at: float = field(default_factory=monotonic)
     sent: float = 0.0  # the caller's clock in its newest message
     answered: bool = False  # whether its first message was answered
     described: bool = False  # whether a response has had the model
@@ -102,23 +102,18 @@ class StreamServer(Generic[In, Out]):
         self._calls.add(call)
         reading = asyncio.create_task(self._read(requests, call, receive))
         try:
-            while not reading.done() and monotonic() - call.received_at < SILENCE_SECONDS:
-                try:
+            while not reading.done():
+                with suppress(TimeoutError):
                     async with asyncio.timeout(heartbeat.SECONDS):
                         await call.changed.wait()
-                except TimeoutError:
-                    pass
                 call.changed.clear()
                 yield respond(call)
                 if self._finished and not (call.outgoing or call.failures):
                     return
-            if reading.done():
-                reading.result()
+            reading.result()
         finally:
             reading.cancel()
             self._calls.discard(call)
-            for stream in list(call.streams.values()):
-                self._end(stream)
 
     def open(
         self,
@@ -127,7 +122,7 @@ class StreamServer(Generic[In, Out]):
         opening: Opening,
         start: Callable[[Opening, JobStream[In, Out]], Job],
     ) -> JobStream[In, Out] | None:
-        """Start a job for an opening of the caller's; it ends the older one of its session."""
+        """Start a job for an opening; it ends the older one of its session, and of its number."""
         context, request_id = owned(call.peer, opening.context), opening.request_id
         opening = replace(opening, context=context)
         name, part = self._spans
@@ -149,6 +144,8 @@ class StreamServer(Generic[In, Out]):
             return None
         if older:
             self._end(older, StaleTurn(f"turn {context.turn} opened the session again"))
+        if namesake := call.streams.get(stream_id):
+            self._end(namesake)
         call.streams[stream_id] = self._live[context.session_id] = stream
 
         def done(answer: Future[Any]) -> None:
@@ -196,22 +193,29 @@ class StreamServer(Generic[In, Out]):
         call: Call[In, Out],
         receive: Callable[[Request, Call[In, Out]], None],
     ) -> None:
+        """Take messages until the caller ends the call, or is silent; then its jobs end."""
         try:
-            async for request in requests:
-                call.received_at = monotonic()
-                receive(request, call)
-                self._thread.wake()
-                if not call.answered:
-                    call.answered = True
-                    call.changed.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SILENCE_SECONDS) as silence:
+                    async for request in requests:
+                        silence.reschedule(self._loop.time() + SILENCE_SECONDS)
+                        receive(request, call)
+                        self._thread.wake()
+                        if not call.answered:
+                            call.answered = True
+                            call.changed.set()
         finally:
             call.changed.set()
+            for stream in list(call.streams.values()):
+                self._end(stream)
 
     def _end(self, stream: CallStream[In, Out], reason: TandemError | None = None) -> None:
-        """End a job; with a `reason`, its caller gets it as an error."""
+        """End a stream and its job; with a `reason`, its caller gets it as an error."""
+        if stream.call.streams.get(stream.stream_id) is not stream:
+            return  # it was ended, or is another by now
+        del stream.call.streams[stream.stream_id]
         if reason:
             self.fail(stream.call, stream.stream_id, reason)
-        stream.call.streams.pop(stream.stream_id, None)
         if stream.task:
             self._thread.cancel(stream.task)
 
@@ -227,17 +231,10 @@ class StreamServer(Generic[In, Out]):
         stream.span.end(error)
         if self._live.get(owner) is stream:
             del self._live[owner]
-        if (
-            stream.call.streams.get(stream.stream_id) is not stream
-        ):  # it was ended, or is another by now
-            return
-        del stream.call.streams[stream.stream_id]
-        if error is None:
-            return
-        if not isinstance(error, TandemError):
+        if error is not None and not isinstance(error, TandemError):
             log.error("a session failed", exc_info=error, request_id=request_id)
             error = Internal("internal error; see the server's log")
-        self.fail(stream.call, stream.stream_id, error)
+        self._end(stream, error)
 
     def _after_step(self) -> None:
         """Called by the model thread after a step: what was sent may leave."""

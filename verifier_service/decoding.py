@@ -18,7 +18,7 @@ from tandem.engine.sampling.sampler import LogitsProcessor
 from tandem.engine.schedule.job_stream import JobStream
 from tandem.engine.schedule.task import Job
 from tandem.protos import tree
-from tandem.protos.errors import Busy, InvalidRequest
+from tandem.protos.errors import InvalidRequest
 from tandem.protos.streams import Decoding, Fact, Guess
 from tandem.protos.types import NO_DRAFT, Draft, TokenLogprobs
 from tandem.protos.wire.drafting import draft_of
@@ -121,9 +121,7 @@ class DecodeJob:
     def segment(self, rows: int) -> Segment:
         """With so many of them, or as there is memory for."""
         length = self.session.length + len(self.pending)
-        try:
-            self.sessions.reserve(self.session, length + rows)
-        except Busy:
+        if not self.sessions.try_reserve(self.session, length + rows):
             rows = self.session.kv_range.capacity - length
         self.draft, self.expected = self.guesses.draft(rows)
         return self._segment()

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from tandem.protos.streams import Guess
 from tandem.protos.types import MAX_NODES, Draft
 
 REMEMBERED = 256  # committed tokens after which a late guess may still arrive
-MOST = 16 * MAX_NODES  # nodes that are remembered by number
+MOST = 16 * MAX_NODES  # nodes that are remembered by number, and that may lie after the root
 MOST_TRUST = 0.7
 PACE = 0.05  # of what is learned from one step
 FADE = 0.01  # of what is forgotten in a step that teaches nothing
@@ -94,6 +95,7 @@ class Guesses:
         self.late = 0  # nodes that arrived after the text
         self.arrived = 0  # nodes that arrived in time
         self._until = until
+        self._live = 0  # nodes after the root, at the most
         self._text = {length: self.root}  # the newest committed tokens, by position
         self._numbered: dict[int, GuessNode] = {}
         self._source = 0  # whose numbers these are
@@ -106,6 +108,8 @@ class Guesses:
             self._numbered, self._source = {}, guess.source
         if len(self._numbered) > MOST:
             self._forget()
+        if self._live > MOST:
+            return
         numbered, here, until = self._numbered, self.root.position, self._until
         anchor, number = self._text.get(guess.behind), guess.first - 1
         for token, parent, gain in zip(guess.tokens, guess.parents, guess.scores, strict=True):
@@ -124,6 +128,7 @@ class Guesses:
                 node = children[token] = GuessNode(token, place, min(0.0, gain + trust), claim)
                 above.claimed += claim
                 self.arrived += 1
+                self._live += 1
             numbered[number] = node
 
     def likeliest(self) -> int | None:
@@ -138,6 +143,8 @@ class Guesses:
             node = children.get(token) or GuessNode(token, self.root.position + 1)
             self.root = self._text[node.position] = node
             self._text.pop(node.position - REMEMBERED, None)
+        if self._live > MOST // 2:
+            self._forget()
 
     def chances(self) -> Iterator[float]:
         """The chance of each node to be accepted, likeliest first and none before its parent."""
@@ -159,11 +166,12 @@ class Guesses:
             yield chance
 
     def expected_gain(self, promise: float) -> tuple[float, float]:
-        """How many nodes should be accepted, and about how many more with another level: the chance
-        of the likeliest node after which nothing is known, or what a first level should bring.
+        """How many nodes should be accepted of as many as a step takes, and about how many more
+        with another level: the chance of the likeliest node after which nothing is known, or what a
+        first level should bring.
         """
         expected, promise = 0.0, 0.0 if self.root.children else promise
-        for chance in self.chances():
+        for chance in islice(self.chances(), MAX_NODES):
             expected += chance
             if not promise and not self._picked[-1].node.children:
                 promise = chance
@@ -205,12 +213,13 @@ class Guesses:
         return known if known.token == token else None
 
     def _forget(self) -> None:
-        """Forget the numbers of nodes that are impossible."""
+        """Forget the numbers of nodes that are impossible, and count those after the root."""
         alive = {id(node) for node in self._text.values()}
-        stack = [self.root]
+        self._live, stack = -len(alive), [self.root]
         while stack:
             children = (stack.pop().children or {}).values()
             alive.update(map(id, children))
             stack += children
+        self._live += len(alive)
         kept = {number: node for number, node in self._numbered.items() if id(node) in alive}
         self._numbered = kept if len(kept) <= MOST // 2 else {}

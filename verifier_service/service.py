@@ -26,6 +26,7 @@ from tandem.verifier_service.decoding import DecodeJob, sample_step
 from tandem.verifier_service.guesses import Trust
 
 INBOX = 64  # guesses of a session that wait for its next step
+MOST = 200  # facts of a message: 2 MB if each has 65 tokens with 20 log-probabilities
 
 RpcContext: TypeAlias = "aio.ServicerContext[Any, Any]"
 Caller: TypeAlias = Call[Guess, Fact]
@@ -78,6 +79,9 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         if opening.until <= opening.context.length:
             limit = f"is {opening.until}, not above the {opening.context.length} tokens there are"
             raise InvalidRequest.of("until", limit)
+        longest = self._host.sessions.context_length + 1  # the last token is never fed
+        if opening.until > longest and not opening.once:
+            raise InvalidRequest.of("until", f"is {opening.until}, above {longest}")
         trust = self._lookup_trust if opening.lookup.levels else self._trust
 
         def start(opening: Decoding, stream: Any) -> Job:
@@ -116,11 +120,13 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         if not caller.described:
             caller.described = True
             response.model.CopyFrom(codec.encode_model(self._host.describe()))
-        while caller.outgoing:
+        while caller.outgoing and len(response.facts) < MOST:
             stream, fact = caller.outgoing.popleft()
             response.facts.append(codec.encode_fact(stream, fact))
         while caller.failures:
             response.failures.append(caller.failures.popleft())
+        if caller.outgoing:
+            caller.changed.set()
         return response
 
 

@@ -7,7 +7,8 @@ tokens, which callers count, are in a `TargetText`.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from array import array
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -29,6 +30,7 @@ from tandem.protos import tree
 from tandem.protos.streams import Drafting, Guess
 from tandem.protos.types import DraftShape, Rule
 
+LONGEST = 8  # times the draft model's context: an opening of more tokens is not translated
 SPARE = 4  # tokens beyond the levels asked for: a word may take more of them than of the target's
 LEAST_LEFT = 2  # tokens of a chain that are left, with which no other is drafted
 LEAST_CHANCE = 0.2  # no token is drafted after one that is accepted with less: of a chain of 4, at
@@ -81,7 +83,7 @@ class Chain:
 
 class ChainJob:
     """The chains of one opening. Where the translated text does not fit into the draft model's
-    context, they are empty. Raises SessionMiss.
+    context, they are empty; if the opening's does not, all are. Raises SessionMiss.
     """
 
     def __init__(
@@ -93,9 +95,11 @@ class ChainJob:
         self._drafted: tuple[int, ...] = ()  # in their tokens, as far as it lies ahead of the text
         self._session: Session
         self._pending: PendingTokens  # own tokens to be fed
-        text = engine.texts.find(opening.context)
-        self._text, self._draft_tokens = text.extended(opening.context.tokens, engine.translation)
-        self._begun = bool(self._draft_tokens)  # or else the opening is half a character
+        self._text = engine.texts.find(opening.context)
+        self._draft_tokens = array("I")
+        self._possible = opening.context.length <= LONGEST * engine.sessions.context_length
+        self._extend(opening.context.tokens)
+        self._possible = bool(self._draft_tokens) and self._fits  # half a character is no text
 
     def run(self) -> Job:
         """Draft after the opening, and after facts; raises StaleTurn, Busy, Internal."""
@@ -126,7 +130,7 @@ class ChainJob:
     def _ready(self) -> Segment | None:
         """Own tokens after which a chain is wanted."""
         if tokens := new_tokens(self._stream.inbox, len(self._text.tokens)):
-            self._text, self._draft_tokens = self._text.extended(tokens, self._engine.translation)
+            self._extend(tokens)
             accepted = all(a == b for a, b in zip(self._drafted, tokens, strict=False))
             if self._drafted:
                 self._shape = adapted(self._shape, accepted)
@@ -143,9 +147,18 @@ class ChainJob:
 
     @property
     def _fits(self) -> bool:
-        """Whether the context has space for a chain after the translated text."""
+        """Whether the context has space for a chain after the translated text, as it had after the
+        opening's.
+        """
         end = len(self._draft_tokens) + self._levels + SPARE
-        return self._begun and self._levels > 0 and end <= self._engine.sessions.context_length
+        return self._possible and self._levels > 0 and end <= self._engine.sessions.context_length
+
+    def _extend(self, tokens: Sequence[int]) -> None:
+        """Take in committed tokens of the target."""
+        if self._possible:
+            self._text, self._draft_tokens = self._text.extended(tokens, self._engine.translation)
+        else:
+            self._text = replace(self._text, tokens=self._text.tokens + array("I", tokens))
 
     def _rewind(self) -> None:
         """Of what the session holds, keep the prefix that it shares with the translated text, whose

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TypeAlias
 
 import torch
@@ -21,7 +20,7 @@ from tandem.engine.cache.session import Session
 from tandem.engine.cache.sessions import Sessions
 from tandem.engine.forward.segment import Segment
 from tandem.engine.sampling.sampler import LogitsProcessor
-from tandem.protos.errors import Busy, SessionMiss
+from tandem.protos.errors import SessionMiss
 from tandem.protos.streams import Drafting
 
 FactTokens: TypeAlias = tuple[int, tuple[int, ...]]
@@ -83,8 +82,7 @@ class SessionText(PendingTokens):
     def fit(self, nodes: list[DraftNode]) -> list[DraftNode]:
         """Those of some nodes to be fed that there is memory for."""
         base = self.session.length + self.tree.fed
-        with suppress(Busy):
-            self._sessions.reserve(self.session, base + len(nodes))
+        self._sessions.try_reserve(self.session, base + len(nodes))
         return nodes[: max(0, self.session.kv_range.capacity - base)]
 
     def segment(self, nodes: Sequence[DraftNode]) -> Segment:

@@ -126,8 +126,14 @@ class Sessions:
         session.tokens.extend(tokens)
 
     def reserve(self, session: Session, length: int) -> None:
-        """Find memory for so many tokens of a session at work; raises Busy, InvalidRequest."""
+        """Find memory for so many tokens of a session at work; raises Busy, and then it is
+        preempted. That they are not above the context is for the caller to check.
+        """
         self._ensure_capacity(length, session)
+
+    def try_reserve(self, session: Session, length: int) -> bool:
+        """The same where the session goes on without it: returns whether there is memory."""
+        return not self._find_memory(length, session)
 
     def close(self, session_id: bytes, turn: int = LAST_TURN) -> None:
         """Forget a session, unless it is at a newer turn; closing twice, or one that was never
@@ -199,17 +205,25 @@ class Sessions:
         return session
 
     def _ensure_capacity(self, length: int, session: Session, donor: Session | None = None) -> None:
+        """Find memory; raises Busy, and nothing has changed but that the session is preempted."""
+        why = self._find_memory(length, session, donor)
+        session.preempted = bool(why)
+        if why:
+            wait = min(RETRY_SECONDS + RETRY_STEP_SECONDS * self._refused, LONGEST_RETRY_SECONDS)
+            self._refused += 1
+            raise Busy(why, wait)
+
+    def _find_memory(self, length: int, session: Session, donor: Session | None = None) -> str:
         """Give a session a place and memory for `length` tokens, and drop others for it, no more
-        than it takes. Raises Busy; then nothing has changed, but that the session is preempted.
+        than it takes. Returns why there is none, and then nothing has changed; "" if there is.
         """
-        session.preempted = False
         if session.kv_range.capacity >= length and not session.retired:
-            return
+            return ""
         order = evictable(self._open, session, donor, self._clock() - self._evict_after)
         open_ = [name for name in order if not self._open[name].retired]
         surplus = len(self) + (session.retired or not session.kv_range.capacity) - self.max_sessions
         if surplus > len(open_):
-            raise self._busy(session, f"all {self.max_sessions} sessions are in use")
+            return f"all {self.max_sessions} sessions are in use"
         leaving = open_[: max(0, surplus)]
         free = self._pool.free + session.kv_range.capacity
         free += sum(self._open[name].kv_range.capacity for name in leaving)
@@ -219,7 +233,7 @@ class Sessions:
             leaving.append(name)
             free += self._open[name].kv_range.capacity
         if free < block_aligned(length):
-            raise self._busy(session, "no memory for another session, or a longer one")
+            return "no memory for another session, or a longer one"
         for name in leaving:
             self.counts.evicted += not self._open[name].retired
             self._drop(name)
@@ -228,12 +242,7 @@ class Sessions:
             self._pool.grow(session.kv_range, length)
         elif kv_range := self._pool.allocate(length):
             session.kv_range = kv_range
-
-    def _busy(self, session: Session, why: str) -> Busy:
-        session.preempted = True
-        wait = min(RETRY_SECONDS + RETRY_STEP_SECONDS * self._refused, LONGEST_RETRY_SECONDS)
-        self._refused += 1
-        return Busy(why, wait)
+        return ""
 
     def _drop(self, session_id: bytes) -> None:
         if session := self._open.pop(session_id, None):

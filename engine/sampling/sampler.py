@@ -27,6 +27,7 @@ from tandem.engine.sampling.token_counts import TokenCounts
 from tandem.protos.types import SamplingParams, TokenLogprobs
 
 LARGE = 16384  # vocabulary from which on a list of the likeliest tokens saves time
+COLDEST = 1e-30  # temperature; the reciprocal of a much lower one overflows on a device
 TOGETHER = 32  # rows that are drawn from at once: in between they take 32 bytes for each logit
 
 
@@ -89,7 +90,7 @@ def warp(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
     """Log-probabilities of the distribution to draw from, [rows, vocab]."""
     warpers = LogitsProcessorList()
     if not sampling.greedy and sampling.temperature != 1:
-        warpers.append(TemperatureLogitsWarper(sampling.temperature))
+        warpers.append(TemperatureLogitsWarper(max(sampling.temperature, COLDEST)))
     if sampling.top_k:
         warpers.append(TopKLogitsWarper(sampling.top_k))
     if sampling.top_p < 1:

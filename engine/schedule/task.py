@@ -34,6 +34,7 @@ class Task:
     cancelled: bool = False  # its caller no longer waits
     job: Job | None = None
     step_input: StepInput | None = None  # what the job yielded last; None = it is done
+    wanted: Segment | None = None  # what it was to feed when it was last asked
     rest: Segment | None = None  # of a long segment that was fed in part
     last_step: int = 0  # the step that last fed some of it, or that it came after
 
@@ -55,10 +56,11 @@ class Task:
         if self.rest is not None or self.step_input is None:
             return self.rest
         try:
-            return self.step_input.ready()
+            self.wanted = self.step_input.ready()
         except Exception as error:
             self.fail(error)
             return None
+        return self.wanted
 
     def advance(self, fed: Segment, logits: torch.Tensor, whole: bool) -> None:
         """Give the job its logits, unless what was fed is not the `whole` of what it asked for; it
@@ -66,7 +68,7 @@ class Task:
         """
         assert self.job is not None and self.step_input is not None
         if not whole:
-            segment = self.rest or self.step_input.ready()
+            segment = self.rest or self.wanted
             assert segment is not None
             self.rest = segment.rest(len(fed.tokens))
             return

@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 
 from tandem.protos import tree
 from tandem.protos.streams import Guess
-from tandem.verifier_service.guesses import (
-    MOST,
-    MOST_TRUST,
-    REMEMBERED,
-    Guesses,
-    Trust,
-)
+from tandem.verifier_service.guesses import MOST_TRUST, Guesses, Trust
 
 Tokens = tuple[int, ...]
 Paths = dict[Tokens, float]  # tokens behind the first text, to log-probability behind the parent
@@ -141,16 +135,6 @@ def test_nothing_is_known_at_or_behind_the_last_place() -> None:
     guesses = Guesses(5, 7)
     guesses.add(Guess(5, (1, 2, 3), (0, 1, 2), (0.0,) * 3))
     assert set(known(guesses)) == {(1,)}
-
-
-def test_what_is_remembered_is_bounded_whatever_a_drafter_sends() -> None:
-    guesses = Guesses(5, UNTIL)
-    for step in range(300):
-        guesses.add(Guess(5, tuple(range(64)), (0,) * 64, (0.0,) * 64, first=1 + 64 * step))
-        guesses.add(Guess(5 + step, (1,) * 64, (0,) * 64, (0.0,) * 64, first=10**6 + 64 * step))
-        guesses.advance((1,))
-    assert len(guesses._numbered) <= MOST + 64
-    assert len(guesses._text) <= REMEMBERED + 1
 
 
 @pytest.mark.parametrize(("truth", "lie"), [(0.3, 0.9), (0.9, 0.5), (0.5, 0.5)])

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tandem.drafter_service.tree.waiting_input import WaitingInput
 from tandem.engine.cache.ranges import KVRange
 from tandem.engine.cache.session import JobEnded
 from tandem.engine.forward.segment import Segment
@@ -127,6 +128,26 @@ async def test_with_nobody_decoding_prompts_take_whole_steps(machine: Machine) -
     check_fed(machine.fed(one), length)
     check_fed(machine.fed(other), 12 * LIMITS.tokens + 24)
     assert [report.tokens for report in machine.reports] == [PIECE] + [LIMITS.tokens] * 20
+
+
+async def test_a_job_that_pauses_while_its_prompt_is_read_is_fed_the_rest_and_harms_nobody() -> (
+    None
+):
+    machine, kv_range, paused = Machine(), KVRange(0, 1024), list[int]()
+    machine.between = lambda: paused.extend(machine.sizes)  # from the second step on
+    whole = Segment(kv_range, 0, tuple(range(300)), tree.chain(300), 1)
+
+    def pausing() -> Job:
+        logits = yield WaitingInput(lambda: None if paused else whole)
+        return tuple(logits.shape)
+
+    async with machine.running() as thread:
+        long, short = queue(thread, b"long", pausing), queue(thread, b"s", lambda: steps(3))
+        await settle()
+        machine.open.set()
+        assert await results(long, short) == [(1, VOCABULARY), ONE * 3]
+    check_fed(machine.fed(kv_range), 300)
+    assert len(machine.fed(kv_range)) > 1
 
 
 async def test_a_step_that_fails_in_the_middle_of_a_prompt_fails_it_once() -> None:

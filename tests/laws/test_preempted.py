@@ -5,11 +5,15 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
+import torch
 
 from tandem.engine.cache.ranges import BLOCK
+from tandem.engine.cache.sessions import RETRY_SECONDS
 from tandem.protos.errors import Busy
-from tandem.protos.types import Context
+from tandem.protos.streams import Decoding, Guess
+from tandem.protos.types import Context, SamplingParams
 from tests.laws.replica import LENGTH, Replica
+from tests.laws.verifying import Mailbox, decoding
 
 
 def test_of_sessions_that_grow_at_once_the_one_that_finds_no_memory_makes_space() -> None:
@@ -61,3 +65,24 @@ def test_a_session_that_has_waited_for_memory_and_found_it_is_safe_again() -> No
         with pytest.raises(Busy):
             replica.sessions.reserve(other, LENGTH)
         assert replica.holds(b"b") and not session.preempted
+
+
+def test_a_session_whose_rows_find_no_memory_decodes_without_them_and_keeps_what_it_has() -> None:
+    """What it can do without is no refusal."""
+    replica, said, rows = Replica(blocks=2, most=3), (1,) * (BLOCK - 4), 9
+    replica.open(b"other", (1,))
+    stream = Mailbox()
+    opening = Decoding(Context(b"a", 1, 0, said), SamplingParams(), LENGTH)
+    job = decoding(replica.sessions, opening, stream)
+    with torch.inference_mode():
+        running = job.run()
+        next(running)
+        gains = (-0.05,) * rows
+        stream.inbox.append(Guess(len(said), (7,) * rows, tuple(range(rows)), gains))
+        assert job.ready() is not None and len(list(job.chances())) == rows
+        assert len(job.segment(rows).tokens) == BLOCK, "as many as there is memory for"
+        assert not job.session.preempted
+        with pytest.raises(Busy) as refusal:
+            replica.open(b"new", (1,))
+        assert refusal.value.retry_after == RETRY_SECONDS, "the first call that was refused"
+        running.close()

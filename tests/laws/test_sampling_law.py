@@ -116,6 +116,13 @@ def test_no_temperature_makes_infinities(temperature: float) -> None:
         assert draw(logits, SamplingParams(temperature, seed=1), 4) == 1
 
 
+@pytest.mark.parametrize("temperature", [1e-45, 1e-38])
+def test_no_temperature_is_too_low_to_divide_by(temperature: float) -> None:
+    """A device multiplies by the reciprocal, and 0 x infinity is no number."""
+    scores = warp(torch.tensor([[0.0, 99.0]]), SamplingParams(temperature))
+    assert scores.isfinite().all()
+
+
 def test_one_allowed_token_is_always_drawn() -> None:
     logits = torch.tensor([0.0, 5.0, 1.0])
     assert {draw(logits, SamplingParams(1.0, top_k=1, seed=s), 3) for s in range(50)} == {1}

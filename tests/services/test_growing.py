@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tandem.drafter_service.tree.worth import LEAST, Conditions, DrafterHistory, Worth
+from tandem.engine.cache.sessions import RETRY_SECONDS
 from tandem.engine.forward.segment import Segment
 from tandem.engine.gguf.runner import GGUFRunner
 from tandem.engine.schedule.cost import Rates
@@ -145,11 +146,12 @@ def test_without_memory_a_tree_stays_as_it_is_and_the_text_goes_on(
     drafter.running.settle()
     drafter.hear()
     assert len(prompts[0]) < 64
-    with pytest.raises(Busy):
+    with pytest.raises(Busy) as refusal:
         for _ in range(64):
             drafter.goes_on((7,))
             drafter.running.settle()
     assert len(drafter.receiver.text) == 65
+    assert refusal.value.retry_after == RETRY_SECONDS, "a tree that does not grow is no refusal"
     drafter.close()
     assert engine.forward.pool.allocated == 0
 

@@ -89,6 +89,19 @@ async def test_openings_fail_one_by_one(services: Services, text: tuple[int, ...
         assert reported(await stream.facts(UNTIL)) == text[: UNTIL - BEGIN]
 
 
+async def test_a_text_may_end_one_token_after_the_context_and_a_longer_one_is_refused(
+    services: Services,
+) -> None:
+    """As the front end refuses it: a caller may come without."""
+    context = 512
+    async with calling(services.verifier) as caller:
+        for until in (context + 2, 2**32 - 1):
+            with pytest.raises(InvalidRequest, match=f"until is {until}, above {context + 1}"):
+                await (await caller.open(decoding(until))).take()
+        stream = await caller.open(decoding(context + 1, tokens=(5,) * (context - 2)))
+        assert len(reported(await stream.facts(context + 1), context - 2)) == 3
+
+
 async def test_the_only_guess_that_was_asked_for_must_be_a_tree(services: Services) -> None:
     """Others are taken for none."""
     async with calling(services.verifier) as caller:

@@ -1,0 +1,80 @@
+"""Openings of a drafter with a tokenizer of its own that do not fit its context: none of its drafts
+does, and no time is spent on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import pytest
+
+from tandem.benchmarks.peers.prompts import tokenised
+from tandem.drafter_service.foreign.chains import LONGEST, SPARE
+from tandem.drafter_service.foreign.translation import Translation
+from tandem.models import TARGET
+from tandem.protos.types import Context, DraftShape
+from tests.services.foreign import FOREIGN, ID, Drafter, Tokens
+from tests.services.jobs import CONTEXT, Engine
+
+
+@pytest.fixture(scope="module")
+def drafter() -> Drafter:
+    """The foreign draft model, loaded once."""
+    return Drafter(Engine(FOREIGN, exact=False))
+
+
+@pytest.fixture
+def translated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens were translated, each time."""
+    counts, translate = list[int](), Translation.to_draft
+
+    def counting(self: Translation, tokens: Sequence[int], opening: bool = True) -> list[int]:
+        counts.append(len(tokens))
+        return translate(self, tokens, opening)
+
+    monkeypatch.setattr(Translation, "to_draft", counting)
+    return counts
+
+
+@pytest.mark.parametrize(("length", "most"), [(0, CONTEXT * LONGEST), (1, 0)])
+def test_an_opening_far_longer_than_the_context_is_not_translated_and_answered_as_others_are(
+    drafter: Drafter, translated: list[int], length: int, most: int
+) -> None:
+    length += CONTEXT * LONGEST
+    running = drafter.opened(Context(ID, 1, 0, (400,) * length), lockstep=True)
+    running.tell(length, (500, 600))
+    running.settle()
+    guesses = running.stream.said
+    assert [(guess.behind, guess.tokens) for guess in guesses] == [(length, ()), (length + 2, ())]
+    assert sum(translated) == most
+    assert drafter.engine.forward.pool.allocated == 0
+    running.job.close()
+
+
+def shrinking(drafter: Drafter, texts: Sequence[Tokens]) -> Iterator[tuple[Tokens, int]]:
+    """Texts that are shorter in the draft model's tokens than without their last token; how many
+    draft tokens they are without it.
+    """
+    for text in texts:
+        starts = [text[:end] for end in range(1, len(text) + 1)]
+        sizes = [len(drafter.setup.translation.to_draft(start)) for start in starts]
+        for (_, start), (longer, shorter) in zip(pairwise(starts), pairwise(sizes), strict=True):
+            if shorter < longer:
+                yield start, longer
+
+
+def test_a_text_that_did_not_fit_when_it_was_opened_gets_no_draft_when_it_does(
+    drafter: Drafter,
+) -> None:
+    """There is no session then."""
+    text, size = next(shrinking(drafter, tokenised(TARGET, 12)))
+    shape = DraftShape.chain(CONTEXT - SPARE - size + 1)  # too many by one
+    running = drafter.opened(Context(ID, 2, 0, text[:-1]), shape=shape)
+    running.tell(len(text) - 1, text[-1:])
+    running.settle()
+    assert [(guess.behind, guess.tokens) for guess in running.stream.said] == [
+        (len(text) - 1, ()),
+        (len(text), ()),
+    ]
+    running.job.close()
