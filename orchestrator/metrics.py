@@ -21,7 +21,7 @@ REQUEST_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000)
 CODES = (
     *("OK", "CANCELLED", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"),
-    *("UNAVAILABLE", "INTERNAL", "UNAUTHENTICATED", "OTHER"),
+    *("UNAVAILABLE", "INTERNAL", "UNAUTHENTICATED", "PERMISSION_DENIED", "OTHER"),
 )
 LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
@@ -57,7 +57,7 @@ class SpeculationStats:
 
     @property
     def draft_acceptance_rate(self) -> float:
-        """Accepted of the verified guessed tokens."""
+        """Accepted of the verified draft tokens."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
@@ -112,14 +112,14 @@ class FrontMetrics:
             "speculation_fallback", "Steps without guesses although some were requested", "reason"
         )
         self.fallback = {each: fallback.labels(each.name.lower()) for each in Fallback}
-        self.drafted = counter("spec_decode_num_draft_tokens", "Guessed tokens verified")
-        self.accepted = counter("spec_decode_num_accepted_tokens", "Guessed tokens accepted")
+        self.drafted = counter("spec_decode_num_draft_tokens", "Draft tokens verified")
+        self.accepted = counter("spec_decode_num_accepted_tokens", "Draft tokens accepted")
         self.expected = counter(
-            "spec_decode_num_expected_tokens", "Guessed tokens that the verifier expected to accept"
+            "spec_decode_num_expected_tokens", "Draft tokens that the verifier expected to accept"
         )
-        self.late = counter("spec_decode_num_late_tokens", "Guessed tokens that arrived too late")
+        self.late = counter("spec_decode_num_late_tokens", "Draft tokens that arrived too late")
         self.unused = counter(
-            "spec_decode_num_unused_tokens", "Guessed tokens that were never verified"
+            "spec_decode_num_unused_tokens", "Draft tokens that were never verified"
         )
         tokens = counter("step_tokens", "Tokens of all steps but the first", "guesses")
         seconds = counter("step_seconds", "Seconds of all steps but the first", "guesses")
@@ -129,7 +129,7 @@ class FrontMetrics:
         self.drafter_round_trip = trip.labels("drafter")
         accepted_at = counter(
             "spec_decode_num_accepted_tokens_per_pos",
-            "Steps that accepted the guessed token at a position",
+            "Steps that accepted the draft token at a position",
             "position",
         )
         self.accepted_at = [accepted_at.labels(each) for each in range(MAX_LEVELS)]
@@ -143,17 +143,15 @@ class FrontMetrics:
         finished = counter("request_success", "Finished requests", "finished_reason")
         self.finished = {each: finished.labels(each.name.lower()) for each in Finish}
         requests = counter("requests", "Requests that ended, by the status of the answer", "code")
-        for code in CODES:
-            requests.labels(code)
-        self.ended = lambda code: requests.labels(code if code in CODES else "OTHER").inc()
+        self._ended = {each: requests.labels(each) for each in CODES}
         self.resumes = counter(
             "request_resumes", "Requests that were resumed after a lost round worker"
         )
         self.running = gauge("num_requests_running", "Requests that are running")
         self.waiting = gauge("num_requests_waiting", "Requests that are waiting")
-        self.draft_length = histogram("draft_length", "Guessed tokens per step", LENGTHS)
+        self.draft_length = histogram("draft_length", "Draft tokens per step", LENGTHS)
         self.accepted_length = histogram(
-            "accepted_length", "Accepted guessed tokens per step", LENGTHS
+            "accepted_length", "Accepted draft tokens per step", LENGTHS
         )
         self.prompt_length = histogram("request_prompt_tokens", "Of finished requests", TOKENS)
         self.answer_length = histogram("request_generation_tokens", "Of finished requests", TOKENS)
@@ -179,6 +177,10 @@ class FrontMetrics:
         self.prefill = of_requests("request_prefill_time_seconds", "From its place to first token")
         self.decode = of_requests("request_decode_time_seconds", "First token to last token")
         self.inference = of_requests("request_inference_time_seconds", "Place to last token")
+
+    def ended(self, code: str) -> None:
+        """A request ended with the status of this name."""
+        self._ended.get(code, self._ended["OTHER"]).inc()
 
     def add(self, step: Step, requested: bool, first: bool, drafter: str = "") -> None:
         """Count one step, with a draft of this drafter if it is known. The first is no measure of

@@ -33,7 +33,7 @@ ELSEWHERE = {  # a block's first command: the test that runs it, `file::name`
     "kubectl -n tandem create secret generic tandem-clients --from-file=clients.yaml": "tests/"
     "contracts/test_kustomize.py::test_clients_outside_of_the_cluster_reach_front_ends_that_know"
     "_them_by_a_secret",
-    "mkdir -p certs": f"{CONTAINERS}_a_program_on_the_host_gets_the_clients_certificate",
+    "mkdir -p compose-certs": f"{CONTAINERS}_a_program_on_the_host_gets_the_clients_certificate",
     "kubectl apply -k deploy/kustomize/base/shared": "tests/contracts/test_kustomize.py::test_the"
     "_commands_of_the_page_make_the_secrets_that_pods_mount",
 }

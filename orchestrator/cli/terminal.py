@@ -100,7 +100,7 @@ class Completion:
             f"\n[dim]{tokens} tokens in {figures.num_spec_steps} steps, "
             f"{figures.mean_acceptance_length:.2f} per step; "
             f"{figures.num_accepted_draft_tokens} of {figures.num_draft_tokens} "
-            "guessed tokens accepted; "
+            "draft tokens accepted; "
             f"{speed:.0f} tokens/s; seed {done.seed}[/]",
             soft_wrap=True,
         )

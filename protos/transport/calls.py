@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 UNKNOWN = ("unknown", "unknown")
 USUAL = (
     *("OK", "CANCELLED", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"),
-    *("UNAVAILABLE", "INTERNAL", "UNAUTHENTICATED"),
+    *("UNAVAILABLE", "INTERNAL", "UNAUTHENTICATED", "PERMISSION_DENIED"),
 )
 SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60)
 NEAR_SECONDS, NEAR_PART = 0.05, 0.02  # of a deadline: a client's clock runs a little ahead

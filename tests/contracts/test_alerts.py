@@ -11,11 +11,21 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
 
+from tandem.orchestrator.metrics import FrontMetrics
+from tandem.protos.errors import (
+    Busy,
+    DeadlineExceeded,
+    InvalidRequest,
+    PermissionDenied,
+    Unauthenticated,
+)
 from tests.documents import ROOT, dashboards, rows, section, spans
 
 RULES, GRAFANA = ROOT / "deploy" / "prometheus", ROOT / "deploy" / "grafana"
 RUNBOOK = ROOT / "docs" / "runbook.md"
+BY_CLIENTS = InvalidRequest, Busy, DeadlineExceeded, Unauthenticated, PermissionDenied
 FOR_SECONDS = {f"{seconds}s": seconds for seconds in (0, 5, 10, 15, 30)}
 
 
@@ -62,6 +72,18 @@ def test_every_alert_fires_with_its_fault_and_not_without_it() -> None:
 def test_the_configurations_are_valid() -> None:
     run("promtool", "check", "config", str(RULES / "prometheus.yml"))
     run("amtool", "check-config", str(RULES / "alertmanager.yml"))
+
+
+def test_each_status_that_a_client_can_cause_by_itself_has_a_series_that_is_no_error() -> None:
+    registry, caused = CollectorRegistry(), (*(each.status for each in BY_CLIENTS), "CANCELLED")
+    metrics = FrontMetrics(registry)
+    for code in caused:
+        metrics.ended(code)
+    for code in caused:
+        assert registry.get_sample_value("tandem_requests_total", {"code": code}) == 1, code
+    rules = (rule for group in loaded("rules.yml")["groups"] for rule in group["rules"])
+    (ratio,) = [rule["expr"] for rule in rules if rule["record"] == "tandem:error_ratio"]
+    assert set(caused).isdisjoint(re.findall(r"[A-Z_]+", ratio))
 
 
 def test_every_alert_has_a_paragraph_in_the_runbook() -> None:

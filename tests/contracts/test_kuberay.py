@@ -70,6 +70,25 @@ def test_cells_accept_their_settings(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert_reaches_its_services(KUBERAY, config)
 
 
+def test_http_clients_and_prometheus_find_cells_at_the_ports_that_they_have() -> None:
+    """KubeRay adds the label of the node's type; the head has neither port."""
+    (http,) = [each for each in objects(KUBERAY, "Service") if each["metadata"]["name"] == "tandem"]
+    (monitor,) = [
+        each
+        for each in objects(KUBERAY, "PodMonitor")
+        if each["metadata"]["name"] == "orchestrator"
+    ]
+    (port,), (endpoint,) = http["spec"]["ports"], monitor["spec"]["podMetricsEndpoints"]
+    pods, wanted = ray_pods(), {port["targetPort"], endpoint["port"]}
+    for name, found in (("ray-worker", wanted), ("ray-head", set())):
+        labels = pods[name]["metadata"]["labels"]
+        (container,) = pods[name]["spec"]["containers"]
+        assert {each["name"] for each in container["ports"]} & wanted == found
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    labels = pods["ray-worker"]["metadata"]["labels"] | {"ray.io/node-type": "worker"}
+    assert http["spec"]["selector"].items() <= labels.items()
+
+
 @pytest.mark.filterwarnings("ignore:The `metrics_interval_s` field:DeprecationWarning")
 def test_the_serve_config_is_one_of_cells() -> None:
     schema = pytest.importorskip("ray.serve.schema", reason="needs the extra [cells]")

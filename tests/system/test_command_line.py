@@ -62,7 +62,7 @@ def test_generate_streams_text_and_sums_up(up: Up) -> None:
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith("Once upon a time")
     assert re.search(
-        r"\d+ tokens in \d+ steps, [\d.]+ per step; \d+ of \d+ guessed tokens accepted", run.stdout
+        r"\d+ tokens in \d+ steps, [\d.]+ per step; \d+ of \d+ draft tokens accepted", run.stdout
     )
 
 
