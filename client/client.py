@@ -196,7 +196,6 @@ class Stream:
             except asyncio.CancelledError:
                 if is_cancelled():
                     raise
-                self._client.front_ends.fell_silent(self._retry.asked)
                 error = TransportLost("the front end does not answer")
             finally:
                 watching.cancel()
@@ -220,6 +219,7 @@ class Stream:
         """
         await asyncio.sleep(self._request.ByteSize() / UPLOAD_BYTES_PER_SECOND)
         await heartbeat.until_silent(lambda: self._events if self._waiting else object())
+        self._client.front_ends.fell_silent(self._retry.asked)
         call.cancel()
 
     async def _pause(self, error: TandemError) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -91,13 +92,16 @@ def test_closing_a_client_ends_its_streams_in_other_threads_with_an_error() -> N
 
 
 async def test_a_stream_of_a_client_that_is_closed_says_so() -> None:
-    front = FrontEnd(once)
+    front, problems = FrontEnd(once), list[Any]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
     async with asking(front) as client, asyncio.timeout(SECONDS):
         running = asyncio.create_task(tokens_of(client))
         await until(lambda: front.received)
         await client.close()
         with pytest.raises(Unavailable, match="the client is closed"):
             await running
+        gc.collect()
+        assert not problems, "it still asks whether the front end answers"
         with pytest.raises(Unavailable, match="the client is closed"):
             await tokens_of(client)
         with pytest.raises(Unavailable, match="the client is closed"):
