@@ -9,6 +9,7 @@ from tandem.protos.errors import Busy, TandemError, is_transient
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds
 MOST_DOUBLINGS = 10
+SILENT_SECONDS = 1.5  # that asking a silent one takes
 
 
 @dataclass(slots=True)
@@ -33,8 +34,8 @@ class Retry:
     ) -> float | None:
         """Seconds until `asked`, the next one, is to be asked; None: give up. Each of the others is
         asked at once, then there are pauses that double. One that was busy is left alone for as
-        long as it asked, and one that is `silent` altogether, if there is another. `chance`, in
-        [0, 1), spreads those who failed together.
+        long as it asked, and one that is `silent` unless another asked for longer than it takes to
+        find that out. `chance`, in [0, 1), spreads those who failed together.
         """
         self.failures += 1
         if not is_transient(error) or now - self.since >= self.limit:
@@ -42,9 +43,11 @@ class Retry:
         if isinstance(error, Busy):
             self._busy[self.asked] = now + error.retry_after
         following = [(self.asked + 1 + each) % self.count for each in range(self.count)]
-        self.asked = min(
-            following, key=lambda each: (each in silent, max(now, self._busy.get(each, now)))
-        )
+
+        def free(number: int) -> float:
+            return max(now + SILENT_SECONDS * (number in silent), self._busy.get(number, now))
+
+        self.asked = min(following, key=free)
         wait = self._busy.get(self.asked, now) - now
         if self.failures < self.count:
             return max(0.0, wait)

@@ -123,7 +123,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         while caller.outgoing and len(response.facts) < MOST:
             stream, fact = caller.outgoing.popleft()
             response.facts.append(codec.encode_fact(stream, fact))
-        while caller.failures:
+        while caller.failures and not caller.outgoing:  # a stream's facts come first
             response.failures.append(caller.failures.popleft())
         if caller.outgoing:
             caller.changed.set()

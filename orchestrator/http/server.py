@@ -18,33 +18,19 @@ from tandem.protos.errors import Unusable
 MAX_CONNECTIONS = 4096
 HEAD_SECONDS = 20.0  # that a client may take for the head of a request
 UNREAD_SECONDS = 65.0  # that it may read nothing; a delivery, which logs why, ends before
+USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux
 LAST_SECONDS = 1  # for answers that are on their way when the port is closed
 
 
 class _Connection(CertifiedProtocol):
-    """Is closed when no request has come, or only a part of its head; aborted when the client reads
-    nothing, as a connection that is closed waits until all is read.
-    """
+    """Is closed when no request has come, or only a part of its head."""
 
     _head: asyncio.TimerHandle | None = None
-    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by asyncio."""
         super().connection_made(transport)
-        transport.set_write_buffer_limits(1, 0)  # paused while there is anything unread
         self._wait()
-
-    def pause_writing(self) -> None:
-        """Called by asyncio when the client reads more slowly than the answer comes."""
-        super().pause_writing()
-        self._watch()
-
-    def resume_writing(self) -> None:
-        """Called by asyncio when all is on its way."""
-        super().resume_writing()
-        if self._unread:
-            self._unread.cancel()
 
     def on_response_complete(self) -> None:
         """Called by uvicorn."""
@@ -54,19 +40,8 @@ class _Connection(CertifiedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio."""
         super().connection_lost(exc)
-        for timer in (self._head, self._unread):
-            if timer:
-                timer.cancel()
-
-    def _watch(self) -> None:
-        unread = self.transport.get_write_buffer_size()
-        self._unread = self.loop.call_later(UNREAD_SECONDS, self._look, unread)
-
-    def _look(self, before: int) -> None:
-        if self.transport.get_write_buffer_size() < before:
-            self._watch()
-        else:
-            self.transport.abort()
+        if self._head:
+            self._head.cancel()
 
     def _wait(self) -> None:
         if self._head:
@@ -122,6 +97,8 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in unbracketed(host) else socket.AF_INET
     with socket.socket(family) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if USER_TIMEOUT:  # or what is not read would be kept for ever, by a closed connection too
+            listener.setsockopt(socket.IPPROTO_TCP, USER_TIMEOUT, int(UNREAD_SECONDS * 1000))
         try:
             listener.bind((unbracketed(host), port))
             listener.listen()

@@ -201,13 +201,11 @@ class BalancedLink(Generic[Sent, Received]):
             subscriber.connected()
 
     def on_lost(self, name: str) -> None:
-        """A replica is lost, and with it its streams; one that was lost before it answered a stream
-        has failed it.
-        """
+        """A replica is lost, and with it its streams."""
         for stream, placed in [each for each in self._streams.items() if each[1].replica == name]:
             self.drop(stream)
             if not placed.answered:
-                placed.session.refused.add(name)
+                placed.session.lost.add(name)
             placed.subscriber.lost()
 
     def _open_to_new(self) -> list[str]:

@@ -18,13 +18,14 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class SessionPlaces:
-    """Replicas that may hold it, the newest last; those that failed since something came; and when
-    it last left one that was slow.
+    """Replicas that may hold it, the newest last; since something came, those that failed and those
+    that were lost before they answered; and when it last left one that was slow.
     """
 
     session_id: bytes
     held: dict[str, None] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
     left_at: float = -inf
 
     def untried(self, connected: Collection[str]) -> Collection[str]:
@@ -35,9 +36,15 @@ class SessionPlaces:
         return left or connected
 
     def nearest(self, candidates: Collection[str]) -> Collection[str]:
-        """Of those, where it is or was to be tried first."""
+        """Of those, where it is or was to be tried first, unless that was lost."""
+        steady = [name for name in candidates if name not in self.lost] or candidates
         last = next(reversed(self.held), "")
-        return [last] if last in candidates else candidates
+        return [last] if last in steady else steady
+
+    def answered(self) -> None:
+        """Something came."""
+        self.refused.clear()
+        self.lost.clear()
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +67,7 @@ class Placement(Generic[Received]):
     def receive(self, item: Received) -> None:
         """Called by a link."""
         self.answered = True
-        self.session.refused.clear()
+        self.session.answered()
         self.subscriber.receive(item)
 
     def failed(self, error: TandemError) -> None:

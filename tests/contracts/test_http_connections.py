@@ -76,7 +76,7 @@ async def test_a_client_that_reads_nothing_of_a_whole_answer_loses_its_connectio
 async def test_a_client_that_reads_slowly_gets_the_whole_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server, "UNREAD_SECONDS", 1.0)
+    monkeypatch.setattr(server, "UNREAD_SECONDS", 3.0)
     app = Starlette(routes=[Route("/", large)])
     async with server.serving(app, "127.0.0.1", 0) as url, asyncio.timeout(60):
         assert await read_after(0, 0.2, url) > LARGE

@@ -108,6 +108,18 @@ def test_a_replica_that_is_lost_before_it_answers_is_not_tried_again_first(three
     assert three.place(3) == second, "it has the session"
 
 
+def test_a_replica_that_is_lost_before_it_answers_is_tried_again_if_no_other_is_like_it(
+    three: Three,
+) -> None:
+    for name, link in three.links.items():
+        link.model = "one" if name == "a" else "other"
+    for stream in (1, 2, 3):
+        three.balanced.open(stream, opening(0, group="one"), three.reader)
+        assert three.place(stream) == "a"
+        for connected in (False, True):
+            three.links["a"].become(connected)
+
+
 @pytest.mark.parametrize("session", range(20))
 def test_a_session_stays_among_replicas_that_compute_the_same_while_there_are_some(
     three: Three, session: int

@@ -78,7 +78,7 @@ async def test_the_jobs_of_a_silent_caller_end_although_it_takes_no_response(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is not asked for the next one while one is on its way."""
-    monkeypatch.setattr(streams, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(streams, "SILENCE_SECONDS", 1.0)
     with Machine().thread() as thread:
         served = Served(thread)
         await served.open(1, b"a")

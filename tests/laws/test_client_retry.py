@@ -113,3 +113,12 @@ def test_a_silent_one_is_asked_when_there_is_no_other() -> None:
     assert retry.asked == 2
     retry.pause(LOST, 1.0, 0.5, silent={0, 1, 2})
     assert retry.asked == 0
+
+
+def test_a_silent_one_is_asked_rather_than_one_that_is_busy_for_long() -> None:
+    retry = Retry(60.0, 0.0, 2, asked=1)
+    assert retry.pause(Busy("full", 10.0), 1.0, 0.5, silent={0}) == 0.0
+    assert retry.asked == 0
+    retry = Retry(60.0, 0.0, 2, asked=1)
+    assert retry.pause(Busy("full", 1.0), 1.0, 0.5, silent={0}) == 1.0
+    assert retry.asked == 1
