@@ -72,7 +72,6 @@ class AsyncClient:
         self.front_ends = FrontEnds(addresses, tls)
         self.metadata = ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
         self.retry_seconds = retry_seconds
-        self.closed = asyncio.Event()
 
     async def generate(self, prompt: Prompt, **options: Any) -> api.GenerateResponse:
         """The whole answer; options and errors as of `stream`."""
@@ -120,7 +119,6 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close all connections; streams that run end with Unavailable."""
-        self.closed.set()
         await self.front_ends.close()
 
     async def __aenter__(self) -> Self:
@@ -238,7 +236,7 @@ class Stream:
         reconnected = rpc.reconnected(channel, earliest)
         with suppress(TimeoutError):
             async with asyncio.timeout(pause):
-                await first_done(self._client.closed.wait(), reconnected)
+                await first_done(self._client.front_ends.closed.wait(), reconnected)
 
     def _left(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
@@ -246,5 +244,5 @@ class Stream:
 
 def check_open(client: AsyncClient) -> None:
     """Raise Unavailable if the client is closed."""
-    if client.closed.is_set():
+    if client.front_ends.closed.is_set():
         raise Unavailable("the client is closed")

@@ -27,7 +27,7 @@ class FrontEnds:
         self.channels = [rpc.connect(address, tls) for address in addresses]
         self.stubs = [orchestrator_pb2_grpc.OrchestratorServiceStub(c) for c in self.channels]
         self.silent: dict[int, asyncio.Task[None]] = {}
-        self._closed = False
+        self.closed = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self.channels)
@@ -39,12 +39,13 @@ class FrontEnds:
 
     def fell_silent(self, number: int) -> None:
         """It does not answer a stream."""
-        if number not in self.silent and not self._closed:
+        if number not in self.silent and not self.closed.is_set():
             self.silent[number] = asyncio.create_task(self._until_it_answers(number))
 
     async def close(self) -> None:
         """Close all channels."""
-        self._closed, watching = True, list(self.silent.values())
+        self.closed.set()
+        watching = list(self.silent.values())
         for task in watching:
             task.cancel()
         await asyncio.gather(*watching, return_exceptions=True)

@@ -14,15 +14,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tandem.orchestrator.fleet.acceptance import Acceptance
 from tandem.protos.rounds import Fallback, Finish, Step
+from tandem.protos.transport.calls import USUAL
 from tandem.protos.types import MAX_LEVELS
 
 GAP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 REQUEST_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000)
-CODES = (
-    *("OK", "CANCELLED", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"),
-    *("UNAVAILABLE", "INTERNAL", "UNAUTHENTICATED", "PERMISSION_DENIED", "OTHER"),
-)
+CODES = (*USUAL, "OTHER")
 LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
