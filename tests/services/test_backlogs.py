@@ -11,6 +11,7 @@ from tandem.engine.streams import Call
 from tandem.protos.streams import Fact, Guess
 from tandem.protos.transport.rpc import MAX_MESSAGE_BYTES
 from tandem.protos.types import MAX_LOGPROBS, MAX_NODES, TokenLogprobs
+from tandem.v1.common_pb2 import Failure
 from tandem.verifier_service.service import VerifierService
 from tests.conftest import Pair
 
@@ -27,11 +28,13 @@ async def test_no_message_is_above_the_limit_however_many_facts_wait(embedded: P
     async with hosting(config, "verify", True, CollectorRegistry()) as host:
         service, caller = VerifierService(host), Call[Guess, Fact]()
         caller.outgoing.extend((stream, fact) for stream in range(BACKLOG))
+        caller.failures.append(Failure(stream=BACKLOG))
         sent = list[int]()
         while caller.outgoing:
             caller.changed.clear()
             response = service._respond(caller)
             assert response.ByteSize() < MAX_MESSAGE_BYTES
             assert caller.changed.is_set() == bool(caller.outgoing), "the rest follows at once"
+            assert bool(response.failures) != bool(caller.outgoing), "what failed says it last"
             sent += [each.stream for each in response.facts]
     assert sent == list(range(BACKLOG))
