@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from grpc import aio
 
-from tandem.client.front_ends import FrontEnds
+from tandem.client.front_ends import FrontEnds, client_tls
 from tandem.client.request import Prompt, build
 from tandem.client.retry import Retry
 from tandem.protos.address import check_encrypted
@@ -31,13 +31,13 @@ from tandem.protos.errors import (
 )
 from tandem.protos.service import tracing
 from tandem.protos.service.tasks import first_done
-from tandem.protos.tls import Tls
 from tandem.protos.transport import heartbeat, rpc, status
 from tandem.protos.transport.guard import AUTHORIZATION
 from tandem.v1 import orchestrator_pb2 as api
 
 ADDRESS = "127.0.0.1:50051"
 STATUS_SECONDS = 5.0
+FEW = 2  # heartbeats that may fail to come where another front end answers again
 EARLIEST = 0.25  # this much of a pause is waited for a front end that is connected again, too
 UPLOAD_BYTES_PER_SECOND = 32 << 10  # of the slowest connection
 
@@ -128,17 +128,6 @@ class AsyncClient:
         await self.close()
 
 
-def client_tls(
-    ca: str | Path | None, cert: str | Path | None = None, key: str | Path | None = None
-) -> Tls | None:
-    """What a client encrypts with, if it does; raises Unusable."""
-    if ca:
-        return Tls(Path(ca), (cert and Path(cert)) or None, (key and Path(key)) or None)
-    if cert or key:
-        raise Unusable("tls_cert and tls_key need tls_ca")
-    return None
-
-
 class Stream:
     """Chunks of an answer; `response` is the whole of it, after the last."""
 
@@ -216,8 +205,12 @@ class Stream:
         once the server has the whole request.
         """
         await asyncio.sleep(self._request.ByteSize() / UPLOAD_BYTES_PER_SECOND)
-        await heartbeat.until_silent(lambda: self._events if self._waiting else object())
-        self._client.front_ends.fell_silent(self._retry.asked)
+        fronts, retry = self._client.front_ends, self._retry
+        await heartbeat.until_silent(
+            lambda: self._events if self._waiting else object(),
+            limit=lambda: FEW if retry.may_return(fronts.silent) else heartbeat.MISSED,
+        )
+        fronts.fell_silent(retry.asked)
         call.cancel()
 
     async def _pause(self, error: TandemError) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from grpc import StatusCode, aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tandem.protos.errors import Unusable
 from tandem.protos.tls import Tls
 from tandem.protos.transport import heartbeat, rpc
 from tandem.v1 import orchestrator_pb2_grpc
@@ -65,3 +67,14 @@ class FrontEnds:
                 await asyncio.sleep(heartbeat.SECONDS)
         finally:
             del self.silent[number]
+
+
+def client_tls(
+    ca: str | Path | None, cert: str | Path | None = None, key: str | Path | None = None
+) -> Tls | None:
+    """What a client encrypts with, if it does; raises Unusable."""
+    if ca:
+        return Tls(Path(ca), (cert and Path(cert)) or None, (key and Path(key)) or None)
+    if cert or key:
+        raise Unusable("tls_cert and tls_key need tls_ca")
+    return None

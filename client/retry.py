@@ -23,11 +23,19 @@ class Retry:
     count: int = 1
     asked: int = 0
     failures: int = 0
+    _left: int | None = None  # that was asked before, and was silent
     _busy: dict[int, float] = field(default_factory=dict)  # until when one is left alone
 
     def progress(self, now: float) -> None:
         """Something arrived."""
         self.since, self.failures = now, 0
+
+    def may_return(self, silent: Container[int]) -> bool:
+        """Whether the front end before, which was left because it was silent, answers again, while
+        `asked` has brought nothing yet.
+        """
+        known = self._left is not None and self._left != self.asked
+        return known and self.failures == 1 and self._left not in silent
 
     def pause(
         self, error: TandemError, now: float, chance: float, silent: Container[int] = ()
@@ -40,6 +48,7 @@ class Retry:
         self.failures += 1
         if not is_transient(error) or now - self.since >= self.limit:
             return None
+        self._left = self.asked if self.asked in silent else None
         if isinstance(error, Busy):
             self._busy[self.asked] = now + error.retry_after
         following = [(self.asked + 1 + each) % self.count for each in range(self.count)]

@@ -57,6 +57,12 @@ class ModelServiceConfig(ServiceConfig):
         description="seconds of the verifier that a drafter's second may cost; 0: always draft; by"
         f" default {OWN_COST}, or {SHARED_COST} on fewer than {ENOUGH_CORES} cores",
     )
+    niceness: int = Field(
+        default=10,
+        ge=0,
+        le=19,
+        description="how far a drafter lets other programs of its machine go first, from 0 to 19",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(
         default=None,
         description="float32, bfloat16, float16 or auto, as the model was saved; by default float32"

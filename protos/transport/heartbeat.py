@@ -10,13 +10,16 @@ MISSED = 5  # heartbeats after which the other end is lost: 1.5 s after it fell 
 
 
 async def until_silent(
-    received: Callable[[], object], beat: Callable[[], None] = lambda: None
+    received: Callable[[], object],
+    beat: Callable[[], None] = lambda: None,
+    limit: Callable[[], int] = lambda: MISSED,
 ) -> None:
-    """Return when `received`, which differs if something came, has stopped changing; `beat` has
-    something sent. Counts heartbeats, not seconds: this process may be the one that was suspended.
+    """Return when `received`, which differs if something came, has stopped changing for `limit`
+    heartbeats; `beat` has something sent. Counts heartbeats, not seconds: this process may be the
+    one that was suspended.
     """
     missed = 0
-    while missed < MISSED:
+    while missed < limit():
         before = received()
         await asyncio.sleep(SECONDS)
         beat()

@@ -122,3 +122,23 @@ def test_a_silent_one_is_asked_rather_than_one_that_is_busy_for_long() -> None:
     retry = Retry(60.0, 0.0, 2, asked=1)
     assert retry.pause(Busy("full", 1.0), 1.0, 0.5, silent={0}) == 1.0
     assert retry.asked == 1
+
+
+def test_a_silent_one_may_be_returned_to_once_when_it_answers_again() -> None:
+    retry = Retry(60.0, 0.0, 2)
+    assert not retry.may_return({})
+    retry.pause(LOST, 1.0, 0.5, {0})
+    assert retry.asked == 1
+    assert [retry.may_return(silent) for silent in ({0}, {})] == [False, True]
+    retry.progress(2.0)
+    assert not retry.may_return({}), "it has brought something"
+    retry.pause(LOST, 3.0, 0.5, {1})
+    retry.pause(LOST, 4.0, 0.5, {0})
+    assert not retry.may_return({}), "it was returned to"
+
+
+def test_one_that_was_lost_for_another_reason_is_not_returned_to_early() -> None:
+    for count, silent in ((2, {}), (1, {0})):
+        retry = Retry(60.0, 0.0, count)
+        retry.pause(LOST, 1.0, 0.5, silent)
+        assert not retry.may_return({})

@@ -85,13 +85,13 @@ async def wait() -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def asking(*fronts: FrontEnd) -> AsyncIterator[AsyncClient]:
+async def asking(*fronts: FrontEnd, retry_seconds: float = 1.0) -> AsyncIterator[AsyncClient]:
     async with AsyncExitStack() as scope:
         where = [
             await scope.enter_async_context(rpc.serving("127.0.0.1", 0, front, health=front.health))
             for front in fronts
         ]
-        yield await scope.enter_async_context(AsyncClient(*where, retry_seconds=1.0))
+        yield await scope.enter_async_context(AsyncClient(*where, retry_seconds=retry_seconds))
 
 
 async def tokens_of(client: AsyncClient, pause: float = 0.0) -> list[int]:
@@ -130,6 +130,26 @@ async def test_all_streams_leave_one_that_hangs_alone_until_it_answers(
         health.back.set()
         while len(first.received) == seen:
             await tokens_of(client)
+
+
+async def test_after_one_silence_another_is_short_if_the_first_front_end_answers_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(heartbeat, "SECONDS", 0.1)
+    monkeypatch.setattr(heartbeat, "MISSED", 30)
+    monkeypatch.setattr("tandem.client.front_ends.random.choice", lambda numbers: numbers[0])
+    first = FrontEnd(none)
+
+    async def hang_once() -> AsyncIterator[None]:
+        first.pause = none
+        async for _ in hang():
+            yield
+
+    first.pause = hang_once
+    second = FrontEnd(hang)
+    async with asking(first, second, retry_seconds=60.0) as client, asyncio.timeout(5):
+        assert await tokens_of(client) == list(range(LAST))
+    assert (len(first.received), len(second.received)) == (2, 1)
 
 
 async def test_a_front_end_that_hangs_in_the_middle_is_left_with_what_it_said() -> None:

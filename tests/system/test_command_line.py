@@ -48,6 +48,17 @@ def descendants(up: Up) -> list[tuple[psutil.Process, str]]:
     return found
 
 
+def test_a_drafter_lets_the_verifier_go_first(up: Up) -> None:
+    niceness = {
+        role: child.nice()
+        for child, command in descendants(up)
+        for role in ("verifier_service", "drafter_service")
+        if role in command
+    }
+    usual = psutil.Process().nice()
+    assert niceness == {"verifier_service": usual, "drafter_service": max(usual, 10)}
+
+
 def test_generate_streams_text_and_sums_up(up: Up) -> None:
     run = tandem(
         "generate",
