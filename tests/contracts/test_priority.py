@@ -15,9 +15,12 @@ import json, os, sys, threading
 from tandem.protos.service import priority
 
 def found():
-    group = priority.AUTOGROUP.read_text().split()[-1] if priority.AUTOGROUP.exists() else 0
+    session = priority.AUTOGROUP.read_text() if priority.AUTOGROUP.exists() else ""
     threads = os.getpid(), thread.native_id
-    return [*(os.getpriority(os.PRIO_PROCESS, each) for each in threads), int(group)]
+    return [
+        *(os.getpriority(os.PRIO_PROCESS, each) for each in threads),
+        int(session.split()[-1]) if session else 0,  # empty for the kernel's first session
+    ]
 
 thread = threading.Thread(target=threading.Event().wait, daemon=True)
 thread.start()
