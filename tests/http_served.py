@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openai import AsyncOpenAI
+import openai
+import pytest
+from openai import AsyncOpenAI, AsyncStream
 from prometheus_client import CollectorRegistry
 
 from tandem.orchestrator import server
@@ -88,3 +90,15 @@ async def converse(client: AsyncOpenAI, **options: Any) -> Any:
     return await client.chat.completions.create(
         **{"model": "target", "messages": CHAT, "temperature": 0, "max_tokens": 30} | options
     )
+
+
+async def leave(stream: AsyncStream[Any]) -> None:
+    """Close an answer before its end, and every generator that reads it.
+
+    Those that are left to the garbage collector may be finalized on a model's thread, one by
+    one, while the event loop closes them: "async generator already executing".
+    """
+    await stream.close()
+    with pytest.raises(openai.APIConnectionError):
+        async for _ in stream:
+            pass

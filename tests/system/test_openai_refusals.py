@@ -19,7 +19,7 @@ from tandem.protos.service.drain import Drain
 from tandem.protos.transport import status
 from tandem.v1 import orchestrator_pb2 as api
 from tests.conftest import Pair, Services
-from tests.http_served import PROMPT, Door, complete, converse, serve_http
+from tests.http_served import PROMPT, Door, complete, converse, leave, serve_http
 
 JSON = {"content-type": "application/json"}
 
@@ -112,7 +112,7 @@ async def test_a_client_that_leaves_has_nothing_generated(
     stream = await complete(client, stream=True, max_tokens=450, extra_body={"ignore_eos": True})
     async for _ in stream:
         break
-    await stream.close()
+    await leave(stream)
     await services.assert_no_session_is_left()
     work = complete(client, max_tokens=450, extra_body={"ignore_eos": True})
     with pytest.raises(TimeoutError):
@@ -202,7 +202,7 @@ async def test_a_full_server_asks_to_come_back(
         error = await refusal(complete(client), openai.RateLimitError)
         assert int(error.response.headers["retry-after"]) >= 1
         assert error.code == "rate_limit_exceeded"
-        await running.close()
+        await leave(running)
         chat = await refusal(converse(client.with_options(max_retries=5)))
         assert "chat template" in chat.message and chat.param == "messages"
 
