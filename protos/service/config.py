@@ -12,9 +12,11 @@ from argparse import Action, HelpFormatter
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -33,6 +35,8 @@ PREFIX = "TANDEM__"
 FILE = "TANDEM_CONFIG"
 
 LEAST, MOST = 16, 256  # characters of a token
+SHOWN = ("int_", "float_", "bool_", "literal_", "greater_", "less_")  # problems whose value is
+# shown: it is no secret's, and not in the message yet
 
 
 def _secret(given: SecretStr) -> SecretStr:
@@ -201,4 +205,9 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _problems(error: ValidationError) -> str:
-    return "; ".join(": ".join([*map(str, each["loc"]), each["msg"]]) for each in error.errors())
+    return "; ".join(map(_problem, error.errors()))
+
+
+def _problem(found: ErrorDetails) -> str:
+    value = f", got {shortened(found['input'])}" if found["type"].startswith(SHOWN) else ""
+    return ": ".join([*map(str, found["loc"]), found["msg"] + value])

@@ -124,7 +124,27 @@ def test_an_unusable_file_is_refused_by_its_name(text: str, line: str, tmp_path:
 def test_an_unknown_flag_is_refused_with_the_nearest_name() -> None:
     assert refusal("--dtpye=float32").endswith("--dtpye=float32; did you mean --dtype?")
     assert refusal("--port").endswith("expected one argument")
-    assert "port: Input should be less than or equal to 65535" in refusal("--port=65536")
+
+
+@pytest.mark.parametrize(
+    ("flag", "line"),
+    [
+        ("--port=65536", "port: Input should be less than or equal to 65535, got '65536'"),
+        ("--niceness=20", "niceness: Input should be less than or equal to 19, got '20'"),
+        ("--drain-seconds=soon", "unable to parse string as a number, got 'soon'"),
+        ("--log-level=loud", "'info', 'warning' or 'error', got 'loud'"),
+    ],
+)
+def test_a_refusal_has_the_field_the_limit_and_the_value(flag: str, line: str) -> None:
+    assert line in refusal(flag)
+
+
+def test_a_refusal_has_no_token(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(f"orchestrator: {{registration_token: {'4711' * 4}}}")  # a number to YAML
+    with pytest.raises(Unusable, match="registration_token: Input should be") as refused:
+        configured(OrchestratorConfig, "orchestrator", [f"--config={file}"])
+    assert "4711" not in str(refused.value)
 
 
 def test_up_chooses_only_what_nobody_set(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
