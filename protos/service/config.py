@@ -35,8 +35,8 @@ PREFIX = "TANDEM__"
 FILE = "TANDEM_CONFIG"
 
 LEAST, MOST = 16, 256  # characters of a token
-SHOWN = ("int_", "float_", "bool_", "literal_", "greater_", "less_")  # problems whose value is
-# shown: it is no secret's, and not in the message yet
+# kinds of problems whose value is shown: it is no token's, and not in the message yet
+SHOWN = ("int_", "float_", "bool_", "byte_", "literal_", "greater_", "less_", "string_pattern_")
 
 
 def _secret(given: SecretStr) -> SecretStr:

@@ -133,6 +133,9 @@ def test_an_unknown_flag_is_refused_with_the_nearest_name() -> None:
         ("--niceness=20", "niceness: Input should be less than or equal to 19, got '20'"),
         ("--drain-seconds=soon", "unable to parse string as a number, got 'soon'"),
         ("--log-level=loud", "'info', 'warning' or 'error', got 'loud'"),
+        ("--kv-bytes=much", "could not parse value and unit from byte string, got 'much'"),
+        ("--register-name=a b", "register_name: String should match pattern"),
+        ("--register-name=a b", "got 'a b'"),
     ],
 )
 def test_a_refusal_has_the_field_the_limit_and_the_value(flag: str, line: str) -> None:
