@@ -139,7 +139,8 @@ async def hosting(
         metrics.observe(report)
         activity.observe(report)
 
-    with ModelThread(runner, limits, observe, sessions.expire, light=light) as thread:
+    steps = ModelThread(runner, limits, observe, sessions.expire, light=light, wait=runner.wait)
+    with steps as thread:
         health = Health()
         async with background(_report(thread, health), activity.run()):
             prints = tokenizer, model, weights

@@ -95,3 +95,6 @@ class ModelRunner(Protocol):
 
     def __call__(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """Feed all; float32 logits per segment, [wanted, vocab], NaN where it overflowed."""
+
+    def wait(self) -> None:
+        """Until the device has done all passes, which may only have been launched."""

@@ -109,6 +109,11 @@ class HFRunner:
         logits = self._by_rows(segments) if by_rows else self._at_once(segments)
         return list(logits.split([segment.wanted for segment in segments]))
 
+    def wait(self) -> None:
+        """Until the device has done all passes: on CUDA they are launched and not awaited."""
+        if self.model.device.type == "cuda":
+            torch.cuda.current_stream(self.model.device).synchronize()
+
     def _at_once(self, segments: Sequence[Segment]) -> torch.Tensor:
         by_paths, device = self.backend is AttentionBackend.PATHS, self.model.device
         step = paths.path_plan(segments) if by_paths else tiles.tile_plan(segments, device)

@@ -61,6 +61,9 @@ class GGUFRunner:
         """There is nothing to prepare."""
         return 0
 
+    def wait(self) -> None:
+        """A pass is over when it returns."""
+
     def __call__(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """Feed all segments; float32 logits per segment, [wanted, vocab].
 

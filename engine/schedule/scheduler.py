@@ -1,7 +1,7 @@
 """The model thread: every job that waits or runs gets its share of the next forward pass.
 
-A new job joins at the next step, and a long prompt is fed beside the others' work; there are no
-phases. The event loop only queues jobs, wakes the thread, and gets the results.
+A new job joins at the next step; a long prompt is fed beside the others' work. The event loop only
+queues jobs, wakes the thread, and gets the results.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ class ModelThread:
         idle: Callable[[Sequence[bytes]], None],
         queue_limit: int = 1024,
         light: float = 0.0,  # seconds of a pass over a single token; 0: not known
+        wait: Callable[[], None] = lambda: None,  # until a pass that was launched is done
     ) -> None:
         self._forward, self._limits, self._observe, self._idle = forward, limits, observe, idle
-        self._queue_limit = queue_limit
+        self._queue_limit, self._wait = queue_limit, wait
         self.after_step: Callable[[], None] = lambda: None
         self.after_forward: Callable[[Sequence[tuple[Any, torch.Tensor]]], None] = lambda _: None
         self.rates = Rates()
@@ -200,18 +201,17 @@ class ModelThread:
 
     def _step(self) -> None:
         """One forward pass over what fits of the step inputs, with the rows that pay."""
-        step_inputs = self._step_inputs()
+        if not (step_inputs := self._step_inputs()):
+            return
         self._stepping = tasks = [task for task, _ in step_inputs]
         segments = [segment for _, segment in step_inputs]
-        if not tasks:
-            return
-        began = time.perf_counter()
+        cost, pace = self._cost, self._pace.at(time.perf_counter())
 
         def chances(index: int) -> Iterator[float]:
             step_input = tasks[index].step_input
             return iter(()) if tasks[index].rest or step_input is None else step_input.chances()
 
-        batch = compose(segments, chances, self._cost, self._limits, self._pace.at(began))
+        batch = compose(segments, chances, cost, self._limits, pace)
         self.price = batch.price
         self._stepping = [tasks[share.index] for share in batch.shares]
         for task, share in zip(self._stepping, batch.shares, strict=True):
@@ -219,16 +219,16 @@ class ModelThread:
                 share.piece = task.step_input.segment(share.rows)
         self.after_step()  # what jobs sent while the step was composed
         pieces = [share.piece for share in batch.shares]
-        host = time.perf_counter() - self._ended if self._ended else None
         began, load = time.perf_counter(), sum(map(load_of, pieces), StepLoad())
-        predicted, light = self._cost.predict(load), self._cost.predict(LIGHT)
-        self.progress = self.progress.began(began, predicted, light)
+        host = began - self._ended if self._ended else None
+        self.progress = self.progress.began(began, cost.predict(load), cost.predict(LIGHT))
         logits = self._forward(pieces)
+        inputs = [task.step_input for task in self._stepping]
+        self.after_forward(list(zip(inputs, logits, strict=False)))
+        self._wait()
         self._ended = time.perf_counter()
         self._account(batch, load, self._ended - began, host)
         self._steps += 1
-        inputs = [task.step_input for task in self._stepping]
-        self.after_forward(list(zip(inputs, logits, strict=False)))
         for task, share, rows in zip(self._stepping, batch.shares, logits, strict=True):
             task.last_step, wanted = self._steps, segments[share.index]
             task.advance(share.piece, rows, bool(share.rows) or share.piece is wanted)

@@ -46,6 +46,7 @@ class Machine:
         self.began = threading.Event()
         self.fails_at: int | None = None
         self.between: Callable[[], None] = lambda: None  # called in every step, on its thread
+        self.wait: Callable[[], None] = lambda: None  # until a pass that was launched is done
         self.now = 0.0
         self.costs = (0.0, 0.0)  # seconds for a step and a token
         self.batches: list[list[Segment]] = []
@@ -87,7 +88,9 @@ class Machine:
 
     def thread(self, queue_limit: int = 100, limits: StepLimits = LIMITS) -> ModelThread:
         """A thread that runs this machine."""
-        return ModelThread(self.forward, limits, self.reports.append, self.rest, queue_limit)
+        return ModelThread(
+            self.forward, limits, self.reports.append, self.rest, queue_limit, wait=self.wait
+        )
 
     @asynccontextmanager
     async def running(

@@ -17,6 +17,8 @@ from tandem.engine.schedule.progress import (
 from tandem.protos.streams import PassTimes
 from tests.laws.machine import Machine, queue, results, steps
 
+SLOW = 0.05  # seconds
+
 
 @pytest.mark.parametrize("predicted", [0.0, 0.01, 1.0, 60.0])
 def test_a_long_but_predicted_pass_is_no_stall(predicted: float) -> None:
@@ -95,3 +97,16 @@ async def test_what_follows_a_pass_is_a_part_of_its_step() -> None:
         assert thread.progress.passes(time.perf_counter() + 2.0).newest >= 2.0
         leave.set()
         await results(answer)
+
+
+async def test_a_pass_that_was_only_launched_takes_until_it_is_done() -> None:
+    """As on a GPU: what is learned of it, and reported, is not what launching took."""
+    machine = Machine()
+    machine.open.set()
+    machine.wait = lambda: time.sleep(SLOW)
+    with machine.thread() as thread:
+        await results(queue(thread, b"one", lambda: steps(3)))
+        assert min(report.seconds for report in machine.reports) >= SLOW
+        assert thread.rates.step >= SLOW
+        hosts = [report.host_seconds for report in machine.reports[1:]]
+        assert all(seconds is not None and seconds < SLOW for seconds in hosts)
