@@ -85,8 +85,9 @@ class Talk:
 
 
 def talks(forward: HFRunner, count: int) -> list[Talk]:
-    """Sessions without a text yet."""
+    """Sessions without a text yet; all must fit the pool."""
     kv_ranges = [forward.pool.allocate(SIZE) for _ in range(count)]
+    assert None not in kv_ranges
     return [Talk(kv_range) for kv_range in kv_ranges if kv_range]
 
 

@@ -17,15 +17,16 @@ from tandem.engine.forward.cuda import flash
 from tandem.engine.forward.cuda.graphs import CudaGraphs
 from tandem.engine.forward.cuda.sizes import BASE
 from tandem.engine.model.load import load
-from tandem.engine.runner import AttentionBackend, HFRunner
+from tandem.engine.runner import BY_ROWS, AttentionBackend, HFRunner
 from tests.families import SERVED
-from tests.talks import differing_rows, largest_difference, some_tokens, some_tree, talks
+from tests.talks import SIZE, differing_rows, largest_difference, some_tokens, some_tree, talks
 
 Family = Callable[[str], Path]
-POSITIONS = 2048
+SESSIONS = 6
+POSITIONS = SESSIONS * SIZE
 CUDA = torch.device("cuda")
 HALVES = {"bfloat16": 0.2, "float16": 0.03}  # how far logits of about 3 may be off; a mistake: 1
-BY_ROWS = (AttentionBackend.ROWS, AttentionBackend.GRAPHS)
+ON_CUDA = (AttentionBackend.TILES, *BY_ROWS)
 
 
 def forward_of(
@@ -56,7 +57,7 @@ def test_float32_goes_by_tiles_and_is_what_plain_passes_give(name: str, family: 
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("backend", AttentionBackend)
+@pytest.mark.parametrize("backend", ON_CUDA)
 @pytest.mark.parametrize("name", SERVED)
 def test_rows_are_what_plain_passes_give(
     name: str, backend: AttentionBackend, dtype: str, family: Family
@@ -104,11 +105,11 @@ def test_the_self_test_finds_passes_by_rows_exact(
 def test_a_replayed_pass_gives_what_an_eager_one_gives(exact: bool, family: Family) -> None:
     """With other sessions each time: a graph that kept anything of the first would show."""
     both = [forward_of(family("llama"), "bfloat16", backend, exact) for backend in BY_ROWS]
-    pairs = list(zip(*(talks(forward, 6) for forward in both), strict=True))
+    pairs = list(zip(*(talks(forward, SESSIONS) for forward in both), strict=True))
     rng = random.Random(2)
     for _ in range(20):
         fed = []
-        for number, (one, other) in enumerate(rng.sample(pairs, rng.randint(1, 6))):
+        for number, (one, other) in enumerate(rng.sample(pairs, rng.randint(1, SESSIONS))):
             count = rng.choice([1, 3, 9])
             draft, parents = some_tokens(rng, count), some_tree(rng, count)
             head = some_tokens(rng, 1 + number)
@@ -138,13 +139,22 @@ def test_nothing_is_captured_while_serving(exact: bool, family: Family) -> None:
     assert runner._captured == known
 
 
+def test_what_was_launched_can_be_awaited(family: Family) -> None:
+    forward = forward_of(family("llama"), "bfloat16")
+    (talk,) = talks(forward, 1)
+    for _ in range(20):
+        forward([talk.segment((7,))])
+    forward.wait()
+    assert torch.cuda.current_stream().query()
+
+
 def test_memory_does_not_grow_with_steps(family: Family) -> None:
     """Once each form was met, steps leave nothing behind."""
     forward, rng = forward_of(family("llama"), "bfloat16"), random.Random(3)
-    sessions = talks(forward, 6)
+    sessions = talks(forward, SESSIONS)
 
     def steps() -> int:
-        for nodes, count in product((0, 1, 16, 60), range(1, 7)):
+        for nodes, count in product((0, 1, 16, 60), range(1, SESSIONS + 1)):
             drafts = [(some_tokens(rng, nodes), (-1,) * nodes) for _ in range(count)]
             forward([talk.segment((7,), *d) for talk, d in zip(sessions, drafts, strict=False)])
         torch.cuda.synchronize()
