@@ -22,9 +22,10 @@ LEAVE_SCREEN = b"\x1b[?1049l"
 
 @pytest.fixture(scope="module")
 def up() -> Iterator[Up]:
-    """After one request, long enough for the drafter to be opened and to be of use."""
+    """After one request whose drafts are waited for: others may come too late for a fast target."""
     with running_up("--no-ray") as up:
-        done = up.run("generate", "--max-new-tokens", "200", "Once upon a time")
+        options = ("--rule", "reject", "--temperature", "1", "--max-new-tokens", "200")
+        done = up.run("generate", *options, "Once upon a time")
         assert done.returncode == 0, done.stderr
         yield up
 
