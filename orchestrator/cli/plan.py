@@ -23,7 +23,7 @@ from tandem.protos.transport import rpc
 
 HOST = "127.0.0.1"
 PORT, HTTP_PORT = 50051, 8000
-SHARED_COST = 0.25  # seconds of the verifier that a second of the drafter may cost on its device
+SHARED_COST = 1.0  # a second of one process on a GPU is a second in which the other waits
 Setting = Path | str | int | bool | None
 QUIET: Mapping[str, Setting] = {"log_level": "warning"}  # several services share a terminal
 
