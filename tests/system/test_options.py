@@ -38,7 +38,7 @@ async def test_answers_are_the_same_with_and_without_drafts_under_any_options(
     )
     assert not differing
     assert far <= LOOSE
-    assert accepted > 100 and tokens > accepted, "drafts were really used"
+    assert accepted > 20 and tokens > accepted, "drafts were really used"
 
 
 @pytest.mark.parametrize("rule", GREEDY_RULES, ids=api.AcceptanceRule.Name)
@@ -63,7 +63,7 @@ async def test_sampled_drafts_are_accepted_under_every_rule(
     served: Tandem, rule: api.AcceptanceRule.ValueType, nothing_left: None
 ) -> None:
     accepted = drafted = 0
-    for seed in range(4):
+    for seed in range(12):
         request = ask("The king said to his", temperature=0.8, seed=seed, tokens=40, levels=4)
         request.speculation.rule = rule
         answer = await served.stub.Generate(request)
