@@ -19,7 +19,7 @@ ENOUGH_CORES = 4  # for a drafter on one of them to take little from what else t
 
 
 def draft_cost(shared: bool) -> float:
-    """Of a drafter that shares its processor or device with the verifier, or has its own."""
+    """Of a drafter that shares its processor with the verifier, or has its own."""
     return SHARED_COST if shared else OWN_COST
 
 

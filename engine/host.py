@@ -139,7 +139,7 @@ async def hosting(
         metrics.observe(report)
         activity.observe(report)
 
-    steps = ModelThread(runner, limits, observe, sessions.expire, light=light, wait=runner.wait)
+    steps = ModelThread(runner, runner.wait, limits, observe, sessions.expire, light=light)
     with steps as thread:
         health = Health()
         async with background(_report(thread, health), activity.run()):

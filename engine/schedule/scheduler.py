@@ -39,12 +39,12 @@ class ModelThread:
     def __init__(
         self,
         forward: ForwardPass,
+        wait: Callable[[], None],  # until what was launched is done
         limits: StepLimits,
         observe: Callable[[StepReport], None],
         idle: Callable[[Sequence[bytes]], None],
         queue_limit: int = 1024,
         light: float = 0.0,  # seconds of a pass over a single token; 0: not known
-        wait: Callable[[], None] = lambda: None,  # until a pass that was launched is done
     ) -> None:
         self._forward, self._limits, self._observe, self._idle = forward, limits, observe, idle
         self._queue_limit, self._wait = queue_limit, wait
@@ -236,7 +236,7 @@ class ModelThread:
         self._news = True
 
     def _account(self, batch: Batch, load: StepLoad, seconds: float, host: float | None) -> None:
-        """Learn from a step and report it, before any job gets its logits."""
+        """Learn from a step and report it, before any job goes on."""
         pieces, cost = [share.piece for share in batch.shares], self._cost
         cost.learn(load, seconds)
         if decoding := [load_of(piece) for piece in pieces if is_decoding(piece)]:

@@ -23,7 +23,7 @@ from tandem.protos.transport import rpc
 
 HOST = "127.0.0.1"
 PORT, HTTP_PORT = 50051, 8000
-SHARED_COST = 1.0  # a second of one process on a GPU is a second in which the other waits
+SHARED_GPU_COST = 1.0  # a second of one process on a GPU is a second in which the other waits
 Setting = Path | str | int | bool | None
 QUIET: Mapping[str, Setting] = {"log_level": "warning"}  # several services share a terminal
 
@@ -68,11 +68,11 @@ class Plan:
 
     @property
     def _draft_cost(self) -> str | None:
-        """Where both services share a device that is no processor; or the drafter knows."""
+        """Where both services share a GPU; or the drafter knows."""
         own = self.outside.drafter
-        device = own.get("device", "cpu")
-        shared = device != "cpu" and device == self.outside.verifier.get("device")
-        return str(SHARED_COST) if shared and "draft_cost" not in own else None
+        devices = {_device(own), _device(self.outside.verifier)}
+        shared = len(devices) == 1 and "cpu" not in devices
+        return str(SHARED_GPU_COST) if shared and "draft_cost" not in own else None
 
     def _http_port(self, host: str) -> int | None:
         """A free one beside a free one of the client API, else the usual one unless it is taken."""
@@ -129,6 +129,12 @@ class Plan:
         if self.certificates is None or "tls_ca" in getattr(self.outside, role):
             return []
         return certificates.flags(self.certificates, role)
+
+
+def _device(given: Mapping[str, Setting]) -> str:
+    """Where a service computes; the first GPU has two names."""
+    device = str(given.get("device", "cpu"))
+    return "cuda:0" if device == "cuda" else device
 
 
 def _address(given: Mapping[str, Setting], port: int = 0) -> tuple[str, int]:

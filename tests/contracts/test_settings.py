@@ -174,6 +174,8 @@ def test_a_drafter_that_shares_a_device_with_the_verifier_must_save_more(
     assert not [word for word in flags(Plan())["drafter"] if "draft-cost" in word]
     monkeypatch.setenv("TANDEM__VERIFIER__DEVICE", "cuda:0")
     assert "--draft-cost=1.0" in flags(Plan())["drafter"]
+    monkeypatch.setenv("TANDEM__VERIFIER__DEVICE", "cuda")
+    assert "--draft-cost=1.0" in flags(Plan())["drafter"], "another name of the same"
     monkeypatch.setenv("TANDEM__DRAFTER__DRAFT_COST", "0")
     assert not [word for word in flags(Plan())["drafter"] if "draft-cost" in word]
 

@@ -23,6 +23,7 @@ from tests.talks import SIZE, differing_rows, largest_difference, some_tokens, s
 
 Family = Callable[[str], Path]
 SESSIONS = 6
+LONG = 500_000_000  # cycles, some .3 s
 POSITIONS = SESSIONS * SIZE
 CUDA = torch.device("cuda")
 HALVES = {"bfloat16": 0.2, "float16": 0.03}  # how far logits of about 3 may be off; a mistake: 1
@@ -142,8 +143,9 @@ def test_nothing_is_captured_while_serving(exact: bool, family: Family) -> None:
 def test_what_was_launched_can_be_awaited(family: Family) -> None:
     forward = forward_of(family("llama"), "bfloat16")
     (talk,) = talks(forward, 1)
-    for _ in range(20):
-        forward([talk.segment((7,))])
+    torch.cuda._sleep(LONG)
+    forward([talk.segment((7,))])
+    assert not torch.cuda.current_stream().query()
     forward.wait()
     assert torch.cuda.current_stream().query()
 

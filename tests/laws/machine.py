@@ -89,7 +89,7 @@ class Machine:
     def thread(self, queue_limit: int = 100, limits: StepLimits = LIMITS) -> ModelThread:
         """A thread that runs this machine."""
         return ModelThread(
-            self.forward, limits, self.reports.append, self.rest, queue_limit, wait=self.wait
+            self.forward, lambda: self.wait(), limits, self.reports.append, self.rest, queue_limit
         )
 
     @asynccontextmanager

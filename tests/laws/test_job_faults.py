@@ -116,7 +116,7 @@ async def test_who_calls_when_the_model_thread_has_died_is_told_so() -> None:
     def deadly(segments: Sequence[Segment]) -> list[torch.Tensor]:
         raise SystemExit
 
-    with ModelThread(deadly, LIMITS, machine.reports.append, machine.rest) as thread:
+    with ModelThread(deadly, machine.wait, LIMITS, machine.reports.append, machine.rest) as thread:
         first = queue(thread, b"a", lambda: steps(1))
         done, _ = await asyncio.wait((first,), timeout=SECONDS)
         assert done and isinstance(first.exception(), Unavailable)
@@ -133,7 +133,7 @@ async def test_a_step_that_breaks_half_way_leaves_the_answers_it_gave_and_the_th
     def short(segments: Sequence[Segment]) -> list[torch.Tensor]:
         return machine.forward(segments)[: 1 if len(segments) == 2 else None]
 
-    with ModelThread(short, LIMITS, machine.reports.append, machine.rest) as thread:
+    with ModelThread(short, machine.wait, LIMITS, machine.reports.append, machine.rest) as thread:
         first = queue(thread, b"first", lambda: steps(1))
         await asyncio.to_thread(machine.began.wait, SECONDS)
         tasks = [queue(thread, b"a", lambda: steps(1)), queue(thread, b"b", lambda: steps(1))]

@@ -99,12 +99,13 @@ async def test_what_follows_a_pass_is_a_part_of_its_step() -> None:
         await results(answer)
 
 
-async def test_a_pass_that_was_only_launched_takes_until_it_is_done() -> None:
+async def test_a_step_takes_until_what_was_launched_and_drawn_is_done() -> None:
     """As on a GPU: what is learned of it, and reported, is not what launching took."""
     machine = Machine()
     machine.open.set()
     machine.wait = lambda: time.sleep(SLOW)
     with machine.thread() as thread:
+        thread.after_forward = lambda _: time.sleep(SLOW)
         await results(queue(thread, b"one", lambda: steps(3)))
-        assert min(report.seconds for report in machine.reports) >= SLOW
-        assert thread.rates.step >= SLOW
+        assert min(report.seconds for report in machine.reports) >= 2 * SLOW
+        assert thread.rates.step >= 2 * SLOW

@@ -25,7 +25,8 @@ async def test_a_newcomer_does_not_evict_a_session_whose_call_waits_behind_it() 
         return queue(thread, context.session_id, job)
 
     machine.open.set()
-    with ModelThread(machine.forward, LIMITS, machine.reports.append, sessions.expire) as thread:
+    report, expire = machine.reports.append, sessions.expire
+    with ModelThread(machine.forward, machine.wait, LIMITS, report, expire) as thread:
         (opened,) = await results(ask(thread, Context(b"old", 1, 0, (1, 2))))
         assert isinstance(opened, Fact)
         machine.open.clear()

@@ -21,7 +21,8 @@ def test_a_thread_knows_what_a_pass_takes_before_it_has_run_one(embedded: Pair) 
     light = light_seconds(runner)
     assert 0 < light < time.perf_counter() - began
     assert runner.pool.allocate(POSITIONS), "it holds no memory"
-    with ModelThread(runner, LIMITS, lambda _: None, lambda _: None, light=light) as thread:
+    ignore = lambda _: None  # noqa: E731
+    with ModelThread(runner, runner.wait, LIMITS, ignore, ignore, light=light) as thread:
         assert thread.progress.passes(time.perf_counter()).light == light
         first = thread.progress.began(0.0, predicted=0.0, light=0.0)
         assert first.passes(0.0).light == light
