@@ -25,7 +25,7 @@ from tandem.protos.transport import rpc
 from tandem.protos.transport.guard import AUTHORIZATION
 from tandem.v1 import drafter_pb2, orchestrator_pb2, registration_pb2, rounds_pb2, verifier_pb2
 from tests.certificates import made, settings, tls_of
-from tests.services.protected import Protected, free_port, protected
+from tests.services.protected import Protected, protected
 from tests.services.registering import MODEL, asked
 
 ALICE, BOB = "a-token-that-only-alice-has", "a-token-that-only-bob-has"
@@ -78,10 +78,10 @@ class Known:
 async def known_clients(folder: Path) -> AsyncIterator[Known]:
     """The whole of it, for certificates in a folder."""
     made(folder, "phone", "stranger")
-    port, file = free_port(), folder / "clients.yaml"
+    port, file = rpc.free_port("127.0.0.1"), folder / "clients.yaml"
     known = Known(None, file, f"127.0.0.1:{port}", "", "")  # type: ignore[arg-type]
     known.all()
-    http = free_port()
+    http = rpc.free_port("127.0.0.1")
     known.http = f"https://127.0.0.1:{http}"
     async with (
         protected(folder, clients=file, certificate_port=port, http_port=http) as known.system,

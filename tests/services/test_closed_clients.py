@@ -16,7 +16,15 @@ from tandem import AsyncClient, Client
 from tandem.protos.errors import Busy, Unavailable
 from tandem.protos.transport import rpc
 from tests.services.peer import until
-from tests.services.test_client_heartbeats import LAST, FrontEnd, asking, hang, none, tokens_of
+from tests.services.test_client_heartbeats import (
+    CHOICE,
+    LAST,
+    FrontEnd,
+    asking,
+    hang,
+    none,
+    tokens_of,
+)
 
 SECONDS = 10.0
 
@@ -93,6 +101,7 @@ def test_closing_a_client_ends_its_streams_in_other_threads_with_an_error() -> N
 
 async def test_a_stream_of_a_client_that_is_closed_says_so() -> None:
     front, problems = FrontEnd(once), list[Any]()
+    gc.collect()  # what is left of other tests
     asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
     async with asking(front) as client, asyncio.timeout(SECONDS):
         running = asyncio.create_task(tokens_of(client))
@@ -101,6 +110,7 @@ async def test_a_stream_of_a_client_that_is_closed_says_so() -> None:
         with pytest.raises(Unavailable, match="the client is closed"):
             await running
         gc.collect()
+        asyncio.get_running_loop().set_exception_handler(None)
         assert not problems, "it still asks whether the front end answers"
         with pytest.raises(Unavailable, match="the client is closed"):
             await tokens_of(client)
@@ -127,7 +137,10 @@ class Full(FrontEnd):
         yield
 
 
-async def test_when_one_front_end_is_full_another_is_asked_first() -> None:
+async def test_when_one_front_end_is_full_another_is_asked_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CHOICE, lambda numbers: numbers[0])
     full, free = Full(hang), FrontEnd(none)
     async with asking(full, free) as client, asyncio.timeout(SECONDS):
         for _ in range(10):

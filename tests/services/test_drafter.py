@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -48,15 +50,18 @@ async def relayed(caller: Caller, stream: int, prompt: Tokens, text: Tokens, ste
     """
     receiver, taken, hits = Receiver(prompt), 0, 0
 
-    def told() -> bool:
+    def told(levels: int = 1) -> bool:
         nonlocal taken
         for guess in caller.guesses.get(stream, [])[taken:]:
             receiver.take(guess)
             taken += 1
-        return bool(receiver.ahead())
+        return max(map(len, receiver.ahead()), default=0) >= levels
 
     for place in range(0, len(text), step):
         await caller.until(told)
+        with suppress(TimeoutError):  # there may be no more levels before the end
+            async with asyncio.timeout(0.5):
+                await caller.until(partial(told, step))
         await asyncio.sleep(0.02)  # a step of the verifier
         told()
         tokens = text[place : place + step]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -31,8 +32,11 @@ async def test_the_text_is_the_same_and_drafts_are_accepted(
 ) -> None:
     async with system.client() as client:
         encrypted = await client.generate(PROMPT, **OPTIONS)
-        answers = [encrypted, *[await client.generate(PROMPT, **OPTIONS) for _ in range(8)]]
-        assert sum(each.speculation.num_accepted_draft_tokens for each in answers) > 0
+        async with asyncio.timeout(60):
+            answer = encrypted
+            while not answer.speculation.num_accepted_draft_tokens:
+                answer = await client.generate(PROMPT, **OPTIONS)
+        assert answer.text == encrypted.text
         (model,) = (await client.status()).models
         assert [each.serving for each in (*model.verifiers, *model.drafters)] == [True, True]
     async with (

@@ -97,7 +97,7 @@ async def test_a_failed_request_is_one_line_with_what_it_had(
         call = front.stub.Generate(request, timeout=seconds)
         reading = asyncio.ensure_future(all_of(call))
     await front.worker.reached.wait()
-    await asyncio.sleep(0.1)  # until the steps have arrived
+    await asyncio.sleep(0.5)  # until the steps have arrived
     if code == "CANCELLED":
         call.cancel()
     elif code == "INTERNAL":

@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -46,6 +46,15 @@ def descendants(up: Up) -> list[tuple[psutil.Process, str]]:
         with suppress(psutil.Error):
             found.append((child, " ".join(child.cmdline()[:4])))
     return found
+
+
+def serving(up: Up, role: str, but: Sequence[psutil.Process] = ()) -> list[psutil.Process]:
+    """The processes of a role but for some; Ray may take long to start one."""
+    for _ in range(900):
+        if found := [each for each, head in descendants(up) if role in head and each not in but]:
+            return found
+        time.sleep(0.2)
+    raise AssertionError(f"no {role}")
 
 
 def test_a_drafter_lets_the_verifier_go_first(up: Up) -> None:
@@ -119,12 +128,8 @@ def test_a_killed_service_comes_back_and_the_text_is_the_same(up: Up, role: str)
         "A dog and a cat",
     )
     before = json.loads(tandem(*question).stdout)["text"]
-    for _ in range(300):  # Ray may still start
-        if victims := [child for child in descendants(up) if role in child[1]]:
-            break
-        time.sleep(0.2)
-    assert victims
-    for victim, _ in victims:
+    victims = serving(up, role)
+    for victim in victims:
         victim.kill()
     for _ in range(2):
         run = tandem(*question)
@@ -132,13 +137,11 @@ def test_a_killed_service_comes_back_and_the_text_is_the_same(up: Up, role: str)
         assert json.loads(run.stdout)["text"] == before
     for _ in range(30):
         model = json.loads(tandem("status", "--address", up.address, "--json").stdout)["models"][0]
-        serving = [replica["serving"] for replica in (*model["verifiers"], *model["drafters"])]
-        if serving == [True, True]:
+        states = [replica["serving"] for replica in (*model["verifiers"], *model["drafters"])]
+        if states == [True, True]:
             break
-    assert serving == [True, True]
-    assert {child[0].pid for child in descendants(up) if role in child[1]} - {
-        v.pid for v, _ in victims
-    }
+    assert states == [True, True]
+    assert serving(up, role, but=victims)
     assert up.process.poll() is None
 
 

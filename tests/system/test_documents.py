@@ -8,9 +8,9 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
+from tandem.protos.transport import rpc
 from tests.documents import ELSEWHERE, GUIDE, ROOT, Block, blocks, code, rows, section, spans
 from tests.ggufs import needs_llama
 
@@ -121,17 +122,10 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
 
 def free_ports(text: str) -> str:
     """The same command on ports that are free; a port that is named twice stays one port."""
-    with ExitStack() as scope:
-        ports: dict[str, str] = {}
-
-        def free(found: re.Match[str]) -> str:
-            if found[2] not in ports:
-                probe = scope.enter_context(socket.socket())
-                probe.bind(("127.0.0.1", 0))
-                ports[found[2]] = str(probe.getsockname()[1])
-            return found[1] + ports[found[2]]
-
-        return re.sub(r"(port |PORT=|127\.0\.0\.1:)(\d+)", free, text)
+    ports = defaultdict[str, str](lambda: str(rpc.free_port("127.0.0.1")))
+    return re.sub(
+        r"(port |PORT=|127\.0\.0\.1:)(\d+)", lambda found: found[1] + ports[found[2]], text
+    )
 
 
 def run(words: list[str], there: Checkout) -> str:

@@ -58,13 +58,17 @@ async def test_the_text_is_the_targets_and_many_of_its_guesses_are_accepted(
 ) -> None:
     prompts = tokenised(models.TARGET, 12)
     requests = [in_lockstep(list(prompt)) for prompt in prompts]
-    answers = await asyncio.gather(*(foreign.stub.Generate(request) for request in requests))
-    for prompt, answer in zip(prompts, answers, strict=True):
-        alone = await asyncio.to_thread(reference.generate, target, list(prompt), 40)
-        assert list(answer.token_ids) == alone
-    accepted = sum(answer.speculation.num_accepted_draft_tokens for answer in answers)
-    drafted = sum(answer.speculation.num_draft_tokens for answer in answers)
-    assert accepted > drafted / 4 > 10
+    alone = [
+        await asyncio.to_thread(reference.generate, target, list(prompt), 40) for prompt in prompts
+    ]
+    accepted = drafted = 0
+    async with asyncio.timeout(60):
+        while drafted <= 40:  # a drafter that is slow to answer at first is not waited for
+            answers = await asyncio.gather(*map(foreign.stub.Generate, requests))
+            assert [list(answer.token_ids) for answer in answers] == alone
+            accepted += sum(each.speculation.num_accepted_draft_tokens for each in answers)
+            drafted += sum(each.speculation.num_draft_tokens for each in answers)
+    assert accepted > drafted / 4
 
 
 async def test_it_says_that_it_speaks_the_targets_tokens(foreign: Tandem) -> None:
@@ -101,8 +105,10 @@ async def test_up_has_a_drafter_with_another_tokenizer_translate(target: PreTrai
     ):
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
         answer = await stub.Generate(in_lockstep(prompt))
+        async with asyncio.timeout(60):
+            while not answer.speculation.num_accepted_draft_tokens:  # it has only just connected
+                answer = await stub.Generate(in_lockstep(prompt))
     assert list(answer.token_ids) == await asyncio.to_thread(reference.generate, target, prompt, 40)
-    assert answer.speculation.num_accepted_draft_tokens
     assert said.count("translating") == 1
 
 

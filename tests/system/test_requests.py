@@ -13,6 +13,8 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tandem import AsyncClient
+from tandem.benchmarks.peers.round_workers import connected
 from tandem.v1 import orchestrator_pb2 as api
 from tests.conftest import Pair, Services, Tandem, serve_all, serve_models
 from tests.system.test_same_text import ask
@@ -136,6 +138,8 @@ async def test_a_cancelled_request_closes_its_sessions(
 async def test_a_killed_round_worker_costs_a_resume_and_neither_a_token_nor_a_session(
     tandem: Tandem, services: Services
 ) -> None:
+    async with AsyncClient(tandem.address) as client:
+        await connected(client, 2)
     requests = [ask("Once there was", temperature=1.0, seed=seed, tokens=120) for seed in range(6)]
     calm = [list((await tandem.stub.Generate(request)).token_ids) for request in requests]
     calls = [tandem.stub.StreamGenerate(stream(request)) for request in requests]
@@ -174,7 +178,7 @@ async def test_a_lost_drafter_leaves_plain_decoding(embedded: Pair) -> None:
             services.drafter_client,
             services.verifier_client,
         )
-        async with serve_all(alone, ray=False, start_seconds=0.5) as lame:
+        async with serve_all(alone, ray=False, start_seconds=3) as lame:
             after = await lame.stub.Generate(request)
             status = await lame.stub.GetStatus(api.GetStatusRequest())
     assert after.text == before.text
@@ -212,6 +216,9 @@ async def test_metrics_equal_the_sums_over_the_answers(
             if n % 7 == 0:
                 request.stopping.stop.append(".")
         answers = await asyncio.gather(*(tandem.stub.Generate(request) for request in requests))
+        async with asyncio.timeout(60):
+            while not any(answer.speculation.num_accepted_draft_tokens for answer in answers):
+                answers.append(await tandem.stub.Generate(ask("Once there was", tokens=100)))
         seen = scraped(tandem.metrics_url)
     figures = [answer.speculation for answer in answers]
     for name, field in (
@@ -230,4 +237,4 @@ async def test_metrics_equal_the_sums_over_the_answers(
     assert seen["tandem_generation_tokens_total"] == sum(len(a.token_ids) for a in answers)
     assert seen["tandem_prompt_tokens_total"] == sum(a.usage.prompt_tokens for a in answers)
     assert seen["tandem_num_requests_running"] == seen["tandem_num_requests_waiting"] == 0
-    assert seen["tandem_e2e_request_latency_seconds_count"] == 50
+    assert seen["tandem_e2e_request_latency_seconds_count"] == len(answers)

@@ -41,7 +41,7 @@ async def traced(pair: Pair, collector: Collector, ray: bool) -> tuple[str, str,
         tracer = TracerProvider(shutdown_on_exit=False).get_tracer("the program that asks")
         with tracer.start_as_current_span("ask") as span:
             answer = await client.generate(
-                PROMPT, temperature=0.0, max_new_tokens=TOKENS, ignore_eos=True
+                PROMPT, temperature=0.0, rule="top1", max_new_tokens=TOKENS, ignore_eos=True
             )
         own = span.get_span_context()
         for process in (front, *processes.values()):
