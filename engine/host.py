@@ -139,8 +139,7 @@ async def hosting(
         metrics.observe(report)
         activity.observe(report)
 
-    steps = ModelThread(runner, runner.wait, limits, observe, sessions.expire, light=light)
-    with steps as thread:
+    with ModelThread(runner, runner.wait, limits, observe, sessions.expire, light=light) as thread:
         health = Health()
         async with background(_report(thread, health), activity.run()):
             prints = tokenizer, model, weights

@@ -23,7 +23,7 @@ from tandem.protos.transport import rpc
 
 HOST = "127.0.0.1"
 PORT, HTTP_PORT = 50051, 8000
-SHARED_GPU_COST = 1.0  # a second of one process on a GPU is a second in which the other waits
+SHARED_GPU_COST = 1.0  # draft cost where both are on one GPU, on which processes take turns
 Setting = Path | str | int | bool | None
 QUIET: Mapping[str, Setting] = {"log_level": "warning"}  # several services share a terminal
 

@@ -50,7 +50,7 @@ async def relayed(caller: Caller, stream: int, prompt: Tokens, text: Tokens, ste
     """
     receiver, taken, hits = Receiver(prompt), 0, 0
 
-    def told(levels: int = 1) -> bool:
+    def guessed(levels: int = 1) -> bool:
         nonlocal taken
         for guess in caller.guesses.get(stream, [])[taken:]:
             receiver.take(guess)
@@ -58,12 +58,12 @@ async def relayed(caller: Caller, stream: int, prompt: Tokens, text: Tokens, ste
         return max(map(len, receiver.ahead()), default=0) >= levels
 
     for place in range(0, len(text), step):
-        await caller.until(told)
+        await caller.until(guessed)
         with suppress(TimeoutError):  # there may be no more levels before the end
             async with asyncio.timeout(0.5):
-                await caller.until(partial(told, step))
+                await caller.until(partial(guessed, step))
         await asyncio.sleep(0.02)  # a step of the verifier
-        told()
+        guessed()
         tokens = text[place : place + step]
         ahead = receiver.ahead()
         hits += sum(tokens[:count] in ahead for count in range(1, len(tokens) + 1))

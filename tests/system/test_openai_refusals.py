@@ -214,8 +214,8 @@ async def test_each_refusal_leaves_one_log_line(client: AsyncOpenAI) -> None:
         refused = [
             await refusal(complete(client, **each)) for each in ({"n": 2}, {"max_tokens": 0})
         ]
-    told = [line for line in lines if "request_id" in line]
-    logged = [(line["event"], line["code"], line["request_id"]) for line in told]
+    of_requests = [line for line in lines if "request_id" in line]
+    logged = [(line["event"], line["code"], line["request_id"]) for line in of_requests]
     ids = [each.response.headers["x-request-id"] for each in refused]
     assert logged == [("a request was refused", "INVALID_ARGUMENT", each) for each in ids]
     assert PROMPT not in str(lines)

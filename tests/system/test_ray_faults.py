@@ -17,7 +17,6 @@ from tandem.benchmarks.chaos.ray_processes import CONTROL_PLANE, NODE, WORKER, r
 from tandem.benchmarks.peers.checkout import HERE, address, child
 from tandem.benchmarks.peers.round_workers import connected
 from tandem.orchestrator.workers import driver
-from tandem.protos.transport import heartbeat
 from tests.conftest import Pair
 from tests.ray_nodes import processes
 
@@ -53,9 +52,8 @@ def victims(orchestrator: int, name: bytes) -> list[int]:
 
 
 async def test_streams_go_on_when_one_process_of_ray_after_the_other_is_killed(
-    embedded: Pair, monkeypatch: pytest.MonkeyPatch
+    embedded: Pair,
 ) -> None:
-    monkeypatch.setattr(heartbeat, "MISSED", 12)  # 3 s, as Ray starts beside it
     async with front_end(embedded) as (orchestrator, client):
         right = (await client.generate("Once", **REQUEST)).text
         killed = asyncio.Event()

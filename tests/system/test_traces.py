@@ -13,7 +13,7 @@ from tandem.benchmarks.peers.round_workers import connected
 from tests.conftest import Pair
 from tests.services.collector import Collector, collecting
 
-PROMPT, TOKENS = "Once upon a time there was a canary", 40
+PROMPT, TOKENS = "Once upon a time there was a canary", 200
 
 
 async def traced(pair: Pair, collector: Collector, ray: bool) -> tuple[str, str, int]:
@@ -23,9 +23,10 @@ async def traced(pair: Pair, collector: Collector, ray: bool) -> tuple[str, str,
     async with AsyncExitStack() as scope:
         flags = ("--otlp-endpoint", collector.endpoint, "--log-level", "error")
         models = {"verifier": pair.target, "drafter": pair.draft}
+        always = ("--threads", "1", "--draft-cost", "0")  # drafts, however fast the target is
         processes = {
             role: await scope.enter_async_context(
-                child(HERE, f"{role}_service", "--model", str(model), "--threads", "1", *flags)
+                child(HERE, f"{role}_service", "--model", str(model), *always, *flags)
             )
             for role, model in models.items()
         }
@@ -41,7 +42,7 @@ async def traced(pair: Pair, collector: Collector, ray: bool) -> tuple[str, str,
         tracer = TracerProvider(shutdown_on_exit=False).get_tracer("the program that asks")
         with tracer.start_as_current_span("ask") as span:
             answer = await client.generate(
-                PROMPT, temperature=0.0, rule="top1", max_new_tokens=TOKENS, ignore_eos=True
+                PROMPT, temperature=0.0, max_new_tokens=TOKENS, ignore_eos=True
             )
         own = span.get_span_context()
         for process in (front, *processes.values()):
