@@ -1,11 +1,14 @@
 # Everything runs from `.venv` in this folder. TORCH may name another build, e.g. TORCH="torch --index-url ...".
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
+# As many processes as processors; the tests of a file stay in one and share what they start.
+PYTEST := $(BIN)/python -m pytest --numprocesses logical --dist loadfile --no-loadscope-reorder
+TEST_ARGS ?=
 MODEL_ARGS ?=
 ENGINE_ARGS ?=
 CLIENT_API := protos/client_api.binpb
 
-.PHONY: setup gguf tools demo test lint dashboards stubs client-api bench bench-engine bench-gpu acceptance train
+.PHONY: setup gguf tools demo test test-all real-model lint dashboards stubs client-api bench bench-engine bench-gpu acceptance train
 
 setup: .venv/ready ## make .venv with everything for development
 
@@ -15,10 +18,11 @@ setup: .venv/ready ## make .venv with everything for development
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[all,dev]"
 	touch $@
 
-gguf: .venv/gguf ## llama.cpp too, for GGUF models; building it takes ten minutes or more
+gguf: .venv/gguf ## llama.cpp too, for GGUF models; building it takes some minutes
 
 .venv/gguf: .venv/ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[gguf]"
+	CMAKE_ARGS="-DLLAVA_BUILD=OFF $(CMAKE_ARGS)" \
+	  $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt gguf llama-cpp-python
 	touch $@
 
 tools: ## Prometheus and Alertmanager for the tests, where apt and root are there; without them those tests skip
@@ -28,8 +32,18 @@ tools: ## Prometheus and Alertmanager for the tests, where apt and root are ther
 demo: setup ## start everything, three prompts, figures, stop everything
 	$(BIN)/python -m examples.demo
 
-test: setup ## the whole test suite
-	$(BIN)/python -m pytest
+test: setup ## what decides whether a change is right
+	$(PYTEST) -m "not long" --ignore tests/real $(TEST_ARGS)
+
+test-all: setup tools ## that, what is long by nature, and the real model where it can be had
+	$(MAKE) gguf || echo "llama.cpp could not be installed: tests of GGUF models skip"
+	$(MAKE) real-model || echo "SmolLM2 could not be had: tests/real skip"
+	$(PYTEST) -rs $(TEST_ARGS)
+
+real-model: models/smollm2/config.json ## SmolLM2-135M-Instruct, as a directory and as a GGUF file
+
+models/smollm2/config.json: .venv/ready
+	$(BIN)/python -m tandem.models.smollm2
 
 lint: setup ## style, types, imports, stubs, schemas
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

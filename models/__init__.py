@@ -8,3 +8,4 @@ EMBEDDED = Path(__file__).parent / "embedded"
 TARGET = EMBEDDED / "target"
 DRAFT = EMBEDDED / "draft"
 FOREIGN = Path(__file__).parent / "foreign"  # a drafter with another tokenizer
+SMOLLM2 = Path(__file__).parent / "smollm2"  # a real model, once `make real-model` has made it

@@ -11,11 +11,11 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
 
-import grpc
 import hypothesis
 import pytest
 import torch
@@ -32,19 +32,25 @@ from tandem.engine.config import ModelServiceConfig
 from tandem.orchestrator import server
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.fleet.clients import DrafterClient, VerifierClient
+from tandem.orchestrator.rounds.lockstep import WaitPolicy
 from tandem.orchestrator.workers import cluster
 from tandem.protos.service.pages import Pages, pages_served
-from tandem.protos.transport import rpc
+from tandem.protos.transport import heartbeat, rpc
 from tandem.v1 import orchestrator_pb2_grpc
 from tandem.verifier_service import service as verifier_service
 from tests.families import build
 from tests.ggufs import MakeGGUF, maker
+from tests.order import pytest_collection_modifyitems, pytest_runtest_makereport  # noqa: F401
+from tests.scripted import saying, tokens_of
+from tests.waiting import LIMIT, until
 
 PROMPTS = Path(__file__).parents[1] / "benchmarks" / "peers" / "story_prompts.jsonl"
+# Tasks of servers and of what watches them, and parts of tasks that are counted themselves.
+SERVERS_TASKS = ("grpcio", "StreamServer.", "is_serving", "attend", "until_silent", "_wait.<")
+SERVERS_TASKS += ("PerAddress._keep", "Link._run")  # of replicas, once they are known
 
-hypothesis.settings.register_profile(
-    "tandem", deadline=None
-)  # other load on the machine is no failure
+heartbeat.MISSED = 1000  # tests of a loss set their own; a slow machine has lost nobody
+hypothesis.settings.register_profile("tandem", deadline=None)  # a slow machine is no failure
 hypothesis.settings.load_profile("tandem")
 # Ray reads these when it is imported, which some test modules do long before a test starts it
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -71,16 +77,13 @@ class Services:
     verifier_client: VerifierClient
 
     async def assert_no_session_is_left(self) -> None:
-        """Closing is asynchronous: it may take a moment, not more."""
-        for _ in range(100):
-            left = [
-                (await client.describe(5)).sessions
-                for client in (self.drafter_client, self.verifier_client)
-            ]
-            if left == [0, 0]:
-                return
-            await asyncio.sleep(0.05)
-        raise AssertionError(f"sessions left on drafter and verifier: {left}")
+        """Closing is asynchronous."""
+        for client in (self.drafter_client, self.verifier_client):
+
+            async def closed(client: DrafterClient | VerifierClient = client) -> bool:
+                return not (await client.describe(LIMIT)).sessions
+
+            await until(closed, "no session is left")
 
 
 @dataclass(frozen=True)
@@ -114,19 +117,35 @@ def target(embedded: Pair) -> PreTrainedModel:
 @pytest.fixture(scope="session")
 def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]:
     """Makes a tiny random model directory of a family, with the embedded tokenizer."""
-    made: dict[tuple[str, int], Path] = {}
 
+    @cache
     def make(family: str, seed: int) -> Path:
-        if (family, seed) not in made:
-            folder = made[family, seed] = tmp_path_factory.mktemp(
-                f"{family}-{seed}-", numbered=True
-            )
-            build(family, seed).save_pretrained(folder)
-            for name in ("tokenizer.json", "tokenizer_config.json"):
-                shutil.copy(models.TARGET / name, folder)
-        return made[family, seed]
+        folder = tmp_path_factory.mktemp(f"{family}-{seed}-", numbered=True)
+        build(family, seed).save_pretrained(folder)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(models.TARGET / name, folder)
+        return folder
 
     return make
+
+
+@pytest.fixture(scope="session")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Pair]:
+    """Makes a target that says a text after a prompt of one token, and a drafter of which every
+    n-th token is wrong, or none for 0.
+    """
+
+    @cache
+    def say(text: str, wrong_every: int) -> Path:
+        return saying(tmp_path_factory.mktemp("scripted"), tokens_of(text), wrong_every)
+
+    return lambda text, wrong_every: Pair(say(text, 0), say(text, wrong_every))
+
+
+@pytest.fixture
+def waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request in lockstep waits for every guess, however long a drafter takes."""
+    monkeypatch.setattr(WaitPolicy, "seconds", LIMIT)
 
 
 @pytest.fixture(scope="session")
@@ -144,7 +163,7 @@ async def serve_models(pair: Pair, **options: Any) -> AsyncIterator[Services]:
             (drafter_service, pair.draft),
             (verifier_service, pair.target),
         ):
-            config = ModelServiceConfig(model=folder, **options)
+            config = ModelServiceConfig(**{"model": folder, "threads": 1} | options)
             address = await scope.enter_async_context(module.serving(config, CollectorRegistry()))
             addresses.append(address)
             channels.append(await scope.enter_async_context(rpc.connect(address)))
@@ -192,7 +211,14 @@ def ray() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-async def tandem(ray: None, services: Services) -> AsyncIterator[Tandem]:
+async def tandem(services: Services) -> AsyncIterator[Tandem]:
+    """The whole system on the embedded pair, in this process."""
+    async with serve_all(services, ray=False) as tandem:
+        yield tandem
+
+
+@pytest.fixture(scope="session")
+async def tandem_on_ray(ray: None, services: Services) -> AsyncIterator[Tandem]:
     """The whole system on the embedded pair, with two round workers on Ray."""
     async with serve_all(services, workers=2) as tandem:
         yield tandem
@@ -212,18 +238,9 @@ async def nothing_left(services: Services) -> AsyncIterator[None]:
     before = asyncio.all_tasks()
     yield
     await services.assert_no_session_is_left()
-    for _ in range(50):
+
+    def ended() -> bool:
         ours = asyncio.all_tasks() - before - {asyncio.current_task()}
-        # tasks of servers and of what watches them, and parts of tasks that are counted themselves
-        servers = ("grpcio", "StreamServer.", "is_serving", "attend", "until_silent", "_wait.<")
-        servers += ("PerAddress._keep", "Link._run")  # of replicas, once they are known
-        left = {task for task in ours if not any(name in repr(task) for name in servers)}
-        if not left:
-            break
-        await asyncio.sleep(0.1)
-    assert not left
+        return all(any(name in repr(task) for name in SERVERS_TASKS) for task in ours)
 
-
-def code_of(error: pytest.ExceptionInfo[grpc.aio.AioRpcError]) -> grpc.StatusCode:
-    """The status of a failed call."""
-    return error.value.code()
+    await until(ended, "no task of the test is left")

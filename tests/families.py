@@ -157,8 +157,6 @@ SERVED = ("gpt2", "gpt_neox", "llama", "qwen2")  # those on which costly tests r
 CAPPED = {"phi3_longrope": SHORT, "llama4_text": SHORT, "phimoe": SHORT}  # contexts
 
 # Refused, and what the line says of each.
-INTERFACE = "does not attend through transformers' AttentionInterface"
-STATE = "keeps a recurrent state"
 CONFIGS |= {
     "bart": lambda: tf.BartConfig(
         d_model=64, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=64, decoder_ffn_dim=64
@@ -169,37 +167,19 @@ CONFIGS |= {
         **PLAIN, **LATENT, **ROUTED, index_n_heads=2, index_head_dim=16
     ),
     "diffllama": lambda: tf.DiffLlamaConfig(**GROUPED),
-    "falcon": lambda: tf.FalconConfig(
-        num_hidden_layers=2, hidden_size=64, num_attention_heads=4, **ENDS
-    ),
-    "gpt_neo": lambda: tf.GPTNeoConfig(
-        num_layers=2, hidden_size=64, num_heads=4, attention_types=[[["global"], 2]], **ENDS
-    ),
-    "gptj": lambda: tf.GPTJConfig(**GPT2, rotary_dim=8),
-    "jamba": lambda: tf.JambaConfig(**GROUPED, num_experts=2),
     "lfm2": lambda: tf.Lfm2Config(**GROUPED, layer_types=["conv", "full_attention", "conv"]),
     "llama4": lambda: tf.Llama4TextConfig(**LLAMA4),
     "mamba": lambda: tf.MambaConfig(num_hidden_layers=2, hidden_size=64, state_size=8, **ENDS),
-    "mpt": lambda: tf.MptConfig(d_model=64, n_heads=4, n_layers=2, **ENDS),
-    "qwen3_next": lambda: tf.Qwen3NextConfig(**SIZED, **QWEN_EXPERTS),
-    "t5": lambda: tf.T5Config(d_model=64, d_ff=64, d_kv=16, num_layers=1, num_heads=4),
 }
 REFUSED = {
     "bart": "BartForConditionalGeneration is an encoder-decoder",
     "bert": "BertLMHeadModel is not causal",
-    "bloom": f"BloomForCausalLM {INTERFACE}",
+    "bloom": "BloomForCausalLM does not attend through transformers' AttentionInterface",
     "deepseek_v32": "DeepseekV32ForCausalLM asks its attention for 'indices'",
     "diffllama": "DiffLlamaForCausalLM attends more than once in a layer",
-    "falcon": f"FalconForCausalLM {INTERFACE}",
-    "gpt_neo": f"GPTNeoForCausalLM {INTERFACE}",
-    "gptj": f"GPTJForCausalLM {INTERFACE}",
-    "jamba": f"JambaForCausalLM {STATE}",
     "lfm2": "Lfm2ForCausalLM has attention in 1 of its 3 layers only",
     "llama4": "Llama4ForCausalLM scales attention by a token's place in the batch",
-    "mamba": f"MambaForCausalLM {STATE}",
-    "mpt": f"MptForCausalLM {INTERFACE}",
-    "qwen3_next": f"Qwen3NextForCausalLM {STATE}",
-    "t5": "T5ForConditionalGeneration is an encoder-decoder",
+    "mamba": "MambaForCausalLM keeps a recurrent state",
 }
 
 

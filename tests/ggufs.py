@@ -15,7 +15,6 @@ import pytest
 from tandem.engine.gguf.llama import BatchRow, LlamaContext
 from tandem.engine.gguf.model import GGUFModel
 
-TYPES = ("f32", "q8_0", "q4_0")
 MakeGGUF = Callable[[Path, str], Path]
 missing = [name for name in ("llama_cpp", "gguf") if find_spec(name) is None]
 needs_llama = pytest.mark.skipif(

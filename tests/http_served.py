@@ -37,6 +37,7 @@ CHAT: Any = [
     {"role": "system", "content": "Tell a story."},
     {"role": "user", "content": [{"type": "text", "text": "Once upon a time"}]},
 ]
+TOKENS = 16
 WRITTEN = "system: Tell a story.\nuser: Once upon a time\nassistant:"
 
 
@@ -82,13 +83,13 @@ async def serve_http(
 
 async def complete(client: AsyncOpenAI, **options: Any) -> Any:
     return await client.completions.create(
-        **{"model": "target", "prompt": PROMPT, "temperature": 0, "max_tokens": 40} | options
+        **{"model": "target", "prompt": PROMPT, "temperature": 0, "max_tokens": TOKENS} | options
     )
 
 
 async def converse(client: AsyncOpenAI, **options: Any) -> Any:
     return await client.chat.completions.create(
-        **{"model": "target", "messages": CHAT, "temperature": 0, "max_tokens": 30} | options
+        **{"model": "target", "messages": CHAT, "temperature": 0, "max_tokens": TOKENS} | options
     )
 
 

@@ -17,9 +17,9 @@ from tempfile import TemporaryDirectory
 
 from tandem.benchmarks.chaos.ray_processes import running
 from tandem.benchmarks.peers.checkout import HERE
+from tests.waiting import LIMIT
 
-START_SECONDS, ATTEMPTS, MARK = 120.0, 3, b"Ray runtime started"
-STOP_SECONDS = 20.0
+MARK = b"Ray runtime started"
 RAY = [sys.executable, "-P", "-m", "ray.scripts.scripts"]
 NODE = [
     *("start", "--block", "--disable-usage-stats"),
@@ -99,21 +99,6 @@ async def node(
     """A Ray node while the scope lasts; it may die before."""
     with TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         command = *enter, *RAY, *NODE, f"--temp-dir={folder}", *flags
-        process = await _started(command, environment)
-        try:
-            yield process
-        finally:
-            with suppress(ProcessLookupError):
-                process.terminate()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(process.communicate(), STOP_SECONDS)
-            kill(process.pid)
-
-
-async def _started(command: tuple[str, ...], environment: dict[str, str]) -> Process:
-    """A node that runs; on a busy machine Ray may need more than one attempt."""
-    printed = b""
-    for _ in range(ATTEMPTS):
         process = await asyncio.create_subprocess_exec(
             *command,
             env=environment,
@@ -122,22 +107,20 @@ async def _started(command: tuple[str, ...], environment: dict[str, str]) -> Pro
             start_new_session=True,
         )
         assert process.stdout is not None
-        with suppress(TimeoutError):
-            async with asyncio.timeout(START_SECONDS):
-                printed = b"".join([line async for line in _until(MARK, process.stdout)])
-                if MARK in printed:
-                    return process
-        kill(process.pid)
-        await process.wait()
-    raise AssertionError(f"no Ray node: {printed.decode()}")
-
-
-async def _until(mark: bytes, stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """The lines up to the one that has a mark."""
-    async for line in stream:
-        yield line
-        if mark in line:
-            break
+        try:
+            printed = b""
+            while MARK not in printed:
+                line = await process.stdout.readline()
+                assert line, f"no Ray node: {printed.decode()}"
+                printed += line
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                process.terminate()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LIMIT):
+                    await process.communicate()
+            kill(process.pid)
 
 
 def processes(session: int) -> list[int]:

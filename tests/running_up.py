@@ -1,4 +1,6 @@
-"""`tandem up` on free ports, as a person runs it; stopping it must leave nothing."""
+"""`tandem up` and single services on free ports, as a person runs them; stopping `tandem up` must
+leave nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,56 +11,71 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
 from examples import demo
+from tests.waiting import LIMIT, wait_until
 
-TANDEM = [sys.executable, "-m", "tandem"]
+TANDEM = [sys.executable, "-P", "-m", "tandem"]
+SERVES = re.compile(r'client API on (\S+)\.|"serving".*"address": "([^"]+)"')
 
 
 @dataclass(frozen=True)
-class Up:
-    """What runs: its process, its client API, what it printed until it served, and the mark that
-    all its processes have in their environment.
+class Served:
+    """A command that serves: its process, the address of its API, and what it printed until it
+    served.
     """
 
     process: subprocess.Popen[str]
     address: str
     printed: str
-    mark: str
 
     def run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """A command of a client."""
+        """Run a command of a client."""
         words = [*TANDEM, command, "--address", self.address, *arguments]
-        return subprocess.run(words, capture_output=True, text=True, timeout=120)
+        return subprocess.run(words, capture_output=True, text=True)
 
-    def service(self, role: str) -> psutil.Process:
-        """The process of a role."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        (found,) = [child for child in children if f"tandem.{role}" in child.cmdline()]
+    def processes(self, role: str) -> list[psutil.Process]:
+        """Return the processes of a role that live."""
+        found = []
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                if f"tandem.{role}" in child.cmdline():
+                    found.append(child)
         return found
 
 
 @contextmanager
-def running_up(*flags: str) -> Iterator[Up]:
-    """Until the scope ends."""
-    mark = secrets.token_hex(8)
-    environment = os.environ | {"TANDEM_DEMO": mark}
-    command = [*TANDEM, "up", "--port", "0", *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+def serving(
+    words: list[str], folder: Path | None = None, environment: dict[str, str] | None = None
+) -> Iterator[Served]:
+    """Run a command that serves while the scope lasts; it must end well when it is asked to."""
+    with subprocess.Popen(
+        words, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
-        output = ""
+        printed = ""
         try:
-            while not (found := re.search(r"client API on (\S+)\.", output)):
+            while not (found := SERVES.search(printed)):
                 line = process.stdout.readline()
-                assert line, output
-                output += line
-            yield Up(process, found[1], output, mark)
+                assert line, f"{words} did not serve: {printed}"
+                printed += line
+            yield Served(process, found[1] or found[2], printed)
         finally:
             process.send_signal(signal.SIGTERM)
-            status = process.wait(60)
+            status = process.wait(LIMIT)
         assert status == 0
-    assert demo.left_running(mark) == []
+
+
+@contextmanager
+def running_up(*flags: str) -> Iterator[Served]:
+    """Run `tandem up` while the scope lasts."""
+    mark = secrets.token_hex(8)
+    environment = os.environ | {"TANDEM_DEMO": mark}
+    with serving([*TANDEM, "up", "--port", "0", *flags], environment=environment) as up:
+        yield up
+    wait_until(lambda: not demo.left_running(mark), "no process of `tandem up` is left")

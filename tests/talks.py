@@ -60,6 +60,23 @@ class Talk:
         hung = tree.hang(len(head), parents)
         return Segment(self.kv_range, len(self.text), (*head, *draft), hung, len(hung))
 
+    def among_guesses(self, piece: Sequence[int], rng: random.Random) -> tuple[Segment, list[int]]:
+        """More text in a tree with wrong guesses anywhere, and the path of the text."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        path: list[int] = []
+        for token in piece:
+            for _ in range(rng.choice([0, 0, 0, 1, 3])):
+                parents.append(rng.randrange(-1, len(tokens)))
+                tokens += some_tokens(rng, 1)
+            parents.append(path[-1] if path else -1)
+            path.append(len(tokens))
+            tokens.append(token)
+        for _ in range(rng.choice([0, 0, 5, 20])):
+            parents.append(rng.randrange(-1, len(tokens)))
+            tokens += some_tokens(rng, 1)
+        return self.segment((), tokens, parents), path
+
     def difference(self, model: HFModel, fed: Segment, logits: torch.Tensor) -> float:
         """The largest between the logits of a segment and plain passes over all its paths."""
         worst = 0.0
@@ -84,9 +101,9 @@ class Talk:
         return logits
 
 
-def talks(forward: HFRunner, count: int) -> list[Talk]:
+def talks(forward: HFRunner, count: int, size: int = SIZE) -> list[Talk]:
     """Sessions without a text yet; all must fit the pool."""
-    kv_ranges = [forward.pool.allocate(SIZE) for _ in range(count)]
+    kv_ranges = [forward.pool.allocate(size) for _ in range(count)]
     assert None not in kv_ranges
     return [Talk(kv_range) for kv_range in kv_ranges if kv_range]
 
@@ -108,24 +125,32 @@ def largest_difference(forward: HFRunner, rng: random.Random) -> float:
     return worst
 
 
-def differing_rows(forward: HFRunner, rng: random.Random) -> list[int]:
+@torch.inference_mode()
+def differing_rows(
+    forward: HFRunner, rng: random.Random, length: int = LENGTH, others: int = 2
+) -> list[int]:
     """Places of a text whose logits are not, bit for bit, the same a token at a time and alone, and
     in chunks and trees of any size beside others.
     """
-    text = some_tokens(rng, LENGTH)
-    alone, beside, *others = talks(forward, 4)
+    text = some_tokens(rng, length)
+    alone, beside, *company = talks(forward, 2 + others, length + SIZE - LENGTH)
     expected = torch.cat([alone.say(forward, (token,)) for token in text])
     differing = []
-    while len(beside.text) < len(text):
-        head = text[len(beside.text) :][: rng.choice([1, 5, 70])]
-        draft = some_tokens(rng, rng.choice([0, 3, 20]))
-        own = beside.segment(head, draft, some_tree(rng, len(draft)))
-        company = [
-            other.segment(some_tokens(rng, rng.choice([1, 90])))
-            for other in rng.sample(others, rng.randint(0, 2))
-        ]
-        rows = forward([*company, own])[-1][: len(head)]
-        same = (rows == expected[len(beside.text) :][: len(head)]).all(-1)
-        differing += [len(beside.text) + place for place in (~same).nonzero().flatten().tolist()]
-        beside.commit(forward, own, len(head) - 1)
+    while (start := len(beside.text)) < length:
+        own, path = beside.among_guesses(text[start:][: rng.choice([1, 2, 3, 9, 40, 70])], rng)
+        fed = [(beside, own, path[-1])]
+        for other in rng.sample(company, rng.randint(0, others)):
+            nodes = rng.choice([0, 0, 3, 20])
+            head = some_tokens(rng, rng.choice([1, 5, 33, 70]))
+            segment = other.segment(head, some_tokens(rng, nodes), some_tree(rng, nodes))
+            fed.append((other, segment, len(head) - 1))
+        rng.shuffle(fed)
+        for (talk, segment, node), rows in zip(
+            fed, forward([segment for _, segment, _ in fed]), strict=True
+        ):
+            if talk is beside:
+                same = (rows[path] == expected[start:][: len(path)]).all(-1)
+                differing += [start + place for place in (~same).nonzero().flatten().tolist()]
+            if talk is beside or len(talk.text) < 60:
+                talk.commit(forward, segment, node)
     return differing

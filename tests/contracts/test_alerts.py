@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from functools import cache
 from typing import Any
 
@@ -21,7 +20,7 @@ from tandem.protos.errors import (
     PermissionDenied,
     Unauthenticated,
 )
-from tests.documents import ROOT, dashboards, rows, section, spans
+from tests.documents import ROOT, rows, section, spans
 
 RULES, GRAFANA = ROOT / "deploy" / "prometheus", ROOT / "deploy" / "grafana"
 RUNBOOK = ROOT / "docs" / "runbook.md"
@@ -33,7 +32,7 @@ def run(program: str, *words: str) -> None:
     """A program of Prometheus, if it is installed."""
     if not (path := shutil.which(program)):
         pytest.skip(f"no {program} here; `make tools` installs it")
-    done = subprocess.run([path, *words], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([path, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -91,7 +90,6 @@ def test_every_alert_has_a_paragraph_in_the_runbook() -> None:
     assert heads == [alert["alert"] for alert in alerts()]
     for alert in alerts():
         assert alert["labels"]["severity"] in ("warning", "critical")
-        assert alert["annotations"]["summary"].endswith(".")
         assert alert["annotations"]["runbook_url"] == f"docs/runbook.md#{alert['alert'].lower()}"
         assert FOR_SECONDS[alert.get("for", "0s")] <= 30, "it has to fire within a minute"
 
@@ -105,10 +103,3 @@ def test_queries_name_metrics_that_exist(path: Any) -> None:
     text = path.read_text(encoding="utf-8")
     assert set(re.findall(r"tandem_[a-z0-9_]+", text)) <= documented()
     assert set(re.findall(r"tandem:\w+(?::\w+)?", text)) <= recorded()
-
-
-def test_the_dashboards_are_those_of_their_description() -> None:
-    check = [sys.executable, str(GRAFANA / "generate.py"), "--check"]
-    done = subprocess.run(check, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert {path.stem for path in (GRAFANA / "dashboards").iterdir()} == set(dashboards())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from tandem.orchestrator.config import OrchestratorConfig
 from tandem.protos.errors import Unusable
 from tandem.protos.service.config import configured
 from tests.documents import ROOT
+from tests.manifests import KUBERAY, objects, ray_pods
 
 serve_config = pytest.importorskip("ray.serve.config", reason="needs the extra [cells]")
 serve_schema = pytest.importorskip("ray.serve.schema", reason="needs the extra [cells]")
@@ -48,9 +50,27 @@ def test_arguments_are_settings() -> None:
         cells.app({"verfier": "a:1"})
 
 
+def shipped() -> str:
+    """What `serve deploy` takes."""
+    return (ROOT / "deploy" / "cells.yaml").read_text(encoding="utf-8")
+
+
+def on_kuberay() -> str:
+    """The same in the manifest of KubeRay, whose pods stay as long as it takes to drain cells."""
+    (service,) = objects(KUBERAY, "RayService")
+    config: str = service["spec"]["serveConfigV2"]
+    (deployment,) = yaml.safe_load(config)["applications"][0]["deployments"]
+    grace = ray_pods()["ray-worker"]["spec"]["terminationGracePeriodSeconds"]
+    assert grace > deployment["graceful_shutdown_timeout_s"]
+    return config
+
+
 @pytest.mark.filterwarnings("ignore:The `metrics_interval_s` field:DeprecationWarning")
-def test_the_file_that_ships_is_one_of_serve_whose_arguments_are_settings() -> None:
-    content = yaml.safe_load((ROOT / "deploy" / "cells.yaml").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("text", [shipped, on_kuberay])
+def test_files_that_ship_are_those_of_serve_whose_arguments_are_settings(
+    text: Callable[[], str],
+) -> None:
+    content = yaml.safe_load(text())
     (application,) = serve_schema.ServeDeploySchema.model_validate(content).applications
     assert application.import_path == f"{cells.__name__}:{cells.app.__name__}"
     built = cells.app(application.args)

@@ -121,6 +121,6 @@ def test_names_that_are_none_are_refused(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "made").exists()
 
 
-def test_a_client_cannot_take_the_name_of_a_role(tmp_path: Path) -> None:
-    for name in ("orchestrator", "ca", "client"):
-        assert run(str(tmp_path / "made"), "--client", name) == 1
+@pytest.mark.parametrize("name", ["orchestrator", "ca", "client"])
+def test_a_client_cannot_take_the_name_of_a_role(tmp_path: Path, name: str) -> None:
+    assert run(str(tmp_path / "made"), "--client", name) == 1

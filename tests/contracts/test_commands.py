@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,59 +15,72 @@ from typer.testing import CliRunner
 
 from tandem import models
 from tandem.orchestrator.cli.app import app
+from tests.waiting import LIMIT
 
 SLOW = ("torch", "transformers", "ray", "grpc", "llama_cpp", "huggingface_hub")
 SERVICES = ("tandem.verifier_service", "tandem.drafter_service", "tandem.orchestrator")
 RUN = """
-import runpy, sys
-for name in {missing!r}:
+import contextlib, io, json, runpy, sys
+lines, missing, slow = json.loads(sys.argv[1])
+for name in missing:
     sys.modules[name] = None
-sys.argv = [""] + {arguments!r}
-try:
-    runpy.run_module({module!r}, run_name="__main__")
-finally:
-    sys.stdout.flush()
-    print(*(set(sys.modules) & set({slow!r})))
+found = []
+for module, *arguments in lines:
+    sys.argv, code, printed = ["", *arguments], 0, io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(printed):
+        try:
+            runpy.run_module(module, run_name="__main__")
+        except SystemExit as end:
+            code = end.code or 0
+    if isinstance(code, str):  # a line to print, which the interpreter does
+        print(code, file=printed)
+        code = 1
+    found.append([code, printed.getvalue()])
+print(json.dumps([found, [name for name in slow if sys.modules.get(name)]]))
 """
-FRONT = ["--verifier=v:1", "--drafter=d:1", f"--tokenizer={models.TARGET}", "--port=0"]
+VERIFIER = ("tandem.verifier_service", f"--model={models.TARGET}")
+DRAFTER = ("tandem.drafter_service", f"--model={models.DRAFT}")
+FRONT = (
+    *("tandem.orchestrator", "--verifier=v:1", "--drafter=d:1", "--port=0"),
+    f"--tokenizer={models.TARGET}",
+)
 
 
 def run(
-    module: str, *arguments: str, missing: tuple[str, ...] = (), **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """A module with a command line, some packages of which are not installed; its last line names
-    the slow packages that it imported.
+    *lines: tuple[str, ...], missing: tuple[str, ...] = (), **environment: str
+) -> tuple[list[tuple[int, str]], list[str]]:
+    """Run command lines, each a module and its arguments, one after the other in a process in which
+    some packages are not installed. Return exit code and standard error of each, and the slow
+    packages that they imported.
     """
-    program = RUN.format(module=module, arguments=list(arguments), missing=missing, slow=SLOW)
-    return subprocess.run(
-        [sys.executable, "-c", program],
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, json.dumps([lines, missing, SLOW])],
         capture_output=True,
         text=True,
-        timeout=120,
         env=os.environ | environment,
     )
+    assert (done.returncode, done.stderr) == (0, "")
+    found, imported = json.loads(done.stdout)
+    return [(code, printed) for code, printed in found], imported
 
 
-def refused(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line on standard error of a process that refused to start."""
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
-    return done.stderr
+def refused(found: list[tuple[int, str]]) -> list[str]:
+    """The one line on standard error of each that refused to start."""
+    for code, printed in found:
+        assert (code, printed.count("\n")) == (1, 1), printed
+    return [printed for _, printed in found]
 
 
-@pytest.mark.parametrize("module", ["tandem", *SERVICES])
-@pytest.mark.parametrize("arguments", [["--help"], ["--bogus"]])
-def test_nothing_slow_is_imported_before_arguments_are_parsed(
-    module: str, arguments: list[str]
-) -> None:
-    done = run(module, *arguments)
-    assert done.returncode == (0 if arguments == ["--help"] else 2 if module == "tandem" else 1)
-    assert done.stdout.splitlines()[-1] == ""
-
-
-@pytest.mark.parametrize("command", ["up", "generate", "status"])
-def test_every_command_explains_itself(command: str) -> None:
-    shown = CliRunner().invoke(app, [command, "--help"])
-    assert shown.exit_code == 0 and "Usage" in shown.output
+def test_nothing_slow_is_imported_before_arguments_are_parsed(tmp_path: Path) -> None:
+    commands = [("tandem", command) for command in ("up", "generate", "status")]
+    modules = [("tandem",), *((service,) for service in SERVICES)]
+    good = [(*line, "--help") for line in commands + modules]
+    wrong = [(*line, "--bogus") for line in modules]
+    nowhere = (VERIFIER[0], f"--model={tmp_path / 'nothing'}")
+    found, imported = run(*good, *wrong, nowhere)
+    assert [code for code, _ in found] == [0] * len(good) + [2, 1, 1, 1] + [1]
+    assert "nothing is not a model directory: it has no config.json" in found[-1][1]
+    assert imported == []
 
 
 def test_the_version_is_that_of_the_distribution() -> None:
@@ -74,43 +88,30 @@ def test_the_version_is_that_of_the_distribution() -> None:
     assert (shown.exit_code, shown.output) == (0, f"tandem {version('tandem-serving')}\n")
 
 
-@pytest.mark.parametrize(
-    ("module", "package", "arguments"),
-    [
-        ("tandem.verifier_service", "torch", [f"--model={models.TARGET}"]),
-        ("tandem.drafter_service", "transformers", [f"--model={models.DRAFT}"]),
-        ("tandem.orchestrator", "ray", FRONT),
-    ],
-)
-def test_a_missing_extra_is_one_line_that_says_what_to_install(
-    module: str, package: str, arguments: list[str]
-) -> None:
-    role = module.rpartition(".")[2].removesuffix("_service")
-    line = refused(run(module, *arguments, missing=(package,)))
-    assert line == f"error: {package} is not installed: pip install 'tandem-serving[{role}]'\n"
+def test_a_missing_extra_is_one_line_that_says_what_to_install() -> None:
+    found, _ = run(VERIFIER, DRAFTER, FRONT, missing=("torch", "transformers", "ray"))
+    assert refused(found) == [
+        f"error: {package} is not installed: pip install 'tandem-serving[{extra}]'\n"
+        for package, extra in (
+            ("torch", "verifier"),
+            ("torch", "drafter"),
+            ("ray", "orchestrator"),
+        )
+    ]
 
 
 def test_a_misspelt_variable_is_one_line() -> None:
-    wrong = {"TANDEM__VERIFIER__DTPYE": "bfloat16"}
-    right = "TANDEM__VERIFIER__DTYPE"
-    line = refused(run("tandem.verifier_service", f"--model={models.TARGET}", **wrong))
-    assert line == f"error: TANDEM__VERIFIER__DTPYE: no such setting; did you mean {right}?\n"
-    assert refused(run("tandem", "up", "--port=0", "--no-ray", **wrong)) == line
+    up = ("tandem", "up", "--port=0", "--no-ray")
+    found, _ = run(VERIFIER, up, TANDEM__VERIFIER__DTPYE="bfloat16")
+    problem = "TANDEM__VERIFIER__DTPYE: no such setting; did you mean TANDEM__VERIFIER__DTYPE?"
+    assert refused(found) == [f"error: {problem}\n"] * 2
 
 
-def test_a_model_directory_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
-    done = run("tandem.verifier_service", f"--model={tmp_path / 'nothing'}")
-    assert "nothing is not a model directory: it has no config.json" in refused(done)
-    assert done.stdout == "\n", "it was found before anything slow was imported"
-
-
-@pytest.mark.parametrize(
-    ("address", "problem"), [("127.0.0.1:1", "refused"), ("nonsense", "Invalid address format")]
-)
-def test_a_wrong_ray_address_is_one_line(address: str, problem: str) -> None:
+def test_a_wrong_ray_address_is_one_line() -> None:
     known = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
-    line = refused(run("tandem.orchestrator", *FRONT, f"--ray-address={address}", **known))
-    assert f"cannot join the Ray cluster at {address}: " in line and problem in line
+    found, _ = run((*FRONT, "--ray-address=127.0.0.1:1"), **known)
+    (line,) = refused(found)
+    assert "cannot join the Ray cluster at 127.0.0.1:1: " in line and "refused" in line
 
 
 def test_a_signal_in_the_moment_of_serving_is_a_good_end() -> None:
@@ -132,19 +133,19 @@ asyncio.run(command.run("drafter", config, serve))
 """
     for number in (signal.SIGINT, signal.SIGTERM):
         words = [sys.executable, "-c", program, str(int(number))]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(words, capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (0, "ended in order\n"), done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_service_that_loads_at_once(number: signal.Signals) -> None:
     """While PyTorch is imported, and while a thread reads the model."""
-    command = [sys.executable, "-m", "tandem.verifier_service", f"--model={models.TARGET}"]
+    command = [sys.executable, "-m", *VERIFIER]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         assert b'"loading"' in process.stdout.readline()
         if number is signal.SIGTERM:
             assert b'"testing"' in process.stdout.readline()
         process.send_signal(number)
-        assert process.wait(10) == -number
+        assert process.wait(LIMIT) == -number
         assert process.stderr.read() == b""

@@ -16,6 +16,7 @@ from tandem.orchestrator.http import body, server
 from tandem.orchestrator.http.hosts import asked_by_own_names
 from tandem.protos.address import names_this_machine
 from tandem.protos.service.pages import Pages, pages_served
+from tests.waiting import LIMIT
 
 OWN = (
     "127.0.0.1:8000",
@@ -38,7 +39,7 @@ def test_names_of_this_machine_are_those_that_lead_nowhere_else(
 
 def ask(port: int, method: str, **headers: str) -> int:
     """The status of an answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT)
     try:
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         connection.request(method, "/metrics", b"{}" if method == "POST" else None, given)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -25,10 +26,16 @@ NAME = "stories/target"
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 ELSE = {"pytorch_model.bin": b"pickled", "onnx/model.safetensors": b"again", "README.md": b"# x"}
 RESOLVE = """
-import sys; from pathlib import Path; from tandem.protos import hub
-found = hub.local(Path(sys.argv[1]), getattr(hub, sys.argv[2]))
-print(*sorted(str(file.relative_to(found)) for file in found.rglob('*') if file.is_file()))
-print(hub.name_of(found))
+import json, sys; from pathlib import Path; from tandem.protos import hub
+found = []
+for name, files in json.loads(sys.argv[1]):
+    try:
+        folder = hub.local(Path(name), getattr(hub, files))
+        files = (str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+        found.append([hub.name_of(folder), *sorted(files)])
+    except hub.Unusable as problem:
+        found.append(str(problem))
+print(json.dumps(found))
 """
 
 
@@ -84,45 +91,36 @@ def serving() -> Iterator[str]:
         server.shutdown()
 
 
-def resolve(
-    folder: Path, endpoint: str, files: str = "MODEL", name: str = NAME, **more: str
-) -> subprocess.CompletedProcess[str]:
-    """What a process makes of a name, whose cache of the hub is a folder."""
-    environment = os.environ | {"HF_HOME": str(folder), "HF_ENDPOINT": endpoint} | more
-    return subprocess.run(
-        [sys.executable, "-c", RESOLVE, name, files],
+def resolve(folder: Path, endpoint: str, *asked: tuple[str, str], offline: str = "0") -> list[Any]:
+    """What a process makes of names and what of them it needs, one after the other: the name and
+    the files that are then there, or why not. Its cache of the hub is a folder.
+    """
+    environment = {"HF_HOME": str(folder), "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": offline}
+    done = subprocess.run(
+        [sys.executable, "-c", RESOLVE, json.dumps(asked)],
         capture_output=True,
         text=True,
-        timeout=120,
-        env=environment,
+        env=os.environ | environment,
         cwd=folder,
     )
+    assert done.returncode == 0, done.stderr
+    found: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
-def test_a_name_on_the_hub_is_downloaded_once_and_no_more_than_is_loaded(tmp_path: Path) -> None:
+def test_a_name_on_the_hub_is_downloaded_once_and_no_more_than_is_needed(tmp_path: Path) -> None:
+    nobody = ("nobody/nothing", "MODEL")
     with serving() as endpoint:
-        done = resolve(tmp_path, endpoint)
-    expected = " ".join(sorted(file.name for file in models.TARGET.iterdir()))
-    assert done.stdout == f"{expected}\n{NAME}\n", done.stderr
-    again = resolve(tmp_path, endpoint, HF_HUB_OFFLINE="1")
-    assert again.stdout == done.stdout, again.stderr
-
-
-def test_of_a_tokenizer_no_weights_are_downloaded(tmp_path: Path) -> None:
-    with serving() as endpoint:
-        done = resolve(tmp_path, endpoint, "TOKENIZER")
-    assert "tokenizer.json" in done.stdout and "safetensors" not in done.stdout
-
-
-@pytest.mark.parametrize("offline", ["0", "1"])
-def test_what_cannot_be_downloaded_is_refused_with_a_way_to_do_it(
-    offline: str, tmp_path: Path
-) -> None:
-    with serving() as endpoint:
-        done = resolve(tmp_path, endpoint, name="nobody/nothing", HF_HUB_OFFLINE=offline)
-    line = done.stderr.splitlines()[-1]
-    assert "nobody/nothing is not here and was not downloaded" in line
-    assert line.endswith("by hand: hf download nobody/nothing --local-dir nothing")
+        tokenizer, model, problem = resolve(
+            tmp_path, endpoint, (NAME, "TOKENIZER"), (NAME, "MODEL"), nobody
+        )
+    assert "tokenizer.json" in tokenizer and "model.safetensors" not in tokenizer
+    assert model == [NAME, *sorted(file.name for file in models.TARGET.iterdir())]
+    again, still = resolve(tmp_path, endpoint, (NAME, "MODEL"), nobody, offline="1")
+    assert again == model
+    for line in (problem, still):
+        assert "nobody/nothing is not here and was not downloaded" in line
+        assert line.endswith("by hand: hf download nobody/nothing --local-dir nothing")
 
 
 def test_without_the_library_the_refusal_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

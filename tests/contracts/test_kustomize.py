@@ -21,6 +21,7 @@ from tandem.orchestrator.metrics import FrontMetrics
 from tests.documents import ROOT, blocks
 from tests.manifests import (
     DEPLOY,
+    KUBERAY,
     OVERLAYS,
     assert_reaches_its_services,
     objects,
@@ -39,11 +40,16 @@ LOCKED = {
 SECRET = "a-token-that-is-long-enough"
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
-def test_every_object_fits_the_schema_of_kubernetes(name: str, tmp_path: Path) -> None:
-    file = tmp_path / f"{name}.yaml"
-    file.write_text(overlay(name))
-    command = [program("kubernetes-validate"), "--strict", "--quiet", "--no-warn", str(file)]
+def test_every_object_fits_the_schema_of_kubernetes(tmp_path: Path) -> None:
+    """Each once, and those that KubeRay makes."""
+    (service,) = objects(KUBERAY, "RayService")
+    serve = {"apiVersion": "v1", "kind": "Service"} | service["spec"]["serveService"]
+    made = [*ray_pods().values(), serve, *objects(KUBERAY, "ConfigMap", "NetworkPolicy", "Service")]
+    for name in OVERLAYS:
+        made += yaml.safe_load_all(overlay(name))
+    file = tmp_path / "made.yaml"
+    file.write_text("---\n".join({yaml.safe_dump(each) for each in made}), encoding="utf-8")
+    command = [program("kubernetes-validate"), "--strict", "--quiet", "--no-warn", file]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 

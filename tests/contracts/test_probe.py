@@ -9,60 +9,80 @@ from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import pytest
+from google.protobuf import descriptor_pool
 
 from tandem.protos import probe
 from tandem.protos.errors import Unusable
 from tandem.protos.service.config import ROLES
 from tandem.protos.transport import rpc
 from tandem.protos.transport.health import Health
-from tandem.v1 import drafter_pb2, orchestrator_pb2, verifier_pb2, verifier_pb2_grpc
+from tandem.v1 import drafter_pb2, orchestrator_pb2, verifier_pb2_grpc  # noqa: F401
 from tests.certificates import made, settings, tls_of
+from tests.waiting import LIMIT
 
-SCHEMAS = (drafter_pb2, orchestrator_pb2, verifier_pb2)
+IMPATIENT = 0.2  # seconds
+PATIENT = f"from tandem.protos import probe; probe.SECONDS = {LIMIT}; probe.main()"
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that answers may take long; of one that does not, `IMPATIENT` is enough."""
+    monkeypatch.setattr(probe, "SECONDS", LIMIT)
 
 
 class Verifier(verifier_pb2_grpc.VerifierServiceServicer):
     """No call but those for its health is made."""
 
 
-async def probed(*arguments: str, **environment: str) -> tuple[int | None, str]:
-    """Exit code, and what it printed as an error."""
+async def probed(port: str) -> tuple[int | None, str]:
+    """Exit code of the command for a verifier, and what it printed as an error."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "tandem.protos.probe", *arguments),
-        env=os.environ | environment,
+        *(sys.executable, "-P", "-c", PATIENT, "verifier"),
+        env=os.environ | {"TANDEM__VERIFIER__PORT": port},
         stderr=PIPE,
     )
     _, problem = await process.communicate()
     return process.returncode, problem.decode()
 
 
+async def serves(address: str, role: str = "verifier", name: str | None = None) -> bool:
+    """What the command asks, with the role's certificates as they are set."""
+    asked = probe.service(role) if name is None else name
+    return await probe.serves(address, asked, probe.certificates(role), role)
+
+
 async def test_the_exit_code_is_what_the_service_says_of_itself() -> None:
     health = Health()
     async with rpc.serving("127.0.0.1", 0, Verifier(), health=health) as address:
-        port = {"TANDEM__VERIFIER__PORT": address.rpartition(":")[2]}
-        assert await probed("verifier", **port) == (0, "")
-        health.report("model", "it hangs")
-        code, problem = await probed("verifier", **port)
-        assert (code, problem) == (1, f"verifier at {address}: not serving\n")
-        assert await probed("verifier", "--live", **port) == (0, "")
-
-
-async def test_another_service_or_none_at_the_port_is_not_serving() -> None:
-    async with rpc.serving("127.0.0.1", 0, Verifier()) as address:
         port = address.rpartition(":")[2]
-        assert not await probe.serves(address, probe.service("drafter"), None, "drafter")
-    assert (await probed("verifier", TANDEM__VERIFIER__PORT=port))[0] == 1
+        assert await probed(port) == (0, "")
+        health.report("model", "it hangs")
+        assert await probed(port) == (1, f"verifier at {address}: not serving\n")
+        assert await serves(address, name=probe.PROCESS)
 
 
-async def test_with_tls_it_shows_the_services_own_certificate(tmp_path: Path) -> None:
+async def test_another_service_or_none_at_the_port_is_not_serving(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with rpc.serving("127.0.0.1", 0, Verifier()) as address:
+        assert await serves(address)
+        assert not await serves(address, "drafter")
+    monkeypatch.setattr(probe, "SECONDS", IMPATIENT)
+    assert not await serves(address)
+
+
+async def test_with_tls_it_shows_the_services_own_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = made(tmp_path / "certs")
-    own = settings(folder, "verifier")
-    environment = {f"TANDEM__VERIFIER__{name.upper()}": str(path) for name, path in own.items()}
     security = rpc.Security(tls_of(folder, "verifier"))
     async with rpc.serving("127.0.0.1", 0, Verifier(), security=security) as address:
-        port = {"TANDEM__VERIFIER__PORT": address.rpartition(":")[2]}
-        assert await probed("verifier", **port, **environment) == (0, "")
-        assert (await probed("verifier", **port))[0] == 1
+        with monkeypatch.context() as patch:
+            patch.setattr(probe, "SECONDS", IMPATIENT)
+            assert not await serves(address)
+        for name, path in settings(folder, "verifier").items():
+            monkeypatch.setenv(f"TANDEM__VERIFIER__{name.upper()}", str(path))
+        assert await serves(address)
 
 
 def test_the_port_is_that_of_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,9 +99,5 @@ def test_the_port_is_that_of_the_settings(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_every_role_has_a_service_of_that_name() -> None:
-    names = {
-        service.full_name
-        for schema in SCHEMAS
-        for service in schema.DESCRIPTOR.services_by_name.values()
-    }
-    assert {probe.service(role) for role in ROLES} <= names
+    for role in ROLES:
+        assert descriptor_pool.Default().FindServiceByName(probe.service(role))

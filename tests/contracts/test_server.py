@@ -23,17 +23,31 @@ from tandem.protos.transport import health as own_health
 from tandem.protos.transport import interceptor, rpc, status
 from tandem.v1 import rounds_pb2, rounds_pb2_grpc
 from tests.contracts.test_status import ROUNDS, VERIFIER, refusing
-from tests.services.peer import until
+from tests.waiting import LIMIT, until
+
+CALLS = 2000  # at once
+
+
+async def serves(channel: aio.Channel, name: str = "") -> bool:
+    """Whether a service, or the process, reports that it serves."""
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=LIMIT)
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def run(channel: aio.Channel) -> Any:
+    """A call of a service of ours."""
+    return rounds_pb2_grpc.RoundWorkerServiceStub(channel).Run(
+        rounds_pb2.RunRequest(), timeout=LIMIT
+    )
 
 
 async def test_health_knows_the_process_and_each_service() -> None:
     async with refusing(None) as channel:
-        health: Any = health_pb2_grpc.HealthStub(channel)
         for name in ("", VERIFIER, ROUNDS):
-            answer = await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            assert await serves(channel, name)
         with pytest.raises(aio.AioRpcError) as failure:
-            await health.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=5)
+            await serves(channel, "nobody")
         assert failure.value.code() is grpc.StatusCode.NOT_FOUND
 
 
@@ -50,7 +64,7 @@ async def test_whoever_watches_health_is_told_when_a_server_drains() -> None:
     server = asyncio.create_task(serve())
     async with rpc.connect(await served) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
-        watch = health.Watch(health_pb2.HealthCheckRequest(service=""), timeout=5)
+        watch = health.Watch(health_pb2.HealthCheckRequest(service=""), timeout=LIMIT)
         try:
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
             stop.set()
@@ -68,30 +82,30 @@ async def test_watches_of_health_have_a_limit_and_checks_have_none(
     asked, serving = health_pb2.HealthCheckRequest(), health_pb2.HealthCheckResponse.SERVING
     async with rpc.serving("127.0.0.1", 0, object()) as address, rpc.connect(address) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
-        watches = [stub.Watch(asked, timeout=60) for _ in range(2)]
+        watches = [stub.Watch(asked, timeout=LIMIT) for _ in range(2)]
         for watch in watches:
             assert (await watch.read()).status == serving
         with pytest.raises(aio.AioRpcError, match="2 calls of Watch run, the most") as failure:
-            await stub.Watch(asked, timeout=20).read()
+            await stub.Watch(asked, timeout=LIMIT).read()
         assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert (await stub.Check(asked, timeout=20)).status == serving
+        assert await serves(channel)
         watches[0].cancel()
-        async with asyncio.timeout(20):
-            while True:
-                with suppress(aio.AioRpcError):  # until the one before has left its place
-                    assert (await stub.Watch(asked, timeout=20).read()).status == serving
-                    break
-                await asyncio.sleep(0.02)
+
+        async def watched() -> bool:
+            """Once the one before has left its place."""
+            with suppress(aio.AioRpcError):
+                return (await stub.Watch(asked, timeout=LIMIT).read()).status == serving
+            return False
+
+        await until(watched)
 
 
 async def test_a_service_far_away_is_connected_to_at_once() -> None:
     """A connection takes longer than the pause between two attempts to make one."""
     async with rpc.serving("127.0.0.1", 0, object()) as address, linked(address) as link:
-        await link.become(State(round_trip=0.8))
+        await link.become(State(round_trip=0.5))
         async with rpc.connect(f"127.0.0.1:{link.port}") as channel:
-            check = health_pb2_grpc.HealthStub(channel).Check
-            answer = await check(health_pb2.HealthCheckRequest(), timeout=10)
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            assert await serves(channel)
 
 
 class Hanging(rounds_pb2_grpc.RoundWorkerServiceServicer):
@@ -111,20 +125,16 @@ async def test_a_server_full_of_calls_refuses_more_and_still_answers_health(
     monkeypatch.setattr(interceptor, "MAX_CONCURRENT_CALLS", 2)
     servicer = Hanging()
     async with rpc.serving("127.0.0.1", 0, servicer) as address, rpc.connect(address) as channel:
-        stub = rounds_pb2_grpc.RoundWorkerServiceStub(channel)
-        calls = [stub.Run(rounds_pb2.RunRequest(), timeout=20) for _ in range(3)]
+        calls = [run(channel) for _ in range(3)]
         reads = [asyncio.ensure_future(call.read()) for call in calls]
         (refused,), running = await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
         failure = refused.exception()
         assert isinstance(failure, aio.AioRpcError)
         assert isinstance(status.decode(failure), errors.Busy)
-        check = health_pb2_grpc.HealthStub(channel).Check
-        answer = await check(health_pb2.HealthCheckRequest(), timeout=5)
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        assert await serves(channel)
         servicer.go.set()
         assert [list(answer.tokens) for answer in await asyncio.gather(*running)] == [[1], [1]]
-        later = stub.Run(rounds_pb2.RunRequest(), timeout=5)
-        assert list((await later.read()).tokens) == [1]
+        assert list((await run(channel).read()).tokens) == [1]
 
 
 class Flooding(rounds_pb2_grpc.RoundWorkerServiceServicer):
@@ -135,7 +145,7 @@ class Flooding(rounds_pb2_grpc.RoundWorkerServiceServicer):
 
     async def Run(self, request: object, context: Any) -> None:
         try:
-            async with asyncio.timeout(0.3):
+            async with asyncio.timeout(0.1):
                 while True:
                     await context.write(rounds_pb2.RunResponse(tokens=range(100_000)))
         except TimeoutError:
@@ -149,10 +159,9 @@ async def test_a_call_that_has_ended_leaves_its_place_though_its_caller_reads_no
     monkeypatch.setattr(interceptor, "MAX_CONCURRENT_CALLS", 1)
     servicer = Flooding()
     async with rpc.serving("127.0.0.1", 0, servicer) as address, rpc.connect(address) as channel:
-        stub: Any = rounds_pb2_grpc.RoundWorkerServiceStub(channel)
         calls = []
         for number in range(1, 4):
-            calls.append(stub.Run(rounds_pb2.RunRequest(), timeout=20))
+            calls.append(run(channel))
             await until(lambda number=number: servicer.gave_up == number)
         with pytest.raises(aio.AioRpcError) as failure:
             async for _ in calls[0]:
@@ -165,10 +174,8 @@ async def test_many_new_calls_at_once_are_all_answered() -> None:
     servicer = Hanging()
     servicer.go.set()
     async with rpc.serving("127.0.0.1", 0, servicer) as address, rpc.connect(address) as channel:
-        stub = rounds_pb2_grpc.RoundWorkerServiceStub(channel)
-        calls = [stub.Run(rounds_pb2.RunRequest(), timeout=60) for _ in range(2500)]
-        answers = await asyncio.gather(*(call.read() for call in calls))
-    assert [list(answer.tokens) for answer in answers] == [[1]] * 2500
+        answers = await asyncio.gather(*(run(channel).read() for _ in range(CALLS)))
+    assert [list(answer.tokens) for answer in answers] == [[1]] * CALLS
 
 
 async def test_reflection_lists_the_services() -> None:
@@ -176,7 +183,9 @@ async def test_reflection_lists_the_services() -> None:
         asked = reflection_pb2.ServerReflectionRequest(list_services="")
         make: Any = reflection_pb2_grpc.ServerReflectionStub
         stub = make(channel)
-        answers = [answer async for answer in stub.ServerReflectionInfo(iter([asked]), timeout=5)]
+        answers = [
+            answer async for answer in stub.ServerReflectionInfo(iter([asked]), timeout=LIMIT)
+        ]
     names = {service.name for service in answers[0].list_services_response.service}
     assert names >= {VERIFIER, ROUNDS, "grpc.health.v1.Health"}
 
@@ -195,9 +204,7 @@ async def test_a_host_may_be_of_ipv6(host: str) -> None:
     """With brackets or without; what is announced can be connected to as it is."""
     async with rpc.serving(host, 0, object()) as address, rpc.connect(address) as channel:
         assert address.startswith("[::1]:")
-        check = health_pb2_grpc.HealthStub(channel).Check
-        answer = await check(health_pb2.HealthCheckRequest(), timeout=10)
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        assert await serves(channel)
     assert rpc.free_port(host) in rpc.FREE_PORTS
     with pages_served(host, 0, Pages(CollectorRegistry())) as metrics:
         assert metrics.startswith("[::1]:")
@@ -205,7 +212,7 @@ async def test_a_host_may_be_of_ipv6(host: str) -> None:
 
 
 def status_of(url: str) -> int:
-    with urlopen(url, timeout=10) as page:
+    with urlopen(url, timeout=LIMIT) as page:
         return int(page.status)
 
 

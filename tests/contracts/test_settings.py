@@ -80,10 +80,6 @@ def test_settings_made_in_code_do_not_depend_on_the_environment(
             "TANDEM__VERIFIER__DTPYE: no such setting; did you mean TANDEM__VERIFIER__DTYPE?",
         ),
         (
-            "TANDEM__VERIFER__DTYPE",
-            "TANDEM__VERIFER__DTYPE: no such setting; did you mean TANDEM__VERIFIER__DTYPE?",
-        ),
-        (
             "TANDEM__VERIFIER__DRAFT__COST",
             "TANDEM__VERIFIER__DRAFT__COST: no such setting; did you mean"
             " TANDEM__VERIFIER__DRAFT_COST?",
@@ -130,11 +126,9 @@ def test_an_unknown_flag_is_refused_with_the_nearest_name() -> None:
     ("flag", "line"),
     [
         ("--port=65536", "port: Input should be less than or equal to 65535, got '65536'"),
-        ("--niceness=20", "niceness: Input should be less than or equal to 19, got '20'"),
         ("--drain-seconds=soon", "unable to parse string as a number, got 'soon'"),
         ("--log-level=loud", "'info', 'warning' or 'error', got 'loud'"),
         ("--kv-bytes=much", "could not parse value and unit from byte string, got 'much'"),
-        ("--register-name=a b", "register_name: String should match pattern"),
         ("--register-name=a b", "got 'a b'"),
     ],
 )

@@ -13,15 +13,19 @@ async def fail() -> None:
     raise LookupError("a bug")
 
 
+async def for_ever() -> None:
+    await asyncio.Event().wait()
+
+
 async def test_a_task_that_fails_cancels_its_scope_which_raises_its_error() -> None:
     with pytest.raises(LookupError, match="a bug"):
-        async with background(asyncio.sleep(60), fail()):
-            await asyncio.sleep(60)
+        async with background(for_ever(), fail()):
+            await for_ever()
 
 
 async def test_the_tasks_end_with_the_scope_and_its_error_is_its_own() -> None:
     with pytest.raises(KeyError):
-        async with background(asyncio.sleep(60)) as tasks:
+        async with background(for_ever()) as tasks:
             raise KeyError("of the scope")
     assert [task.cancelled() for task in tasks] == [True]
 
@@ -31,19 +35,25 @@ async def test_the_first_that_ends_ends_all_and_the_first_error_is_raised() -> N
 
     async def clean_up() -> None:
         try:
-            await asyncio.sleep(60)
+            await for_ever()
         finally:
             late.append(1)
 
-    await first_done(asyncio.sleep(0.01), clean_up())
+    await first_done(asyncio.sleep(0), clean_up())
     assert late == [1]
     with pytest.raises(LookupError):
         await first_done(fail(), clean_up())
 
 
 async def test_who_is_cancelled_cancels_the_tasks() -> None:
-    task = asyncio.create_task(first_done(asyncio.sleep(60)))
-    await asyncio.sleep(0.01)
+    begun = asyncio.Event()
+
+    async def begin() -> None:
+        begun.set()
+        await for_ever()
+
+    task = asyncio.create_task(first_done(begin()))
+    await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -53,18 +63,23 @@ async def test_who_is_cancelled_cancels_the_tasks() -> None:
 async def test_work_that_must_be_done_is_done_however_often_its_caller_is_cancelled(
     fails: bool,
 ) -> None:
+    begun, go = asyncio.Event(), asyncio.Event()
     done: list[int] = []
 
     async def work() -> None:
-        await asyncio.sleep(0.05)
+        begun.set()
+        await go.wait()
         done.append(1)
         if fails:
             raise LookupError("a bug")
 
     task = asyncio.create_task(to_the_end(work()))
+    await begun.wait()
     for _ in range(3):
-        await asyncio.sleep(0.005)
         task.cancel()
+        await asyncio.sleep(0)
+    assert not task.done()
+    go.set()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert done == [1]

@@ -16,8 +16,9 @@ from tandem.engine.schedule.progress import StepReport
 from tandem.engine.schedule.scheduler import ModelThread
 from tandem.engine.schedule.task import Job
 from tandem.protos import tree
+from tests.waiting import LIMIT
 
-VOCABULARY, MOST, SECONDS = 5, 8, 5.0
+VOCABULARY, MOST = 5, 8
 LIMITS = StepLimits(sessions=MOST, tokens=128)
 KV_RANGE = KVRange(0, 1 << 16)
 
@@ -68,7 +69,7 @@ class Machine:
     def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """Zeros, once the machine is open."""
         self.began.set()
-        assert self.open.wait(SECONDS)
+        assert self.open.wait(LIMIT)
         self.between()
         self.now += self.costs[0] + self.costs[1] * sum(len(own.tokens) for own in segments)
         self.batches.append(list(segments))
@@ -101,12 +102,12 @@ class Machine:
         """
         with self.thread(queue_limit, limits) as thread:
             first = asyncio.create_task(thread.run(b"first", lambda: steps(1)))
-            await asyncio.to_thread(self.began.wait, SECONDS)
+            await asyncio.to_thread(self.began.wait, LIMIT)
             try:
                 yield thread
             finally:
                 self.open.set()
-                await asyncio.wait_for(asyncio.gather(first, return_exceptions=True), SECONDS)
+                await results(first)
 
 
 def queue(
@@ -124,4 +125,12 @@ async def settle() -> None:
 
 async def results(*tasks: asyncio.Task[object]) -> list[object]:
     """What the tasks return or raise; they must not hang."""
-    return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), SECONDS)
+    async with asyncio.timeout(LIMIT):
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def answers(machine: Machine, *tasks: asyncio.Task[object]) -> list[object]:
+    """The same, when all have been queued, of a machine that is opened then."""
+    await settle()
+    machine.open.set()
+    return await results(*tasks)

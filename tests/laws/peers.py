@@ -9,6 +9,7 @@ from typing import Any
 
 from tandem.protos.errors import (
     Busy,
+    InvalidRequest,
     SessionMiss,
     StaleTurn,
     TandemError,
@@ -16,8 +17,7 @@ from tandem.protos.errors import (
 )
 from tandem.protos.streams import Decoding, Drafting, EncodedGuess, Fact, Flow, Guess
 from tandem.verifier_service.service import INBOX
-from tests.laws import wires
-from tests.laws.wires import Call, Closing, OnStream
+from tests.laws.wires import Call, Closing, OnStream, Server
 
 VOCABULARY = 7
 FENCES = frozenset({"turn", "newest", "close", "rollback", "delivery", "fingerprint"})
@@ -56,7 +56,7 @@ class Held:
     job: Job
 
 
-class Service(wires.Server):
+class Service(Server):
     """The session rule."""
 
     def __init__(self, *world: Any) -> None:
@@ -152,8 +152,6 @@ class Service(wires.Server):
 class Verifier(Service):
     """Decodes by itself; a guess makes a step longer, and nothing else."""
 
-    longest = 0  # step
-
     def begin(self, job: Job) -> None:
         self._soon(job)
 
@@ -205,8 +203,47 @@ class Verifier(Service):
         job.call.answer(OnStream(job.stream, fact))
         text += fresh
         job.length += len(fresh)
-        self.longest = max(self.longest, len(fresh))
         if job.length < job.opening.until:
             self._soon(job)
         else:
             job.live = False
+
+
+class Drafter(Service):
+    """Guesses rightly, wrongly and absurdly."""
+
+    def begin(self, job: Job) -> None:
+        if self.rng.random() < self.evil / 10:
+            job.live = False
+            self.fail(job.call, job.stream, InvalidRequest.of("shape", "is not for me"))
+        else:
+            self._guess(job)
+
+    def take(self, job: Job, item: Fact) -> None:
+        held = self.held[job.opening.context.session_id]
+        held.tokens[item.start :] = item.tokens
+        self._guess(job)
+
+    def _guess(self, job: Job) -> None:
+        """A trunk with a sibling at every node, in one message or, its second half, in two."""
+        text, rng = self.held[job.opening.context.session_id].tokens, self.rng
+        path, first, behind = list(text), job.drafted + 1, len(text)
+        tokens: list[int] = []
+        for _ in range(rng.randrange(1, 6)):
+            path.append(follows(path) if rng.random() < 0.8 else rng.randrange(VOCABULARY))
+            tokens += [path[-1], rng.randrange(VOCABULARY)]
+        parents = [0, 0, *[2, 3] * (len(tokens) // 2 - 1)]
+        job.drafted += len(tokens)
+        whole = job.opening.lockstep
+        if not whole and rng.random() < self.evil:
+            behind = rng.randrange(behind + 9)  # a lie, or nonsense
+        cut = len(tokens) if whole else rng.randrange(1, len(tokens) + 1)
+        for half in (slice(0, cut), slice(cut, None)):
+            start = first + (half.start or 0)
+            places = enumerate(parents[half], start)
+            hung = tuple(number - back if back else 0 for number, back in places)
+            turn = job.opening.context.turn
+            guess = Guess(behind, tuple(tokens[half]), hung, first=start, source=turn)
+            for _ in range(1 if whole else rng.choice((0, 1, 1, 1, 2))):  # lost, or said twice
+                if guess.tokens:
+                    job.call.answer(OnStream(job.stream, EncodedGuess(behind, 99, guess)))

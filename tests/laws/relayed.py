@@ -4,27 +4,20 @@ Links break and half-open ones linger, services restart, evict and ask to wait, 
 and twice, drafters lie, guesses are lost and repeated, workers die and live on for a while,
 replicas are removed and come back or are slow for a while, and one may serve another model.
 Verifiers are of two groups.
-
-    python -m tests.laws.relayed [schedules]     how many go wrong, by which fence is left out
 """
 
 from __future__ import annotations
 
 import random
-import sys
 from itertools import chain, count
-from logging import CRITICAL
 from typing import Any
-
-import structlog
 
 from tandem.orchestrator.rounds.relay import Relay, Services
 from tandem.orchestrator.workers.balanced import BalancedLink
 from tandem.orchestrator.workers.pool import TURNS
 from tandem.protos.rounds import RunRequest
 from tandem.protos.types import DraftShape, Rule, SamplingParams
-from tests.laws.drafting_peer import Drafter
-from tests.laws.peers import CLOSED, FENCES, Verifier, follows
+from tests.laws.peers import CLOSED, FENCES, Drafter, Verifier, follows
 from tests.laws.wires import SLOW, Clock, Link
 
 PROMPT, LENGTH, SESSION = (1, 2, 3), 40, b"s" * 16
@@ -175,15 +168,3 @@ class World:
         links = chain.from_iterable(self.worker.links)
         closed = any(str(error) == CLOSED for link in links for error in link.failures)
         return finished and self.text == alone() and not (closed or self.strayed)
-
-
-def wrong(fences: frozenset[str], schedules: int) -> int:
-    """How many of so many schedules go wrong."""
-    return sum(not World(seed, fences).run() for seed in range(schedules))
-
-
-if __name__ == "__main__":
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(CRITICAL))
-    schedules = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
-    for fences in (FENCES, *(FENCES - {fence} for fence in sorted(FENCES))):
-        print(f"{sorted(fences)}: {wrong(fences, schedules)} wrong of {schedules}")

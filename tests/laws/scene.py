@@ -12,8 +12,7 @@ from tandem.protos.errors import TandemError
 from tandem.protos.rounds import RunRequest
 from tandem.protos.streams import Decoding, Drafting
 from tandem.protos.types import DraftShape, Rule, SamplingParams
-from tests.laws.drafting_peer import Drafter
-from tests.laws.peers import Service, Verifier
+from tests.laws.peers import Drafter, Service, Verifier
 from tests.laws.relayed import LENGTH, PROMPT, SESSION
 from tests.laws.wires import Call, Clock, Closing, Link, OnStream
 

@@ -111,24 +111,6 @@ def test_a_session_stays_among_replicas_that_compute_the_same_while_there_are_so
     assert (three.balanced.replica(3), three.balanced.replica(2)) == ("c", "")
 
 
-def test_a_session_stays_where_it_is(three: Three) -> None:
-    places = set()
-    for stream in range(1, 6):
-        three.balanced.open(stream, opening(7), three.reader)
-        places.add(three.place(stream))
-        three.balanced.drop(stream)
-    assert len(places) == 1
-
-
-def test_items_go_where_the_stream_is(three: Three) -> None:
-    for stream in range(1, 20):
-        three.balanced.open(stream, opening(stream), three.reader)
-        three.balanced.send(stream, Guess(3))
-        assert three.links[three.place(stream)].sent[-1] == (stream, Guess(3))
-    assert all(link.streams for link in three.links.values())
-    three.balanced.send(99, Guess(3))
-
-
 def test_a_lost_replica_costs_its_own_streams_alone(three: Three) -> None:
     readers = {stream: Reader() for stream in range(1, 20)}
     for stream, reader in readers.items():
@@ -189,24 +171,17 @@ def test_sessions_of_a_client_share_a_replica_until_it_is_crowded(three: Three) 
     assert len(set(places)) == 3
 
 
-def test_it_is_connected_while_one_replica_is(three: Three) -> None:
-    for name in "ab":
-        three.links[name].become(False)
-    assert three.balanced.connected
-    three.links["c"].become(False)
-    assert not three.balanced.connected
-    three.balanced.open(1, opening(1), three.reader)
-    assert all(not link.streams for link in three.links.values())
-
-
-def test_a_replica_that_comes_later_is_used(three: Three) -> None:
-    for link in three.links.values():
-        link.become(False)
-    three.links["d"] = FakeLink()
-    three.balanced.add("d", three.links["d"])
-    assert three.reader.events[-1] == "connected"
-    three.balanced.open(1, opening(1), three.reader)
-    assert three.place(1) == "d"
+def test_a_replica_that_comes_later_is_used() -> None:
+    reader, link, balanced = Reader(), FakeLink(), BalancedLink[Any, Any]()
+    balanced.subscribe(reader)
+    balanced.open(1, opening(1), reader)
+    assert not balanced.connected, "there is no replica"
+    balanced.add("d", link)
+    assert reader.events == ["connected"]
+    balanced.open(2, opening(1), reader)
+    assert 2 in link.streams
+    balanced.remove("d")
+    assert not balanced.connected
 
 
 def test_a_replica_that_goes_loses_its_streams_and_is_never_used_again(three: Three) -> None:
@@ -226,16 +201,6 @@ def test_a_replica_that_goes_loses_its_streams_and_is_never_used_again(three: Th
     three.balanced.close(opening(99).context.session_id, 1)
     assert not gone.sent
     assert not gone.closed
-
-
-def test_without_any_replica_there_is_no_service() -> None:
-    reader, balanced = Reader(), BalancedLink[Any, Any]()
-    balanced.open(1, opening(1), reader)
-    assert not balanced.connected
-    balanced.add("a", FakeLink())
-    balanced.subscribe(reader)
-    balanced.remove("a")
-    assert not balanced.connected
 
 
 def test_loads_and_round_trips_are_means_of_those_that_report_them() -> None:

@@ -11,7 +11,6 @@ from tandem.engine.forward.segment import Segment
 from tandem.engine.schedule.batch import (
     PIECE,
     RESTING_SECONDS,
-    SHORT,
     Pace,
     StepLimits,
     is_decoding,
@@ -124,13 +123,6 @@ def test_with_nobody_decoding_a_step_is_short_all_the_same(
     assert cost.predict(total) <= seconds or total.tokens <= PIECE
 
 
-def test_before_anything_is_known_of_costs_little_is_fed() -> None:
-    """The first prompt may come to a slow model, and somebody right behind it."""
-    prompt = Segment(KV_RANGE, 0, tuple(range(2000)), tree.chain(2000), 1)
-    ((_, piece),) = composed([prompt], CostModel(), StepLimits(), 0.0)
-    assert len(piece.tokens) == PIECE
-
-
 def test_the_pace_is_that_of_decoding_sessions_and_forgotten_when_they_rest() -> None:
     pace = Pace()
     assert pace.at(0.0) == 0.0
@@ -141,14 +133,6 @@ def test_the_pace_is_that_of_decoding_sessions_and_forgotten_when_they_rest() ->
     assert pace.at(10.6 + RESTING_SECONDS) == 0.0
     pace.observe(0.3, 20.0)
     assert pace.at(20.0) == 0.3
-
-
-def test_only_what_nobody_waits_for_can_be_fed_ahead() -> None:
-    """A level of a draft is never cut, however much of it there is."""
-    level = Segment(KV_RANGE, 0, tuple(range(SHORT + 9)), tree.chain(SHORT + 19), 1)
-    assert (level.head, is_long(level)) == (0, False)
-    assert is_long(Segment(KV_RANGE, 0, tuple(range(99)), tree.chain(99), 98 - SHORT))
-    assert not is_long(Segment(KV_RANGE, 0, tuple(range(99)), tree.chain(99), 99 - SHORT))
 
 
 def test_who_waits_for_logits_is_decoding_but_for_long_prompts() -> None:

@@ -56,12 +56,8 @@ def test_acceptance_is_added_up_over_requests() -> None:
     assert found["spec_decode_acceptance_length"] == 6 / 4
     assert found["spec_decode_per_position_acceptance_rates"] == [0.5, 0.5]
     assert "spec_decode_num_drafts" not in results([Record(0.0, "", [1.0], 1.0, 1, 1)], 1.0, {})
-    assert {
-        name: each["completed"] for name, each in by_category([FIRST, SECOND, FAILED]).items()
-    } == {
-        "qa": 1,
-        "code": 1,
-    }
+    parts = by_category([FIRST, SECOND, FAILED])
+    assert {name: each["completed"] for name, each in parts.items()} == {"qa": 1, "code": 1}
 
 
 def test_every_request_is_asked_for_both_ways_in_changing_order() -> None:

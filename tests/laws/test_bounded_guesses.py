@@ -26,7 +26,7 @@ def test_nodes_of_the_same_numbers_are_bounded_and_others_follow_when_the_text_g
     parents: tuple[int, ...],
 ) -> None:
     guesses, most = Guesses(5, UNTIL), MOST + MAX_NODES
-    for step in range(1, 100):
+    for step in range(1, 2 + most // 64):
         tokens = tuple(range(64 * step, 64 * step + 64))
         guesses.add(Guess(5, tokens, parents, (0.0,) * 64))
         assert sum(1 for _ in guesses.chances()) == min(64 * step, most)

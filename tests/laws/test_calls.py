@@ -16,12 +16,13 @@ from tandem.engine.schedule.task import Job
 from tandem.engine.streams import Call, StreamServer
 from tandem.protos.streams import Decoding
 from tandem.protos.types import Context, SamplingParams
-from tests.laws.machine import SECONDS, Machine
+from tests.laws.machine import Machine
+from tests.waiting import LIMIT
 
 
 class Served:
     """A server, and one call whose requests are stream numbers, each with the name of a session to
-    be opened; its jobs wait until they are ended.
+    be opened, if it has one; its jobs wait until they are ended.
     """
 
     def __init__(self, thread: ModelThread) -> None:
@@ -38,11 +39,12 @@ class Served:
         """Open a stream, and wait until there is a response and its job has begun."""
         self.requests.put_nowait((number, name))
         await anext(self.responses)
-        assert await asyncio.wait_for(self.begun.get(), SECONDS) == name
+        assert await self.begun.get() == name
 
     async def check_ended(self, *names: bytes) -> None:
         """Wait until the jobs of these sessions, and of no other, have ended."""
-        ended = [await asyncio.wait_for(self.ended.get(), SECONDS) for _ in names]
+        async with asyncio.timeout(LIMIT):
+            ended = [await self.ended.get() for _ in names]
         assert sorted(ended) == sorted(names) and self.ended.empty()
 
     async def _arriving(self) -> AsyncIterator[tuple[int, bytes]]:
@@ -51,8 +53,9 @@ class Served:
 
     def _receive(self, request: tuple[int, bytes], call: Call[Any, Any]) -> None:
         number, name = request
-        opening = Decoding(Context(name, 1, 0, (1,)), SamplingParams(), 9)
-        self.server.open(call, number, opening, lambda opening, _: self._job(name))
+        if name:
+            opening = Decoding(Context(name, 1, 0, (1,)), SamplingParams(), 9)
+            self.server.open(call, number, opening, lambda opening, _: self._job(name))
         call.changed.set()
 
     def _job(self, name: bytes) -> Job:
@@ -78,10 +81,12 @@ async def test_the_jobs_of_a_silent_caller_end_although_it_takes_no_response(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is not asked for the next one while one is on its way."""
-    monkeypatch.setattr(streams, "SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(streams, "SILENCE_SECONDS", 10 * LIMIT)
     with Machine().thread() as thread:
         served = Served(thread)
         await served.open(1, b"a")
+        monkeypatch.setattr(streams, "SILENCE_SECONDS", 0.0)
+        served.requests.put_nowait((0, b""))  # the last word of its caller
         await served.check_ended(b"a")
         with pytest.raises(StopAsyncIteration):
             await anext(served.responses)

@@ -16,7 +16,7 @@ from tandem.engine.sampling.sampler import LARGE, draw, draws, probabilities, wa
 from tandem.protos.types import SamplingParams
 from tests.laws.rows import Kind, adjusted, options, rounded
 
-VOCABULARIES = [128_256, 151_936]
+VOCABULARY = 128_257
 COMMON = [
     SamplingParams(1.0),
     SamplingParams(0.7),
@@ -29,7 +29,7 @@ COMMON = [
 ]
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=200)
 @given(adjusted, options, st.integers(0, 2**20), st.integers(1, 300))
 def test_what_is_drawn_is_what_the_definition_draws(
     row: torch.Tensor, params: SamplingParams, position: int, size: int
@@ -38,28 +38,28 @@ def test_what_is_drawn_is_what_the_definition_draws(
     assert token is None or [token] == draws(row[None], params, [position])
 
 
-@pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize("kind", [flat, peaked, rounded])
 @pytest.mark.parametrize("params", COMMON, ids=repr)
-def test_a_large_vocabulary_is_drawn_from_as_defined(
-    kind: Kind, vocabulary: int, params: SamplingParams
+def test_a_large_vocabulary_is_drawn_from_as_defined_in_any_company(
+    kind: Kind, params: SamplingParams
 ) -> None:
-    rows = torch.stack([kind(vocabulary, seed) for seed in range(4)])
-    places = range(100, 104)
-    short = [draw(row, params, place) for row, place in zip(rows, places, strict=True)]
-    assert short == draws(rows, params, places)
+    rows = torch.stack([kind(VOCABULARY, seed) for seed in range(2)])  # odd: rows lie unaligned
+    places = range(100, 102)
+    alone = [draw(row.clone(), params, place) for row, place in zip(rows, places, strict=True)]
+    assert [draw(row, params, place) for row, place in zip(rows, places, strict=True)] == alone
+    assert draws(rows, params, places) == alone
 
 
 @pytest.mark.parametrize("kind", [flat, peaked, rounded])
 @pytest.mark.parametrize("params", COMMON, ids=repr)
 def test_the_definition_is_rarely_asked(kind: Kind, params: SamplingParams) -> None:
     """It would be slow."""
-    row = kind(VOCABULARIES[0], 3)
+    row = kind(VOCABULARY, 3)
     unsure = sum(draw_from_shortlist(row, params, position) is None for position in range(60))
     assert unsure <= 2
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 @given(
     st.integers(0, 2**64 - 1), st.integers(0, 2**20), st.integers(1, 3000), st.floats(-10.0, 30.0)
 )
@@ -71,14 +71,6 @@ def test_no_token_with_more_noise_is_overlooked(
     assert set(ids[more].tolist()) <= set(found.tolist())
     enough = -math.expm1(-math.exp(0.001 - least))  # of the number that noise is made of
     assert (uniform(seed, position, found) <= enough + 2.0**-16).all()
-
-
-@pytest.mark.parametrize("params", COMMON, ids=repr)
-def test_a_draw_does_not_depend_on_its_company(params: SamplingParams) -> None:
-    rows = torch.stack([rounded(LARGE + 7, seed) for seed in range(5)])  # odd: rows lie unaligned
-    alone = [draw(row.clone(), params, 9) for row in rows]
-    assert [draw(row, params, 9) for row in rows] == alone
-    assert draws(rows, params, [9] * 5) == alone
 
 
 @pytest.mark.parametrize("params", COMMON, ids=repr)

@@ -38,9 +38,6 @@ def test_a_stream_with_a_pause_is_flawless() -> None:
     assert verdict.flawless
     assert (verdict.faults, verdict.streams, verdict.tokens) == (1, 1, 4)
     assert verdict.gaps == {"none yet": 1.0, "kill verifier": 3.0}
-
-
-def test_a_gap_with_two_faults_is_apart() -> None:
     second = Struck(3.0, "slow drafter", "slow drafter 1")
     gaps = judge([*GOOD[:4], second, *GOOD[4:]]).gaps
     assert gaps == {"none yet": 1.0, "kill verifier, then others": 3.0, "slow drafter": 0.5}

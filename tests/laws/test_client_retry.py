@@ -26,6 +26,7 @@ def test_another_front_end_is_asked_at_once_and_then_with_pauses() -> None:
 def test_the_only_one_is_asked_after_pauses_that_double() -> None:
     assert pauses(Retry(60.0, 0.0), LOST, LOST, LOST) == [(0.05, 0), (0.1, 0), (0.2, 0)]
     assert Retry(60.0, 0.0).pause(LOST, 1.0, 0.0) == 0.025
+    assert pauses(Retry(10.0, 0.0), Busy("full", 3.0)) == [(3.0, 0)], "as long as it asked"
 
 
 def test_it_never_fails_by_itself_however_often_it_has_failed() -> None:
@@ -44,14 +45,8 @@ def test_progress_forgets_failures() -> None:
 def test_it_gives_up_after_so_many_seconds_without_progress() -> None:
     assert Retry(10.0, 5.0).pause(LOST, 14.9, 0.5) is not None
     assert Retry(10.0, 5.0).pause(LOST, 15.0, 0.5) is None
-
-
-def test_what_cannot_succeed_is_not_tried_again() -> None:
-    assert Retry(10.0, 0.0, 2).pause(InvalidRequest.of("text", "is empty"), 0.0, 0.5) is None
-
-
-def test_the_only_one_is_left_alone_for_as_long_as_it_asked() -> None:
-    assert pauses(Retry(10.0, 0.0), Busy("full", 3.0)) == [(3.0, 0)]
+    wrong = InvalidRequest.of("text", "is empty")
+    assert Retry(10.0, 0.0, 2).pause(wrong, 0.0, 0.5) is None, "it cannot succeed"
 
 
 def test_after_a_busy_one_the_others_are_asked_first() -> None:

@@ -89,27 +89,18 @@ def taught(history: list[tuple[StepLoad, float]]) -> CostModel:
 
 
 @machines
-def test_a_machine_is_recovered_from_noisy_steps(machine: Machine) -> None:
-    errors = misfit(observe(CostModel(), machine, 600), machine)
-    assert mean(errors) < 0.03
+@pytest.mark.parametrize(("hiccups", "error"), [(0.0, 0.03), (0.02, 0.04)])
+def test_a_machine_is_recovered_from_noisy_steps(
+    machine: Machine, hiccups: float, error: float
+) -> None:
+    errors = misfit(observe(CostModel(), machine, 600, hiccups=hiccups), machine)
+    assert mean(errors) < error
     assert max(errors) < 0.15, "not even the rarest load is off by more than the noise"
-
-
-@machines
-def test_a_machine_without_noise_is_recovered_almost_exactly(machine: Machine) -> None:
-    assert max(misfit(observe(CostModel(), machine, 200, noise=0), machine)) < 0.05
 
 
 def test_padded_rows_are_met_in_the_middle() -> None:
     machine = Machine(0.02, 4e-3, 2e-7, 5e-4, multiple=8)
     assert mean(misfit(observe(CostModel(), machine, 600), machine)) < 0.1
-
-
-@machines
-def test_hiccups_cost_little_accuracy(machine: Machine) -> None:
-    errors = misfit(observe(CostModel(), machine, 600, hiccups=0.02), machine)
-    assert mean(errors) < 0.04
-    assert max(errors) < 0.15, "not even the rarest load is off by more than the noise"
 
 
 def test_a_hiccup_at_the_very_first_step_is_soon_outvoted() -> None:
@@ -144,16 +135,6 @@ def test_the_error_is_of_predictions_made_before_learning() -> None:
     predicted = model.predict(load)
     model.learn(load, 3 * predicted)
     assert model.error == pytest.approx(2 / 3)
-
-
-def test_the_error_shrinks_to_the_noise_and_grows_when_the_machine_changes() -> None:
-    model = observe(CostModel(), CPU, WARM + 1, noise=0.15)
-    model.learn(StepLoad.chunk(10, 100), 10.0)
-    early = model.error
-    late = observe(model, CPU, 600).error
-    assert 0.08 < late < 0.15 < early
-    assert observe(model, CPU, 40, slower=3).error > 1.5 * late
-    assert observe(CostModel(), CPU, 400, noise=0).error < 0.01
 
 
 def test_nothing_is_known_before_the_first_step() -> None:
@@ -212,22 +193,6 @@ def test_tokens_within_is_the_most_that_fits(
         assert model.predict(base + StepLoad.chunk(tokens, keys)) <= budget
     if tokens < most:
         assert model.predict(base + StepLoad.chunk(tokens + 1, keys)) > budget
-
-
-@given(histories, loads, loads, st.integers(0, 10_000), st.floats(0, 100), st.floats(0, 100))
-def test_more_time_admits_more_tokens_and_more_load_fewer(
-    history: list[tuple[StepLoad, float]],
-    base: StepLoad,
-    more: StepLoad,
-    keys: int,
-    one: float,
-    two: float,
-) -> None:
-    model = taught(history)
-    tokens = model.tokens_within(min(one, two), base, keys, 512)
-    assert tokens <= model.tokens_within(max(one, two), base, keys, 512)
-    assert tokens >= model.tokens_within(min(one, two), base + more, keys, 512)
-    assert tokens >= model.tokens_within(min(one, two), base, keys + 100, 512)
 
 
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 500))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
@@ -17,26 +16,16 @@ from tandem.engine.sampling.sampler import probabilities
 from tandem.protos import tree
 from tandem.protos.streams import Decoding, Guess
 from tandem.protos.types import Context, Draft, Rule, SamplingParams
-from tandem.verifier_service.acceptance import Decision, acceptance_chances
+from tandem.verifier_service.acceptance import Decision, reject
 from tests.laws.replica import tiny_pool
-from tests.laws.scripts import Script, outcomes
 from tests.laws.verifying import Mailbox, decoding
-from tests.laws.world import LENGTH, PROMPT, TARGET, VOCABULARY, Tokens, World, sampled_drafts
+from tests.laws.world import LENGTH, PROMPT, TARGET, Script, Tokens, World, law_of, options
 
-Law = dict[Tokens, float]
 Guesser = Callable[[Tokens], Sequence[Guess]]
 """From the completion so far to what arrives before the next step."""
 
-OPTIONS = [
-    SamplingParams(temperature=1.0),
-    SamplingParams(temperature=0.7, top_k=3, top_p=0.9, min_p=0.05),
-    SamplingParams(temperature=1.0, repetition_penalty=1.5, prompt_length=2),
-    SamplingParams(temperature=0.9, presence_penalty=0.8, frequency_penalty=-0.6, prompt_length=2),
-    SamplingParams(temperature=1.0, min_new_tokens=2, end_tokens=(1, 2), prompt_length=2),
-]
 
-
-def run(script: Script, params: SamplingParams, guesser: Guesser, rows: int) -> Tokens:
+def run(params: SamplingParams, guesser: Guesser, rows: int) -> Tokens:
     """The completion of one run of the job; each step feeds at most `rows` guessed nodes."""
     sessions = Sessions(tiny_pool(), 64, 2, count(1).__next__, 9.0, lambda: 0.0)
     stream, until = Mailbox(), len(PROMPT) + LENGTH
@@ -64,8 +53,7 @@ def run(script: Script, params: SamplingParams, guesser: Guesser, rows: int) -> 
 def logits(segment: Segment, text: Tokens) -> torch.Tensor:
     """The target's table behind every row that is wanted."""
     first = len(segment.parents) - segment.wanted
-    known = len(segment.parents) - len(segment.tokens)
-    assert known == 0
+    assert len(segment.parents) == len(segment.tokens)
     rows = []
     for node in range(first, len(segment.parents)):
         path = tree.path(segment.parents, node)[first + 1 :]
@@ -73,42 +61,21 @@ def logits(segment: Segment, text: Tokens) -> torch.Tensor:
     return torch.stack(rows)
 
 
-def law_of(params: SamplingParams, guesser: Guesser, rows: int) -> Law:
-    """What is emitted, and how probable it is."""
-    law: Law = defaultdict(float)
-    for text, chance in outcomes(lambda script: run_with(script, params, guesser, rows)):
-        law[text] += chance
-    return law
-
-
 def run_with(script: Script, params: SamplingParams, guesser: Guesser, rows: int) -> Tokens:
     """One run whose chance is the script's."""
 
     def draw(row: torch.Tensor, params: SamplingParams, position: int) -> int:
-        return script.choose(probabilities(row, params).tolist())
+        return script.draw(probabilities(row, params))
 
-    def reject(
+    def rejecting(
         draft: Draft, node: int, children: Sequence[int], target: torch.Tensor, *_: object
     ) -> Decision:
-        chances, residual = acceptance_chances(draft, node, children, target)
-        for child, chance in zip(children, chances, strict=True):
-            if script.choose([chance, 1 - chance]) == 0:
-                return child, draft.tokens[child]
-        return None, script.choose(residual.tolist())
+        return reject(draft, node, children, target, script.throw, script.draw)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tandem.verifier_service.target_sampler.sampling.draw", draw)
-        patch.setattr("tandem.verifier_service.target_sampler.reject", reject)
-        return run(script, params, guesser, rows)
-
-
-def assert_is_the_targets(law: Law, world: World) -> None:
-    """Each text is as probable as if the target wrote it alone."""
-    for text in itertools.product(range(VOCABULARY), repeat=LENGTH):
-        alone = 1.0
-        for size, token in enumerate(text):
-            alone *= float(world.alone(text[:size])[token])
-        assert abs(law.get(text, 0.0) - alone) <= 1e-12
+        patch.setattr("tandem.verifier_service.target_sampler.reject", rejecting)
+        return run(params, guesser, rows)
 
 
 def nothing(text: Tokens) -> Sequence[Guess]:
@@ -146,41 +113,39 @@ def late_and_absurd(text: Tokens) -> Sequence[Guess]:
     ]
 
 
-@pytest.mark.parametrize("params", OPTIONS, ids=lambda params: f"T{params.temperature}")
-@pytest.mark.parametrize("guesser", [nothing, bush, at_once, late_and_absurd])
-@pytest.mark.parametrize("rows", [1, 9])
+@options
+@pytest.mark.parametrize(
+    ("guesser", "rows"), [(nothing, 1), (bush, 1), (bush, 9), (at_once, 9), (late_and_absurd, 9)]
+)
 def test_match_emits_the_targets_law_with_any_guesses(
     params: SamplingParams, guesser: Guesser, rows: int
 ) -> None:
-    assert_is_the_targets(law_of(params, guesser, rows), World(params))
+    law = law_of(lambda script: run_with(script, params, guesser, rows))
+    World(params).assert_is_the_targets(law)
 
 
-@pytest.mark.parametrize("params", OPTIONS, ids=lambda params: f"T{params.temperature}")
+@options
 @pytest.mark.parametrize("at", [0, 1])
 def test_reject_emits_the_targets_law_in_lockstep(params: SamplingParams, at: int) -> None:
     """Over every draft that the drafter may draw, behind the completions of a length."""
     world, rejecting = World(params), replace(params, rule=Rule.REJECT)
-    law: Law = defaultdict(float)
 
     def one(script: Script) -> Tokens:
         def guesser(text: Tokens) -> Sequence[Guess]:
-            if len(text) != at:
-                return [Guess(len(PROMPT) + len(text))]
-            drafts = list(sampled_drafts(world, text, (-1, 0)))
-            draft, _ = drafts[script.choose([chance for _, chance in drafts])]
-            parents = tuple(parent + 1 for parent in draft.parents)
             here = len(PROMPT) + len(text)
+            if len(text) != at:
+                return [Guess(here)]
+            draft = world.draft(text, (-1, 0), script)
+            parents = tuple(parent + 1 for parent in draft.parents)
             scores = (0.0,) * len(draft)
             return [Guess(here, draft.tokens, parents, scores, distributions=draft.distributions)]
 
         return run_with(script, rejecting, guesser, 0)
 
-    for text, chance in outcomes(one):
-        law[text] += chance
-    assert_is_the_targets(law, world)
+    world.assert_is_the_targets(law_of(one))
 
 
-@pytest.mark.parametrize("params", OPTIONS, ids=lambda params: f"T{params.temperature}")
+@options
 def test_top1_keeps_the_likeliest_token_where_it_was_guessed_and_else_draws(
     params: SamplingParams,
 ) -> None:
@@ -190,28 +155,14 @@ def test_top1_keeps_the_likeliest_token_where_it_was_guessed_and_else_draws(
     def guesser(text: Tokens) -> Sequence[Guess]:
         return [Guess(len(PROMPT) + len(text), (1, 2), (0, 0), (0.0, 0.0))]
 
-    law, expected = law_of(lossy, guesser, 0), Law()
-    open_: list[tuple[Tokens, float]] = [((), 1.0)]
-    while open_:
-        text, chance = open_.pop()
-        if len(text) >= LENGTH:
-            expected[text[:LENGTH]] = expected.get(text[:LENGTH], 0.0) + chance
-            continue
-        weights = likeliest_if_guessed(world, text, (1, 2))
-        for tokens, share in weights.items():
-            open_.append((text + tokens, chance * share))
-    assert expected.keys() >= law.keys()
-    assert all(abs(law.get(text, 0.0) - share) <= 1e-12 for text, share in expected.items())
+    def likeliest_if_guessed(script: Script) -> Tokens:
+        text: Tokens = ()
+        while len(text) < LENGTH:
+            likeliest = int(world.alone(text).argmax())
+            text += (likeliest,) if likeliest in (1, 2) else ()
+            if len(text) < LENGTH:
+                text += (script.draw(world.alone(text)),)
+        return text
 
-
-def likeliest_if_guessed(world: World, text: Tokens, guessed: Tokens) -> Law:
-    """What one step emits: an accepted node, then the draw behind it; or a draw."""
-    found: Law = {}
-    first = int(world.behind(text, ()).argmax())
-    path = (first,) if first in guessed and len(text) + 1 < LENGTH else ()
-    if first in guessed and not path:
-        return {(first,): 1.0}
-    for token, share in enumerate(world.behind(text, path).tolist()):
-        if share:
-            found[(*path, token)] = share
-    return found
+    law = law_of(lambda script: run_with(script, lossy, guesser, 0))
+    assert law == pytest.approx(law_of(likeliest_if_guessed), abs=1e-12)

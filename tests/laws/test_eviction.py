@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tandem.engine.cache.ranges import BLOCK
 from tandem.engine.cache.sessions import IDLE_SECONDS, LONGEST_RETRY_SECONDS
-from tandem.protos.errors import Busy, SessionMiss
+from tandem.protos.errors import Busy
 from tandem.protos.types import NO_DRAFT, Context, SamplingParams
-from tests.laws.replica import BLOCKS, LENGTH, TTL, Message, Replica, Tokens
+from tests.laws.replica import BLOCKS, LENGTH, TTL, Message, Replica
 from tests.laws.verifying import verify
 
 MANY = 99
@@ -95,30 +95,6 @@ def test_a_long_call_ends_the_wait_of_others_only_when_it_has_settled() -> None:
     assert (len(replica.sessions), replica.sessions.counts.evicted) == (1, 1)
 
 
-def test_a_session_that_grows_evicts_others_and_keeps_what_it_holds() -> None:
-    replica = filled()
-    before = replica.opened[b"\2"]
-    said = tuple(range(BLOCK))
-    answer = replica.serve(Message(Context(b"\2", 2, BLOCK, (5, 6), 3), (*said, 5, 6)))
-    assert (answer.held, answer.epoch) == (BLOCK + 2, 3)
-    assert replica.opened[b"\2"] is before
-    assert 2 in alive(replica) and len(alive(replica)) < BLOCKS
-    replica.check_memory()
-
-
-def test_whoever_was_evicted_is_told_to_resend_everything_and_is_served() -> None:
-    replica = filled()
-    said = tuple(range(BLOCK))
-    replica.open(b"new", (1,))
-    with pytest.raises(SessionMiss):
-        replica.serve(Message(Context(b"\0", 2, BLOCK, (5,), 1), (*said, 5)))
-    again = replica.open(b"\0", (*said, 5), turn=3)
-    assert again.held == BLOCK + 1
-    assert again.epoch not in range(1, BLOCKS + 1)
-    longer = Context(b"\0", 4, BLOCK + 1, (6,), again.epoch)
-    assert replica.serve(Message(longer, (*said, 5, 6))).held == BLOCK + 2
-
-
 def test_whoever_is_told_busy_has_driven_nobody_out() -> None:
     """Or it comes back, and drives the next one out, for as long as it does not fit."""
     replica = filled()
@@ -152,18 +128,6 @@ def test_once_all_have_settled_everybody_is_served(
         if closes:
             replica.close(name)
         replica.check_memory()
-
-
-@given(st.lists(st.tuples(names, st.booleans()), max_size=20))
-def test_no_more_sessions_are_open_than_may_be(calls: list[tuple[bytes, bool]]) -> None:
-    """One that was closed and comes back counts as any other."""
-    replica = Replica(blocks=8, most=2)
-    for turn, (name, closes) in enumerate(calls, start=1):
-        replica.now += IDLE_SECONDS
-        replica.open(name, (7,) * BLOCK, client=b"x", turn=turn)
-        assert len(replica.sessions) <= 2
-        if closes:
-            replica.close(name)
 
 
 def test_a_full_house_drops_no_closed_session_whose_memory_nobody_wants() -> None:
@@ -238,13 +202,3 @@ def test_a_call_that_fails_leaves_nothing_that_is_not_a_number() -> None:
         raise ZeroDivisionError
     assert all(not store.isnan().any() for store in (*replica.pool.keys, *replica.pool.values))
     assert replica.held(session) == (1, 2)
-
-
-def test_memory_is_held_for_the_draft_as_well() -> None:
-    replica = Replica(blocks=1)
-    said: Tokens = (1,) * (BLOCK - 2)
-    with replica.at_work(Context(b"a", 1, 0, said), 2) as session:
-        assert session.kv_range.capacity == BLOCK
-    with pytest.raises(Busy), replica.at_work(Context(b"a", 2, 0, said), 3):
-        pass
-    assert replica.opened[b"a"].turn == 1

@@ -84,9 +84,3 @@ def test_every_opening_is_of_everything_and_has_a_turn_of_its_own() -> None:
     assert [context.turn for context in contexts] == [8, 9]
     for context in contexts:
         assert (context.base, context.epoch, context.tokens) == (0, 0, (*PROMPT, 1, 2))
-
-
-def test_a_stop_token_as_the_last_allowed_token_is_a_stop() -> None:
-    state = generation(limit=1, stop=frozenset({2}))
-    state.extend(state.length, (2, 3))
-    assert (state.finish, state.completion) == (Finish.STOP, [2])

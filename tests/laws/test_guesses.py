@@ -64,7 +64,7 @@ def test_drawn_tokens_come_from_what_is_sent_and_none_comes_twice() -> None:
 
 def test_a_token_is_drawn_as_often_as_its_weight_says() -> None:
     """One chi-square test of the first draw, as a smoke test."""
-    count, seen = 3000, torch.zeros(6)
+    count, seen = 1000, torch.zeros(6)
     for seed in range(count):
         params = SamplingParams(temperature=1.0, rule=Rule.REJECT, seed=seed)
         (guess,) = sampled_children(params, 2, ROOT)(LOGITS, [ROOT])
@@ -104,10 +104,12 @@ def test_without_a_visible_token_the_likeliest_is_proposed() -> None:
     assert [child.token for child in guess.children] == [1]
 
 
-def test_branches_go_on_with_the_likeliest_token() -> None:
+def test_branches_go_on_with_the_likeliest_token_and_say_how_likely_it_is() -> None:
     rows = torch.cat([LOGITS, -LOGITS])
     guesses = medusa_lite_children(SamplingParams(1.0), 3, ROOT, VISIBLE)(rows, [ROOT + 2] * 2)
     assert [[child.token for child in guess.children] for guess in guesses] == [[1], [5]]
+    gains = [guess.children[0].gain for guess in guesses]
+    assert gains == pytest.approx(rows.log_softmax(-1).amax(-1).tolist())
 
 
 @pytest.mark.parametrize(
@@ -129,13 +131,6 @@ def test_a_row_is_guessed_for_its_own_position_in_any_company(temperature: float
         assert [c.token for c in alone.children] == [c.token for c in expansion.children]
         gains = [child.gain for child in expansion.children]
         assert [child.gain for child in alone.children] == pytest.approx(gains)
-
-
-def test_a_branch_of_medusa_lite_says_how_likely_it_is() -> None:
-    for position in (ROOT, ROOT + 1):
-        (guess,) = medusa_lite_children(SamplingParams(1.0), 3, ROOT, VISIBLE)(LOGITS, [position])
-        for child in guess.children:
-            assert child.gain == pytest.approx(LOGITS[0].log_softmax(-1)[child.token].item())
 
 
 @pytest.mark.parametrize("peak", [4.0, 6.0])

@@ -156,21 +156,27 @@ def test_a_flood_of_mistakes_is_one_problem() -> None:
     assert long.field == "stop_token_ids[0]"
 
 
-def test_a_refusal_uses_the_words_of_the_body() -> None:
-    fields = ("sampling.top_p", "stopping.max_new_tokens", "text", "logprobs")
-    error = InvalidRequest(*(Violation(field, "is wrong") for field in fields))
-    plain = renamed(error, parsed(CompletionBody, b'{"prompt": ""}'))
-    assert [each.field for each in plain.violations] == [
-        "top_p",
-        "max_tokens",
-        "prompt",
+@pytest.mark.parametrize(
+    ("kind", "body", "names"),
+    [
+        (CompletionBody, {"prompt": ""}, ["top_p", "max_tokens", "prompt", "logprobs"]),
+        (
+            ChatBody,
+            {"messages": [HELLO], "max_completion_tokens": 5},
+            ["top_p", "max_completion_tokens", "prompt", "top_logprobs"],
+        ),
+    ],
+)
+def test_a_refusal_uses_the_words_of_the_body(
+    kind: Any, body: dict[str, Any], names: list[str]
+) -> None:
+    fields = (
+        "sampling.top_p",
+        "stopping.max_new_tokens",
+        "text",
         "logprobs",
-    ]
-    body = {"messages": [HELLO], "max_completion_tokens": 5}
-    talk = renamed(error, parsed(ChatBody, json.dumps(body).encode()))
-    names = ["top_p", "max_completion_tokens", "prompt", "top_logprobs"]
-    assert [each.field for each in talk.violations] == names
-    bias = InvalidRequest.of("sampling.logit_bias[5]", "is wrong")
-    assert renamed(bias, parsed(CompletionBody, b'{"prompt": ""}')).violations[0].field == (
-        "logit_bias[5]"
+        "sampling.logit_bias[5]",
     )
+    error = InvalidRequest(*(Violation(field, "is wrong") for field in fields))
+    found = renamed(error, parsed(kind, json.dumps(body).encode()))
+    assert [each.field for each in found.violations] == [*names, "logit_bias[5]"]

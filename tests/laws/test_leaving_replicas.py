@@ -1,4 +1,6 @@
-"""A replica that leaves is drained: it gets nothing new, and loses nothing that it has."""
+"""A replica that leaves is drained: it gets nothing new, and loses nothing that it has. Where a
+session goes when its replica was lost and is there again.
+"""
 
 from __future__ import annotations
 
@@ -60,15 +62,6 @@ def test_one_that_leaves_and_is_lost_gives_its_streams_to_others() -> None:
     assert three.place(200) != "a", "it may come back, but it leaves"
 
 
-def test_a_stream_that_failed_at_one_that_leaves_is_opened_at_another() -> None:
-    three = filled()
-    stream = streams_of(three, "a")[0]
-    three.balanced.retain("bc")
-    three.balanced.drop(stream)
-    three.balanced.open(200, opening(stream), Reader())
-    assert three.place(200) != "a"
-
-
 def test_one_that_returns_while_it_leaves_is_used_again() -> None:
     three = Three()
     three.balanced.open(1, opening(1), Reader())
@@ -93,3 +86,30 @@ def test_one_that_has_left_may_come_again_later() -> None:
     for stream in range(1, 20):
         three.balanced.open(stream, opening(stream), Reader())
     assert streams_of(three, "c")
+
+
+def test_a_replica_that_is_lost_before_it_answers_is_not_tried_again_first() -> None:
+    three = Three()
+    three.balanced.open(1, opening(0), three.reader)
+    first = three.place(1)
+    for connected in (False, True):
+        three.links[first].become(connected)
+    three.balanced.open(2, opening(0), three.reader)
+    second = three.place(2)
+    assert second != first
+    three.links[second].streams[2].receive("a fact")
+    for connected in (False, True):
+        three.links[second].become(connected)
+    three.balanced.open(3, opening(0), three.reader)
+    assert three.place(3) == second, "it has the session"
+
+
+def test_a_replica_that_is_lost_before_it_answers_is_tried_again_if_no_other_is_like_it() -> None:
+    three = Three()
+    for name, link in three.links.items():
+        link.model = "one" if name == "a" else "other"
+    for stream in (1, 2, 3):
+        three.balanced.open(stream, opening(0, group="one"), three.reader)
+        assert three.place(stream) == "a"
+        for connected in (False, True):
+            three.links["a"].become(connected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -70,13 +71,7 @@ def test_joined_layers_may_be_asked_in_any_order_and_for_other_rows() -> None:
     """Nothing of other rows is left in an answer."""
     block, separate = made(joined=True), made(joined=False)
     one, other = torch.randn(4, WIDTH), torch.randn(4, WIDTH)
-    for name, rows in [
-        ("left", one),
-        ("left", other),
-        ("right", one),
-        ("right", other),
-        ("left", one),
-    ]:
+    for name, rows in [*product(("left", "right"), (one, other)), ("left", one)]:
         expected = getattr(separate, name)(rows)
         assert torch.equal(getattr(block, name)(rows), expected)
 

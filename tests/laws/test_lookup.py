@@ -100,46 +100,10 @@ def test_no_node_is_likelier_than_its_match_and_later_matches_are_less_likely(
     assert first == sorted(first, reverse=True)
 
 
-@given(texts, shapes)
-def test_a_draft_is_a_tree_within_its_shape_without_twins(text: Tokens, shape: DraftShape) -> None:
-    draft = drafted(text, shape)
-    assert tree.problem(draft.parents) is None
-    assert len(draft.tokens) == len(draft.parents) <= shape.nodes
-    assert all(depth < shape.levels for depth in tree.depths(draft.parents))
-    for children in tree.children(draft.parents):
-        assert len({draft.tokens[child] for child in children}) == len(children) <= shape.branches
-
-
-@given(texts, shapes)
-def test_the_leading_nodes_are_the_only_draft_of_a_single_branch(
-    text: Tokens, shape: DraftShape
-) -> None:
-    draft = drafted(text, shape)
-    chain = drafted(text, DraftShape(shape.levels, 1, shape.nodes))
-    assert tree.is_chain(chain.parents)
-    assert draft.tokens[: len(chain)] == chain.tokens
-    assert draft.parents[: len(chain)] == chain.parents
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=9, unique=True), st.integers(1, 20))
-def test_a_periodic_text_drafts_its_period_beyond_its_own_end(
-    period: list[int], levels: int
-) -> None:
-    endless = period * 40
-    for length in range(len(period) + SIZES[0], len(period) + SIZES[0] + 3):
-        expected = tuple(endless[length:][:levels])
-        draft = drafted(tuple(endless[:length]), DraftShape.chain(levels))
-        assert draft == Draft.chain(expected)
-
-
 def test_the_longest_match_leads_then_the_latest_and_others_branch_off() -> None:
     text = (1, 2, 3, 4, 5, 9, 3, 4, 6, 9, 3, 4, 7, 9, 1, 2, 3, 4)
     assert drafted(text, DraftShape(2, 3, 6)) == Draft((5, 9, 7, 9, 6, 9), (-1, 0, -1, 2, -1, 4))
     assert drafted(text, DraftShape.chain(3)) == Draft.chain((5, 9, 3))
-
-
-def test_a_text_in_which_nothing_recurs_gives_no_draft() -> None:
-    assert drafted((1, 2, 3, 4), DraftShape(4, 2, 8)) == Draft()
 
 
 def test_a_short_match_is_trusted_for_few_tokens() -> None:

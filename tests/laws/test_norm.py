@@ -53,18 +53,9 @@ def test_a_row_has_the_same_bits_in_any_company_and_by_any_number_of_threads(
     _, own = made(LlamaRMSNorm, size, dtype)
     rows = torch.randn(300, size).to(dtype)
     alone = torch.cat([own(row[None]) for row in rows])
-    for number in (1, 2, 3):
-        build.threads = number
+    for build.threads in (1, 3):
         for count in (2, 3, 33, 257, 300):
             assert torch.equal(own(rows[-count:]), alone[-count:])
-
-
-def test_layers_that_compute_something_else_are_left_alone(build: Kernels) -> None:
-    """Norms around a mean, in half precision too, where they nearly agree on rows without one."""
-    for dtype in DTYPES:
-        assert rms_norm(nn.LayerNorm(256, dtype=dtype)) is None
-    assert rms_norm(nn.Linear(4, 4)) is None
-    assert rms_norm(nn.Identity()) is None
 
 
 def test_rows_of_another_dtype_are_left_to_the_layer(build: Kernels) -> None:
@@ -97,23 +88,38 @@ class Asking(LlamaRMSNorm):
         return out
 
 
-@pytest.mark.parametrize("kind", [Outside, Clipping, Asking])
-def test_norms_that_differ_for_some_rows_only_are_left_alone(
-    kind: type[nn.Module], build: Kernels
-) -> None:
-    assert rms_norm(kind(96).requires_grad_(False)) is None
+def near_zero() -> nn.Module:
+    """A norm around a mean, whose weight hides that."""
+    layer = nn.LayerNorm(96)
+    nn.init.constant_(layer.weight, 1e-7)
+    return layer
 
 
-def test_weights_near_0_tell_norms_apart(build: Kernels) -> None:
-    layer = nn.LayerNorm(96).requires_grad_(False)
-    layer.weight.fill_(1e-7)
-    assert rms_norm(layer) is None
-
-
-def test_layers_with_hooks_are_left_alone(build: Kernels) -> None:
-    layer = LlamaRMSNorm(96).requires_grad_(False)
+def hooked() -> nn.Module:
+    """A norm of which somebody else changes what it returns."""
+    layer = LlamaRMSNorm(96)
     layer.register_forward_hook(lambda module, given, out: 2 * out)
-    assert rms_norm(layer) is None
+    return layer
+
+
+OTHERS = {
+    **{f"around a mean, {dtype}": nn.LayerNorm(256, dtype=dtype) for dtype in DTYPES},
+    "of no rows' size": nn.Linear(4, 4),
+    "without a weight": nn.Identity(),
+    "weights near 0": near_zero(),
+    "with a hook": hooked(),
+    "epsilon outside": Outside(96),
+    "clipped rows": Clipping(96),
+    "one more argument": Asking(96),
+}
+
+
+@pytest.mark.parametrize("layer", OTHERS.values(), ids=OTHERS)
+def test_a_layer_that_computes_something_else_is_left_alone(
+    layer: nn.Module, build: Kernels
+) -> None:
+    """Also one that differs for some rows only, or in half precision hardly at all."""
+    assert rms_norm(layer.requires_grad_(False)) is None
 
 
 def test_rows_of_another_width_are_refused(build: Kernels) -> None:

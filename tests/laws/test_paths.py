@@ -25,7 +25,8 @@ RULES = {
     "capped": AttentionOptions(softcap=1.5),
     "sinks": AttentionOptions(sinks=torch.tensor([0.5, -1.0, 3.0, 0.0, 9.0, -9.0])),
 }
-SIZES = [(64, 64), (40, 40), (72, 24), (3, 5), (128, 128), (256, 256)]  # of keys and values
+SIZES = [(64, 64), (3, 5), (256, 256)]  # of keys and values
+CASES = [*(("plain", sizes) for sizes in SIZES), *((rule, (72, 24)) for rule in RULES)]
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 HEADS = {2: 6, 6: 6}  # query heads by heads of keys
 
@@ -58,10 +59,10 @@ def gathered(starts: torch.Tensor, prefixes: torch.Tensor, tails: list[list[int]
 
 
 def scene(sizes: tuple[int, int], kv_heads: int, dtype: torch.dtype, seed: int = 0) -> Scene:
-    """Two sessions of some 80 and 300 tokens, a chain and a tree behind each."""
+    """Two sessions of some 80 and 140 tokens, with 7 and 40 rows of a tree behind each."""
     torch.manual_seed(seed)
     rng, segments = random.Random(seed), []
-    for start, context, count in ((10, 79, 7), (200, 301, 24)):
+    for start, context, count in ((10, 79, 7), (200, 141, 40)):
         parents = tuple(rng.randrange(-1, node) if node > 2 else node - 1 for node in range(count))
         segments.append(Segment(KVRange(start, 400), context, (0,) * count, parents, count))
     plan, seen = path_plan(segments), []
@@ -100,8 +101,7 @@ def attended(build: Kernels, given: Scene, rule: AttentionOptions) -> torch.Tens
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rule", "sizes"), CASES, ids=str)
 def test_a_row_sees_its_path_and_nothing_else(
     rule: str, sizes: tuple[int, int], dtype: torch.dtype, build: Kernels
 ) -> None:
@@ -119,9 +119,8 @@ def test_a_row_has_the_same_bits_in_any_company_and_by_any_number_of_threads(
 ) -> None:
     given, rng = scene((64, 64), 2, dtype), random.Random(3)
     every = attended(build, given, RULES[rule])
-    for number in (1, 2, 4):
-        build.threads = number
-        for count in (1, 2, 5, 16, 17, len(every)):
+    for build.threads in (1, 3):
+        for count in (1, 2, 5, 17, len(every)):
             rows = rng.sample(range(len(every)), count)
             assert torch.equal(attended(build, given.some(rows), RULES[rule]), every[rows])
 

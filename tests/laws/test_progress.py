@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
+from types import SimpleNamespace
 
 import pytest
 
+from tandem.engine.schedule import scheduler
 from tandem.engine.schedule.progress import (
     STALL_FACTOR,
     STALL_SECONDS,
     UNKNOWN_SECONDS,
     Progress,
 )
+from tandem.engine.schedule.scheduler import ModelThread
 from tandem.protos.streams import PassTimes
 from tests.laws.machine import Machine, queue, results, steps
+from tests.waiting import LIMIT, until
 
 SLOW = 0.05  # seconds
 
@@ -28,22 +31,30 @@ def test_a_long_but_predicted_pass_is_no_stall(predicted: float) -> None:
     assert "one step" in str(progress.problem(100.0 + 1.001 * allowed))
 
 
+def assert_in_a_pass(thread: ModelThread) -> None:
+    """The thread is in a pass of which nothing is known: it may take long, and is reported."""
+    began = thread.progress.since
+    assert thread.problem(began + 2 * STALL_SECONDS) is None
+    assert thread.problem(began + 1.01 * STALL_FACTOR * UNKNOWN_SECONDS) is not None
+    assert thread.progress.passes(began + 2.0).newest == pytest.approx(2.0)
+
+
 async def test_a_pass_of_which_nothing_is_known_may_take_long() -> None:
-    machine = Machine()
-    async with machine.running() as thread:
-        assert thread.problem(time.perf_counter() + 2 * STALL_SECONDS) is None
-        assert thread.problem(time.perf_counter() + STALL_FACTOR * UNKNOWN_SECONDS) is not None
+    async with Machine().running() as thread:
+        assert_in_a_pass(thread)
 
 
 async def test_a_thread_that_has_nothing_to_do_or_goes_on_has_no_problem() -> None:
     machine = Machine()
     machine.open.set()
     with machine.thread() as thread:
-        await asyncio.sleep(2 * STALL_SECONDS / 3)
-        assert thread.problem(time.perf_counter()) is None
+        late = thread.progress.since + 1.1 * STALL_SECONDS
+        assert thread.progress.passes(late) == PassTimes()
+        await until(lambda: thread.problem(late) is None, "the idle thread goes on")
+        before = thread.progress.since
         await results(queue(thread, b"one", lambda: steps(3)))
-        assert thread.problem(time.perf_counter()) is None
-        assert thread.problem(time.perf_counter() + 2 * STALL_SECONDS) is not None
+        assert thread.progress.since > before
+        assert thread.problem(thread.progress.since + 2 * STALL_SECONDS) is not None
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -58,8 +69,8 @@ async def test_a_dead_thread_is_a_problem() -> None:
     with machine.thread() as thread:
         (answer,) = await results(queue(thread, b"one", lambda: steps(1)))
         assert "stopping" in str(answer)
-        thread._thread.join()
-        assert thread.problem(time.perf_counter()) == "the model thread ended"
+        problem = await until(lambda: thread.problem(thread.progress.since), "the thread's end")
+        assert problem == "the model thread ended"
 
 
 def test_a_pass_counts_while_it_runs_and_after_it_until_there_is_no_work() -> None:
@@ -72,14 +83,6 @@ def test_a_pass_counts_while_it_runs_and_after_it_until_there_is_no_work() -> No
     assert began.resumed(100.2).passes(109.0) == PassTimes(100.2 - 100.0, 0.1)
 
 
-async def test_the_thread_reports_how_long_its_passes_take() -> None:
-    machine = Machine()
-    async with machine.running() as thread:
-        assert thread.progress.passes(time.perf_counter() + 2.0).newest >= 2.0
-    with machine.thread() as thread:
-        assert thread.progress.passes(time.perf_counter() + 2.0) == PassTimes()
-
-
 async def test_what_follows_a_pass_is_a_part_of_its_step() -> None:
     """Sampling may take long, and on a GPU is where the pass is awaited."""
     machine, held, leave = Machine(), threading.Event(), threading.Event()
@@ -87,25 +90,32 @@ async def test_what_follows_a_pass_is_a_part_of_its_step() -> None:
 
     def after_forward(_: object) -> None:
         held.set()
-        leave.wait(5)
+        leave.wait(LIMIT)
 
     with machine.thread() as thread:
         thread.after_forward = after_forward
         answer = queue(thread, b"one", lambda: steps(1))
-        assert await asyncio.to_thread(held.wait, 5)
-        assert thread.problem(time.perf_counter() + 2 * STALL_SECONDS) is None
-        assert thread.progress.passes(time.perf_counter() + 2.0).newest >= 2.0
+        assert await asyncio.to_thread(held.wait, LIMIT)
+        assert_in_a_pass(thread)
         leave.set()
         await results(answer)
 
 
-async def test_a_step_takes_until_what_was_launched_and_drawn_is_done() -> None:
+async def test_a_step_takes_until_what_was_launched_and_drawn_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As on a GPU: what is learned of it, and reported, is not what launching took."""
     machine = Machine()
     machine.open.set()
-    machine.wait = lambda: time.sleep(SLOW)
+    monkeypatch.setattr(scheduler, "time", SimpleNamespace(perf_counter=machine.clock))
+
+    def slowly(*_: object) -> None:
+        machine.now += SLOW
+
+    machine.wait = slowly
     with machine.thread() as thread:
-        thread.after_forward = lambda _: time.sleep(SLOW)
+        thread.after_forward = slowly
         await results(queue(thread, b"one", lambda: steps(3)))
-        assert min(report.seconds for report in machine.reports) >= 2 * SLOW
-        assert thread.rates.step >= 2 * SLOW
+    seconds = pytest.approx(2 * SLOW, abs=1e-3)
+    assert [report.seconds for report in machine.reports] == [seconds] * 3
+    assert thread.rates.step == seconds

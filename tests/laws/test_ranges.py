@@ -78,12 +78,3 @@ def test_a_range_grows_into_all_that_is_left_and_loses_nothing(which: int) -> No
     assert numbers.grow(kv_ranges[which], numbers.free + sizes[which])
     assert numbers.free == 0
     numbers.check(kv_ranges, sizes)
-
-
-def test_a_range_that_cannot_grow_as_wanted_stays_as_it_is() -> None:
-    numbers = Numbers(BLOCKS)
-    kv_ranges = numbers.lay(*PLACES)
-    before = [(kv_range.start, kv_range.capacity) for kv_range in kv_ranges]
-    assert not numbers.grow(kv_ranges[1], numbers.free + kv_ranges[1].capacity + 1)
-    assert [(kv_range.start, kv_range.capacity) for kv_range in kv_ranges] == before
-    assert not numbers.copied

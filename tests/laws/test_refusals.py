@@ -24,89 +24,60 @@ from tests.laws.requests import (
     violations,
 )
 
-BAD = [
-    (sampling(temperature=-1), "sampling.temperature", "is -1, below 0 or not finite"),
-    (sampling(temperature=math.inf), "sampling.temperature", "is inf, below 0 or not finite"),
-    (sampling(temperature=math.nan), "sampling.temperature", "is nan, below 0 or not finite"),
-    (sampling(top_p=0), "sampling.top_p", "is 0, not above 0 and at most 1"),
-    (sampling(top_p=1.5), "sampling.top_p", "is 1.5, not above 0 and at most 1"),
-    (sampling(top_p=math.nan), "sampling.top_p", "is nan, not above 0 and at most 1"),
-    (stopping(max_new_tokens=0), "stopping.max_new_tokens", "is 0, below 1"),
-    (stopping(stop=["x"] * 17), "stopping.stop", f"has 17 strings, above {MAX_STOP_STRINGS}"),
+LAST = "above the vocabulary's last, 99"
+MESSAGES = {"sampling": api.Sampling, "stopping": api.Stopping, "speculation": api.Speculation}
+FIELDS = [
+    ("sampling.temperature", -1, "is -1, below 0 or not finite"),
+    ("sampling.temperature", math.inf, "is inf, below 0 or not finite"),
+    ("sampling.temperature", math.nan, "is nan, below 0 or not finite"),
+    ("sampling.top_p", 0, "is 0, not above 0 and at most 1"),
+    ("sampling.top_p", 1.5, "is 1.5, not above 0 and at most 1"),
+    ("sampling.top_p", math.nan, "is nan, not above 0 and at most 1"),
+    ("sampling.min_p", 1.5, "is 1.5, not in 0..1"),
+    ("sampling.min_p", math.nan, "is nan, not in 0..1"),
+    ("sampling.repetition_penalty", 0, "is 0, not in 0.01..100"),
+    ("sampling.presence_penalty", -2.5, "is -2.5, not in -2..2"),
+    ("sampling.frequency_penalty", 3, "is 3, not in -2..2"),
+    ("sampling.logit_bias[3]", {3: 101}, "is 101, not in -100..100"),
+    ("sampling.logit_bias", {100: 1}, f"has token 100, {LAST}"),
+    ("stopping.max_new_tokens", 0, "is 0, below 1"),
     (
-        stopping(stop_token_ids=[3] * 4097),
-        "stopping.stop_token_ids",
-        "has 4097 tokens, above 4096",
+        "stopping.max_new_tokens",
+        48,
+        "is 48: with a prompt of 3 tokens it exceeds the context of 50",
     ),
-    (stopping(stop=["x", ""]), "stopping.stop", "has an empty string"),
-    (
-        stopping(stop=["x", "y" * 1025]),
-        "stopping.stop",
-        "has a string of 1025 characters, above 1024",
-    ),
-    (
-        speculation(num_speculative_tokens=33),
-        "speculation.num_speculative_tokens",
-        f"is 33, above {MAX_LEVELS}",
-    ),
-    (speculation(branches=0), "speculation.branches", f"is 0, not in 1..{MAX_NODES}"),
-    (
-        speculation(branches=8, num_speculative_tokens=16, method=api.DRAFT_METHOD_MEDUSA_LITE),
-        "speculation.branches",
-        f"is 8, times num_speculative_tokens 128, above {MAX_NODES} nodes",
-    ),
-    (speculation(branches=65), "speculation.branches", f"is 65, not in 1..{MAX_NODES}"),
+    ("stopping.min_new_tokens", 48, "is 48, above max_new_tokens, 47"),
+    ("stopping.stop", ["x"] * 17, f"has 17 strings, above {MAX_STOP_STRINGS}"),
+    ("stopping.stop", ["x", ""], "has an empty string"),
+    ("stopping.stop", ["x", "y" * 1025], "has a string of 1025 characters, above 1024"),
+    ("stopping.stop_token_ids", [3] * 4097, "has 4097 tokens, above 4096"),
+    ("stopping.stop_token_ids", [3, 100], f"has token 100, {LAST}"),
+    ("speculation.num_speculative_tokens", 33, f"is 33, above {MAX_LEVELS}"),
+    ("speculation.branches", 0, f"is 0, not in 1..{MAX_NODES}"),
+    ("speculation.branches", 65, f"is 65, not in 1..{MAX_NODES}"),
+    ("speculation.drafter", "fast", "is not supported"),
+    ("speculation.rule", 99, "is 99, not one of MATCH, REJECT, TOP1"),
+    ("speculation.method", 9, "is 9, not one of TREE, MEDUSA_LITE, NGRAM"),
+    ("speculation.schedule", 7, "is 7, not one of GOODPUT, CONSTANT, HEURISTIC"),
+    ("speculation.confidence_threshold", 1.5, "is 1.5, not in 0..1"),
+]
+REQUESTS = [
     (ask(model="huge"), "model", "is 'huge'; served is 'tiny'"),
     (ask(text=""), "text", "is empty"),
     (ids(), "token_ids", "is empty"),
     (api.GenerateRequest(), "prompt", "is empty"),
-    (ids(1, 100), "token_ids", "has token 100, above the vocabulary's last, 99"),
+    (ids(1, 100), "token_ids", f"has token 100, {LAST}"),
     (ask(text="a" * 50), "text", "has 50 tokens, which leave no token free in the context of 50"),
-    (ask(text="a" * 60), "text", "has 60 tokens, which leave no token free in the context of 50"),
-    (
-        stopping(max_new_tokens=48),
-        "stopping.max_new_tokens",
-        "is 48: with a prompt of 3 tokens it exceeds the context of 50",
-    ),
-    (sampling(min_p=1.5), "sampling.min_p", "is 1.5, not in 0..1"),
-    (sampling(min_p=math.nan), "sampling.min_p", "is nan, not in 0..1"),
-    (
-        sampling(repetition_penalty=0),
-        "sampling.repetition_penalty",
-        "is 0, not in 0.01..100",
-    ),
-    (sampling(presence_penalty=-2.5), "sampling.presence_penalty", "is -2.5, not in -2..2"),
-    (sampling(frequency_penalty=3), "sampling.frequency_penalty", "is 3, not in -2..2"),
-    (sampling(logit_bias={3: 101}), "sampling.logit_bias[3]", "is 101, not in -100..100"),
-    (
-        sampling(logit_bias={100: 1}),
-        "sampling.logit_bias",
-        "has token 100, above the vocabulary's last, 99",
-    ),
-    (
-        stopping(stop_token_ids=[3, 100]),
-        "stopping.stop_token_ids",
-        "has token 100, above the vocabulary's last, 99",
-    ),
+    (ask(logprobs=21), "logprobs", "is 21, above 20"),
     (
         stopping(min_new_tokens=5, max_new_tokens=4),
         "stopping.min_new_tokens",
         "is 5, above max_new_tokens, 4",
     ),
-    (stopping(min_new_tokens=48), "stopping.min_new_tokens", "is 48, above max_new_tokens, 47"),
-    (ask(logprobs=21), "logprobs", "is 21, above 20"),
-    (speculation(drafter="fast"), "speculation.drafter", "is not supported"),
-    (speculation(rule=99), "speculation.rule", "is 99, not one of MATCH, REJECT, TOP1"),
-    (speculation(method=9), "speculation.method", "is 9, not one of TREE, MEDUSA_LITE, NGRAM"),
     (
-        speculation(schedule=7),
-        "speculation.schedule",
-        "is 7, not one of GOODPUT, CONSTANT, HEURISTIC",
-    ),
-    (
-        speculation(confidence_threshold=1.5),
-        "speculation.confidence_threshold",
-        "is 1.5, not in 0..1",
+        speculation(branches=8, num_speculative_tokens=16, method=api.DRAFT_METHOD_MEDUSA_LITE),
+        "speculation.branches",
+        f"is 8, times num_speculative_tokens 128, above {MAX_NODES} nodes",
     ),
     (
         speculation(confidence_threshold=0.5, method=api.DRAFT_METHOD_NGRAM),
@@ -116,8 +87,16 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("request_", "field", "problem"), BAD)
+@pytest.mark.parametrize(("field", "value", "problem"), FIELDS)
 def test_a_bad_field_is_named_with_its_value_and_its_limit(
+    field: str, value: object, problem: str
+) -> None:
+    part, name = field.partition("[")[0].split(".")
+    assert violations(ask(**{part: MESSAGES[part](**{name: value})})) == {field: problem}
+
+
+@pytest.mark.parametrize(("request_", "field", "problem"), REQUESTS)
+def test_so_are_fields_that_are_bad_together_and_bad_prompts(
     request_: api.GenerateRequest, field: str, problem: str
 ) -> None:
     assert violations(request_) == {field: problem}
@@ -134,30 +113,18 @@ def test_a_field_that_is_off_asks_for_nothing() -> None:
 
 
 def test_every_bad_field_is_named_at_once() -> None:
-    found = violations(
-        ask(
-            model="huge",
-            sampling=api.Sampling(temperature=-1, top_p=2, min_p=-0.5),
-            stopping=api.Stopping(max_new_tokens=0, stop=[""]),
-            speculation=api.Speculation(num_speculative_tokens=99),
-            logprobs=30,
-        )
+    request = ask(
+        model="huge",
+        token_ids=api.TokenIds(ids=[100]),
+        sampling=api.Sampling(temperature=-1, top_p=2, min_p=-0.5),
+        stopping=api.Stopping(max_new_tokens=0, stop=[""]),
+        speculation=api.Speculation(num_speculative_tokens=99),
+        logprobs=30,
     )
-    assert set(found) == {
-        "model",
-        "sampling.temperature",
-        "sampling.top_p",
-        "sampling.min_p",
-        "stopping.max_new_tokens",
-        "stopping.stop",
-        "speculation.num_speculative_tokens",
-        "logprobs",
-    }
-
-
-def test_a_bad_prompt_is_named_beside_other_bad_fields() -> None:
-    request = ask(token_ids=api.TokenIds(ids=[100]), sampling=api.Sampling(temperature=-1))
-    assert set(violations(request)) == {"sampling.temperature", "token_ids"}
+    in_sampling = {f"sampling.{name}" for name in ("temperature", "top_p", "min_p")}
+    others = {"model", "token_ids", "speculation.num_speculative_tokens", "logprobs"}
+    expected = in_sampling | others | {"stopping.max_new_tokens", "stopping.stop"}
+    assert set(violations(request)) == expected
 
 
 def test_a_text_that_can_never_fit_is_refused_before_it_is_tokenised() -> None:

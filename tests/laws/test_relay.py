@@ -24,8 +24,7 @@ from tandem.protos.errors import (
 from tandem.protos.rounds import Fallback, Finish
 from tandem.protos.streams import Decoding, EncodedGuess, Fact, Flow, Guess
 from tandem.protos.types import NO_DRAFT_SHAPE, DraftShape, Method, SamplingParams
-from tests.laws.drafting_peer import Drafter
-from tests.laws.peers import Job
+from tests.laws.peers import Drafter, Job
 from tests.laws.relayed import LENGTH, PROMPT, SESSION, alone
 from tests.laws.scene import GREEDY, LOCKSTEP, SHAPE, Scene
 from tests.laws.wires import OnStream
@@ -120,24 +119,6 @@ def test_a_drafter_that_comes_back_guesses_again(sampling: SamplingParams) -> No
     assert (scene.relay.drafter.switches, scene.relay.verifier.switches) == (1, 0)
 
 
-def test_a_verifier_that_is_full_at_first_was_not_lost() -> None:
-    scene = Scene()
-    scene.refuse(scene.verifier, Busy("full"))
-    assert not scene.wait(lambda: scene.relay.ended, 1)
-    scene.refuse(scene.verifier, None)
-    assert scene.finish() == alone()
-    assert scene.relay.verifier.openings > 1
-    assert scene.relay.verifier.switches == 0
-    assert all(step.verifier_switches == 0 for step in scene.relay.steps)
-
-
-def test_in_lockstep_a_drafter_that_says_nothing_is_not_waited_for_for_ever() -> None:
-    scene = Scene(sampling=LOCKSTEP)
-    scene.drafter._guess = lambda job: None  # type: ignore[method-assign]
-    assert scene.wait(lambda: scene.relay.ended, 300)
-    assert scene.generation.completion == alone()
-
-
 def test_a_verifier_that_is_opened_anew_gets_guesses_of_a_new_drafting() -> None:
     scene = Scene()
     assert scene.wait(lambda: len(scene.relay.steps) >= 3)
@@ -197,6 +178,8 @@ def test_time_in_which_a_verifier_asks_to_wait_or_works_is_no_absence() -> None:
     assert not scene.relay.ended
     scene.refuse(scene.verifier, None)
     assert scene.finish() == alone()
+    assert (scene.relay.verifier.openings > 1, scene.relay.verifier.switches) == (True, 0)
+    assert all(step.verifier_switches == 0 for step in scene.relay.steps)
 
 
 def test_a_verifier_that_asks_to_wait_for_ever_is_given_up_at_last() -> None:
@@ -242,3 +225,15 @@ def test_the_drafter_reads_the_text_when_there_is_a_first_token() -> None:
     (opening,) = scene.opened(scene.drafter)
     first = scene.relay.steps[0]
     assert len(opening.context.tokens) == len(PROMPT) + len(first.tokens)
+
+
+def test_steps_name_the_drafter_whose_guess_came_last_when_it_is_another() -> None:
+    scene = Scene()
+    scene.links[1].name = "a"
+    assert scene.wait(lambda: any(len(step.tokens) > 1 for step in scene.relay.steps))
+    scene.links[1].name = "b"
+    assert scene.finish() == alone()
+    steps = list(scene.relay.steps)
+    assert [step.drafter for step in steps if step.drafter] == ["a", "b"]
+    first = next(place for place, step in enumerate(steps) if step.drafter)
+    assert all(len(step.tokens) == 1 for step in steps[:first])

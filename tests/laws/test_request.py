@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from tandem.orchestrator.frontend.checks import ServedModel
-from tandem.protos.rounds import RunRequest
 from tandem.protos.types import (
     MAX_NODES,
     DraftShape,
@@ -21,15 +20,10 @@ from tandem.v1 import orchestrator_pb2 as api
 from tests.laws.requests import MODEL, SHAPE, ask, run_of, sampling, speculation, stopping, tokenise
 
 
-def drawn_as(run: RunRequest) -> SamplingParams:
-    """Its sampling, without what matters only to options that it does not have."""
-    return replace(run.sampling, prompt_length=0, end_tokens=())
-
-
 def test_a_request_of_a_prompt_alone_gets_every_default() -> None:
     run = run_of(ask(text="abc", request_id="id-1"))
     assert (run.request_id, run.prompt, run.completion) == ("id-1", tokenise("abc"), ())
-    assert drawn_as(run) == SamplingParams(1.0, 0, 1.0, 0)
+    assert run.sampling == SamplingParams(1.0, 0, 1.0, 0, prompt_length=3, end_tokens=(0, 7))
     assert run.max_new_tokens == 47, "all that the context has room for, as that is less than 128"
     assert run.stop_token_ids == {0, 7}
     assert run.shape == SHAPE
@@ -40,25 +34,14 @@ def test_the_default_length_is_128_where_there_is_room() -> None:
     assert run_of(ask(), roomy).max_new_tokens == 128
 
 
-def test_what_is_asked_for_reaches_the_worker() -> None:
-    request = api.GenerateRequest(
-        token_ids=api.TokenIds(ids=[0, 99]),
-        model="tiny",
-        sampling=api.Sampling(temperature=0.5, top_p=0.5, top_k=3, seed=0),
-        stopping=api.Stopping(max_new_tokens=48, stop=["x", "yz"], stop_token_ids=[9, 7]),
-    )
-    result = run_of(request)
-    assert result.prompt == (0, 99)
-    assert drawn_as(result) == SamplingParams(0.5, 3, 0.5, 0)
-    assert result.max_new_tokens == 48
-    assert result.stop_token_ids == {0, 7, 9}
-
-
-def test_every_sampling_option_reaches_the_worker() -> None:
+def test_all_that_is_asked_for_reaches_the_worker() -> None:
     request = ask(
-        text="abc",
+        token_ids=api.TokenIds(ids=[0, 5, 99]),
+        model="tiny",
         sampling=api.Sampling(
             temperature=0.5,
+            top_p=0.75,
+            top_k=3,
             min_p=0.25,
             repetition_penalty=1.5,
             presence_penalty=-0.5,
@@ -66,12 +49,19 @@ def test_every_sampling_option_reaches_the_worker() -> None:
             logit_bias={9: -100, 4: 0.5},
             seed=7,
         ),
-        stopping=api.Stopping(min_new_tokens=3, stop_token_ids=[9]),
+        stopping=api.Stopping(
+            min_new_tokens=3, max_new_tokens=40, stop=["x", "<|end|>"], stop_token_ids=[9, 7]
+        ),
         speculation=api.Speculation(rule=api.ACCEPTANCE_RULE_REJECT),
         logprobs=0,
     )
-    assert run_of(request).sampling == SamplingParams(
+    run = run_of(request)
+    assert (run.prompt, run.max_new_tokens) == ((0, 5, 99), 40)
+    assert run.stop_token_ids == {0, 7, 9, 42}, "a string that is a special token is that token"
+    assert run.sampling == SamplingParams(
         temperature=0.5,
+        top_p=0.75,
+        top_k=3,
         seed=7,
         min_p=0.25,
         repetition_penalty=1.5,
@@ -80,26 +70,10 @@ def test_every_sampling_option_reaches_the_worker() -> None:
         logit_bias=((4, 0.5), (9, -100.0)),
         prompt_length=3,
         min_new_tokens=3,
-        end_tokens=(0, 7, 9),
+        end_tokens=(0, 7, 9, 42),
         rule=Rule.REJECT,
         logprobs=0,
     )
-
-
-@pytest.mark.parametrize(
-    ("wish", "schedule"),
-    [
-        ({}, Schedule.GOODPUT),
-        ({"num_speculative_tokens": 3}, Schedule.CONSTANT),
-        ({"branches": 2}, Schedule.GOODPUT),
-        ({"num_speculative_tokens": 3, "schedule": 1}, Schedule.GOODPUT),
-        ({"num_speculative_tokens": 20, "branches": 1, "schedule": 3}, Schedule.HEURISTIC),
-    ],
-)
-def test_who_names_the_levels_gets_them_unless_a_schedule_is_named(
-    wish: dict[str, int], schedule: Schedule
-) -> None:
-    assert run_of(speculation(**wish)).shape.schedule is schedule
 
 
 def test_method_and_confidence_are_part_of_the_shape() -> None:
@@ -132,8 +106,13 @@ def test_ignored_ends_of_text_leave_only_the_clients_own_stop_tokens() -> None:
     ],
 )
 def test_a_wish_for_speculation_becomes_a_shape(wish: dict[str, int], shape: DraftShape) -> None:
-    found = run_of(speculation(**wish)).shape
-    assert replace(found, schedule=Schedule.GOODPUT) == shape
+    """Who names the levels gets them, unless a schedule is named."""
+    named = "num_speculative_tokens" in wish
+    schedule = Schedule.CONSTANT if named else Schedule.GOODPUT
+    assert run_of(speculation(**wish)).shape == replace(shape, schedule=schedule)
+    for schedule in (Schedule.GOODPUT, Schedule.HEURISTIC):
+        found = run_of(speculation(**{**wish, "schedule": schedule.value})).shape
+        assert found.schedule is schedule
 
 
 @pytest.mark.parametrize(
@@ -155,14 +134,7 @@ def test_where_all_that_is_guessed_is_verified_less_is_guessed_unless_more_is_na
 
 
 def test_a_chain_longer_than_the_default_is_not_cut_to_the_default() -> None:
-    """Where chains are the default, who asks for more levels gets a node for each: nothing is
-    silently ignored.
-    """
+    """Who asks for more levels where chains are the default gets a node for each."""
     chains = ServedModel(MODEL, DraftShape.chain(6), 1000, {})
     run = run_of(speculation(num_speculative_tokens=12), chains)
     assert run.shape == replace(DraftShape.chain(12), schedule=Schedule.CONSTANT)
-
-
-def test_a_stop_string_that_is_a_special_token_is_that_token() -> None:
-    run = run_of(stopping(stop=["<|end|>", "end"], ignore_eos=True))
-    assert run.stop_token_ids == {42}

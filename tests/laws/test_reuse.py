@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tandem.engine.cache.ranges import BLOCK
 from tandem.engine.cache.session import JobEnded
-from tandem.engine.cache.sessions import IDLE_SECONDS, Sessions
+from tandem.engine.cache.sessions import Sessions
 from tandem.protos.errors import SessionMiss
 from tandem.protos.types import Context, Draft, SamplingParams
 from tests.laws.replica import LENGTH, TTL, Message, Replica, Tokens, tiny_pool
@@ -60,20 +60,6 @@ def test_a_session_starts_with_the_longest_beginning_that_its_client_has_cached(
     replica.check_memory()
 
 
-@pytest.mark.parametrize("order", [(70, 84, 66), (84, 66, 70), (66, 70, 84)])
-def test_of_several_beginnings_the_longest_is_taken(order: tuple[int, ...]) -> None:
-    replica = Replica(blocks=16, most=9)
-    for length in order:
-        replica.open(bytes([length]), SAID[:length], b"x")
-    assert replica.open(b"new", (*SAID, 1), b"x").reused == 84
-
-
-def test_the_same_text_again_leaves_one_token_to_feed() -> None:
-    replica = Replica()
-    replica.open(b"a", SAID, b"x")
-    assert replica.open(b"b", SAID, b"x").reused == len(SAID) - 1
-
-
 def test_of_a_session_at_work_only_what_is_committed_is_reused() -> None:
     """What it is feeding now may not stand, and is not there yet."""
     replica = Replica()
@@ -81,22 +67,6 @@ def test_of_a_session_at_work_only_what_is_committed_is_reused() -> None:
     with replica.at_work(Context(b"a", 2, BLOCK + 2, SAID[BLOCK + 2 :], first.epoch)) as donor:
         assert replica.open(b"b", SAID, b"x").reused == BLOCK + 2
         assert (donor.length, donor.active) == (BLOCK + 2, True)
-
-
-@pytest.mark.parametrize("closes", [False, True])
-def test_what_was_copied_outlives_its_donor(closes: bool) -> None:
-    replica = Replica(blocks=4, most=9)
-    replica.open(b"a", SAID, b"x")
-    if closes:
-        replica.close(b"a")
-    replica.now += IDLE_SECONDS
-    second = replica.open(b"b", (*SAID, 1), b"x")
-    assert second.reused == len(SAID)
-    replica.open(b"c", (9,) * LENGTH)  # takes the donor's memory and writes over it
-    assert not replica.holds(b"a")
-    longer = Context(b"b", 2, len(SAID) + 1, (2,), second.epoch)
-    assert replica.serve(Message(longer, (*SAID, 1, 2))).held == len(SAID) + 2
-    replica.check_memory()
 
 
 def test_a_closed_conversation_outlives_another_that_only_begins_alike() -> None:
@@ -117,17 +87,6 @@ def test_no_more_closed_sessions_stay_than_may_be_open() -> None:
         replica.close(bytes([number]))
     assert [number for number in range(6) if replica.holds(bytes([number]))] == [3, 4, 5]
     replica.check_memory()
-
-
-def test_donor_and_copy_go_on_without_touching_each_other() -> None:
-    replica = Replica()
-    first = replica.open(b"a", SAID, b"x")
-    second = replica.open(b"b", (*SAID, 1), b"x")
-    for turn in range(2, 6):
-        for name, epoch, text in ((b"a", first.epoch, SAID), (b"b", second.epoch, (*SAID, 1))):
-            said = text + (3,) * (turn - 2)
-            context = Context(name, turn, len(said), (3,), epoch)
-            replica.serve(Message(context, (*said, 3)), (7, 8), ())
 
 
 @pytest.mark.parametrize(

@@ -49,20 +49,6 @@ def test_no_other_choice_yields_more_tokens_per_second(chances: list[list[float]
     assert rate(chances, tuple(found)) == pytest.approx(best)
 
 
-@given(st.lists(chances_, min_size=1, max_size=4), st.floats(0.001, 0.999))
-def test_a_row_that_is_taken_is_likelier_than_any_that_is_not(
-    chances: list[list[float]], _: float
-) -> None:
-    found = rows(chances, Known(STEP, ROW, 0.0, 0.0))
-    taken = [p for own, n in zip(chances, found, strict=True) for p in own[:n]]
-    left = [p for own, n in zip(chances, found, strict=True) for p in own[n:]]
-    assert min(taken, default=1.0) >= max(left, default=0.0)
-
-
-def test_guesses_that_are_worth_nothing_get_no_row() -> None:
-    assert rows([[0.01] * 9] * 3, Known(STEP, ROW, 0.0, 0.0)) == [0, 0, 0]
-
-
 def test_in_a_crowd_a_row_must_be_likelier() -> None:
     cost = Known(STEP, ROW, 0.0, 0.0)
     alone, crowd = rows([[0.1] * 9], cost), rows([[0.1] * 9] * 30, cost)

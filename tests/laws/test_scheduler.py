@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.engine.cache.ranges import KVRange
+from tandem.engine.schedule import scheduler
 from tandem.engine.schedule.task import Job, Task, startable
 from tandem.protos.errors import Busy, TandemError
 from tests.laws.machine import (
     MOST,
-    SECONDS,
     VOCABULARY,
     Machine,
     queue,
@@ -26,6 +26,7 @@ from tests.laws.machine import (
     settle,
     steps,
 )
+from tests.waiting import LIMIT
 
 
 def task(owner: bytes) -> Task:
@@ -53,41 +54,21 @@ def test_who_may_start_does_in_order_and_one_per_session(
         )
 
 
-async def test_jobs_that_wait_together_share_a_step() -> None:
-    machine = Machine()
-    async with machine.running() as thread:
-        tasks = [queue(thread, bytes([i]), lambda: steps(2, tokens=3)) for i in range(5)]
-        await settle()
-        machine.open.set()
-        assert await results(*tasks) == [[(3, VOCABULARY)] * 2] * 5
-    assert machine.sizes == [1, 5, 5]
-    assert [(report.sessions, report.tokens) for report in machine.reports] == [
-        (1, 1),
-        (5, 15),
-        (5, 15),
-    ]
-    assert [len(report.queue_seconds) for report in machine.reports] == [1, 5, 0], (
-        "a job queues once"
-    )
-
-
-async def test_jobs_that_are_done_are_not_waited_for(
+async def test_jobs_that_wait_together_share_steps_until_each_is_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = Machine()
     machine.costs = (100.0, 0.0)
-    monkeypatch.setattr(
-        "tandem.engine.schedule.scheduler.time", SimpleNamespace(perf_counter=machine.clock)
-    )
+    monkeypatch.setattr(scheduler, "time", SimpleNamespace(perf_counter=machine.clock))
     async with machine.running() as thread:
-        tasks = [
-            queue(thread, name, partial(steps, 1 + place))
-            for place, name in enumerate((b"first", b"second", b"third"))
-        ]
+        tasks = [queue(thread, bytes([i]), partial(steps, 1 + i, tokens=3)) for i in range(3)]
         await settle()
         machine.open.set()
-        assert await results(*tasks) == [[(1, VOCABULARY)] * (1 + i) for i in range(3)]
-    assert machine.sizes == [1, 3, 2, 1]
+        assert await results(*tasks) == [[(3, VOCABULARY)] * (1 + i) for i in range(3)]
+    found = [(each.sessions, each.tokens) for each in machine.reports]
+    assert found == [(1, 1), (3, 9), (2, 6), (1, 3)]
+    queued = [len(each.queue_seconds) for each in machine.reports]
+    assert queued == [1, 3, 0, 0], "a job queues once"
 
 
 async def test_calls_of_one_session_never_share_a_step_and_stay_in_order() -> None:
@@ -104,16 +85,6 @@ async def test_calls_of_one_session_never_share_a_step_and_stay_in_order() -> No
         await results(*tasks)
     assert machine.sizes == [1] * 5
     assert order == [0, 1, 2, 3]
-
-
-async def test_no_step_has_more_sessions_than_allowed() -> None:
-    machine = Machine()
-    async with machine.running() as thread:
-        tasks = [queue(thread, bytes([i]), lambda: steps(1)) for i in range(MOST + 3)]
-        await settle()
-        machine.open.set()
-        await results(*tasks)
-    assert machine.sizes == [1, MOST, 3]
 
 
 async def test_who_was_left_out_of_a_step_is_in_the_next() -> None:
@@ -159,8 +130,8 @@ async def test_a_full_queue_is_busy_at_once() -> None:
     async with machine.running(queue_limit=2) as thread:
         tasks = [queue(thread, bytes([i]), lambda: steps(1)) for i in range(2)]
         await settle()
-        with pytest.raises(Busy, match="2 calls are waiting"):
-            await asyncio.wait_for(thread.run(b"c", lambda: steps(1)), SECONDS)
+        (refused,) = await results(queue(thread, b"c", lambda: steps(1)))
+        assert isinstance(refused, Busy) and "2 calls are waiting" in str(refused)
         machine.open.set()
         assert await results(*tasks) == [[(1, VOCABULARY)]] * 2
 
@@ -177,38 +148,22 @@ async def test_the_idle_call_is_made_between_all_steps_and_by_the_model_thread_a
     assert [b"a"] in machine.wanted
 
 
-async def test_leaving_the_scope_stops_the_thread() -> None:
-    before = set(threading.enumerate())
-    machine = Machine()
-    machine.open.set()
-    async with machine.running() as thread:
-        assert await results(queue(thread, b"a", lambda: steps(2))) == [[(1, VOCABULARY)] * 2]
-        assert [new.name for new in set(threading.enumerate()) - before] == ["model"]
-    assert set(threading.enumerate()) <= before
-
-
 async def test_nobody_waits_for_ever_when_the_scope_ends() -> None:
-    machine = Machine()
-    with machine.thread() as thread:
-        running = queue(thread, b"a", lambda: steps(100_000))
-        await asyncio.to_thread(machine.began.wait, SECONDS)
-        waiting = queue(thread, b"a", lambda: steps(1))
-        await settle()
-        threading.Timer(0.05, machine.open.set).start()
-    done, pending = await asyncio.wait((running, waiting), timeout=1.0)
-    for left in pending:
-        left.cancel()
-    assert not pending, "no answer and no error"
-    assert all(isinstance(call.exception(), TandemError) for call in done)
-
-
-async def test_a_call_after_the_scope_ended_is_refused() -> None:
-    machine = Machine()
+    machine, before = Machine(), set(threading.enumerate())
     machine.open.set()
-    async with machine.running() as thread:
-        pass
-    with pytest.raises(TandemError):
-        await asyncio.wait_for(thread.run(b"a", lambda: steps(1)), 1.0)
+
+    def endless() -> Job:
+        while True:
+            yield segment(1)
+
+    with machine.thread() as thread:
+        (own,) = (each for each in set(threading.enumerate()) - before if each.name == "model")
+        running, waiting = queue(thread, b"a", endless), queue(thread, b"a", endless)
+        assert await asyncio.to_thread(machine.began.wait, LIMIT)
+    assert not own.is_alive()
+    late = queue(thread, b"a", endless)
+    for outcome in await results(running, waiting, late):
+        assert isinstance(outcome, TandemError)
 
 
 async def test_what_frees_memory_is_done_even_if_its_caller_has_gone() -> None:
@@ -222,7 +177,7 @@ async def test_what_frees_memory_is_done_even_if_its_caller_has_gone() -> None:
         await settle()  # its caller has gone before the job can start
         machine.open.set()
         await busy
-        assert await asyncio.to_thread(freed.wait, SECONDS)
+        assert await asyncio.to_thread(freed.wait, LIMIT)
 
 
 async def test_what_steps_take_is_known_per_step_row_and_token() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -21,7 +20,6 @@ from hypothesis.stateful import (
 
 from tandem.engine.cache.ranges import BLOCK, KVRange
 from tandem.engine.forward.segment import Segment
-from tandem.engine.gguf.path import SequencePath
 from tandem.protos import tree
 from tests.laws.cells import BAD, WIDTH, running
 
@@ -167,10 +165,7 @@ def test_on_few_sequences_every_row_sees_its_own_path() -> None:
     run_state_machine_as_test(
         Cache,
         settings=settings(
-            max_examples=300,
-            stateful_step_count=40,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
+            max_examples=100, stateful_step_count=40, suppress_health_check=list(HealthCheck)
         ),
     )
 
@@ -211,27 +206,3 @@ def test_a_growing_tree_is_fed_once() -> None:
     (logits,) = runner([Segment(kv_range, 3, (9,), (-1, 0, 1), 1)])
     assert logits[0, :6].tolist() == [1, 2, 4, 5, 8, 9]
     assert (decoder.fed, len(decoder.cells)) == (9, 6)
-
-
-def test_one_that_overflows_does_not_harm_its_neighbours() -> None:
-    runner, _ = running(2 * BLOCK, 4)
-    kv_ranges = [runner.pool.allocate(WIDTH) for _ in range(2)]
-    segments = [
-        Segment(kv_range, 0, (token,), (-1,), 1)
-        for kv_range, token in zip(kv_ranges, (BAD, 3), strict=True)
-        if kv_range
-    ]
-    bad, good = runner(segments)
-    assert bool(bad.isnan().all())
-    assert good[0, 0] == 3
-
-
-def test_a_path_has_one_way_to_be_written() -> None:
-    assert SequencePath.of(2, (2, 3, 9)) == SequencePath(4, (9,))
-    assert SequencePath(4, (9,)).first(3) == SequencePath(3)
-    assert SequencePath(3).is_prefix_of(SequencePath(4, (9,))) and not SequencePath(
-        4, (8,)
-    ).is_prefix_of(SequencePath(4, (9, 8)))
-    assert torch.equal(
-        torch.tensor([SequencePath(4, (9,))[n] for n in range(5)]), torch.tensor([0, 1, 2, 3, 9])
-    )

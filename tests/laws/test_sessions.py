@@ -22,17 +22,6 @@ from tests.laws.replica import LENGTH, TTL, Message, Replica, tiny_pool
 ONE_ID = b"a"
 
 
-def test_a_late_duplicate_is_refused_and_changes_nothing() -> None:
-    replica = Replica()
-    first = Message(Context(ONE_ID, 1, 0, (1, 2)), (1, 2))
-    replica.serve(first)
-    replica.serve(Message(Context(ONE_ID, 2, 2, (5, 6), 1), (1, 2, 5, 6)))
-    with pytest.raises(StaleTurn):
-        replica.serve(first, (7, 8), (0, 1))
-    assert replica.sessions.counts.stale == 1
-    replica.serve(Message(Context(ONE_ID, 3, 4, (9,), 1), (1, 2, 5, 6, 9)))
-
-
 @pytest.mark.parametrize("client", [b"", b"x"])
 def test_a_late_opening_call_after_a_close_is_not_mistaken_for_the_session(client: bytes) -> None:
     """It may be refused or served; the next call must not take what it left for its own."""
@@ -46,16 +35,6 @@ def test_a_late_opening_call_after_a_close_is_not_mistaken_for_the_session(clien
         replica.serve(opening, (3, 4), (0, 1))
     with pytest.raises(SessionMiss):
         replica.serve(Message(Context(ONE_ID, 3, BLOCK + 1, (9,), 1), (*said, 5, 9)))
-
-
-def test_a_late_opening_call_to_another_process_is_not_mistaken_for_the_session() -> None:
-    replica = Replica()
-    opening = Message(Context(ONE_ID, 1, 0, (1, 2)), (1, 2))
-    replica.serve(opening, (3, 4), (0, 1))
-    replica.restart()
-    replica.serve(opening, (3, 4), (0, 1))
-    with pytest.raises(SessionMiss):
-        replica.serve(Message(Context(ONE_ID, 2, 3, (9,), 1), (1, 2, 5, 9)))
 
 
 @pytest.mark.parametrize(
@@ -134,14 +113,6 @@ def test_a_context_above_the_limit_is_refused_with_both_numbers() -> None:
         pass
     assert [violation.field for violation in refused.value.violations] == ["context.tokens"]
     assert len(sessions) == 0
-
-
-def test_a_kept_path_is_moved_behind_the_context_and_rejected_rows_are_dead() -> None:
-    replica = Replica()
-    answer = replica.serve(Message(Context(ONE_ID, 1, 0, (1, 2)), (1, 2)), (3, 4, 5, 6), (1, 3))
-    assert answer.held == 4
-    with replica.at_work(Context(ONE_ID, 2, 4, (9,), 1)) as session:
-        assert replica.held(session) == tuple(session.tokens) == (1, 2, 4, 6)
 
 
 def test_keeping_twice_keeps_the_context_once() -> None:

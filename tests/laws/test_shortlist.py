@@ -14,7 +14,7 @@ from tandem.protos.types import SamplingParams
 from tests.laws.rows import Kind, adjusted, options, rounded, steps
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200)
 @given(adjusted, options, st.integers(1, 300))
 def test_what_is_said_to_be_kept_is_what_the_warpers_keep(
     row: torch.Tensor, params: SamplingParams, size: int

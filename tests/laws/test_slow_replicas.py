@@ -6,7 +6,7 @@ import pytest
 
 from tandem.orchestrator.fleet.slowness import AVOID_SECONDS, CONFIRM_SECONDS
 from tandem.protos.errors import Busy, Internal, TandemError, TransportLost
-from tests.laws.test_balanced import FakeLink, Reader, Three, opening
+from tests.laws.test_balanced import Reader, Three, opening
 from tests.laws.wires import FAST, SLOW
 
 LEAST = AVOID_SECONDS[0]
@@ -131,17 +131,6 @@ def test_a_session_leaves_once_in_a_while(three: Three) -> None:
     assert three.place(101) == "a"
     three.balanced.leave_slow(CONFIRM_SECONDS + LEAST)
     assert 101 not in three.links["a"].streams
-
-
-def test_a_replica_that_comes_is_not_slow(three: Three) -> None:
-    slow_down(three, "a")
-    three.balanced.remove("a")
-    three.balanced.leave_slow(1.0)
-    three.links["a"] = FakeLink()
-    three.balanced.add("a", three.links["a"])
-    three.balanced.leave_slow(2.0)
-    open_many(three, 100)
-    assert three.links["a"].streams
 
 
 def test_a_bug_in_one_session_does_not_affect_the_others(three: Three) -> None:

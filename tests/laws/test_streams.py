@@ -57,7 +57,3 @@ def test_a_stream_that_is_also_the_drafts_is_seen(
     streams = {each.name: each for each in NoiseStream} | {aliased: NoiseStream.DRAFT}
     monkeypatch.setattr(target_sampler, "NoiseStream", SimpleNamespace(**streams))
     assert chi_square(branches) > LIKELY
-
-
-def test_streams_are_told_apart() -> None:
-    assert len({each.value for each in NoiseStream}) == len(NoiseStream) == 4

@@ -161,6 +161,7 @@ def test_the_text_ends_before_the_first_stop_string(
         at = min(found(grown[first]))
         assert (stream.text, used) == (text[:at], first)
         assert stream.matched in stop and text.startswith(stream.matched, at)
+        assert stream.push(ids) == ("", 0), "the rest is not used"
     assert "".join(pieces) == stream.text
 
 
@@ -195,24 +196,6 @@ def test_a_stop_string_may_begin_where_none_may_end() -> None:
     stream = TextStream(TOKENIZER, PROMPT, ["Lilly", "il"], min_tokens=len(begin))
     assert [stream.push(begin)[0], stream.push(end)[0]] == ["so ", ""]
     assert stream.matched == "Lilly"
-
-
-def test_what_was_held_back_is_released_at_the_end() -> None:
-    stream = TextStream(TOKENIZER, PROMPT, ["abc"])
-    assert stream.push(ids_of("xab"))[0] == "x"
-    assert stream.finish() == "ab"
-    assert stream.finish() == ""
-    assert stream.text == "xab"
-
-
-def test_a_stop_string_across_token_borders_is_found_and_the_rest_is_unused() -> None:
-    before, after = ids_of("Once upon a time"), ids_of(" there was")
-    stream = TextStream(TOKENIZER, PROMPT, ["n a ti"])
-    text, used = stream.push([*before, *after])
-    assert text == "Once upo"
-    assert used <= len(before)
-    assert (stream.matched, stream.finish()) == ("n a ti", "")
-    assert stream.push(after) == ("", 0)
 
 
 def test_a_folder_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -> None:

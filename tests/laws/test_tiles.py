@@ -11,19 +11,17 @@ from tandem.engine.cache.ranges import BLOCK, KVRange
 from tandem.engine.forward.segment import Segment
 from tandem.engine.forward.tiles import COARSE, Tile, TilePlan, tile_plan
 from tandem.protos import tree
+from tests.laws.segments import trees
 
 CPU = torch.device("cpu")
 CAPACITY = 4 * BLOCK
 Name = tuple[int, int]  # of a key: which segment, and its position in the context or its node
-parents_of_trees = st.integers(0, 24).flatmap(
-    lambda size: st.tuples(*(st.integers(-1, node - 1) for node in range(size)))
-)
 
 
 @st.composite
 def segments(draw: st.DrawFn) -> Segment:
     """What a verifier feeds, or one level of a drafter; the KV range is given later."""
-    length, drafted = draw(st.integers(1, BLOCK + 9)), draw(parents_of_trees)
+    length, drafted = draw(st.integers(1, BLOCK + 9)), draw(trees(24))
     parents = tree.hang(length, drafted)
     cached = draw(st.integers(0, len(parents) - 1)) if draw(st.booleans()) else 0
     fed = len(parents) - cached

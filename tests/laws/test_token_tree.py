@@ -39,7 +39,7 @@ class World:
 
 worlds = st.builds(World, st.integers(0, 1 << 30))
 shapes = st.builds(
-    DraftShape, levels=st.integers(1, 5), branches=st.integers(1, 4), nodes=st.integers(1, 20)
+    DraftShape, levels=st.integers(0, 5), branches=st.integers(1, 4), nodes=st.integers(0, 20)
 )
 
 
@@ -92,14 +92,7 @@ def best_paths(shape: DraftShape, world: World) -> dict[Path, float]:
 
 
 @given(worlds, shapes)
-def test_the_tree_has_exactly_the_best_paths_of_all(world: World, shape: DraftShape) -> None:
-    growth, _ = grow(shape, world.children)
-    draft, _ = finish(growth)
-    assert sorted(paths(draft)) == sorted(best_paths(shape, world))
-
-
-@given(worlds, shapes)
-def test_the_tree_comes_in_preorder_with_the_likeliest_child_first(
+def test_the_tree_has_the_best_paths_of_all_in_preorder_with_the_likeliest_child_first(
     world: World, shape: DraftShape
 ) -> None:
     draft, _ = finish(grow(shape, world.children)[0])
@@ -165,13 +158,6 @@ def rows(*gains: float) -> Children:
     return [Child(token, gain) for token, gain in enumerate(gains, 1)]
 
 
-def test_a_sure_drafter_spends_its_budget_on_depth_and_an_unsure_one_on_width() -> None:
-    sure, _ = finish(grow(DraftShape(5, 3, 5), lambda path: rows(-0.01, -5.0, -5.0))[0])
-    unsure, _ = finish(grow(DraftShape(5, 3, 3), lambda path: rows(-1.0, -1.1, -1.2))[0])
-    assert sure == Draft.chain((1, 1, 1, 1, 1))
-    assert unsure == Draft((1, 2, 3), (-1, -1, -1))
-
-
 def test_among_equals_no_child_precedes_its_parent() -> None:
     draft, _ = finish(grow(DraftShape(4, 3, 3), lambda path: rows(0.0, 0.0, 0.0))[0])
     assert sorted(paths(draft)) == [(1,), (2,), (3,)]
@@ -180,20 +166,6 @@ def test_among_equals_no_child_precedes_its_parent() -> None:
 def test_a_child_never_scores_above_its_parent_whatever_rounding_says() -> None:
     growth, _ = grow(DraftShape(2, 1, 2), lambda path: [Child(1, 1e-7 if path else -1.0)])
     assert [node.score for node in growth.window()] == [-1.0, -1.0]
-
-
-def test_no_budget_gives_no_draft() -> None:
-    growth, fed = grow(DraftShape(3, 2, 0), World(1).children)
-    assert finish(growth) == (Draft(), ())
-    assert fed == []
-
-
-def test_no_levels_give_no_draft() -> None:
-    """`DraftShape` promises at most `nodes` nodes on `levels` levels, and the schema that 0 levels
-    are nothing.
-    """
-    draft, _ = finish(grow(DraftShape(0, 2, 4), World(1).children)[0])
-    assert draft == Draft()
 
 
 def test_nothing_is_drafted_behind_a_token_that_the_drafter_does_not_trust() -> None:

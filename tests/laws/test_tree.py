@@ -6,11 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.protos import tree
+from tests.laws.segments import trees
 
 Parents = tuple[int, ...]
-parents_of_trees = st.integers(0, 24).flatmap(
-    lambda size: st.tuples(*(st.integers(-1, node - 1) for node in range(size)))
-)
+parents_of_trees = trees(24)
 
 
 def path_to(parents: Parents, node: int) -> list[int]:
@@ -39,14 +38,6 @@ def test_children_are_in_order_and_every_node_is_the_child_of_its_parent_alone(
         ]
 
 
-@given(st.integers(0, 12))
-def test_a_chain_is_one_path(length: int) -> None:
-    parents = tree.chain(length)
-    assert len(parents) == length
-    assert tree.is_chain(parents)
-    assert all(path_to(parents, node) == list(range(node + 1)) for node in range(length))
-
-
 @given(parents_of_trees)
 def test_a_tree_is_a_chain_exactly_if_no_node_has_a_sibling(parents: Parents) -> None:
     assert tree.is_chain(parents) == (len(set(parents)) == len(parents))
@@ -66,11 +57,6 @@ def test_a_hung_tree_keeps_its_paths_below_the_chain(length: int, parents: Paren
 def test_the_trunk_is_the_longest_start_that_is_a_chain(parents: Parents) -> None:
     chains = [size for size in range(len(parents) + 1) if tree.is_chain(parents[:size])]
     assert tree.trunk(parents) == max(chains)
-
-
-@given(parents_of_trees)
-def test_a_tree_in_topological_order_is_no_problem(parents: Parents) -> None:
-    assert tree.problem(parents) is None
 
 
 @given(parents_of_trees.filter(len), st.data())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tandem.orchestrator.rounds.lockstep import FIRST_TRIAL, Lockstep, WaitPolicy
 from tandem.protos.streams import Fact
 from tests.laws.test_lockstep import STEP
@@ -46,28 +44,6 @@ def test_guesses_that_nobody_waited_for_do_not_end_drafting_unless_they_are_far_
     for _ in range(50):
         policy.came(5 * STEP)
     assert not policy.seconds
-
-
-def test_a_guess_that_was_tried_and_came_in_time_brings_drafting_back() -> None:
-    policy = WaitPolicy(delay=10 * STEP, gain=1.0, plain=STEP, guessed=STEP, trying=True)
-    policy.came(2 * STEP)
-    assert policy.seconds == pytest.approx(STEP)
-    policy.came(0.8 * STEP, waited=True)
-    assert policy.seconds == pytest.approx(2 * STEP) and not policy.trying
-
-
-@pytest.mark.parametrize("gain", [1.0, 6.0, 24.0])
-def test_trials_take_a_small_part_of_the_time_however_much_they_may_add(gain: float) -> None:
-    policy = WaitPolicy(delay=60 * STEP, gain=gain, plain=STEP, guessed=STEP)
-    tried, steps = 0.0, 2000
-    for _ in range(steps):
-        policy.came(2 * gain * STEP)
-        policy.stepped(STEP, Fact(0, (1,)))
-        if seconds := policy.seconds:
-            tried += seconds
-            policy.missed()
-            policy.came(2 * gain * STEP)
-    assert 0 < tried < 0.05 * steps * STEP
 
 
 def test_time_without_a_drafter_does_not_put_the_next_trial_off() -> None:

@@ -142,15 +142,6 @@ def test_a_text_is_begun_when_none_was_read_for_some_seconds() -> None:
     assert second.should_read
 
 
-def test_skill_is_how_often_the_likeliest_guess_is_right() -> None:
-    skill = DraftSkill()
-    for number in range(2000):
-        skill.observe(0.95, number % 10 < 3, 0.01)
-    assert skill.right == pytest.approx(0.3, abs=0.05)
-    assert skill.edge(0.1) == pytest.approx(0.2, abs=0.05)
-    assert skill.edge(0.9) == 0.0
-
-
 def test_a_texts_pace_is_seconds_to_a_token_and_knows_no_pauses() -> None:
     conditions, text = Conditions(), worth(FAR)
     now = 0.0

@@ -1,21 +1,22 @@
-"""A target and a drafter that are tables of logits, and the law of what rounds with them emit,
-enumerated: every draft, every outcome.
+"""A target and a drafter that are tables of logits, and chance that is told what to do: with them
+the law of what is emitted is enumerated, every draft, every outcome.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
+import pytest
 import torch
 
 from tandem.drafter_service.tree.expansion import sampled_children
 from tandem.engine.sampling.sampler import LogitsProcessor, probabilities
 from tandem.protos import tree
 from tandem.protos.types import Distribution, Draft, SamplingParams
-from tandem.verifier_service.acceptance import Decision, reject
 
 VOCABULARY = 4
 LENGTH = 3
@@ -30,12 +31,81 @@ def tables(seed: int) -> dict[Tokens, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {
         prefix: torch.randn(VOCABULARY, generator=generator, dtype=torch.float64) * 2
-        for size in range(2 * LENGTH)
+        for size in range(LENGTH + 2)
         for prefix in itertools.product(range(VOCABULARY), repeat=size)
     }
 
 
 TARGET, DRAFT = tables(7), tables(8)
+OPTIONS = [
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.7, top_k=3, top_p=0.9, min_p=0.05),
+    SamplingParams(temperature=1.0, repetition_penalty=1.5, logit_bias=((0, 1.5), (2, -3.0))),
+    SamplingParams(temperature=0.9, presence_penalty=0.8, frequency_penalty=-0.6, prompt_length=2),
+    SamplingParams(temperature=1.0, min_new_tokens=2, end_tokens=(1, 2), prompt_length=2),
+    SamplingParams(temperature=0.0, repetition_penalty=1.5, prompt_length=2),
+]
+options = pytest.mark.parametrize("params", OPTIONS, ids=range(len(OPTIONS)))
+
+
+class Script:
+    """Chance that is told what to do, and then takes what comes first."""
+
+    def __init__(self, told: Sequence[int]) -> None:
+        self.taken: list[int] = []
+        self.weights: list[list[float]] = []
+        self._told = told
+
+    def choose(self, weights: Sequence[float]) -> int:
+        """An index, with a probability of its weight's share."""
+        step = len(self.taken)
+        possible = [index for index, weight in enumerate(weights) if weight > 0]
+        self.taken.append(self._told[step] if step < len(self._told) else possible[0])
+        self.weights.append(list(weights))
+        return self.taken[-1]
+
+    def draw(self, weights: torch.Tensor) -> int:
+        """The same for a tensor."""
+        return self.choose(weights.tolist())
+
+    def throw(self, *_: object) -> Coin:
+        """A number between 0 and 1."""
+        return Coin(self.choose)
+
+    @property
+    def probability(self) -> float:
+        """Of all that was taken."""
+        pairs = zip(self.taken, self.weights, strict=True)
+        return prod(weights[index] / sum(weights) for index, weights in pairs)
+
+    def following(self) -> list[int] | None:
+        """What to tell the next one; None if this was the last."""
+        for step in reversed(range(len(self.taken))):
+            for index in range(self.taken[step] + 1, len(self.weights[step])):
+                if self.weights[step][index] > 0:
+                    return [*self.taken[:step], index]
+        return None
+
+
+@dataclass(frozen=True)
+class Coin:
+    """A number that is not known before it is compared."""
+
+    choose: Callable[[Sequence[float]], int]
+
+    def __lt__(self, chance: float) -> bool:
+        return self.choose([chance, 1 - chance]) == 0
+
+
+def law_of(run: Callable[[Script], Tokens]) -> Law:
+    """The probability of everything that a run may emit."""
+    law: Law = defaultdict(float)
+    told: list[int] | None = []
+    while told is not None:
+        script = Script(told)
+        law[run(script)] += script.probability
+        told = script.following()
+    return law
 
 
 @dataclass
@@ -45,7 +115,6 @@ class World:
     params: SamplingParams
     known: dict[tuple[Tokens, Tokens], torch.Tensor] = field(default_factory=dict)
     drawn_from: dict[tuple[Tokens, Tokens], Distribution] = field(default_factory=dict)
-    decided: dict[object, list[tuple[Decision, float]]] = field(default_factory=dict)
 
     def alone(self, completion: Tokens) -> torch.Tensor:
         """What the target draws from, decoding by itself."""
@@ -70,125 +139,38 @@ class World:
             self.drawn_from[committed, path] = guess.drawn
         return self.drawn_from[committed, path]
 
-    def decisions(
-        self, committed: Tokens, path: Tokens, draft: Draft, node: int, children: Sequence[int]
-    ) -> list[tuple[Decision, float]]:
-        """Every way that rejection may go at a node, and its probability."""
-        question = committed, path, draft, node
-        if question not in self.decided:
-            target = self.behind(committed, path)
-            coins = [Coins(fall) for fall in range(len(children) + 1)]
-            ends = [reject(draft, node, children, target, c.throw, c.draw) for c in coins]  # type: ignore[arg-type]
-            self.decided[question] = [
-                way for coin, end in zip(coins, ends, strict=True) for way in coin.ways(end)
-            ]
-        return self.decided[question]
+    def draft(self, text: Tokens, parents: Sequence[int], script: Script) -> Draft:
+        """A draft that the drafter draws, siblings without replacement; where there are fewer
+        tokens than children, it is smaller.
+        """
+        children, drawn = tree.children(parents), list[Distribution]()
+        tokens, places = list[int](), list[int]()
+        grown = deque[tuple[int, int, Tokens]]([(-1, -1, ())])  # nodes, their places and paths
+        while grown:
+            node, place, path = grown.popleft()
+            drawn.append(self.drawn(text, path))
+            left = dict(zip(drawn[-1].tokens, drawn[-1].weights, strict=True))
+            for child in children[node + 1][: len(left)]:
+                token = list(left)[script.choose(list(left.values()))]
+                del left[token]
+                grown.append((child, len(tokens), (*path, token)))
+                tokens.append(token)
+                places.append(place)
+        return Draft(tuple(tokens), tuple(places), tuple(drawn))
 
-    def assert_law(self, round_law: Callable[[Tokens], Law]) -> None:
-        """Rounds with this law emit texts with the target's."""
-        found: Law = defaultdict(float)
-        open_: Law = {(): 1.0}
-        while open_:
-            text, chance = open_.popitem()
-            for tokens, share in round_law(text).items():
-                longer = text + tokens
-                if len(longer) >= LENGTH:
-                    found[longer[:LENGTH]] += chance * share
-                else:
-                    open_[longer] = open_.get(longer, 0.0) + chance * share
-        for text in itertools.product(range(VOCABULARY), repeat=LENGTH):
-            alone = 1.0
-            for size, token in enumerate(text):
-                alone *= float(self.alone(text[:size])[token])
-            assert abs(found[text] - alone) <= 1e-12
+    def chance(self, text: Tokens, tokens: Tokens) -> float:
+        """How probable it is that the target by itself goes on with these tokens."""
+        rows = [self.alone(text + tokens[:size]) for size in range(len(tokens))]
+        return prod(float(row[token]) for row, token in zip(rows, tokens, strict=True))
 
-
-@dataclass
-class Coins:
-    """Chance that is told what to do: so many children fall, and the next one stands."""
-
-    fall: int
-    share: float = 1.0  # the probability of what it was told
-    thrown: int = 0
-    left: list[float] = field(default_factory=list)
-
-    def throw(self, token: int) -> Coins:
-        """A number that has not been drawn yet."""
-        return self
-
-    def __lt__(self, chance: float) -> bool:
-        """Whether a child with this chance stands."""
-        stands = self.thrown == self.fall
-        self.share *= chance if stands else 1 - chance
-        self.thrown += 1
-        return stands
-
-    def draw(self, weights: torch.Tensor) -> int:
-        """Any token: what they weigh is what counts."""
-        self.left = weights.tolist()
-        return 0
-
-    def ways(self, end: Decision) -> Iterator[tuple[Decision, float]]:
-        """How the decision may end, and how probable that is."""
-        if not self.left:
-            yield end, self.share
-        for token, weight in enumerate(self.left):
-            yield (None, token), self.share * weight / sum(self.left)
-
-
-def draws(weights: Distribution, count: int) -> Iterator[tuple[Tokens, float]]:
-    """Every sequence of tokens drawn without replacement, and its probability."""
-    for tokens in itertools.permutations(weights.tokens, min(count, len(weights.tokens))):
-        left, chance = dict(zip(weights.tokens, weights.weights, strict=True)), 1.0
-        for token in tokens:
-            chance *= left[token] / sum(left.values())
-            del left[token]
-        yield tokens, chance
-
-
-def sampled_drafts(
-    world: World, text: Tokens, parents: Sequence[int]
-) -> Iterator[tuple[Draft, float]]:
-    """Every draft of a shape that the drafter may draw; where there are fewer tokens than children,
-    it is smaller.
-    """
-    children = tree.children(parents)
-
-    def grow(node: int, drafted: dict[int, int]) -> Iterator[tuple[dict[int, int], float]]:
-        if node == len(parents):
-            yield drafted, 1.0
-            return
-        if node >= 0 and node not in drafted:
-            yield from grow(node + 1, drafted)
-            return
-        path = tuple(drafted[each] for each in tree.path(parents, node))
-        for tokens, chance in draws(world.drawn(text, path), len(children[node + 1])):
-            longer = drafted | dict(zip(children[node + 1], tokens, strict=False))
-            for done, rest in grow(node + 1, longer):
-                yield done, chance * rest
-
-    for drafted, chance in grow(-1, {}):
-        places = {-1: -1} | {node: place for place, node in enumerate(sorted(drafted))}
-        shape = tuple(places[parents[node]] for node in sorted(drafted))
-        tokens = tuple(drafted[node] for node in sorted(drafted))
-        paths = [
-            tuple(drafted[each] for each in tree.path(parents, node))
-            for node in (-1, *sorted(drafted))
-        ]
-        yield Draft(tokens, shape, tuple(world.drawn(text, p) for p in paths)), chance
-
-
-def rejection_law(world: World, text: Tokens, draft: Draft) -> Law:
-    """What a round with this draft emits."""
-    children, law = tree.children(draft.parents), defaultdict[Tokens, float](float)
-
-    def follow(node: int, emitted: Tokens, chance: float) -> None:
-        decisions = world.decisions(text, emitted, draft, node, children[node + 1])
-        for (child, token), share in decisions:
-            if child is None:
-                law[(*emitted, token)] += chance * share
-            elif share > 0:
-                follow(child, (*emitted, token), chance * share)
-
-    follow(-1, (), 1.0)
-    return law
+    def assert_is_the_targets(self, law: Law, text: Tokens = ()) -> None:
+        """What is emitted behind a text, and then by the target alone, is as probable as if the
+        target had written all of it. Any number of such rounds have the target's law, by induction.
+        """
+        for whole in itertools.product(range(VOCABULARY), repeat=LENGTH):
+            found = sum(
+                share * self.chance(text + emitted, whole[len(emitted) :])
+                for emitted, share in law.items()
+                if whole[: len(emitted)] == emitted
+            )
+            assert abs(found - self.chance(text, whole)) <= 1e-12

@@ -1,30 +1,33 @@
-"""A caller of a verifier over real gRPC, and what comes for each of its openings."""
+"""A caller of a verifier or a drafter over real gRPC, and what comes for each of its openings."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from tandem.protos.errors import TandemError
-from tandem.protos.streams import Decoding, Fact, Guess
+from tandem.protos.streams import Decoding, Drafting, Fact, Guess
 from tandem.protos.tls import Tls
 from tandem.protos.transport import rpc, status
-from tandem.protos.types import LAST_TURN, Context, SamplingParams
+from tandem.protos.types import LAST_TURN, Context, DraftShape, SamplingParams
 from tandem.protos.wire import codec
-from tandem.protos.wire.drafting import encode_guess
-from tandem.v1 import verifier_pb2, verifier_pb2_grpc
+from tandem.protos.wire.drafting import decode_guess, encode_guess
+from tandem.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from tandem.v1.common_pb2 import Closing
+from tests.waiting import LIMIT
 
 BEAT_SECONDS = 0.3
-PATIENCE_SECONDS = 20.0  # in which whatever will come has come
 DRAWN = SamplingParams(temperature=1.0, seed=5)
-PROMPT, UNTIL, LONG = (400, 500, 600, 700), 44, 500
+PROMPT, UNTIL, LONG = (400, 500, 600, 700), 44, 200
 BEGIN = len(PROMPT)
+
+
+Opening = TypeVar("Opening", Decoding, Drafting)
 
 
 def decoding(
@@ -34,7 +37,13 @@ def decoding(
     return Decoding(Context(secrets.token_bytes(16), 1, 0, tuple(tokens)), sampling, until)
 
 
-def again(opening: Decoding, turn: int = 2, tokens: Sequence[int] = PROMPT) -> Decoding:
+def drafting(tokens: Sequence[int] = PROMPT, **asked: Any) -> Drafting:
+    """The same of a drafter."""
+    settings = {"sampling": SamplingParams(), "shape": DraftShape(12, 4, 32)} | asked
+    return Drafting(Context(secrets.token_bytes(16), 1, 0, tuple(tokens)), **settings)
+
+
+def again(opening: Opening, turn: int = 2, tokens: Sequence[int] = PROMPT) -> Opening:
     """Another opening of the same session."""
     return replace(opening, context=replace(opening.context, turn=turn, tokens=tuple(tokens)))
 
@@ -54,15 +63,15 @@ def straight(behind: int, tokens: Sequence[int], **fields: int) -> Guess:
 
 @dataclass
 class Stream:
-    """One opening and what came for it: facts, and at last perhaps an error."""
+    """One opening and what came for it: facts or guesses, and at last perhaps an error."""
 
     caller: Caller
     number: int
     queue: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
 
-    async def take(self, seconds: float = PATIENCE_SECONDS) -> Any:
+    async def take(self) -> Any:
         """The next one; raises the error that ended the stream."""
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(LIMIT):
             item = await self.queue.get()
         if isinstance(item, TandemError):
             raise item
@@ -75,18 +84,23 @@ class Stream:
             found.append(await self.take())
         return found
 
-    async def silent(self, seconds: float = 0.5) -> bool:
-        """Whether nothing comes, once all that has arrived is dropped."""
+    async def silent(self) -> bool:
+        """Whether nothing comes, once all that has arrived is dropped, while another session of
+        the call decodes.
+        """
+        await self.caller.decode_another()
         while not self.queue.empty():
             self.queue.get_nowait()
-        with suppress(TimeoutError):
-            await self.take(seconds)
-            return False
-        return True
+        await self.caller.decode_another()
+        return self.queue.empty()
 
     async def say(self, guess: Guess) -> None:
         """Guess something."""
         await self.caller.send(guesses=[encode_guess(self.number, guess)])
+
+    async def tell(self, start: int, tokens: Sequence[int]) -> None:
+        """Say how the text goes on."""
+        await self.caller.send(facts=[codec.encode_fact(self.number, Fact(start, tuple(tokens)))])
 
     async def pause(self, paused: bool) -> None:
         """Ask it to wait, or to go on."""
@@ -96,9 +110,10 @@ class Stream:
 
 @dataclass
 class Caller:
-    """One call."""
+    """One call, and the class of its messages."""
 
     call: Any
+    message: Any
     numbers: Any = field(default_factory=lambda: count(1))
     streams: dict[int, Stream] = field(default_factory=dict)
     sessions: dict[bytes, int] = field(default_factory=dict)  # and their newest turns
@@ -106,30 +121,50 @@ class Caller:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def open(self, *openings: Decoding) -> Any:
-        """One stream, or a list of them, opened in one message."""
-        messages: list[verifier_pb2.Decoding] = []
+    async def open(
+        self, *openings: Decoding | Drafting, guesses: Sequence[Guess] = (), paused: bool = False
+    ) -> Any:
+        """One stream, or a list of them, opened in one message with guesses for each."""
+        messages: list[Any] = []
         for opening in openings:
             stream = Stream(self, next(self.numbers))
             self.streams[stream.number] = stream
             name, turn = opening.context.session_id, opening.context.turn
             self.sessions[name] = max(turn, self.sessions.get(name, 0))
-            messages.append(codec.encode_decoding(stream.number, opening))
-        await self.send(open=messages)
+            if isinstance(opening, Drafting):
+                messages.append(codec.encode_drafting(stream.number, opening))
+            else:
+                messages.append(codec.encode_decoding(stream.number, opening))
         opened = [self.streams[each.stream] for each in messages]
+        fields: dict[str, list[Any]] = {}
+        if guesses:
+            fields["guesses"] = [encode_guess(o.number, guess) for o in opened for guess in guesses]
+        if paused:
+            fields["flows"] = [verifier_pb2.Flow(stream=o.number, paused=True) for o in opened]
+        await self.send(open=messages, **fields)
         return opened if len(opened) > 1 else opened[0]
 
     async def send(self, **fields: Any) -> None:
         """One message."""
         async with self.lock:
-            await self.call.write(verifier_pb2.DecodeRequest(**fields))
+            await self.call.write(self.message(**fields))
+
+    async def decode_another(self) -> None:
+        """Have a session of its own decoded, in steps that others share that have work."""
+        opening = decoding(BEGIN + 8)
+        await (await self.open(opening)).facts(opening.until)
+        await self.close(opening)
 
     async def read(self) -> None:
         try:
             async for response in self.call:
                 self.echoes.append(response.sent)
-                for fact in response.facts:
-                    self._give(fact.stream, codec.decode_fact(fact))
+                if self.message is drafter_pb2.GuessRequest:
+                    for guess in response.guesses:
+                        self._give(guess.stream, decode_guess(guess))
+                else:
+                    for fact in response.facts:
+                        self._give(fact.stream, codec.decode_fact(fact))
                 for failure in response.failures:
                     self._give(failure.stream, status.unpack(failure.status))
         finally:
@@ -140,7 +175,7 @@ class Caller:
             await asyncio.sleep(BEAT_SECONDS)
             await self.send(sent=1.0)
 
-    async def close(self, *openings: Decoding) -> None:
+    async def close(self, *openings: Decoding | Drafting) -> None:
         """Have the sessions of these forgotten, or all of this caller."""
         names = [opening.context.session_id for opening in openings] or list(self.sessions)
         closings = [
@@ -160,15 +195,16 @@ class Caller:
 
 @asynccontextmanager
 async def calling(
-    address: str, beating: bool = True, lost: bool = False, tls: Tls | None = None
+    address: str, lost: bool = False, tls: Tls | None = None, drafter: bool = False
 ) -> AsyncIterator[Caller]:
     """A caller until the scope ends: it leaves, or is `lost`."""
     async with rpc.connect(address, tls, "verifier") as channel:
-        call = verifier_pb2_grpc.VerifierServiceStub(channel).Decode()
-        caller = Caller(call)
-        tasks = [asyncio.create_task(caller.read())]
-        if beating:
-            tasks.append(asyncio.create_task(caller.beat()))
+        if drafter:
+            call = drafter_pb2_grpc.DrafterServiceStub(channel).Guess()
+        else:
+            call = verifier_pb2_grpc.VerifierServiceStub(channel).Decode()
+        caller = Caller(call, drafter_pb2.GuessRequest if drafter else verifier_pb2.DecodeRequest)
+        tasks = [asyncio.create_task(caller.read()), asyncio.create_task(caller.beat())]
         try:
             yield caller
         finally:

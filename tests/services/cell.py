@@ -19,6 +19,8 @@ from tandem.protos.transport.interceptor import ErrorInterceptor
 from tandem.protos.transport.key import KeyInterceptor
 from tandem.protos.types import SamplingParams
 from tandem.v1 import rounds_pb2, rounds_pb2_grpc
+from tests.services.peer import patient
+from tests.waiting import until
 
 KEY, COUNT = "key of the cell", 12
 REQUEST = RunRequest("id", b"s" * 16, (1,), SamplingParams(), COUNT)
@@ -34,7 +36,7 @@ async def abort(worker: Worker, context: Context) -> None:
 async def stop(worker: Worker, context: Context) -> None:
     """The process is killed and its port is gone."""
     await asyncio.shield(worker.end())  # which cancels this very call
-    await asyncio.sleep(60)
+    await asyncio.Event().wait()
 
 
 class Silent(Exception):
@@ -89,7 +91,7 @@ class Worker(rounds_pb2_grpc.RoundWorkerServiceServicer):
         while not self.hung:
             yield rounds_pb2.AttendResponse()
             await asyncio.sleep(heartbeat.SECONDS)
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
     async def start(self) -> str:
         """Serve on a free port."""
@@ -138,24 +140,15 @@ async def pooled(*workers: Worker) -> AsyncIterator[tuple[WorkerPool, Cell]]:
     """A pool of workers; nothing is left of it."""
     cell = Cell(*workers)
     try:
-        async with WorkerPool(cell, Membership(), cell.resumed) as pool:
-            for _ in range(500):  # it serves as soon as one does
-                if pool.connected == len(workers):
-                    break
-                await asyncio.sleep(0.01)
-            yield pool, cell
+        with patient():
+            async with WorkerPool(cell, Membership(), cell.resumed) as pool:
+                await until(lambda: pool.connected == len(workers))
+                yield pool, cell
     finally:
         for worker in workers:
             await worker.end()
 
 
-async def collect(pool: WorkerPool, seconds: float = 10.0) -> list[int]:
+async def collect(pool: WorkerPool) -> list[int]:
     """All tokens of one request."""
-    tokens: list[int] = []
-
-    async def read() -> None:
-        async for step in pool.run(REQUEST):
-            tokens.extend(step.tokens)
-
-    await asyncio.wait_for(read(), seconds)
-    return tokens
+    return [token async for step in pool.run(REQUEST) for token in step.tokens]

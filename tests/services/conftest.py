@@ -1,4 +1,4 @@
-"""The draft model as drafters run it, sessions of it, and texts."""
+"""What tests of model services share: the draft model as drafters run it, and texts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from transformers import PreTrainedModel
 
 from tandem.benchmarks.peers.prompts import tokenised
+from tandem.engine import streams
 from tandem.models import DRAFT, TARGET
+from tests import reference
+from tests.services.caller import BEGIN, DRAWN, LONG, PROMPT
 from tests.services.jobs import Engine
 from tests.services.trees import Tokens, sessions_of
+from tests.waiting import LIMIT
 
 
 @pytest.fixture(scope="module")
@@ -30,3 +35,15 @@ def drafters(engine: Engine) -> Iterator[Any]:
     """Makes sessions of the engine."""
     with sessions_of(engine) as make:
         yield make
+
+
+@pytest.fixture(scope="module")
+def text(target: PreTrainedModel) -> Tokens:
+    """What the target alone says behind the prompt of `caller`."""
+    return tuple(reference.sample(target, list(PROMPT), LONG - BEGIN, DRAWN, -1))
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No caller is lost because the machine stood still."""
+    monkeypatch.setattr(streams, "SILENCE_SECONDS", LIMIT)

@@ -33,6 +33,7 @@ from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc, rounds_pb2
 from tests.services.cell import Context, Worker, pooled
 from tests.services.test_answers import END, SCRIPT, TOKENIZER
+from tests.waiting import until
 
 SECRET = "the name of a client"
 STEPS = ((3, 2), (0, 0), (2, 0))  # drafted, accepted
@@ -74,10 +75,11 @@ class Front:
     drain: Drain
     lines: list[dict[str, Any]]
     http: Frontend  # what an HTTP port has
+    registry: CollectorRegistry
 
     async def ask(self, *metadata: tuple[str, str], request_id: str = "") -> api.GenerateResponse:
         request = api.GenerateRequest(text=PROMPT, request_id=request_id)
-        call = self.stub.Generate(request, metadata=metadata, timeout=20)
+        call = self.stub.Generate(request, metadata=metadata)
         response = await call
         sent = dict(await call.initial_metadata())[REQUEST_ID]
         assert sent == response.request_id
@@ -85,11 +87,12 @@ class Front:
 
     async def ended(self, count: int) -> list[dict[str, Any]]:
         """The lines of requests, once there are so many; a call's end is not the handler's."""
-        for _ in range(500):
-            found = [line for line in self.lines if line["event"].startswith("a request ")]
-            if len(found) >= count:
-                break
-            await asyncio.sleep(0.01)
+
+        def requests() -> list[dict[str, Any]]:
+            return [line for line in self.lines if line["event"].startswith("a request ")]
+
+        await until(lambda: len(requests()) >= count)
+        found = requests()
         assert len(found) == count
         assert PROMPT not in str(self.lines) and SECRET not in str(self.lines)
         return found
@@ -101,7 +104,8 @@ async def served() -> AsyncIterator[Front]:
         "tiny", "", TOKENIZER.get_vocab_size(), 512, (END,), "", "", exactness="exact"
     )
     worker, drain, ends = Drafting(), Drain(), RequestLog()
-    metrics = FrontMetrics(CollectorRegistry())
+    registry = CollectorRegistry()
+    metrics = FrontMetrics(registry)
     config = OrchestratorConfig(verifier="127.0.0.1:1", tokenizer=models.TARGET)
     merge = structlog.contextvars.merge_contextvars
     with capture_logs(processors=[merge]) as lines:
@@ -119,4 +123,4 @@ async def served() -> AsyncIterator[Front]:
             ):
                 stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
                 http = Frontend(answers, drain, ends, lambda: True)
-                yield Front(stub, worker, drain, lines, http)
+                yield Front(stub, worker, drain, lines, http, registry)

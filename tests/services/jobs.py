@@ -30,7 +30,8 @@ class Engine:
     def __init__(self, folder: Path, exact: bool, positions: int = 4096) -> None:
         torch.set_num_threads(1)
         self.folder = folder
-        self.forward = runner_of(load_model(ModelServiceConfig(model=folder)), positions, exact)
+        model = load_model(ModelServiceConfig(model=folder, threads=1))
+        self.forward = runner_of(model, positions, exact)
         self.fed: list[int] = []  # tokens of each pass
         self.now = 0.0
         self.sessions = Sessions(

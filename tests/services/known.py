@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -27,6 +26,7 @@ from tandem.v1 import drafter_pb2, orchestrator_pb2, registration_pb2, rounds_pb
 from tests.certificates import made, settings, tls_of
 from tests.services.protected import Protected, protected
 from tests.services.registering import MODEL, asked
+from tests.waiting import LIMIT, until
 
 ALICE, BOB = "a-token-that-only-alice-has", "a-token-that-only-bob-has"
 OK, DENIED = grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED
@@ -103,19 +103,16 @@ async def at_home(known: Known) -> AsyncIterator[None]:
         **settings(known.system.folder, "phone"),
     )
     async with drafter_service.serving(config, CollectorRegistry()):
-        known.registered = (await drafters(known))["at-home"]
+        known.registered = (await until(lambda: drafters(known)))["at-home"]
         yield
 
 
 async def drafters(known: Known) -> dict[str, str]:
-    """Addresses of registered drafters by their names, once there is one."""
-    async with known.system.with_token(ALICE) as client, asyncio.timeout(60):
-        while True:
-            (model,) = (await client.status()).models
-            found = [each.address for each in model.drafters if "@" in each.address]
-            if found:
-                return {each.partition("@")[0]: each.partition("@")[2] for each in found}
-            await asyncio.sleep(0.05)
+    """Addresses of the drafters that are registered, by their names."""
+    async with known.system.with_token(ALICE) as client:
+        (model,) = (await client.status()).models
+    found = [each.address.partition("@") for each in model.drafters if "@" in each.address]
+    return {name: address for name, _, address in found}
 
 
 async def ask(channel: aio.Channel, path: str, **metadata: str) -> grpc.StatusCode:
@@ -124,7 +121,7 @@ async def ask(channel: aio.Channel, path: str, **metadata: str) -> grpc.StatusCo
     given = tuple((name.replace("_", "-"), value) for name, value in metadata.items())
     streams = method.client_streaming, method.server_streaming
     kind = "_".join("stream" if stream else "unary" for stream in streams)
-    start = partial(getattr(channel, kind)(path), timeout=10.0, metadata=given)
+    start = partial(getattr(channel, kind)(path), timeout=LIMIT, metadata=given)
     try:
         if streams[0]:
             await asked(start, b"")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+import pytest
 from grpc import aio
 
 from tandem.orchestrator.workers.worker import VerifierLink, verifier_link
 from tandem.protos.errors import TandemError
 from tandem.protos.streams import Decoding, Fact
-from tandem.protos.transport import rpc
+from tandem.protos.transport import heartbeat, rpc
 from tandem.protos.types import Context, SamplingParams
 from tandem.v1 import (
     common_pb2,
@@ -21,8 +22,9 @@ from tandem.v1 import (
     verifier_pb2,
     verifier_pb2_grpc,
 )
+from tests.waiting import until
 
-SECONDS = 5.0
+PATIENT, HASTY = 10_000, 4  # heartbeats that may fail to come
 SESSION = b"0123456789abcdef"
 ServicerContext = aio.ServicerContext[Any, Any]
 
@@ -88,6 +90,17 @@ class Subscriber:
         self.reported.append(type(error))
 
 
+@contextmanager
+def patient() -> Iterator[None]:
+    """Nobody is taken for lost, however slow this machine is: a test in which somebody falls silent
+    sets `heartbeat.MISSED` to HASTY, and back when that was noticed.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heartbeat, "SECONDS", 0.02)
+        patch.setattr(heartbeat, "MISSED", PATIENT)
+        yield
+
+
 @asynccontextmanager
 async def served(peer: Peer, port: int = 0) -> AsyncIterator[str]:
     """A peer's address; it ends at once."""
@@ -105,23 +118,20 @@ async def served(peer: Peer, port: int = 0) -> AsyncIterator[str]:
 @asynccontextmanager
 async def linked(peer: Peer) -> AsyncIterator[tuple[VerifierLink, Subscriber]]:
     """A link to a peer, connected, and a subscriber of it."""
-    async with (
-        served(peer) as address,
-        rpc.connect(address) as channel,
-        verifier_link(channel) as link,
-    ):
+    with patient():
+        async with served(peer) as address, linked_to(address) as (link, subscriber):
+            yield link, subscriber
+
+
+@asynccontextmanager
+async def linked_to(address: str) -> AsyncIterator[tuple[VerifierLink, Subscriber]]:
+    """The same to an address."""
+    async with rpc.connect(address) as channel, verifier_link(channel) as link:
         subscriber = Subscriber()
         link.subscribe(subscriber)
         await until(lambda: link.connected)
         subscriber.reported.clear()
         yield link, subscriber
-
-
-async def until(done: Callable[[], Any]) -> None:
-    """Wait for something that must come."""
-    async with asyncio.timeout(SECONDS):
-        while not done():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 def facts(*numbered: tuple[int, int]) -> verifier_pb2.DecodeResponse:

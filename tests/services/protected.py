@@ -32,14 +32,12 @@ class Protected:
     def client(self, name: str = "client", **more: Any) -> AsyncClient:
         """One with a certificate."""
         given = settings(self.folder, name) | more
-        return AsyncClient(self.orchestrator, retry_seconds=5, **given)
+        return AsyncClient(self.orchestrator, **given)
 
     def with_token(self, token: str, address: str = "") -> AsyncClient:
         """One with a token."""
         ca = self.folder / "ca.pem"
-        return AsyncClient(
-            address or self.orchestrator, retry_seconds=5, tls_ca=ca, token=token or None
-        )
+        return AsyncClient(address or self.orchestrator, tls_ca=ca, token=token or None)
 
 
 @asynccontextmanager

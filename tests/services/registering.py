@@ -1,9 +1,8 @@
-"""A front end at which drafters register, drafters that do, and what round workers make of them."""
+"""A front end at which drafters register, drafters that do, and links to them."""
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -13,24 +12,21 @@ from grpc import aio
 from prometheus_client import CollectorRegistry
 
 from tandem.drafter_service import service as drafter_service
+from tandem.drafter_service.registration import registering as register
 from tandem.engine.config import ModelServiceConfig
 from tandem.models import DRAFT, TARGET
-from tandem.orchestrator.fleet.membership import Membership
 from tandem.orchestrator.fleet.registration import CARRY, Access, Terms, registrations, route
-from tandem.orchestrator.workers import worker
-from tandem.orchestrator.workers.attendance import attend
 from tandem.orchestrator.workers.worker import DrafterLink, drafter_link
 from tandem.protos.fingerprint import fingerprint
-from tandem.protos.rounds import Members
-from tandem.protos.service.tasks import background
+from tandem.protos.service.drain import Drain
 from tandem.protos.transport import heartbeat, rpc
-from tandem.protos.transport.key import WORKER_KEY
+from tandem.protos.transport.health import Health
 from tandem.protos.transport.raw import RawInterceptor
-from tandem.protos.types import DraftShape, ModelDescription
-from tandem.protos.wire.drafting import encode_shape
+from tandem.protos.types import ModelDescription
 from tandem.protos.wire.registration import TOKEN, encode_registration
-from tandem.v1 import registration_pb2_grpc, rounds_pb2, rounds_pb2_grpc
-from tests.services.peer import Peer, Subscriber, linked
+from tandem.v1 import drafter_pb2, registration_pb2_grpc
+from tests.services.peer import Peer, Subscriber, linked, patient
+from tests.waiting import LIMIT, until
 
 HOST, KEY, SECRET = "127.0.0.1", "key of the workers", "a-token-of-some-length"
 MODEL = ModelDescription(
@@ -44,7 +40,6 @@ MODEL = ModelDescription(
     sessions=0,
 )
 TERMS = Terms(SECRET, 2, MODEL)
-PROMPT, TOKENS = (400, 500, 600, 700), 200
 
 
 async def asked(start: Callable[[], Any], message: Any) -> Any:
@@ -79,11 +74,9 @@ class Front:
             now.append(address) if event == "added" else now.remove(address)
         return now
 
-    async def has(self, count: int, seconds: float = 60.0) -> list[str]:
+    async def has(self, count: int) -> list[str]:
         """Wait until there are so many; their addresses."""
-        async with asyncio.timeout(seconds):
-            while len(self.registered) != count:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await until(lambda: len(self.registered) == count)
         return self.registered
 
 
@@ -92,11 +85,12 @@ async def front_end(terms: Terms = TERMS, port: int = 0) -> AsyncIterator[Front]
     """A front end without a client API."""
     front = Front()
     added, removed = ((lambda a, e=e: front.events.append((e, a))) for e in ("added", "removed"))
-    async with (
-        registrations(HOST, Access(KEY), terms, added, removed) as service,
-        rpc.serving(HOST, port, service, RawInterceptor(CARRY)) as front.address,
-    ):
-        yield front
+    with patient():
+        async with (
+            registrations(HOST, Access(KEY), terms, added, removed) as service,
+            rpc.serving(HOST, port, service, RawInterceptor(CARRY)) as front.address,
+        ):
+            yield front
 
 
 def flags(front: Front, **more: str) -> dict[str, str]:
@@ -104,12 +98,27 @@ def flags(front: Front, **more: str) -> dict[str, str]:
     return {"register_at": front.address, "register_token": SECRET} | more
 
 
+async def answering(requests: Any, peer: str) -> AsyncIterator[drafter_pb2.GuessResponse]:
+    """Nothing but what each caller needs to know that it is connected."""
+    async for request in requests:
+        yield drafter_pb2.GuessResponse(sent=request.sent)
+
+
 @asynccontextmanager
-async def drafting(front: Front, **more: Any) -> AsyncIterator[str]:
+async def drafting(
+    front: Front, serve: Any = answering, health: Health | None = None, **more: Any
+) -> AsyncIterator[None]:
+    """A drafter that registers, with anything in place of its model."""
+    config = ModelServiceConfig(model=DRAFT, **flags(front) | more)
+    async with register(config, health or Health(), lambda: MODEL, serve):
+        yield
+
+
+@asynccontextmanager
+async def really_drafting(front: Front, **more: Any) -> AsyncIterator[str]:
     """A real drafter on this event loop that registers; the address of its own port."""
-    settings = {"model": DRAFT, "threads": 1} | flags(front, **more)
-    config = ModelServiceConfig(**settings)
-    async with drafter_service.serving(config, CollectorRegistry()) as address:
+    config = ModelServiceConfig(**{"model": DRAFT, "threads": 1} | flags(front) | more)
+    async with drafter_service.serving(config, CollectorRegistry(), Drain(LIMIT)) as address:
         yield address
 
 
@@ -153,42 +162,5 @@ async def linking(address: str) -> AsyncIterator[tuple[DrafterLink, Subscriber]]
     ):
         subscriber = Subscriber()
         link.subscribe(subscriber)
-        await reached(lambda: link.connected)
+        await until(lambda: link.connected)
         yield link, subscriber
-
-
-async def run(verifier: str, drafter: str, target: ModelDescription, seed: int = 0) -> Any:
-    """Tokens of one generation by a round worker of its own, and how many were accepted drafts."""
-    request = rounds_pb2.RunRequest(
-        request_id="id",
-        prompt=PROMPT,
-        max_new_tokens=TOKENS,
-        session_id=secrets.token_bytes(16),
-        shape=encode_shape(DraftShape(12, 4, 32)),
-    )
-    request.sampling.temperature, request.sampling.seed = 0.7, seed
-    tokens, accepted = [], 0
-    membership, metadata = Membership(Members((verifier,), (drafter,))), ((WORKER_KEY, KEY),)
-    attended = asyncio.Event()
-
-    async def answering() -> None:
-        attended.set()
-
-    async with (
-        worker.serving(HOST, Access(KEY), target) as address,
-        rpc.connect(address) as channel,
-        background(attend(channel, metadata, membership, answering)),
-    ):
-        await attended.wait()
-        stub: Any = rounds_pb2_grpc.RoundWorkerServiceStub(channel)
-        async for step in stub.Run(request, metadata=metadata):
-            tokens += step.tokens
-            accepted += step.accepted
-    return tokens, accepted
-
-
-async def reached(condition: Callable[[], Any], seconds: float = 60.0) -> None:
-    """Wait for something that must come."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)

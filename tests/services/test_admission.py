@@ -26,6 +26,7 @@ from tandem.protos.transport import rpc
 from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
 from tests.services.test_answers import Front, front
+from tests.waiting import until
 
 CROWD, OTHER = b"crowd", b"other"
 
@@ -91,7 +92,7 @@ async def test_a_request_that_is_cancelled_as_its_turn_comes_loses_no_place() ->
     await asyncio.gather(running, waiting, return_exceptions=True)
     assert waiting.cancelled()
     assert (bounded.running, bounded.waiting) == (0, 0)
-    await asyncio.wait_for(run(), 5)
+    await run()
 
 
 @asynccontextmanager
@@ -107,12 +108,7 @@ async def served() -> AsyncIterator[tuple[Front, str]]:
 async def left(behind: Front) -> None:
     """No request runs or waits any more."""
     admitted = behind.answers.admission
-    assert admitted.running + admitted.waiting == 1
-    for _ in range(500):
-        if not admitted.running + admitted.waiting:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("a request is still there")
+    await until(lambda: not admitted.running + admitted.waiting)
 
 
 async def test_a_client_that_reads_nothing_is_not_waited_for(

@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tandem.engine.cache.ranges import KVRange
 from tandem.engine.forward.cpu.kernels import kernels
 from tandem.engine.forward.segment import Segment
 from tandem.engine.model.load import load
 from tandem.engine.runner import AttentionBackend, HFRunner
 from tandem.protos import tree
-from tests.families import ARCHITECTURES, CAPPED, CONTEXT, VOCABULARY
+from tests.families import ARCHITECTURES, CAPPED, CONTEXT
+from tests.talks import Talk, some_tokens, some_tree, talks
 
 MakeModel = Callable[[str, int], Path]
 TOLERANCE = 1e-4
-POSITIONS, SESSIONS, ROUNDS = 4096, 4, 8
-WINDOW, SINKS, CAP = "sliding_window", "sinks", "attn_logit_softcapping"
-FEATURES = {"qwen2_window": WINDOW, "gpt_oss": SINKS, "gemma2": CAP}
-
-
-@dataclass(slots=True)
-class Text:
-    """One session: its KV range and what it holds."""
-
-    kv_range: KVRange
-    tokens: list[int] = field(default_factory=list)
+POSITIONS, SESSIONS, ROUNDS = 4096, 4, 5
+FASTEST = AttentionBackend.PATHS if kernels() else AttentionBackend.TILES
 
 
 class Walk:
@@ -48,12 +39,7 @@ class Walk:
         ).eval()
         self.rng = random.Random(0)
         self.worst = 0.0
-        self.texts = [self.new_text() for _ in range(SESSIONS)]
-
-    def new_text(self) -> Text:
-        kv_range = self.forward.pool.allocate(1)
-        assert kv_range
-        return Text(kv_range)
+        self.talks = talks(self.forward, SESSIONS, 1)
 
     def run(self) -> float:
         for _ in range(ROUNDS):
@@ -65,34 +51,32 @@ class Walk:
         """Feed some of the sessions, check some of their rows, accept a path of each."""
         self.forward.exact = self.rng.random() < 0.5
         chosen = self.rng.sample(range(SESSIONS), self.rng.randint(2, SESSIONS))
-        texts = [self.prepared(place) for place in chosen]
-        segments = [self.segment(text) for text in texts]
-        for text, segment, rows in zip(texts, segments, self.feed(segments), strict=True):
+        fed = [(talk, self.segment(talk)) for talk in map(self.prepared, chosen)]
+        rows_of_each = self.feed([segment for _, segment in fed])
+        for (talk, segment), rows in zip(fed, rows_of_each, strict=True):
             first = len(segment.tokens) - segment.wanted
             for row in self.rng.sample(range(segment.wanted), min(2, segment.wanted)):
-                self.check(text.tokens, segment, first + row, rows[row])
-            path = tree.path(segment.parents, self.rng.randrange(first, len(segment.tokens)))
-            self.forward.pool.compact(text.kv_range, segment.context, path)
-            text.tokens += [segment.tokens[node] for node in path]
+                self.check(talk.text, segment, first + row, rows[row])
+            talk.commit(self.forward, segment, self.rng.randrange(first, len(segment.tokens)))
 
-    def prepared(self, place: int) -> Text:
+    def prepared(self, place: int) -> Talk:
         """A session to go on with: as it is, rolled back, or a new one in its place."""
-        text, most = self.texts[place], self.forward.model.context_length - 80
+        talk, most = self.talks[place], self.forward.model.context_length - 80
         chance = self.rng.random()
         if chance < 0.1:
-            self.forward.pool.release(text.kv_range)
-            text = self.texts[place] = self.new_text()
-        elif chance < 0.3 or len(text.tokens) > most:
-            del text.tokens[self.rng.randint(0, most) :]
-        return text
+            self.forward.pool.release(talk.kv_range)
+            (talk,) = self.talks[place : place + 1] = talks(self.forward, 1, 1)
+        elif chance < 0.3 or len(talk.text) > most:
+            del talk.text[self.rng.randint(0, most) :]
+        return talk
 
-    def segment(self, text: Text) -> Segment:
+    def segment(self, talk: Talk) -> Segment:
         """A few new tokens or a prompt, with a tree hung below."""
-        fresh, nodes = self.rng.choice([1, 2, 60]), self.rng.choice([0, 1, 5, 12])
-        tokens = tuple(self.rng.randrange(VOCABULARY) for _ in range(fresh + nodes))
-        parents = tree.hang(fresh, [self.rng.randrange(-1, node) for node in range(nodes)])
-        assert self.forward.pool.grow(text.kv_range, len(text.tokens) + len(tokens))
-        return Segment(text.kv_range, len(text.tokens), tokens, parents, nodes + 1)
+        nodes, head = self.rng.choice([0, 1, 5, 12]), self.rng.choice([1, 2, 60])
+        tree_ = some_tokens(self.rng, nodes), some_tree(self.rng, nodes)
+        segment = talk.segment(some_tokens(self.rng, head), *tree_)
+        assert self.forward.pool.grow(talk.kv_range, len(talk.text) + len(segment.tokens))
+        return replace(segment, wanted=nodes + 1)
 
     def feed(self, segments: list[Segment]) -> list[torch.Tensor]:
         """The wanted rows of all segments; half of them are fed in two steps, as a drafter does."""
@@ -118,20 +102,21 @@ class Walk:
         self.worst = max(self.worst, (plain - row).abs().max().item())
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("architecture", "backend"),
+    [
+        *((each, FASTEST) for each in ARCHITECTURES),
+        *((each, AttentionBackend.TILES) for each in ("mistral_window", "gemma2", "gpt_oss")),
+    ],
+)
 def test_every_row_equals_a_plain_pass_over_its_own_path(
-    architecture: str, make_model: MakeModel
+    architecture: str, backend: AttentionBackend, make_model: MakeModel
 ) -> None:
-    walk = Walk(make_model(architecture, 0))
-    assert walk.forward.backend is (AttentionBackend.PATHS if kernels() else AttentionBackend.TILES)
+    """By tiles too, as on devices without other kernels, and without a compiler."""
+    walk = Walk(make_model(architecture, 0), None if backend is FASTEST else backend)
+    assert walk.forward.backend is backend
     assert walk.forward.model.context_length == CAPPED.get(architecture, CONTEXT)
     assert walk.run() <= TOLERANCE
-
-
-@pytest.mark.parametrize("architecture", ["llama", "mistral_window", "gemma2", "gpt_oss"])
-def test_by_tiles_it_does_too(architecture: str, make_model: MakeModel) -> None:
-    """As on devices without other kernels, and without a compiler."""
-    assert Walk(make_model(architecture, 0), AttentionBackend.TILES).run() <= TOLERANCE
 
 
 @pytest.mark.parametrize("architecture", [*CAPPED, "llama_dynamic"])
@@ -143,13 +128,12 @@ def test_a_context_is_as_long_as_it_is_right_in_any_company(
     walk = Walk(make_model(architecture, 0))
     limit = walk.forward.model.context_length
 
-    def prompt(text: Text, length: int) -> Segment:
-        assert walk.forward.pool.grow(text.kv_range, length)
-        tokens = tuple(walk.rng.choices(range(VOCABULARY), k=length))
-        return Segment(text.kv_range, 0, tokens, tree.chain(length), 1)
+    def prompt(talk: Talk, length: int) -> Segment:
+        assert walk.forward.pool.grow(talk.kv_range, length)
+        return replace(talk.segment(some_tokens(walk.rng, length)), wanted=1)
 
     def difference(length: int) -> float:
-        segments = [prompt(walk.texts[0], length), prompt(walk.texts[1], 20)]
+        segments = [prompt(walk.talks[0], length), prompt(walk.talks[1], 20)]
         for segment, rows in zip(segments, walk.forward(segments), strict=True):
             walk.check([], segment, len(segment.tokens) - 1, rows[0])
         return walk.worst
@@ -158,38 +142,50 @@ def test_a_context_is_as_long_as_it_is_right_in_any_company(
     assert difference(limit + 8) > TOLERANCE
 
 
-def test_a_walk_notices_that_rows_were_not_moved(
-    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    walk = Walk(make_model("llama", 0))
-    monkeypatch.setattr(walk.forward.pool, "compact", lambda *_: None)
-    assert walk.run() > TOLERANCE
+Mistake = Callable[[Walk, pytest.MonkeyPatch], None]
 
 
-def test_a_walk_notices_a_mask_that_shows_cousins(
-    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def rows_not_moved(walk: Walk, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(walk.forward.pool, "compact", lambda *_: None)
+
+
+def a_mask_that_shows_cousins(walk: Walk, patch: pytest.MonkeyPatch) -> None:
     everything = lambda parents: torch.ones(len(parents), len(parents)).bool().tril()  # noqa: E731
-    monkeypatch.setattr("tandem.engine.forward.tiles._ancestry", everything)
-    assert Walk(make_model("llama", 0), AttentionBackend.TILES).run() > TOLERANCE
+    patch.setattr("tandem.engine.forward.tiles._ancestry", everything)
 
 
-@pytest.mark.skipif(kernels() is None, reason="the kernels were not built")
-def test_a_walk_notices_a_path_along_cousins(
-    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def a_path_along_cousins(walk: Walk, patch: pytest.MonkeyPatch) -> None:
     everything = lambda segment: [(node + 1, []) for node in range(len(segment.parents))]  # noqa: E731
-    monkeypatch.setattr("tandem.engine.forward.cpu.paths._branches", everything)
-    assert Walk(make_model("llama", 0)).run() > TOLERANCE
+    patch.setattr("tandem.engine.forward.cpu.paths._branches", everything)
 
 
-@pytest.mark.parametrize(("architecture", "feature"), FEATURES.items())
-def test_a_walk_notices_a_forgotten_feature(
-    architecture: str, feature: str, make_model: MakeModel
+def forgetting(feature: str) -> Mistake:
+    def plant(walk: Walk, patch: pytest.MonkeyPatch) -> None:
+        layers = [each for each in walk.forward.model.network.modules() if hasattr(each, feature)]
+        assert layers
+        for layer in layers:
+            setattr(layer, feature, None)
+
+    return plant
+
+
+@pytest.mark.parametrize(
+    ("architecture", "mistake"),
+    [
+        ("llama", rows_not_moved),
+        ("llama", a_mask_that_shows_cousins),
+        ("llama", a_path_along_cousins),
+        ("qwen2_window", forgetting("sliding_window")),
+        ("gpt_oss", forgetting("sinks")),
+        ("gemma2", forgetting("attn_logit_softcapping")),
+    ],
+)
+def test_a_walk_notices_a_mistake(
+    architecture: str, mistake: Mistake, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    walk = Walk(make_model(architecture, 0))
-    layers = [module for module in walk.forward.model.network.modules() if hasattr(module, feature)]
-    for layer in layers:
-        setattr(layer, feature, None)
-    assert layers
+    if mistake is a_path_along_cousins and kernels() is None:
+        pytest.skip("the kernels were not built")
+    by_tiles = AttentionBackend.TILES if mistake is a_mask_that_shows_cousins else None
+    walk = Walk(make_model(architecture, 0), by_tiles)
+    mistake(walk, monkeypatch)
     assert walk.run() > TOLERANCE

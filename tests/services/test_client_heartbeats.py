@@ -15,16 +15,13 @@ from tandem.protos.transport import heartbeat, rpc
 from tandem.protos.transport.health import Health
 from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
+from tests.services.peer import HASTY, PATIENT, patient
+from tests.waiting import LIMIT, until
 
 LAST = 4
+WHOLE = list(range(LAST))
 CHOICE = "tandem.client.front_ends.random.choice"
 Pause = Callable[[], AsyncIterator[None]]
-
-
-@pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silence is noticed soon."""
-    monkeypatch.setattr(heartbeat, "SECONDS", 0.05)
 
 
 class FrontEnd(orchestrator_pb2_grpc.OrchestratorServiceServicer):
@@ -33,6 +30,7 @@ class FrontEnd(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     def __init__(self, pause: Pause, health: Health | None = None) -> None:
         self.pause, self.health = pause, health
         self.received: list[list[int]] = []
+        self.statuses = 0
 
     async def StreamGenerate(
         self, request: api.StreamGenerateRequest, context: Any
@@ -48,8 +46,7 @@ class FrontEnd(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         yield api.StreamGenerateResponse(complete=complete)
 
     async def GetStatus(self, request: api.GetStatusRequest, context: Any) -> api.GetStatusResponse:
-        async for _ in self.pause():
-            pass
+        self.statuses += 1
         return api.GetStatusResponse(version="any")
 
     async def Generate(self, request: api.GenerateRequest, context: Any) -> api.GenerateResponse:
@@ -74,74 +71,88 @@ async def none() -> AsyncIterator[None]:
 
 
 async def hang() -> AsyncIterator[None]:
-    await asyncio.sleep(60)
+    """Until that is noticed."""
+    heartbeat.MISSED = HASTY
+    await asyncio.Event().wait()
     yield
 
 
-async def wait() -> AsyncIterator[None]:
-    """Longer than any silence may be, with heartbeats."""
-    for _ in range(10):
-        await asyncio.sleep(heartbeat.SECONDS)
-        yield
-
-
 @asynccontextmanager
-async def asking(*fronts: FrontEnd, retry_seconds: float = 1.0) -> AsyncIterator[AsyncClient]:
+async def asking(*fronts: FrontEnd, retry_seconds: float = LIMIT) -> AsyncIterator[AsyncClient]:
+    """A client of these front ends."""
     async with AsyncExitStack() as scope:
         where = [
             await scope.enter_async_context(rpc.serving("127.0.0.1", 0, front, health=front.health))
             for front in fronts
         ]
-        yield await scope.enter_async_context(AsyncClient(*where, retry_seconds=retry_seconds))
+        yield await scope.enter_async_context(client_of(*where, retry_seconds=retry_seconds))
 
 
-async def tokens_of(client: AsyncClient, pause: float = 0.0) -> list[int]:
-    tokens: list[int] = []
+@asynccontextmanager
+async def client_of(*addresses: str, retry_seconds: float = LIMIT) -> AsyncIterator[AsyncClient]:
+    """A client, which is patient again as soon as it has noticed one that hangs."""
+    with patient():
+        async with AsyncClient(*addresses, retry_seconds=retry_seconds) as client:
+            fell_silent = client.front_ends.fell_silent
+
+            def noticed(number: int) -> None:
+                heartbeat.MISSED = PATIENT
+                fell_silent(number)
+
+            client.front_ends.fell_silent = noticed  # type: ignore[method-assign]
+            yield client
+
+
+async def tokens_of(client: AsyncClient) -> list[int]:
     async with client.stream([1]) as chunks:
-        async for chunk in chunks:
-            tokens += chunk.token_ids
-            await asyncio.sleep(pause)
-    return tokens
+        return [token async for chunk in chunks for token in chunk.token_ids]
 
 
-async def test_a_stream_goes_on_at_another_front_end_when_one_hangs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def first_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client chooses the first of the front ends that answer."""
     monkeypatch.setattr(CHOICE, lambda numbers: numbers[0])
-    first, second = FrontEnd(hang), FrontEnd(none)
-    async with asking(first, second) as client, asyncio.timeout(5):
-        for _ in range(10):
-            assert await tokens_of(client) == list(range(LAST))
-    assert first.received, "else this has shown nothing"
 
 
-async def test_all_streams_leave_one_that_hangs_alone_until_it_answers(
+async def test_silence_is_counted_in_heartbeats_and_anything_that_arrives_ends_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(heartbeat, "SECONDS", 0.1)
+    beats, arrived, arrivals = 0, 0, (3, 9)
+
+    class Clock:
+        @staticmethod
+        async def sleep(seconds: float) -> None:
+            nonlocal beats, arrived
+            assert seconds == heartbeat.SECONDS
+            beats += 1
+            arrived += beats in arrivals
+
+    monkeypatch.setattr(heartbeat, "asyncio", Clock)
+    monkeypatch.setattr(heartbeat, "MISSED", 7)
+    await heartbeat.until_silent(lambda: arrived)
+    assert beats == arrivals[-1] + heartbeat.MISSED
+
+
+async def test_all_streams_leave_one_that_hangs_alone_until_it_answers(first_chosen: None) -> None:
     health = HangingHealth()
     first, second = FrontEnd(hang, health), FrontEnd(none)
-    async with asking(first, second) as client, asyncio.timeout(30):
-        while not first.received:
-            await tokens_of(client)
-        seen = len(first.received)
-        for _ in range(20):
-            assert await tokens_of(client) == list(range(LAST))
-        async with asyncio.timeout(3):
-            assert (await client.status()).version == "any"
-        assert len(first.received) == seen
+    async with asking(first, second) as client:
+        assert await tokens_of(client) == WHOLE
+        assert (first.received, len(second.received)) == ([[]], 1)
+        for _ in range(5):
+            assert await tokens_of(client) == WHOLE
+        assert (await client.status()).version == "any"
+        assert (len(first.received), first.statuses) == (1, 0)
         first.pause = none
         health.back.set()
-        while len(first.received) == seen:
-            await tokens_of(client)
+        await until(lambda: not client.front_ends.silent)
+        assert await tokens_of(client) == WHOLE
+        assert first.received == [[], []]
 
 
 async def test_after_one_silence_another_is_short_if_the_first_front_end_answers_again(
-    monkeypatch: pytest.MonkeyPatch,
+    first_chosen: None,
 ) -> None:
-    monkeypatch.setattr(heartbeat, "SECONDS", 0.1)
-    monkeypatch.setattr(heartbeat, "MISSED", 30)
-    monkeypatch.setattr(CHOICE, lambda numbers: numbers[0])
     first = FrontEnd(none)
 
     async def hang_once() -> AsyncIterator[None]:
@@ -149,10 +160,15 @@ async def test_after_one_silence_another_is_short_if_the_first_front_end_answers
         async for _ in hang():
             yield
 
+    async def hang_for_ever() -> AsyncIterator[None]:
+        """The client's patience would not end either."""
+        await asyncio.Event().wait()
+        yield
+
     first.pause = hang_once
-    second = FrontEnd(hang)
-    async with asking(first, second, retry_seconds=60.0) as client, asyncio.timeout(5):
-        assert await tokens_of(client) == list(range(LAST))
+    second = FrontEnd(hang_for_ever)
+    async with asking(first, second) as client:
+        assert await tokens_of(client) == WHOLE
     assert (len(first.received), len(second.received)) == (2, 1)
 
 
@@ -170,32 +186,47 @@ async def test_a_front_end_that_hangs_in_the_middle_is_left_with_what_it_said() 
             yield
 
     first.pause = hang_later
-    async with asking(first) as client, asyncio.timeout(5):
-        assert await tokens_of(client) == list(range(LAST))
+    async with asking(first) as client:
+        assert await tokens_of(client) == WHOLE
     assert first.received == [[], [0]]
 
 
-async def test_a_front_end_that_is_busy_is_waited_for() -> None:
-    front = FrontEnd(wait)
-    async with asking(front) as client, asyncio.timeout(10):
-        assert await tokens_of(client) == list(range(LAST))
-    assert len(front.received) == 1
+async def test_neither_a_busy_front_end_nor_a_slow_caller_is_a_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heard: list[object] = []
 
+    async def watch(received: Callable[[], object], **_: Any) -> None:
+        before = received()
+        await until(lambda: received() != before)
+        heard.append(received)
+        await asyncio.Event().wait()
 
-async def test_a_caller_that_is_slow_is_no_silence() -> None:
-    front = FrontEnd(none)
-    async with asking(front) as client, asyncio.timeout(10):
-        assert await tokens_of(client, 10 * heartbeat.SECONDS) == list(range(LAST))
+    async def busy() -> AsyncIterator[None]:
+        """A heartbeat, and no token before it was heard."""
+        yield
+        await until(lambda: heard)
+
+    monkeypatch.setattr(heartbeat, "until_silent", watch)
+    front = FrontEnd(busy)
+    async with asking(front) as client, client.stream([1]) as chunks:
+        async for _ in chunks:
+            (received,) = heard
+            assert received() != received(), "the caller has the token and asks for no other"  # type: ignore[operator]
     assert len(front.received) == 1
 
 
 async def test_the_only_front_end_that_hangs_is_an_error_in_the_end() -> None:
-    async with asking(FrontEnd(hang)) as client, asyncio.timeout(10):
+    async with asking(FrontEnd(hang), retry_seconds=0.2) as client:
         with pytest.raises(TransportLost, match="does not answer"):
             await tokens_of(client)
 
 
 async def test_a_caller_that_is_cancelled_is_cancelled() -> None:
-    async with asking(FrontEnd(hang)) as client:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(tokens_of(client), heartbeat.SECONDS)
+    front = FrontEnd(hang)
+    async with asking(front) as client:
+        task = asyncio.create_task(tokens_of(client))
+        await until(lambda: front.received)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task

@@ -12,21 +12,20 @@ from typing import Any
 
 import pytest
 
-from tandem import AsyncClient, Client
+from tandem import Client
 from tandem.protos.errors import Busy, Unavailable
 from tandem.protos.transport import rpc
-from tests.services.peer import until
 from tests.services.test_client_heartbeats import (
-    CHOICE,
-    LAST,
+    WHOLE,
     FrontEnd,
     asking,
-    hang,
+    first_chosen,
     none,
     tokens_of,
 )
+from tests.waiting import LIMIT, until, wait_until
 
-SECONDS = 10.0
+__all__ = ["first_chosen"]
 
 
 @contextmanager
@@ -43,19 +42,19 @@ def serving(front: FrontEnd) -> Iterator[str]:
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
-    assert ready.wait(SECONDS)
+    assert ready.wait(LIMIT)
     try:
         yield address
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(SECONDS)
+        thread.join(LIMIT)
         loop.close()
 
 
 async def once() -> AsyncIterator[None]:
     """A sign of life, and then silence."""
     yield
-    await asyncio.sleep(60)
+    await asyncio.Event().wait()
 
 
 @pytest.mark.usefixtures("interruptible")
@@ -63,13 +62,18 @@ def test_an_interrupted_stream_ends_and_leaves_the_client_as_it_was() -> None:
     main = threading.main_thread().ident
     assert main is not None
     front = FrontEnd(once)
+
+    def interrupt(asked: int) -> None:
+        wait_until(lambda: len(front.received) > asked)
+        signal.pthread_kill(main, signal.SIGINT)
+
     with serving(front) as address, Client(address) as client:
-        for _ in range(3):
+        for asked in range(3):
             with pytest.raises(KeyboardInterrupt), client.stream([1]) as stream:
-                threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
+                threading.Thread(target=interrupt, args=(asked,)).start()
                 list(stream)
         front.pause = none
-        assert list(client.generate([1]).token_ids) == list(range(LAST))
+        assert list(client.generate([1]).token_ids) == WHOLE
 
 
 def test_closing_a_client_ends_its_streams_in_other_threads_with_an_error() -> None:
@@ -86,10 +90,9 @@ def test_closing_a_client_ends_its_streams_in_other_threads_with_an_error() -> N
 
         thread = threading.Thread(target=read)
         thread.start()
-        while not front.received:
-            thread.join(0.01)
+        wait_until(lambda: front.received)
         client.close()
-        thread.join(SECONDS)
+        thread.join(LIMIT)
         assert [(type(each), str(each)) for each in errors] == [
             (Unavailable, "the client is closed")
         ]
@@ -103,7 +106,7 @@ async def test_a_stream_of_a_client_that_is_closed_says_so() -> None:
     front, problems = FrontEnd(once), list[Any]()
     gc.collect()  # what is left of other tests
     asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
-    async with asking(front) as client, asyncio.timeout(SECONDS):
+    async with asking(front) as client:
         running = asyncio.create_task(tokens_of(client))
         await until(lambda: front.received)
         await client.close()
@@ -118,32 +121,27 @@ async def test_a_stream_of_a_client_that_is_closed_says_so() -> None:
             await client.status()
 
 
-async def test_a_client_that_waits_for_its_next_attempt_is_closed_at_once() -> None:
-    async with asyncio.timeout(SECONDS):
-        client = AsyncClient("127.0.0.1:1")
-        running = asyncio.create_task(tokens_of(client))
-        await asyncio.sleep(0.3)
-        await client.close()
-        with pytest.raises(Unavailable, match="the client is closed"):
-            await running
-
-
 class Full(FrontEnd):
     """Has no place for a long time."""
 
     async def StreamGenerate(self, request: Any, context: Any) -> AsyncIterator[Any]:
         self.received.append(list(request.received))
-        raise Busy("full", 60.0)
+        raise Busy("full", 3600.0)
         yield
 
 
-async def test_when_one_front_end_is_full_another_is_asked_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(CHOICE, lambda numbers: numbers[0])
-    full, free = Full(hang), FrontEnd(none)
-    async with asking(full, free) as client, asyncio.timeout(SECONDS):
-        for _ in range(10):
-            assert await tokens_of(client) == list(range(LAST))
-    assert full.received, "else this has shown nothing"
-    assert len(free.received) == 10
+async def test_a_client_that_waits_for_its_next_attempt_is_closed_at_once() -> None:
+    full = Full(none)
+    async with asking(full) as client:
+        running = asyncio.create_task(tokens_of(client))
+        await until(lambda: full.received)
+        await client.close()
+        with pytest.raises(Unavailable, match="the client is closed"):
+            await running
+
+
+async def test_when_one_front_end_is_full_another_is_asked_first(first_chosen: None) -> None:
+    full, free = Full(none), FrontEnd(none)
+    async with asking(full, free) as client:
+        assert await tokens_of(client) == WHOLE
+    assert (full.received, free.received) == ([[]], [[]])

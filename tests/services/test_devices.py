@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,80 +19,97 @@ from tandem.engine.config import ModelServiceConfig
 from tandem.engine.forward.cpu import panels
 from tandem.engine.forward.cuda import flash
 from tandem.engine.host import device_name, load_and_test
-from tandem.engine.model.load import default_dtype, load
+from tandem.engine.loading import load_model, runner_of
+from tandem.engine.schedule.profile import light_seconds
+from tandem.engine.schedule.scheduler import ModelThread
 from tests.conftest import Pair
+from tests.laws.machine import LIMITS
 
 MakeModel = Callable[[str, int], Path]
 CPU = torch.device("cpu")
-SETTINGS = """
-import json, os, sys, torch
+PROGRAM = """
+import json, os, sys
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig
+
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.host import load_and_test
-from tandem.protos.errors import Unusable
-try:
-    config = ModelServiceConfig(model=sys.argv[1], device=sys.argv[2])
-    load_and_test(config, exact=sys.argv[3] == "exact")
-except Unusable as error:
-    print(error, file=sys.stderr)
-product = torch.backends.cuda.matmul
-print(json.dumps({
-    "workspaces": [
-        os.environ.get("CUBLAS_WORKSPACE_CONFIG"), os.environ.get("CUBLASLT_WORKSPACE_SIZE"),
-    ],
-    "split": [
-        product.allow_fp16_reduced_precision_reduction_split_k,
-        product.allow_bf16_reduced_precision_reduction_split_k,
-    ],
-    "rounded between": [
-        product.allow_fp16_reduced_precision_reduction,
-        product.allow_bf16_reduced_precision_reduction,
-    ],
-    "float32": product.fp32_precision,
-}))
-"""
-LOADING = """
-import sys
-from pathlib import Path
 from tandem.engine.model.load import _read
-from transformers import AutoConfig
-import torch
+from tandem.protos.errors import Unusable
 
 def own():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+def settings(device, mode):
+    refusal = ""
+    try:
+        config = ModelServiceConfig(model=sys.argv[2], device=device, threads=1)
+        load_and_test(config, exact=mode == "exact")
+    except Unusable as error:
+        refusal = str(error)
+    product = torch.backends.cuda.matmul
+    return {
+        "refusal": refusal,
+        "workspaces": [
+            os.environ.get("CUBLAS_WORKSPACE_CONFIG"), os.environ.get("CUBLASLT_WORKSPACE_SIZE"),
+        ],
+        "split": [
+            product.allow_fp16_reduced_precision_reduction_split_k,
+            product.allow_bf16_reduced_precision_reduction_split_k,
+        ],
+        "rounded between": [
+            product.allow_fp16_reduced_precision_reduction,
+            product.allow_bf16_reduced_precision_reduction,
+        ],
+        "float32": product.fp32_precision,
+    }
 
 folder = Path(sys.argv[1])
 config = AutoConfig.from_pretrained(folder)
 _read(folder, config, config.dtype, torch.device("meta"))  # all that is imported on the way
 before = own()
 network, _ = _read(folder, config, config.dtype, torch.device("cpu"))
-print(own() - before, sum(weight.nbytes for weight in network.parameters()))
+found = {"grown": own() - before, "weights": sum(each.nbytes for each in network.parameters())}
+if not torch.cuda.is_available():
+    found["settings"] = [
+        settings(*each) for each in (("cpu", "exact"), ("cuda", "fast"), ("cuda", "exact"))
+    ]
+print(json.dumps(found))
 """
 
 
-def run(program: str, *words: object) -> tuple[str, str]:
-    """A program in a process of its own: what it printed, and its errors."""
-    command = (sys.executable, "-c", program, *map(str, words))
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+@pytest.fixture(scope="module")
+def found(embedded: Pair, make_model: MakeModel) -> dict[str, Any]:
+    """What a process of its own finds: what loading a model takes, and the settings after a service
+    was to start on a CPU, on a device in fast mode, and there in exact mode.
+    """
+    command = [sys.executable, "-c", PROGRAM, embedded.target, make_model("llama", 0)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return done.stdout, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return said
+
+
+def test_weights_go_from_files_to_a_device_through_no_memory_of_ours(found: dict[str, Any]) -> None:
+    """Loaded they still lie in the files, so moving them reads them there."""
+    assert found["grown"] < found["weights"] / 4
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there it would start")
-@pytest.mark.parametrize(
-    ("device", "mode", "whole"),
-    [("cuda", "exact", True), ("cuda", "fast", False), ("cpu", "exact", False)],
-)
-def test_sums_are_kept_whole_on_a_device_that_is_to_be_exact(
-    device: str, mode: str, whole: bool, embedded: Pair
+def test_sums_are_kept_whole_on_a_device_that_is_to_be_exact_and_nowhere_else(
+    found: dict[str, Any],
 ) -> None:
-    """Before anything runs there, and in no other process."""
-    out, refusal = run(SETTINGS, embedded.target, device, mode)
-    said: dict[str, Any] = json.loads(out.splitlines()[-1])
-    assert ("cannot be loaded on cuda" in refusal) == (device == "cuda")
-    assert said["workspaces"] == ([":16:8", "1"] if whole else [None, None])
-    assert said["split"] == [not whole] * 2 and said["rounded between"] == [not whole] * 2
-    assert (said["float32"] == "ieee") == whole
+    """Before anything runs there."""
+    on_cpu, *on_device = found["settings"]
+    assert on_cpu["refusal"] == ""
+    assert all("cannot be loaded on cuda" in said["refusal"] for said in on_device)
+    for said, whole in zip(found["settings"], (False, False, True), strict=True):
+        assert said["workspaces"] == ([":16:8", "1"] if whole else [None, None])
+        assert said["split"] == [not whole] * 2 and said["rounded between"] == [not whole] * 2
+        assert (said["float32"] == "ieee") == whole
 
 
 def test_the_kernel_is_called_as_the_operator_wants_it_and_never_splits_a_run() -> None:
@@ -105,45 +121,48 @@ def test_the_kernel_is_called_as_the_operator_wants_it_and_never_splits_a_run() 
     assert "CPU" in (flash.why_unsupported(layers, torch.bfloat16, CPU) or "")
 
 
-def test_who_says_no_dtype_gets_the_checkpoints_own_but_on_a_cpu(
-    make_model: MakeModel, tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(make_model("llama", 0), tmp_path / "llama"))
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"dtype": "bfloat16"}))
-    config = ModelServiceConfig(model=folder)
-    assert load(folder, config.dtype, config.device).dtype == torch.float32
-    assert load(folder, "auto").dtype == torch.bfloat16
-    assert default_dtype("cuda:1") == "auto" and default_dtype("cpu") == "float32"
-
-
+@pytest.mark.parametrize("compiled", [True, False])
 def test_a_model_that_goes_the_slow_way_is_warned_of_once(
-    embedded: Pair, monkeypatch: pytest.MonkeyPatch
+    compiled: bool, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here for want of a compiler; on a device, of a window, say."""
-    monkeypatch.setattr("tandem.engine.forward.cpu.panels.kernels", lambda: None)
+    if compiled and panels.why_unsupported(torch.float32, CPU) is not None:
+        pytest.skip("the kernels were not built")
+    if not compiled:
+        monkeypatch.setattr("tandem.engine.forward.cpu.panels.kernels", lambda: None)
     with capture_logs() as lines:
-        forward, _ = load_and_test(ModelServiceConfig(model=embedded.draft), exact=False)
-    (line,) = [line for line in lines if line["log_level"] == "warning"]
-    assert line["event"] == "slow for its device"
-    assert line["problem"] == forward.problem and "compiled kernels: " in forward.problem
+        config = ModelServiceConfig(model=make_model("llama", 0), threads=1)
+        forward, _ = load_and_test(config, exact=False)
+    warnings = [line for line in lines if line["log_level"] == "warning"]
+    assert [line["event"] for line in warnings] == ["slow for its device"] * (not compiled)
+    assert [line["problem"] for line in warnings] == [forward.problem] * (not compiled)
+    assert compiled or "compiled kernels: " in forward.problem
 
 
-@pytest.mark.skipif(panels.why_unsupported(torch.float32, CPU) is not None, reason="there is none")
-def test_a_model_that_goes_the_fast_way_is_not_warned_of(embedded: Pair) -> None:
+@pytest.mark.parametrize(("left", "warned"), [(1 << 20, True), (1 << 40, False), (None, False)])
+def test_more_memory_for_keys_and_values_than_there_is_left_is_said(
+    left: int | None, warned: bool, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.engine.host.available", lambda: left)
+    config = ModelServiceConfig(model=make_model("llama", 0), threads=1, kv_bytes="64MiB")
     with capture_logs() as lines:
-        forward, _ = load_and_test(ModelServiceConfig(model=embedded.draft), exact=False)
-    assert forward.problem is None
-    assert not [line for line in lines if line["log_level"] == "warning"]
+        load_and_test(config, exact=True)
+    said = [line for line in lines if line["log_level"] == "warning" and "left" in line]
+    assert [line["left"] for line in said] == [left] * warned
+    assert [line["exactness"] for line in lines if line["event"] == "model ready"] == ["exact"]
+
+
+def test_a_pass_over_a_single_token_is_measured_before_the_first_request(embedded: Pair) -> None:
+    """A replica that has not run one yet is compared with others too."""
+    loaded = load_model(ModelServiceConfig(model=embedded.draft, threads=1))
+    runner, nothing = runner_of(loaded, 1024, exact=True), lambda _: None
+    light = light_seconds(runner)
+    assert light > 0
+    assert runner.pool.allocate(1024), "it holds no memory"
+    with ModelThread(runner, runner.wait, LIMITS, nothing, nothing, light=light) as thread:
+        assert thread.progress.passes(0.0).light == light
 
 
 def test_devices_that_were_never_tried_are_called_experimental() -> None:
     assert device_name(torch.device("cuda:1")) == "cuda:1, experimental"
     assert device_name(CPU) == "cpu"
-
-
-def test_weights_go_from_files_to_a_device_through_no_memory_of_ours(embedded: Pair) -> None:
-    """Loaded they still lie in the files, so moving them reads them there."""
-    out, _ = run(LOADING, embedded.target)
-    grown, weights = map(int, out.split())
-    assert grown < weights / 4

@@ -7,12 +7,12 @@ import json
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
 from tandem.models import TARGET
 from tandem.orchestrator.config import OrchestratorConfig
@@ -22,6 +22,7 @@ from tandem.orchestrator.workers.supervisor import Supervisor
 from tandem.protos.errors import Unavailable, Unusable
 from tests.documents import ROOT
 from tests.services.registering import MODEL
+from tests.waiting import until
 
 CLUSTER = "127.0.0.1:6379"
 
@@ -39,7 +40,7 @@ class Driver:
 
     @property
     def lives(self) -> list[dict[str, Any]]:
-        """Its process, and when it started, each time."""
+        """Its processes."""
         return [each for each in self._received if "pid" in each]
 
     @property
@@ -82,13 +83,11 @@ async def ask(supervisor: Supervisor, index: int) -> None:
         supervisor.restart(index)
 
 
-async def asked(supervisor: Supervisor, seconds: float, lives: int, odd: Driver) -> None:
-    """Until it has started so often, or for so long."""
+@asynccontextmanager
+async def asking(supervisor: Supervisor) -> AsyncIterator[None]:
+    """For both round workers, while the scope lasts."""
     tasks = [asyncio.create_task(ask(supervisor, index)) for index in range(2)]
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            while len(odd.lives) < lives:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+    yield
     for task in tasks:
         task.cancel()
 
@@ -98,11 +97,11 @@ async def test_a_private_ray_that_lacks_a_worker_is_started_again_later_each_tim
     odd: Driver, answers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ANSWERS", answers)
-    async with supervised() as supervisor:
-        await asked(supervisor, 60, 4, odd)
-    times = [life["time"] for life in odd.lives]
-    first, second, third = (after - before for before, after in pairwise(times))
-    assert first > 0.4 and second > 0.8 and third > 1.6
+    with capture_logs() as lines:
+        async with supervised() as supervisor, asking(supervisor):
+            await until(lambda: len(odd.lives) == 4)
+    pauses = [line["again_in_seconds"] for line in lines if "again_in_seconds" in line]
+    assert pauses[:3] == [0.01, 0.02, 0.04]
     for index in (0, 1):
         expected = 0 if str(index) in answers else 3
         assert odd.restarts.count(index) in (expected, expected + 1), "once in a life"
@@ -112,19 +111,27 @@ async def test_a_private_ray_that_lacks_a_worker_is_started_again_later_each_tim
 async def test_a_cluster_that_has_a_worker_is_not_left(
     odd: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    now = 0.0
+    monkeypatch.setattr(driver_process, "monotonic", lambda: now)
     monkeypatch.setenv("ANSWERS", "0")
     async with supervised(CLUSTER) as supervisor:
-        await asked(supervisor, 2, 2, odd)
+        address = await supervisor.endpoint(0)
+        missed = asyncio.create_task(supervisor.endpoint(1))
+        await asyncio.sleep(0)  # it is asked for now
+        now = 1e6
+        for _ in range(3):
+            supervisor.restart(1)
+        assert await supervisor.endpoint(0) == address, "of the same process"
         assert len(odd.lives) == 1 and odd.restarts == [1]
+        missed.cancel()
 
 
 async def test_a_cluster_that_does_not_answer_is_refused_in_time(
     odd: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MUTE", "1")
-    monkeypatch.setattr(driver_process, "JOIN_SECONDS", 2.0)
-    with pytest.raises(Unusable, match=f"cannot join .* {CLUSTER}: no answer in 2 s"):
+    monkeypatch.setattr(driver_process, "JOIN_SECONDS", 1.0)
+    with pytest.raises(Unusable, match=f"cannot join .* {CLUSTER}: no answer in 1 s"):
         async with supervised(CLUSTER):
             pass
-    (life,) = odd.lives
-    assert not psutil.pid_exists(life["pid"])
+    assert not any(psutil.pid_exists(life["pid"]) for life in odd.lives)

@@ -1,102 +1,44 @@
-"""Exact mode: a row's logits are the same, bit for bit, whatever else is in its step."""
+"""Exact mode: a row's logits are the same, bit for bit, whatever else is in its step; and what the
+self-test notices at start, and promises.
+"""
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Iterator
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from tandem.engine.cache.ranges import KVRange
-from tandem.engine.exact.exactness import self_test
-from tandem.engine.forward.cpu.kernels import kernels
+from tandem import models
+from tandem.engine.config import ModelServiceConfig
+from tandem.engine.exact.exactness import Exactness, self_test
+from tandem.engine.forward.cpu.kernels import kernels, use_threads
 from tandem.engine.forward.segment import Segment
+from tandem.engine.host import load_and_test
 from tandem.engine.model.load import load
-from tandem.engine.runner import HFRunner
+from tandem.engine.runner import AttentionBackend, HFRunner
 from tandem.protos import tree
+from tandem.protos.errors import Unusable
+from tests.conftest import Pair
 from tests.families import SERVED, VOCABULARY
+from tests.talks import SIZE, differing_rows, some_tokens
 
 MakeModel = Callable[[str, int], Path]
-POSITIONS, SIZE, STREAM, OTHERS = 2048, 256, 150, 5
-pytestmark = pytest.mark.skipif(kernels() is None, reason="the kernels were not built")
+POSITIONS = 8 * SIZE
+needs_kernels = pytest.mark.skipif(kernels() is None, reason="the kernels were not built")
 
 
-def some_tokens(rng: random.Random, count: int) -> tuple[int, ...]:
-    return tuple(rng.randrange(VOCABULARY) for _ in range(count))
-
-
-def alone(forward: HFRunner, stream: tuple[int, ...]) -> list[torch.Tensor]:
-    """The stream's logits, fed one token a step by itself."""
-    kv_range = forward.pool.allocate(SIZE)
-    assert kv_range
-    rows = [
-        forward([Segment(kv_range, place, (token,), (-1,), 1)])[0][0]
-        for place, token in enumerate(stream)
-    ]
-    forward.pool.release(kv_range)
-    return rows
-
-
-def with_guesses(rng: random.Random, piece: tuple[int, ...]) -> tuple[Segment, list[int]]:
-    """A piece of the stream in a tree with wrong guesses anywhere, and the path of the piece."""
-    tokens: list[int] = []
-    parents: list[int] = []
-    path: list[int] = []
-
-    def add(token: int, parent: int) -> None:
-        tokens.append(token)
-        parents.append(parent)
-
-    for token in piece:
-        for _ in range(rng.choice([0, 0, 0, 1, 3])):
-            add(rng.randrange(VOCABULARY), rng.randrange(-1, len(tokens)))
-        parent = path[-1] if path else -1
-        path.append(len(tokens))
-        add(token, parent)
-    for _ in range(rng.choice([0, 0, 5])):
-        add(rng.randrange(VOCABULARY), rng.randrange(-1, len(tokens)))
-    segment = Segment(KVRange(0, 0), 0, tuple(tokens), tuple(parents), len(tokens))
-    return segment, path
-
-
-def company(forward: HFRunner, rng: random.Random, kv_ranges: list[KVRange]) -> Iterator[Segment]:
-    """Other sessions' segments, as they come."""
-    for kv_range in rng.sample(kv_ranges, rng.randint(0, len(kv_ranges))):
-        tokens = some_tokens(rng, rng.choice([1, 2, 5, 33, 70]))
-        parents = tuple(rng.randrange(-1, node) for node in range(len(tokens)))
-        if len(tokens) > 5:
-            parents = tree.chain(len(tokens))
-        yield Segment(
-            kv_range, rng.choice([0, 17, 63, 64]), tokens, parents, rng.choice([1, len(tokens)])
-        )
-
-
-def together(
-    forward: HFRunner, stream: tuple[int, ...], rng: random.Random, others: int = OTHERS
-) -> list[torch.Tensor]:
-    """The stream's logits, fed in pieces of any size, in trees, beside other sessions."""
-    kv_ranges = [forward.pool.allocate(SIZE) for _ in range(others + 1)]
-    own, *neighbours = [kv_range for kv_range in kv_ranges if kv_range]
-    rows: list[torch.Tensor] = []
-    while len(rows) < len(stream):
-        piece = stream[len(rows) :][: rng.choice([1, 2, 3, 9, 40, 70])]
-        guessed, path = with_guesses(rng, piece)
-        mine = Segment(own, len(rows), guessed.tokens, guessed.parents, guessed.wanted)
-        segments = [mine, *company(forward, rng, neighbours)]
-        rng.shuffle(segments)
-        logits = forward(segments)[segments.index(mine)]
-        forward.pool.compact(own, len(rows), path)
-        rows += [logits[node] for node in path]
-    for kv_range in (own, *neighbours):
-        forward.pool.release(kv_range)
-    return rows
-
-
+@needs_kernels
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", [*SERVED, "qwen2_window"])
-@torch.inference_mode()
 def test_every_row_is_the_same_alone_and_in_a_crowd(
     family: str, dtype: str, make_model: MakeModel
 ) -> None:
@@ -104,37 +46,159 @@ def test_every_row_is_the_same_alone_and_in_a_crowd(
     chunks and trees, on side branches too.
     """
     forward = HFRunner(load(make_model(family, 0), dtype), POSITIONS)
-    rng = random.Random(2)
-    for _ in range(3):
-        stream = some_tokens(rng, STREAM)
-        pairs = zip(alone(forward, stream), together(forward, stream, rng), strict=True)
-        differing = [
-            place for place, (one, other) in enumerate(pairs) if not torch.equal(one, other)
-        ]
-        assert not differing
+    assert differing_rows(forward, random.Random(2), 150, others=5) == []
 
 
+@needs_kernels
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@torch.inference_mode()
 def test_every_row_is_the_same_alone_and_beside_64_sessions(
     dtype: str, make_model: MakeModel
 ) -> None:
-    forward, rng = HFRunner(load(make_model("llama", 0), dtype), 65 * SIZE), random.Random(3)
-    stream = some_tokens(rng, STREAM)
-    pairs = zip(alone(forward, stream), together(forward, stream, rng, 64), strict=True)
-    assert all(torch.equal(one, other) for one, other in pairs)
+    forward = HFRunner(load(make_model("llama", 0), dtype), 66 * SIZE)
+    assert differing_rows(forward, random.Random(3), 80, others=64) == []
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_layers_as_wide_as_those_of_real_models_are_exact(
-    dtype: str, make_model: MakeModel
+@needs_kernels
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [*((family, "float32") for family in (*SERVED, "llama_wide")), ("llama_wide", "bfloat16")],
+)
+def test_the_self_test_finds_core_architectures_and_layers_as_wide_as_real_ones_exact(
+    family: str, dtype: str, make_model: MakeModel
 ) -> None:
-    wide = load(make_model("llama_wide", 0), dtype)
-    assert str(self_test(HFRunner(wide, POSITIONS), "wide")) == "exact"
+    forward = HFRunner(load(make_model(family, 0), dtype), POSITIONS)
+    assert str(self_test(forward, family)) == "exact"
 
 
-@pytest.mark.parametrize("family", SERVED)
-def test_the_self_test_finds_the_core_architectures_exact(
-    family: str, make_model: MakeModel
+@needs_kernels
+@pytest.mark.parametrize(
+    ("size", "repeat", "dtype"),
+    [
+        (128, 4, "float32"),
+        (128, 4, "bfloat16"),
+        (96, 1, "float32"),
+        (256, 2, "bfloat16"),
+        (80, 1, "bfloat16"),
+        (56, 4, "float32"),
+    ],
+)
+def test_heads_as_large_as_those_of_real_models_are_exact(
+    size: int, repeat: int, dtype: str, tmp_path: Path
 ) -> None:
-    assert str(self_test(HFRunner(load(make_model(family, 0)), POSITIONS), family)) == "exact"
+    """Two key heads, each for so many query heads; in pieces of any size, in trees."""
+    torch.manual_seed(size)
+    options = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96}
+    heads = {"head_dim": size, "num_attention_heads": 2 * repeat, "num_key_value_heads": 2}
+    config = LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=2048, **options, **heads)
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(models.TARGET / name, tmp_path)
+    forward = HFRunner(load(tmp_path, dtype), POSITIONS)
+    assert differing_rows(forward, random.Random(4), 300) == []
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "refused"),
+    [
+        ("qwen3_moe", "float32", True),
+        ("qwen3_moe", "bfloat16", False),
+        ("llama", "bfloat16", True),
+        ("llama_dynamic", "float16", True),
+    ],
+)
+def test_one_row_that_is_far_off_is_too_many_but_where_rounding_chooses_experts(
+    family: str, dtype: str, refused: bool, make_model: MakeModel
+) -> None:
+    forward = HFRunner(load(make_model(family, 0), dtype), POSITIONS)
+    known = forward.model.reference.main.logits
+    known[128] = known[128] + 5
+    with pytest.raises(Unusable, match="differ by") if refused else nullcontext():
+        self_test(forward, family)
+    for place in [place for place in known if place > 128]:
+        known[place] = known[place] + 5
+    with pytest.raises(Unusable, match=r"ForCausalLM differ by .* itself, fed .* after .* 96"):
+        self_test(forward, family)
+
+
+@pytest.mark.parametrize("problem", [None, "some rows differ"])
+@pytest.mark.parametrize("differently", [True, False])
+def test_a_model_that_is_not_exact_is_tried_again_if_it_goes_another_way(
+    problem: str | None, differently: bool, embedded: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes = []
+    monkeypatch.setattr(HFRunner, "give_up_exactness", lambda _: differently)
+
+    def tried(forward: HFRunner, _: str) -> Exactness:
+        modes.append(forward.backend)
+        return Exactness(problem)
+
+    monkeypatch.setattr("tandem.engine.host.self_test", tried)
+    config = ModelServiceConfig(model=embedded.draft, threads=1)
+    forward, exactness = load_and_test(config, exact=True)
+    assert len(modes) == 1 + (problem is not None and differently)
+    assert exactness.problem == problem and not forward.model.reference.main.logits
+
+
+def by_tiles(folder: Path) -> HFRunner:
+    """Without compiled kernels."""
+    return HFRunner(load(folder), POSITIONS, backend=AttentionBackend.TILES)
+
+
+def refuses(forward: HFRunner, problem: str) -> None:
+    with pytest.raises(Unusable, match=problem):
+        self_test(forward, "llama")
+
+
+def test_the_self_test_notices_logits_that_are_no_numbers(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = lambda tile, query, *_: query[0, :, tile.rows].transpose(0, 1) * math.nan  # noqa: E731
+    monkeypatch.setattr("tandem.engine.forward.attention.attend_tile", nothing)
+    refuses(by_tiles(make_model("llama", 0)), "differ by inf")
+
+
+def test_the_self_test_says_why_a_model_is_not_exact(make_model: MakeModel) -> None:
+    """Experts see however many rows were sent to them, and round by how many that is."""
+    llama, experts = make_model("llama", 0), make_model("qwen3_moe", 0)
+    for forward, reason in (
+        (by_tiles(llama), "PyTorch rounds by the number of rows"),
+        (HFRunner(load(llama), POSITIONS, exact=False), "switched off"),
+        (HFRunner(load(experts), POSITIONS), ".* rows differ"),
+    ):
+        assert re.match(f"exact unavailable: {reason}", str(self_test(forward, "odd")))
+
+
+def test_the_self_test_notices_a_wrong_mask(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seeing all earlier rows instead of one's ancestors is the mistake that a tree mask guards
+    against.
+    """
+    everything = lambda parents: torch.ones(len(parents), len(parents)).tril().bool()  # noqa: E731
+    monkeypatch.setattr("tandem.engine.forward.tiles._ancestry", everything)
+    refuses(by_tiles(make_model("llama", 0)), "differ by")
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@torch.inference_mode()
+def test_prompts_cut_anywhere_are_exact_by_any_number_of_threads(
+    embedded: Pair, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.engine.forward.cpu.kernels.WORTH_SHARING", 1)
+    tokens = some_tokens(random.Random(5), 96)
+    forward = HFRunner(load(embedded.draft, dtype), POSITIONS)
+    kv_range = forward.pool.allocate(SIZE)
+    assert kv_range
+    rows = []
+    try:
+        for threads, size in product((1, 2, 3, 4), (8, 96)):
+            use_threads(threads)
+            pieces = [
+                forward([Segment(kv_range, start, tokens[start:][:size], tree.chain(size), size)])
+                for start in range(0, 96, size)
+            ]
+            rows.append(torch.cat([logits for (logits,) in pieces]))
+    finally:
+        use_threads(1)
+    assert all(torch.equal(rows[0], others) for others in rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -19,20 +19,19 @@ from tandem.orchestrator.rounds import relay
 from tandem.orchestrator.workers.link import Link
 from tandem.orchestrator.workers.worker import RoundWorkerService, drafter_link, verifier_link
 from tandem.protos.errors import Unavailable
-from tandem.protos.transport import heartbeat, rpc
-from tandem.v1 import common_pb2, drafter_pb2, verifier_pb2, verifier_pb2_grpc
-from tests.conftest import Services
-from tests.services.peer import Peer, served, until
+from tandem.protos.transport import rpc
+from tandem.v1 import common_pb2, drafter_pb2, verifier_pb2
+from tests.services.peer import Peer, patient, served
 from tests.services.test_worker import counting, request
+from tests.waiting import until
 
 TARGET, OTHER = "aaaa", "bbbb"
 
 
 @pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silence is noticed soon, and nobody waits for long."""
-    monkeypatch.setattr(heartbeat, "SECONDS", 0.02)
-    monkeypatch.setattr(relay, "VERIFIER_LOST_SECONDS", 0.3)
+def nobody_is_lost_by_silence() -> Iterator[None]:
+    with patient():
+        yield
 
 
 def holding(weights: str, fingerprint: str = "") -> Peer:
@@ -53,18 +52,22 @@ async def replaced(
     scope: AsyncExitStack, fingerprint: str, expected: str = ""
 ) -> tuple[Link[Any, Any], Peer]:
     """The link to a verifier in whose place there is one with this fingerprint now."""
-    async with served(holding(TARGET)) as address:
+    port = rpc.free_port("127.0.0.1")
+    async with served(holding(TARGET), port) as address:
         channel = await scope.enter_async_context(rpc.connect(address))
         link = await scope.enter_async_context(verifier_link(channel, expected))
         await until(lambda: link.connected)
     await until(lambda: not link.connected)
     peer = holding(fingerprint)
-    await scope.enter_async_context(served(peer, int(address.rpartition(":")[2])))
+    await scope.enter_async_context(served(peer, port))
     return link, peer
 
 
 @pytest.mark.parametrize("expected", ["", TARGET], ids=["first seen", "passed down"])
-async def test_a_verifier_replaced_by_another_model_gets_no_session(expected: str) -> None:
+async def test_a_verifier_replaced_by_another_model_gets_no_session(
+    expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "VERIFIER_LOST_SECONDS", 0.1)
     context: Any = None
     async with AsyncExitStack() as scope:
         link, other = await replaced(scope, OTHER, expected)
@@ -122,18 +125,7 @@ async def test_a_drafter_that_comes_late_and_does_not_fit_is_not_used(tokenizer:
         asked.shape.levels = asked.shape.branches = asked.shape.nodes = 1
         worker = RoundWorkerService(link, drafts)
         assert len([step async for step in worker.Run(asked, context)]) == 3
-    assert bool(drafter.sent("open")) == (tokenizer == TARGET)
-
-
-async def test_the_first_response_of_a_call_says_which_model_it_is(services: Services) -> None:
-    async with rpc.connect(services.verifier) as channel:
-        call = verifier_pb2_grpc.VerifierServiceStub(channel).Decode()
-        await call.write(verifier_pb2.DecodeRequest())
-        first, second = await call.read(), await call.read()
-        call.cancel()
-    described = await services.verifier_client.describe(5)
-    assert first.model.fingerprint == described.fingerprint != ""
-    assert not second.HasField("model")
+    assert bool(drafter.sent("open")) == (tokenizer == TARGET), "all was sent before it ended"
 
 
 def test_a_fingerprint_is_that_of_the_weights_and_the_tokens(

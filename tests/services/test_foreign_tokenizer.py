@@ -10,9 +10,7 @@ from dataclasses import replace
 import pytest
 from transformers import PreTrainedModel
 
-from tandem.benchmarks.peers.prompts import tokenised
 from tandem.drafter_service.foreign.chains import SPARE
-from tandem.models import TARGET
 from tandem.protos.errors import SessionMiss, StaleTurn
 from tandem.protos.streams import Guess
 from tandem.protos.types import Context, DraftShape, Rule, SamplingParams, Schedule
@@ -40,12 +38,6 @@ def drafter(engine: Engine) -> Iterator[Drafter]:
     assert engine.forward.pool.allocated == 0
 
 
-@pytest.fixture(scope="module")
-def prompts() -> list[Tokens]:
-    """Beginnings of stories in the target's tokens."""
-    return tokenised(TARGET, 12)
-
-
 def right(guess: Guess, text: Tokens) -> int:
     """How many tokens of a chain are the text's."""
     found = 0
@@ -60,8 +52,8 @@ def test_more_than_one_token_of_a_chain_is_the_targets(
     drafter: Drafter, target: PreTrainedModel, prompts: list[Tokens]
 ) -> None:
     found, expected = [], 0.0
-    for turn, prompt in enumerate(prompts[:6], 1):
-        text = prompt + tuple(reference.generate(target, list(prompt), 40))
+    for turn, prompt in enumerate(prompts[:4], 1):
+        text = prompt + tuple(reference.generate(target, list(prompt), 30))
         running, length = drafter.opened(Context(ID, turn, 0, prompt), lockstep=True), len(prompt)
         (guess,) = running.settle()
         numbers = 1
@@ -130,14 +122,6 @@ def test_the_context_goes_on_from_what_is_cached_and_says_the_same(
     assert (second.tokens, second.parents) == (fresh.tokens, fresh.parents)
 
 
-def test_behind_a_token_that_it_does_not_trust_nothing_is_drafted(
-    drafter: Drafter, prompts: list[Tokens]
-) -> None:
-    unsure = DraftShape(levels=4, nodes=4, confidence=1.0)
-    short = drafter.once(Context(ID, 2, 0, prompts[0]), shape=unsure)
-    assert len(short.tokens) <= 2 and len(drafter.engine.fed) == 1
-
-
 def test_by_the_rule_top1_the_likeliest_is_expected(
     drafter: Drafter, prompts: list[Tokens]
 ) -> None:
@@ -193,15 +177,14 @@ def test_the_heuristic_goes_further_while_it_is_right(
 
 
 def test_what_is_not_mirrored_is_a_miss(drafter: Drafter, prompts: list[Tokens]) -> None:
-    with pytest.raises(SessionMiss):
-        drafter.once(Context(ID, 1, 3, prompts[0], 7))
     held = drafter.once(Context(ID, 2, 0, prompts[0]))
-    with pytest.raises(SessionMiss):
-        drafter.once(Context(ID, 3, held.cached_len + 1, (5,), held.epoch))
-    with pytest.raises(SessionMiss):
-        drafter.once(Context(ID, 3, held.cached_len, (5,), held.epoch + 1))
-    with pytest.raises(StaleTurn):
-        drafter.once(Context(ID, 2, 0, (9,)))
+    for turn, base, epoch, error in (
+        (3, held.cached_len + 1, held.epoch, SessionMiss),
+        (3, held.cached_len, held.epoch + 1, SessionMiss),
+        (2, 0, 0, StaleTurn),
+    ):
+        with pytest.raises(error):
+            drafter.once(Context(ID, turn, base, (5,), epoch))
     running = drafter.opened(Context(ID, 4, 0, prompts[0]))
     running.tell(len(prompts[0]) + 1, (5,))
     with pytest.raises(SessionMiss):

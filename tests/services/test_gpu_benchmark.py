@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,29 +33,18 @@ main(sys.argv[1:])
 """
 
 
-def bare(*words: object) -> subprocess.CompletedProcess[str]:
-    """The benchmark with PyTorch and transformers alone."""
-    command = (sys.executable, "-c", LEAN, *map(str, words))
-    return subprocess.run(command, capture_output=True, text=True, timeout=500)
-
-
 @pytest.fixture(scope="module")
 def model(make_model: MakeModel) -> HFModel:
     return load(make_model("llama", 0))
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
+@pytest.mark.long("runs the whole benchmark in a process of its own")
 def test_with_pytorch_and_transformers_alone_it_checks_measures_and_writes(
     make_model: MakeModel, tmp_path: Path
 ) -> None:
     folder, file = make_model("llama", 0), tmp_path / "figures.json"
-    done = bare(folder, "--device", "cpu", "--repetitions", 1, "--json", file)
+    words = (folder, "--device", "cpu", "--repetitions", "1", "--json", file)
+    done = subprocess.run([sys.executable, "-c", LEAN, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     written = json.loads(file.read_text())
     (found,) = written["checks"]
@@ -67,13 +56,6 @@ def test_with_pytorch_and_transformers_alone_it_checks_measures_and_writes(
     assert {"torch", "transformers", "processor", "device"} <= set(written["machine"])
     assert written["title"] in done.stdout and "times mean nothing" in written["title"]
     assert "exact, passes of 16," in done.stdout and "x transformers" in done.stdout
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
-def test_without_a_device_it_says_so_in_a_line() -> None:
-    done = bare()
-    assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr == "error: there is no CUDA device; --device cpu emulates one\n"
 
 
 def stale(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:

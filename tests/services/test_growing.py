@@ -4,22 +4,22 @@ those of its text.
 
 from __future__ import annotations
 
-import math
 import random
 from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
-from tandem.drafter_service.tree.worth import LEAST, Conditions, DrafterHistory, Worth
+from tandem.drafter_service.tree.worth import Conditions
 from tandem.engine.cache.sessions import RETRY_SECONDS
 from tandem.engine.forward.segment import Segment
 from tandem.engine.gguf.runner import GGUFRunner
-from tandem.engine.schedule.cost import Rates
 from tandem.models import DRAFT
 from tandem.protos import tree
-from tandem.protos.errors import Busy, SessionMiss
+from tandem.protos.errors import Busy
 from tandem.protos.types import Context, DraftShape, SamplingParams
+from tests import reference
 from tests.ggufs import MakeGGUF, missing
 from tests.services.jobs import CONTEXT, Engine
 from tests.services.trees import GREEDY, Drafter, Tokens
@@ -37,15 +37,14 @@ def fresh(engine: Engine, text: Tokens) -> torch.Tensor:
     return logits[0]
 
 
-@pytest.fixture(params=["fast", "exact", "gguf", "few"])
-def grown(request: pytest.FixtureRequest, make_gguf: MakeGGUF) -> Engine:
+def grown(kind: str, make_gguf: MakeGGUF) -> Engine:
     """The draft model, by our own backend and by llama.cpp, also where sequences are too few."""
-    if request.param in ("fast", "exact"):
-        return Engine(DRAFT, request.param == "exact", positions=2048)
+    if kind in ("fast", "exact"):
+        return Engine(DRAFT, kind == "exact", positions=2048)
     if missing:
         pytest.skip(f"{' and '.join(missing)} not installed: make gguf")
     engine = Engine(make_gguf(DRAFT, "f32"), False, positions=2048)
-    if request.param == "few":
+    if kind == "few":
         model: Any = engine.forward.model
         few = GGUFRunner(model, model.context(2048, sequences=7), 2048, sequences=7)
         engine.forward = few
@@ -53,17 +52,21 @@ def grown(request: pytest.FixtureRequest, make_gguf: MakeGGUF) -> Engine:
     return engine
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, PENALISED], ids=["greedy", "penalised"])
+@pytest.mark.parametrize(
+    ("kind", "sampling"),
+    [("fast", PENALISED), ("exact", GREEDY), ("gguf", PENALISED), ("few", GREEDY)],
+    ids=["fast", "exact", "gguf", "few sequences"],
+)
 def test_after_any_facts_the_logits_of_a_node_are_those_of_its_text(
-    grown: Engine, sampling: SamplingParams, prompts: list[Tokens]
+    kind: str, sampling: SamplingParams, make_gguf: MakeGGUF, prompts: list[Tokens]
 ) -> None:
     """Three sessions that share their passes, as far as they have anything to feed."""
-    engine, noise = grown, random.Random(5)
+    engine, noise = grown(kind, make_gguf), random.Random(5)
     drafters = [
         Drafter(engine, name, prompts[name], Conditions(), sampling=sampling) for name in range(3)
     ]
     checked = 0
-    for turn in range(100):
+    for turn in range(50):
         active = []
         for drafter in drafters:
             if segment := drafter.running.segment(noise):
@@ -80,47 +83,40 @@ def test_after_any_facts_the_logits_of_a_node_are_those_of_its_text(
             drafter.hear()
             if noise.random() < 0.4:
                 drafter.wander(noise)
-    assert checked > 60
+    assert checked > 30
     for name, drafter in enumerate(drafters):
-        assert len(drafter.receiver.text) > len(prompts[name]) + 40
+        assert len(drafter.receiver.text) > len(prompts[name]) + 20
         assert drafter.receiver.repeated == 0
     for drafter in drafters:
         drafter.close()
     assert engine.forward.pool.allocated == 0
 
 
-def test_a_tree_that_went_on_is_the_one_that_begins_there(
-    drafters: Any, prompts: list[Tokens]
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+def test_what_the_target_says_next_is_mostly_guessed_already(
+    sampling: SamplingParams, drafters: Any, target: PreTrainedModel, prompts: list[Tokens]
 ) -> None:
-    """As far as the model's own rounding lets scores be the same."""
-    first = drafters(prompts[0], sampling=DRAWN)
-    for _ in range(6):
-        first.running.settle(4)
-        first.hear()
-        best = max(first.receiver.ahead(), key=len)
-        first.goes_on(best[:2])
-    first.running.settle()
-    first.hear()
-    second = drafters(first.receiver.text, sampling=DRAWN)
-    second.running.settle()
-    second.hear()
-    mine, theirs = first.receiver.ahead(), second.receiver.ahead()
-    assert len(mine & theirs) > 0.9 * len(theirs) > 10
+    right = 0
+    for prompt in prompts[:3]:
+        drafter = drafters(prompt, sampling=sampling)
+        for token in reference.sample(target, list(prompt), 16, sampling, -1):
+            drafter.running.settle(4)
+            drafter.hear()
+            right += (token,) in drafter.receiver.ahead()
+            drafter.goes_on((token,))
+    assert right > 0.7 * 3 * 16
 
 
 def test_what_is_not_worth_a_row_is_neither_fed_nor_sent(
     drafters: Any, prompts: list[Tokens]
 ) -> None:
-    conditions, floors = Conditions(), []
+    conditions = Conditions()
     drafter = drafters(prompts[1], conditions, shape=DraftShape(32, 4, 64))
     cheap = sum(len(guess.tokens) for guess in drafter.running.settle())
-    floors.append(Worth(conditions, Rates(), DrafterHistory(), 0).floor)
     conditions.price = 1.0
     dear = drafters(prompts[1], conditions, shape=DraftShape(32, 4, 64))
     few = sum(len(guess.tokens) for guess in dear.running.settle())
     assert 0 < few < cheap
-    floors.append(Worth(conditions, Rates(), DrafterHistory(), 0).floor)
-    assert floors[1] > floors[0] == pytest.approx(math.log(LEAST))
     conditions.price = 0.0  # it is cheap again
     dear.running.settle()
     dear.hear(), drafter.hear()
@@ -189,14 +185,6 @@ def test_a_session_that_ends_midway_keeps_its_text_for_the_next_opening(
     again.hear(), other.hear()
     assert again.receiver.ahead() == other.receiver.ahead()
     again.close()
-
-
-def test_a_gap_in_the_facts_is_a_miss(drafters: Any, prompts: list[Tokens]) -> None:
-    drafter = drafters(prompts[0])
-    drafter.running.step()
-    drafter.running.tell(len(prompts[0]) + 1, (5,))
-    with pytest.raises(SessionMiss):
-        drafter.running.step()
 
 
 def test_many_pending_tokens_are_fed_in_pieces_of_one_pass(

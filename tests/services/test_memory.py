@@ -11,22 +11,30 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import psutil
+import pytest
+from transformers import PreTrainedModel
 
 from tandem.engine.cache.pool import position_bytes
 from tandem.engine.cache.ranges import BLOCK
 from tandem.engine.forward.tiles import COARSE
 from tandem.engine.model.load import load
 from tandem.orchestrator.fleet.clients import VerifierClient
+from tandem.orchestrator.frontend.text import load_tokenizer
 from tandem.orchestrator.workers.worker import RoundWorkerService, drafter_link, verifier_link
 from tandem.protos.service.process import announcement
 from tandem.protos.transport import rpc
 from tandem.protos.types import Context, Draft, SamplingParams
 from tandem.v1 import rounds_pb2
-from tests.conftest import Pair
+from tests import reference
+from tests.conftest import Pair, serve_all, serve_models
+from tests.system.test_same_text import ask
+from tests.waiting import LIMIT, PAUSE, until
 
-SESSIONS, FITTING, PROMPT, TOKENS = 500, 50, 248, 8
+SESSIONS, FITTING, PROMPT, TOKENS = 300, 30, 248, 8
 SIZE = 4 * BLOCK  # positions that a session of PROMPT + TOKENS takes
 MOST = 512  # rows of a step
+STREAMS, MANY = 6, 300  # of many tokens
+NEVER = 1e6  # seconds until an idle session is evicted
 KERNELS = 8e6  # bytes of code for steps of sizes that were forgotten
 
 
@@ -50,18 +58,10 @@ async def warm_up(verifier: VerifierClient) -> None:
 
 
 @asynccontextmanager
-async def verifier(**flags: object) -> AsyncIterator[tuple[str, psutil.Process]]:
+async def verifier(*words: str) -> AsyncIterator[tuple[str, psutil.Process]]:
     """A process of its own, whose memory is its own: address and process."""
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
-    command = (
-        sys.executable,
-        "-m",
-        "tandem.verifier_service",
-        "--port=0",
-        "--metrics-port=0",
-        *words,
-    )
-    process = await create_subprocess_exec(*command, stdout=PIPE, stderr=DEVNULL)
+    command = (sys.executable, "-m", "tandem.verifier_service", "--port=0", "--metrics-port=0")
+    process = await create_subprocess_exec(*command, *words, stdout=PIPE, stderr=DEVNULL)
     try:
         address = ""
         while not address:
@@ -75,15 +75,16 @@ async def verifier(**flags: object) -> AsyncIterator[tuple[str, psutil.Process]]
         await process.wait()
 
 
+@pytest.mark.long("decodes 330 texts of 248 tokens, and meets every size of a step")
 async def test_ten_times_more_sessions_than_memory_all_finish_with_the_same_text(
     embedded: Pair,
 ) -> None:
     model = load(embedded.target)
     kv_bytes = FITTING * SIZE * position_bytes(model.layers, model.dtype)
     del model
-    limits = {"kv_bytes": kv_bytes, "context_length": MOST, "max_sessions": SESSIONS}
+    limits = f"--kv-bytes={kv_bytes}", f"--context-length={MOST}", f"--max-sessions={SESSIONS}"
     async with (
-        verifier(model=embedded.target, **limits) as (address, process),
+        verifier(f"--model={embedded.target}", *limits) as (address, process),
         rpc.connect(address) as channel,
         rpc.connect("127.0.0.1:1") as nowhere,
         verifier_link(channel) as link,
@@ -97,18 +98,37 @@ async def test_ten_times_more_sessions_than_memory_all_finish_with_the_same_text
         await warm_up(client)
         await all_of(range(4))
         warm = highest = process.memory_info().rss
-        alone = [await complete(worker, number) for number in range(0, SESSIONS, 5)]
+        alone = [await complete(worker, number) for number in range(0, SESSIONS, 9)]
         crowd = asyncio.ensure_future(all_of(range(SESSIONS)))
+
         while not crowd.done():
             highest = max(highest, process.memory_info().rss)
-            assert (await client.describe(30)).cache_usage <= 1
-            await asyncio.wait((crowd,), timeout=0.1)
+            assert (await client.describe(LIMIT)).cache_usage <= 1
+            await asyncio.sleep(PAUSE)
         together = await crowd
-        for _ in range(100):  # closing is asynchronous
-            if not (sessions := (await client.describe(5)).sessions):
-                break
-            await asyncio.sleep(0.05)
-    assert together[::5] == alone
+
+        async def closed() -> bool:
+            return not (await client.describe(LIMIT)).sessions
+
+        await until(closed, "no session is left")
+    assert together[::9] == alone
     assert all(len(completion) == TOKENS for completion in together)
-    assert sessions == 0
     assert kv_bytes / 2 < highest - warm <= 1.1 * kv_bytes + KERNELS, "the pool was used, and bound"
+
+
+async def test_sessions_that_fill_the_memory_do_not_block_each_other(
+    embedded: Pair, target: PreTrainedModel
+) -> None:
+    """Memory for three of six; all have begun before it is full, and none is idle for long."""
+    request = ask("Once upon a time there was a", tokens=MANY)
+    request.stopping.ignore_eos = True
+    ids = load_tokenizer(embedded.target).encode(request.text).ids
+    wanted = reference.sample(target, ids, MANY, SamplingParams(), -1)
+    async with (
+        serve_models(
+            embedded, kv_bytes="7MiB", evict_after=NEVER, session_ttl=2 * NEVER, threads=1
+        ) as services,
+        serve_all(services, ray=False) as tandem,
+    ):
+        answers = await asyncio.gather(*(tandem.stub.Generate(request) for _ in range(STREAMS)))
+    assert [list(answer.token_ids) for answer in answers] == [wanted] * STREAMS

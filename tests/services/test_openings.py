@@ -2,41 +2,45 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from transformers import PreTrainedModel
+from prometheus_client import CollectorRegistry
 
 from tandem.engine import streams
+from tandem.engine.config import ModelServiceConfig
+from tandem.orchestrator.fleet.clients import VerifierClient
 from tandem.protos.errors import Busy, InvalidRequest, SessionMiss, StaleTurn
-from tandem.protos.streams import Guess
+from tandem.protos.streams import Fact, Guess
+from tandem.protos.transport import rpc
 from tandem.v1.common_pb2 import Guess as Bent
-from tests import reference
-from tests.conftest import Pair, Services, serve_models
+from tandem.verifier_service import service as verifier_service
+from tests.conftest import Pair, Services
 from tests.services.caller import (
     BEGIN,
-    DRAWN,
     LONG,
     PROMPT,
     UNTIL,
+    Caller,
     again,
     calling,
     decoding,
     reported,
 )
+from tests.waiting import LIMIT, until
 
-
-@pytest.fixture(autouse=True)
-async def _nothing_left(nothing_left: None) -> None:
-    """Every caller here closes what it opened."""
+pytestmark = pytest.mark.usefixtures("nothing_left", "patient")
 
 
 @pytest.fixture(scope="module")
-def text(target: PreTrainedModel) -> tuple[int, ...]:
-    """What the target alone says behind the prompt."""
-    return tuple(reference.sample(target, list(PROMPT), LONG - BEGIN, DRAWN, -1))
+async def for_two(embedded: Pair) -> AsyncIterator[str]:
+    """A verifier with places for two sessions, which sessions that nobody uses soon lose."""
+    limits = {"max_sessions": 2, "evict_after": 0.01, "session_ttl": 0.02, "threads": 1}
+    config = ModelServiceConfig(model=embedded.target, **limits)
+    async with verifier_service.serving(config, CollectorRegistry()) as address:
+        yield address
 
 
 async def test_a_newer_opening_ends_the_older_decoding_whoever_asks(
@@ -48,7 +52,7 @@ async def test_a_newer_opening_ends_the_older_decoding_whoever_asks(
         known = reported([await older.take()])
         newer = await other.open(again(opening, 2, PROMPT + known))
         facts = [await newer.take()]
-        assert await older.silent(0.3), "it is over, and that is no failure"
+        assert await older.silent(), "it is over, and that is no failure"
         assert facts[0].reused >= BEGIN
         facts += await newer.facts(LONG)
         assert known + reported(facts, BEGIN + len(known)) == text
@@ -69,22 +73,22 @@ async def test_an_opening_that_is_not_newer_is_refused_and_harms_nobody(
 
 async def test_openings_fail_one_by_one(services: Services, text: tuple[int, ...]) -> None:
     """In one message, with what is wrong; the others go on."""
-    wrong: list[tuple[type[Exception], dict[str, Any]]] = [
-        (SessionMiss, {"base": 10}),
-        (SessionMiss, {"epoch": 77}),
-        (InvalidRequest, {"session_id": b"short"}),
-        (InvalidRequest, {"tokens": ()}),
-        (InvalidRequest, {"tokens": (5000,)}),
-        (InvalidRequest, {"tokens": PROMPT * UNTIL}),
+    wrong: list[tuple[type[Exception], str | None, dict[str, Any]]] = [
+        (SessionMiss, None, {"base": 10}),
+        (SessionMiss, None, {"epoch": 77}),
+        (InvalidRequest, r"context\.session_id", {"session_id": b"short"}),
+        (InvalidRequest, r"context\.tokens", {"tokens": ()}),
+        (InvalidRequest, r"context\.tokens", {"tokens": (5000,)}),
+        (InvalidRequest, None, {"tokens": PROMPT * UNTIL}),
     ]
     openings = [decoding() for _ in range(len(wrong) + 1)]
-    for place, (_, fields) in enumerate(wrong):
+    for place, (_, _, fields) in enumerate(wrong):
         context = replace(openings[place].context, **fields)
         openings[place] = replace(openings[place], context=context)
     async with calling(services.verifier) as caller:
         *failing, stream = await caller.open(*openings)
-        for (error, _), each in zip(wrong, failing, strict=True):
-            with pytest.raises(error):
+        for (error, field, _), each in zip(wrong, failing, strict=True):
+            with pytest.raises(error, match=field):
                 await each.take()
         assert reported(await stream.facts(UNTIL)) == text[: UNTIL - BEGIN]
 
@@ -102,15 +106,25 @@ async def test_a_text_may_end_one_token_after_the_context_and_a_longer_one_is_re
         assert len(reported(await stream.facts(context + 1), context - 2)) == 3
 
 
-async def test_the_only_guess_that_was_asked_for_must_be_a_tree(services: Services) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "parents", "field"),
+    [
+        ([1, 2], [0, 9], "parents"),  # behind a node before the first
+        ([4096], [0], "tokens"),
+        ([1] * 65, [*range(65)], "tokens"),
+    ],
+)
+async def test_the_only_guess_that_was_asked_for_must_be_a_tree_of_tokens(
+    tokens: list[int], parents: list[int], field: str, services: Services
+) -> None:
     """Others are taken for none."""
     async with calling(services.verifier) as caller:
         openings = [replace(decoding(), lockstep=True, once=once) for once in (True, False)]
         asked, going = await caller.open(*openings)
-        for stream in (asked, going):
-            bent = {"tokens": [1, 2], "parents": [0, 9]}  # behind a node before the first
-            await caller.send(guesses=[Bent(stream=stream.number, behind=BEGIN, **bent)])
-        with pytest.raises(InvalidRequest, match=r"draft\.parents"):
+        for each in (asked, going):
+            bent = Bent(stream=each.number, behind=BEGIN, tokens=tokens, parents=parents)
+            await caller.send(guesses=[bent])
+        with pytest.raises(InvalidRequest, match=rf"draft\.{field}"):
             await asked.take()
         assert (await going.take()).drafted == 0
 
@@ -126,15 +140,13 @@ async def test_closing_ends_a_decoding_and_forgets_its_session(services: Service
         assert (await (await caller.open(opening)).take()).reused == 0
 
 
-async def test_a_lost_callers_decoding_ends_and_another_one_goes_on_with_it(
+async def test_another_caller_goes_on_with_the_text_of_a_lost_one(
     services: Services, text: tuple[int, ...]
 ) -> None:
     opening = decoding(LONG)
     async with calling(services.verifier, lost=True) as caller:
         first = await (await caller.open(opening)).facts(BEGIN + 20)
     known = reported(first)
-    await asyncio.sleep(0.3)
-    assert (await services.verifier_client.describe(5)).sessions == 1
     async with calling(services.verifier) as caller:
         stream = await caller.open(again(opening, 2, PROMPT + known))
         facts = await stream.facts(LONG)
@@ -160,36 +172,52 @@ async def test_a_lost_worker_cannot_close_its_successors_session(
         assert (await third.take()).reused >= len(longer) - 1
 
 
-async def test_a_silent_caller_is_gone_and_one_that_beats_is_answered(
+async def test_a_caller_that_beats_is_answered_and_a_silent_one_is_gone(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "SILENCE_SECONDS", 1.0)
-    opening = replace(decoding(), lockstep=True)
-    async with (
-        calling(services.verifier, beating=False) as mute,
-        calling(services.verifier) as beating,
-    ):
-        await mute.open(opening)
-        await asyncio.wait_for(mute.ended.wait(), 5)
-        await asyncio.sleep(1)
-        assert not beating.ended.is_set() and beating.echoes[-1] == 1.0
-        await beating.close(opening)
+    async with calling(services.verifier) as beating:
+        await until(lambda: 1.0 in beating.echoes)
+    monkeypatch.setattr(streams, "SILENCE_SECONDS", 0.01)
+    async with calling(services.verifier) as silent:
+        await until(silent.ended.is_set)
 
 
-async def test_who_finds_no_place_is_told_to_wait_and_gets_one_when_a_session_ends(
-    embedded: Pair, text: tuple[int, ...]
+async def begin(caller: Caller) -> None:
+    """Open a session that is at work until its caller has gone."""
+    stream = await caller.open(replace(decoding(), lockstep=True))
+    await stream.say(Guess(BEGIN))
+    await stream.take()
+
+
+async def test_who_finds_no_place_is_told_to_wait_and_gets_that_of_a_lost_caller(
+    for_two: str, text: tuple[int, ...]
 ) -> None:
-    """Sessions at work are not evicted, those that came to their end are."""
-    async with (
-        serve_models(embedded, max_sessions=2, evict_after=0.1) as services,
-        calling(services.verifier) as caller,
-    ):
-        held, ended = replace(decoding(), lockstep=True), decoding()
-        await caller.open(held)
-        await (await caller.open(ended)).facts(BEGIN + 1)
-        with pytest.raises(Busy) as refusal:
-            await (await caller.open(replace(decoding(), lockstep=True))).take()
-        assert refusal.value.retry_after > 0
-        await asyncio.sleep(1.0)
-        third = await caller.open(decoding())
-        assert reported(await third.facts(UNTIL)) == text[: UNTIL - BEGIN]
+    """A lost caller's sessions end, and no others are evicted."""
+    async with calling(for_two) as caller:
+        await begin(caller)
+        async with calling(for_two, lost=True) as other:
+            await begin(other)
+            with pytest.raises(Busy) as refusal:
+                await (await caller.open(decoding())).take()
+            assert refusal.value.retry_after > 0
+
+        async def decoded() -> list[Fact]:
+            stream = await caller.open(decoding())
+            try:
+                return [await stream.take(), *await stream.facts(UNTIL)]
+            except Busy:
+                return []
+
+        assert reported(await until(decoded, "a place is free")) == text[: UNTIL - BEGIN]
+
+
+async def test_an_orphaned_session_is_reclaimed(for_two: str) -> None:
+    async with calling(for_two, lost=True) as caller:
+        await (await caller.open(decoding())).facts(UNTIL)
+    async with rpc.connect(for_two) as channel:
+        client = VerifierClient(channel)
+
+        async def reclaimed() -> bool:
+            return not (await client.describe(LIMIT)).sessions
+
+        await until(reclaimed)

@@ -10,13 +10,32 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from tandem import AsyncClient
 from tandem.benchmarks.peers.delay import HOST, Link, State
 from tandem.benchmarks.peers.delay import linked as proxied
-from tandem.orchestrator.workers.worker import VerifierLink, verifier_link
+from tandem.orchestrator.workers.worker import VerifierLink
 from tandem.protos.transport import heartbeat, rpc
-from tests.services.peer import Peer, Subscriber, facts, opening, served, until
-from tests.services.test_client_heartbeats import LAST, FrontEnd, none, tokens_of, wait
+from tests.services.peer import (
+    HASTY,
+    PATIENT,
+    Peer,
+    Subscriber,
+    facts,
+    linked_to,
+    opening,
+    patient,
+    served,
+)
+from tests.services.test_client_heartbeats import (
+    WHOLE,
+    FrontEnd,
+    client_of,
+    first_chosen,
+    none,
+    tokens_of,
+)
+from tests.waiting import until
+
+__all__ = ["first_chosen"]
 
 WAYS = {
     "both": State(hung=True),
@@ -25,37 +44,26 @@ WAYS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silence is noticed soon."""
-    monkeypatch.setattr(heartbeat, "SECONDS", 0.05)
-
-
 @asynccontextmanager
 async def partitioned(peer: Peer) -> AsyncIterator[tuple[Link, VerifierLink, Subscriber]]:
-    """A link to a service beyond a proxy, connected, and a subscriber of it."""
-    async with (
-        served(peer) as address,
-        proxied(address) as proxy,
-        rpc.connect(f"{HOST}:{proxy.port}") as channel,
-        verifier_link(channel) as link,
-    ):
-        subscriber = Subscriber()
-        link.subscribe(subscriber)
-        await until(lambda: link.connected)
-        subscriber.reported.clear()
-        yield proxy, link, subscriber
-
-
-def beating(peer: Peer) -> asyncio.Task[None]:
-    """A service that sends something whether it receives anything or not, as ours do."""
+    """A link to a service beyond a proxy, connected, and a subscriber of it; the service sends
+    something whether it receives anything or not, as ours do.
+    """
 
     async def beat() -> None:
         while True:
             await asyncio.sleep(heartbeat.SECONDS)
             peer.say.put_nowait(facts())
 
-    return asyncio.create_task(beat())
+    with patient():
+        async with (
+            served(peer) as address,
+            proxied(address) as proxy,
+            linked_to(f"{HOST}:{proxy.port}") as (link, subscriber),
+        ):
+            beating = asyncio.create_task(beat())
+            yield proxy, link, subscriber
+            beating.cancel()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -64,68 +72,71 @@ async def test_a_service_beyond_a_partition_is_lost_and_used_again_when_it_is_he
 ) -> None:
     peer = Peer()
     async with partitioned(peer) as (proxy, link, subscriber):
-        task = beating(peer)
         link.open(1, opening(), subscriber)
         await until(lambda: peer.sent("open"))
         await proxy.become(WAYS[way])
+        heartbeat.MISSED = HASTY
         await until(lambda: subscriber.reported == ["lost"])
-        await asyncio.sleep(10 * heartbeat.SECONDS)
         assert not link.connected
+        heartbeat.MISSED = PATIENT
         await proxy.become(State())
         await until(lambda: subscriber.reported == ["lost", "connected"])
         link.open(2, opening(), subscriber)
         await until(lambda: len(peer.sent("open")) == 2)
-        task.cancel()
 
 
-async def test_a_service_that_takes_long_to_receive_a_large_opening_is_not_lost() -> None:
+async def test_a_service_that_takes_long_to_receive_a_large_opening_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rpc, "CLIENT_OPTIONS", rpc.LIMITS)  # gRPC's own pings do not arrive either
     peer = Peer()
     async with partitioned(peer) as (proxy, link, subscriber):
-        task = beating(peer)
+        heartbeat.MISSED = 60  # so many more come from the service, and it shows no progress
         await proxy.become(WAYS["to the service"])
         link.open(1, opening(100_000), subscriber)
-        await asyncio.sleep(3 * heartbeat.MISSED * heartbeat.SECONDS)
+        for _ in range(90):  # heartbeats
+            await asyncio.sleep(heartbeat.SECONDS)
         assert link.connected and not subscriber.reported
         await proxy.become(State())
         await until(lambda: peer.sent("open"))
         assert peer.calls == 1
-        task.cancel()
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_client_beyond_a_partition_asks_another_front_end(way: str) -> None:
+async def test_a_client_beyond_a_partition_asks_another_front_end(
+    way: str, first_chosen: None
+) -> None:
+    fronts = FrontEnd(none), FrontEnd(none)
     async with AsyncExitStack() as scope:
-        fronts = FrontEnd(wait), FrontEnd(none)
         first, second = [
             await scope.enter_async_context(rpc.serving(HOST, 0, front)) for front in fronts
         ]
         proxy = await scope.enter_async_context(proxied(first))
-        addresses = f"{HOST}:{proxy.port}", second
-        client = await scope.enter_async_context(AsyncClient(*addresses, retry_seconds=10.0))
-        async with asyncio.timeout(20):
-            while not fronts[0].received:
-                assert await tokens_of(client) == list(range(LAST))
-            await proxy.become(WAYS[way])
-            for _ in range(5):
-                assert await tokens_of(client) == list(range(LAST))
-            await proxy.become(State())
-            fronts[0].pause = none
-            before = len(fronts[0].received)
-            while len(fronts[0].received) == before:
-                assert await tokens_of(client) == list(range(LAST))
+        client = await scope.enter_async_context(client_of(f"{HOST}:{proxy.port}", second))
+        assert await tokens_of(client) == WHOLE
+        await proxy.become(WAYS[way])
+        heartbeat.MISSED = HASTY
+        for _ in range(3):
+            assert await tokens_of(client) == WHOLE
+        assert len(fronts[1].received) == 3
+        await proxy.become(State())
+        await until(lambda: not client.front_ends.silent)
+        asked = len(fronts[0].received)
+        assert await tokens_of(client) == WHOLE
+        assert len(fronts[0].received) == asked + 1
 
 
 async def test_an_only_front_end_answers_as_soon_as_the_partition_is_healed() -> None:
-    front = FrontEnd(none)
     async with (
-        rpc.serving(HOST, 0, front) as address,
+        rpc.serving(HOST, 0, FrontEnd(none)) as address,
         proxied(address) as proxy,
-        AsyncClient(f"{HOST}:{proxy.port}", retry_seconds=30.0) as client,
+        client_of(f"{HOST}:{proxy.port}") as client,
     ):
-        assert await tokens_of(client) == list(range(LAST))
+        assert await tokens_of(client) == WHOLE
         await proxy.become(WAYS["both"])
+        heartbeat.MISSED = HASTY
         answer = asyncio.create_task(tokens_of(client))
-        await asyncio.sleep(20 * heartbeat.SECONDS)
+        await until(lambda: client.front_ends.silent)
         assert not answer.done()
         await proxy.become(State())
-        assert await asyncio.wait_for(answer, 10) == list(range(LAST))
+        assert await answer == WHOLE

@@ -58,21 +58,6 @@ def test_a_text_is_not_read_while_no_guess_could_be_in_time(
     assert drafter.receiver.ahead() == fresh.receiver.ahead()
 
 
-def test_a_text_of_which_no_guess_could_be_in_time_is_read_when_no_other_was_for_long(
-    drafters: Any, engine: Engine, prompt: Tokens
-) -> None:
-    """Else a drafter that was slow would not be used again before one text in many is begun."""
-    known = experienced()
-    drafter = drafters(prompt, conditions(delay=5.0), rates=RATES, known=known)
-    drafter.goes_on((5,))
-    drafter.running.settle()
-    assert len(engine.sessions) == 0
-    known.read_at, engine.fed = 0.0, []
-    drafter.goes_on((6,))
-    drafter.running.settle()
-    assert len(engine.sessions) == 1 and engine.fed[0] == len(prompt) + 2
-
-
 def test_a_text_that_no_guess_pays_behind_is_read_on_in_pieces(
     drafters: Any, engine: Engine, prompt: Tokens
 ) -> None:
@@ -97,12 +82,3 @@ def test_a_text_that_is_not_read_and_misses_a_fact_is_to_be_opened_again(
     drafter.running.tell(len(prompt) + 3, (1,))
     with pytest.raises(SessionMiss):
         drafter.running.settle()
-
-
-def test_texts_teach_how_good_guesses_are(drafters: Any, prompt: Tokens) -> None:
-    known = experienced()
-    drafter = drafters(prompt, conditions(), known=known)
-    for token in range(5, 45):
-        drafter.running.settle()
-        drafter.goes_on((token,))
-    assert known.skill.right < 0.6, "none of these is what follows"

@@ -3,58 +3,76 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
+from grpc import ChannelConnectivity as State
 
 from tandem import AsyncClient
 from tandem.client import client as client_module
 from tandem.client import retry
 from tandem.protos.transport import rpc
-from tests.services.test_client_heartbeats import LAST, FrontEnd, none, tokens_of
+from tests.services.test_client_heartbeats import WHOLE, FrontEnd, none, tokens_of
+from tests.waiting import until
 
-HOST, MANY = "127.0.0.1", 1000.0
+HOST, NEVER = "127.0.0.1", 1e9
 
 
 async def test_a_stream_goes_on_as_soon_as_the_front_end_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(retry, "FIRST_PAUSE", MANY)
-    monkeypatch.setattr(retry, "LONGEST_PAUSE", MANY)
+    looks = 0
+
+    class Channel:
+        """Counts how often it is looked at."""
+
+        def __init__(self, channel: Any) -> None:
+            self.channel = channel
+
+        def get_state(self, try_to_connect: bool) -> State:
+            nonlocal looks
+            looks += 1
+            return self.channel.get_state(try_to_connect)
+
+        async def close(self) -> None:
+            await self.channel.close()
+
+    monkeypatch.setattr(retry, "FIRST_PAUSE", NEVER)
+    monkeypatch.setattr(retry, "LONGEST_PAUSE", NEVER)
     monkeypatch.setattr(client_module, "EARLIEST", 0.0)
     port = rpc.free_port(HOST)
-    async with AsyncClient(f"{HOST}:{port}", retry_seconds=60) as client, asyncio.timeout(20):
+    async with AsyncClient(f"{HOST}:{port}") as client:
+        client.front_ends.channels = [Channel(each) for each in client.front_ends.channels]
         reading = asyncio.create_task(tokens_of(client))
-        await asyncio.sleep(0.5)
-        assert not reading.done()
+        await until(lambda: looks > 1, "the first attempt has failed")
         async with rpc.serving(HOST, port, FrontEnd(none)):
-            assert await reading == list(range(LAST))
+            assert await reading == WHOLE
 
 
-async def test_a_front_end_that_is_connected_is_not_asked_early() -> None:
-    async with rpc.serving(HOST, 0, FrontEnd(none)) as address:
-        channel = rpc.connect(address)
-        await channel.channel_ready()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(rpc.reconnected(channel, after=0.0), 0.3)
-        await channel.close()
+@pytest.mark.parametrize(
+    ("states", "after", "looks"),
+    [
+        ([*[State.READY] * 5, State.CONNECTING, State.READY], 0.0, 7),
+        ([State.TRANSIENT_FAILURE, *[State.READY] * 9], 5.0, 6),
+        ([State.IDLE, State.SHUTDOWN], NEVER, 2),
+    ],
+    ids=["is connected all the time", "is connected soon", "is closed"],
+)
+async def test_a_pause_ends_when_a_connection_that_was_lost_is_there_and_it_is_not_too_early(
+    states: list[State], after: float, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look takes a second of this clock."""
+    looked = 0
 
+    class Channel:
+        def get_state(self, try_to_connect: bool) -> State:
+            nonlocal looked
+            assert try_to_connect
+            looked += 1
+            return states[looked - 1]
 
-async def test_connections_that_are_made_and_lost_do_not_end_a_pause_at_once() -> None:
-    async with rpc.serving(HOST, 0, FrontEnd(none)) as address:
-        channel = rpc.connect(address)
-        waiting = asyncio.create_task(rpc.reconnected(channel, after=1.0))
-        await asyncio.sleep(0)  # it has seen that there is no connection
-        await channel.channel_ready()
-        await asyncio.sleep(0.3)
-        assert not waiting.done()
-        await asyncio.wait_for(waiting, 20)
-        await channel.close()
-
-
-async def test_a_channel_that_is_closed_ends_the_wait() -> None:
-    channel = rpc.connect(f"{HOST}:{rpc.free_port(HOST)}")
-    waiting = asyncio.create_task(rpc.reconnected(channel, after=0.0))
-    await asyncio.sleep(0.1)
-    await channel.close()
-    await asyncio.wait_for(waiting, 20)
-    await rpc.reconnected(channel, after=0.0)
+    channel: Any = Channel()
+    monkeypatch.setattr(rpc, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(rpc, "monotonic", lambda: float(max(0, looked - 1)))
+    await rpc.reconnected(channel, after)
+    assert looked == looks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -18,8 +17,9 @@ from tandem.protos.transport import rpc
 from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
 from tests.conftest import Services
-from tests.services.registering import SECRET, TOKENS, Front, drafting, registering
+from tests.services.registering import SECRET, Front, really_drafting, registering
 from tests.system.test_same_text import ask
+from tests.waiting import until
 
 
 def orchestrator(services: Services, **settings: Any) -> Any:
@@ -30,11 +30,12 @@ def orchestrator(services: Services, **settings: Any) -> Any:
     return server.serving(config, CollectorRegistry(), Drain(30.0))
 
 
+@pytest.mark.usefixtures("waited_for")
 async def test_an_orchestrator_uses_a_drafter_as_long_as_it_is_registered(
     services: Services,
 ) -> None:
-    request = ask("Once upon a time there was", temperature=0.7, seed=1, tokens=TOKENS)
-    request.stopping.ignore_eos = True
+    request = ask("Once upon a time there was", tokens=40)
+    request.speculation.rule = api.ACCEPTANCE_RULE_TOP1
     async with (
         orchestrator(services, registration_token=SECRET) as address,
         rpc.connect(address) as channel,
@@ -44,19 +45,25 @@ async def test_an_orchestrator_uses_a_drafter_as_long_as_it_is_registered(
         async def drafters() -> list[Any]:
             return list((await stub.GetStatus(api.GetStatusRequest())).models[0].drafters)
 
-        async with drafting(Front(address), register_name="phone"):
-            while not (found := await drafters()):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            async with asyncio.timeout(30):  # a whole text may end before the worker reaches it
-                drafted = api.GenerateResponse()
-                while not drafted.speculation.num_accepted_draft_tokens:
-                    drafted = await stub.Generate(request)
-        while await drafters():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        async def gone() -> bool:
+            return not await drafters()
+
+        async def drafted() -> api.GenerateResponse | None:
+            """An answer with drafts: its round worker had reached the drafter."""
+            answer: api.GenerateResponse = await stub.Generate(request)
+            return answer if answer.speculation.num_draft_tokens else None
+
+        async with really_drafting(Front(address), register_name="phone"):
+            (found,) = await until(drafters)
+            assert (found.address.partition("@")[0], found.serving) == ("phone", True)
+            await until(drafted)
+            answer = await stub.Generate(request)
+            assert answer.speculation.num_steps_with_guesses == answer.speculation.num_spec_steps
+            assert answer.speculation.num_accepted_draft_tokens > 0
+        await until(gone)
         plain = await stub.Generate(request)
-    assert (found[0].address.partition("@")[0], found[0].serving) == ("phone", True)
-    assert drafted.text == plain.text
-    assert drafted.speculation.num_accepted_draft_tokens > 0
+    assert plain.speculation.num_draft_tokens == 0
+    assert answer.text == plain.text
 
 
 async def test_an_orchestrator_without_a_token_takes_no_registration(services: Services) -> None:

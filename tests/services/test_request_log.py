@@ -11,16 +11,22 @@ import pytest
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
-from tandem.orchestrator.frontend import status
+from tandem.orchestrator.frontend import servicer, status
 from tandem.orchestrator.frontend.admission import Admission, Limits
 from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.frontend.servicer import CLIENT_KEY
 from tandem.orchestrator.frontend.status import Recorder
+from tandem.orchestrator.http import delivery
+from tandem.orchestrator.http.decoding import Caller, completion
+from tandem.orchestrator.http.delivery import Delivery
+from tandem.orchestrator.http.replies import Reply
+from tandem.orchestrator.http.schema import CompletionBody
+from tandem.orchestrator.http.token_text import TokenTexts
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.protos.transport.interceptor import REQUEST_ID
 from tandem.v1 import orchestrator_pb2 as api
-from tests.conftest import code_of
-from tests.services.fronts import PROMPT, SECRET, Front, served
+from tests.services.fronts import PROMPT, SECRET, TOKENIZER, Front, served
+from tests.waiting import LIMIT, until
 
 
 @pytest.fixture
@@ -57,14 +63,14 @@ async def test_an_id_is_the_fields_or_else_the_metadatas_or_else_new(front: Fron
 async def test_a_refused_request_is_one_line_with_its_code(front: Front) -> None:
     wrong = api.GenerateRequest(text=PROMPT, request_id="wrong", model=4096 * "x")
     with pytest.raises(aio.AioRpcError) as failure:
-        await front.stub.Generate(wrong, timeout=20)
-    assert code_of(failure) is grpc.StatusCode.INVALID_ARGUMENT
+        await front.stub.Generate(wrong)
+    assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     front.worker.go.clear()
     running = asyncio.ensure_future(front.ask(request_id="running"))
     await front.worker.reached.wait()
     with pytest.raises(aio.AioRpcError) as failure:
         await front.ask(request_id="busy")
-    assert code_of(failure) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     front.drain.begun = True
     with pytest.raises(aio.AioRpcError) as failure:
         await front.ask(request_id="late")
@@ -84,42 +90,29 @@ async def test_a_refused_request_is_one_line_with_its_code(front: Front) -> None
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("code", ["CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL"])
 async def test_a_failed_request_is_one_line_with_what_it_had(
-    front: Front, code: str, streaming: bool
+    front: Front, code: str, streaming: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     front.worker.go.clear()
     request = api.GenerateRequest(text=PROMPT, request_id="one")
-    seconds = 3.0 if code == "DEADLINE_EXCEEDED" else 20.0
     if streaming:
-        asked = api.StreamGenerateRequest(request=request)
-        call = front.stub.StreamGenerate(asked, timeout=seconds)
-        reading = asyncio.ensure_future(all_of(call))
+        call = front.stub.StreamGenerate(api.StreamGenerateRequest(request=request), timeout=LIMIT)
     else:
-        call = front.stub.Generate(request, timeout=seconds)
-        reading = asyncio.ensure_future(all_of(call))
-    await front.worker.reached.wait()
-    await asyncio.sleep(0.5)  # until the steps have arrived
-    if code == "CANCELLED":
-        call.cancel()
-    elif code == "INTERNAL":
+        call = front.stub.Generate(request, timeout=LIMIT)
+    reading = asyncio.ensure_future(all_of(call))
+    await until(lambda: front.registry.get_sample_value("tandem_steps_total") == 3)
+    if code == "INTERNAL":
         front.worker.broken = True
         front.worker.go.set()
+    else:
+        if code == "DEADLINE_EXCEEDED":  # a call that ends as late as this has run out of time
+            monkeypatch.setattr(servicer, "CLOCK_SECONDS", LIMIT)
+        call.cancel()
     with pytest.raises((aio.AioRpcError, asyncio.CancelledError)):
         await reading
     (line,) = await front.ended(1)
     assert (line["event"], line["code"]) == ("a request has failed", code)
     assert (line["completion_tokens"], line["steps"], line["request_id"]) == (5, 3, "one")
     front.worker.go.set()
-
-
-async def test_a_client_that_leaves_with_the_whole_answer_has_not_cancelled(front: Front) -> None:
-    """As ours does: it ends its call as soon as it has the last message."""
-    for count in range(1, 21):
-        asked = api.StreamGenerateRequest(request=api.GenerateRequest(text=PROMPT))
-        call = front.stub.StreamGenerate(asked, timeout=20)
-        while not (await call.read()).HasField("complete"):
-            pass
-        call.cancel()
-        assert [line["code"] for line in await front.ended(count)] == ["OK"] * count
 
 
 async def all_of(call: Any) -> None:
@@ -131,6 +124,35 @@ async def all_of(call: Any) -> None:
         await call
 
 
+async def test_a_client_that_leaves_with_the_whole_answer_has_not_cancelled(front: Front) -> None:
+    """As ours does: it ends its call as soon as it has the last message."""
+    for count in range(1, 6):
+        asked = api.StreamGenerateRequest(request=api.GenerateRequest(text=PROMPT))
+        call = front.stub.StreamGenerate(asked)
+        while not (await call.read()).HasField("complete"):
+            pass
+        call.cancel()
+        assert [line["code"] for line in await front.ended(count)] == ["OK"] * count
+
+
+async def test_an_http_client_that_reads_nothing_has_run_out_of_time_and_is_no_bug(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "MUTE_SECONDS", 0.1)
+
+    async def never(message: Any = None) -> Any:
+        await asyncio.Event().wait()
+
+    body = CompletionBody(prompt=PROMPT, stream=True)
+    request = completion(body, Caller(b"", b"share", "mute"))
+    reply = Reply("mute", "tiny", 0, False, False, TokenTexts(TOKENIZER))
+    await Delivery(front.http, body, request, reply)({"type": "http"}, never, never)
+    (line,) = await front.ended(1)
+    assert (line["code"], line["request_id"]) == ("DEADLINE_EXCEEDED", "mute")
+    assert "read nothing" in line["problem"]
+    assert not [line for line in front.lines if line["log_level"] == "error"]
+
+
 async def test_requests_in_progress_leave_a_line_now_and_then(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,13 +161,8 @@ async def test_requests_in_progress_leave_a_line_now_and_then(
     metrics, ends = FrontMetrics(CollectorRegistry()), RequestLog()
     admission = Admission(Limits(1, 0), Limits(1, 0), metrics)
     recording = asyncio.create_task(Recorder(metrics, admission, ends).run())
-    await asyncio.sleep(0.2)
-    assert front.lines == [], "nothing is asked, nothing is logged"
     with admission.ticket(b"share"):
-        for _ in range(500):
-            await asyncio.sleep(0.01)
-            if front.lines:
-                break
+        await until(lambda: front.lines)
     recording.cancel()
     line = front.lines[0]
     assert (line["event"], line["waiting"], line["running"]) == ("requests are served", 1, 0)
@@ -155,7 +172,7 @@ async def test_the_status_shows_requests_by_client_without_their_names(front: Fr
     front.worker.go.clear()
     running = asyncio.ensure_future(front.ask((CLIENT_KEY, SECRET)))
     await front.worker.reached.wait()
-    shown = await front.stub.GetStatus(api.GetStatusRequest(history=True), timeout=20)
+    shown = await front.stub.GetStatus(api.GetStatusRequest(history=True))
     front.worker.go.set()
     await running
     (model,) = shown.models
@@ -164,7 +181,7 @@ async def test_the_status_shows_requests_by_client_without_their_names(front: Fr
     (line,) = await front.ended(1)
     assert line["client"] == name
     assert shown.round_workers[0].requests == 1
-    shown = await front.stub.GetStatus(api.GetStatusRequest(), timeout=20)
+    shown = await front.stub.GetStatus(api.GetStatusRequest())
     (last, history) = shown.models[0].last_minute, shown.models[0].history
     assert (last.requests_finished, last.requests_failed) == (1, 0)
     assert (last.acceptance_rate, last.mean_acceptance_length) == (0.4, 1.5)

@@ -42,7 +42,7 @@ async def http(known: Known, path: str, token: str = "", **body: object) -> tupl
 
     def ask() -> tuple[int, str]:
         try:
-            with urlopen(request, timeout=30, context=context) as answer:
+            with urlopen(request, context=context) as answer:
                 return answer.status, answer.read().decode()
         except HTTPError as refused:
             return refused.code, refused.read().decode()

@@ -2,41 +2,45 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from transformers import PreTrainedModel
 
-from tandem.protos.streams import Guess
-from tandem.protos.types import DraftShape, SamplingParams
+from tandem.engine.config import ModelServiceConfig
+from tandem.engine.host import Host, hosting
+from tandem.engine.schedule.job_stream import BACKLOG
+from tandem.engine.streams import Call
+from tandem.protos.streams import Fact, Guess
+from tandem.protos.transport.rpc import MAX_MESSAGE_BYTES
+from tandem.protos.types import (
+    MAX_LOGPROBS,
+    MAX_NODES,
+    DraftShape,
+    SamplingParams,
+    TokenLogprobs,
+)
+from tandem.v1.common_pb2 import Failure
+from tandem.verifier_service import service as verifier_service
+from tandem.verifier_service.decoding import sample_step
 from tests import reference
 from tests.conftest import Services
-from tests.services.caller import (
-    BEGIN,
-    DRAWN,
-    LONG,
-    PROMPT,
-    UNTIL,
-    calling,
-    decoding,
-    reported,
-    straight,
-)
+from tests.services.caller import BEGIN, LONG, PROMPT, UNTIL, calling, decoding, reported, straight
 
 GREEDY = SamplingParams()
-
-
-@pytest.fixture(autouse=True)
-async def _nothing_left(nothing_left: None) -> None:
-    """Every caller here closes what it opened."""
-
-
-@pytest.fixture(scope="module")
-def text(target: PreTrainedModel) -> tuple[int, ...]:
-    """What the target alone says behind the prompt, drawn."""
-    return tuple(reference.sample(target, list(PROMPT), LONG - BEGIN, DRAWN, -1))
+OPTIONS = (
+    GREEDY,
+    SamplingParams(0.8, seed=3),
+    SamplingParams(0.8, seed=4, logprobs=3),
+    SamplingParams(1.0, top_p=0.9, seed=3, repetition_penalty=1.2, prompt_length=BEGIN),
+    SamplingParams(1.0, top_k=20, min_p=0.01, seed=9, frequency_penalty=0.2, prompt_length=BEGIN),
+)
+pytestmark = pytest.mark.usefixtures("nothing_left", "patient")
 
 
 async def test_a_verifier_decodes_by_itself_to_the_end(
@@ -63,23 +67,20 @@ async def test_a_stop_token_ends_the_decoding(services: Services, text: tuple[in
 async def test_true_guesses_are_accepted_and_no_guess_changes_the_text(
     services: Services, text: tuple[int, ...]
 ) -> None:
-    """The text itself as a guess in parts, amid nonsense, repeated and late."""
+    """The text itself as a guess in parts, amid nonsense and repeated."""
     rng, size = random.Random(3), 60
+    guesses = []
+    for start in range(0, len(text), size):
+        part = text[start : start + size]
+        true = straight(BEGIN, part, first=start + 1)
+        stray = straight(rng.randrange(LONG), [rng.randrange(4096)] * 9, first=LONG + start)
+        guesses += [stray, replace(true, parents=tuple(range(start, start + len(part))))]
+    guesses += [straight(BEGIN, text[:9]), straight(BEGIN, [9, 9], source=8)]
     async with calling(services.verifier) as caller:
-        stream = await caller.open(decoding(LONG))
-        for start in range(0, len(text), size):
-            part = text[start : start + size]
-            true = straight(BEGIN, part, first=start + 1)
-            stray = straight(rng.randrange(LONG), [rng.randrange(4096)] * 9, first=LONG + start)
-            for guess in (stray, replace(true, parents=tuple(range(start, start + len(part))))):
-                await stream.say(guess)
-        facts = await stream.facts(BEGIN + 1)
-        for guess in (straight(BEGIN, text[:9]), straight(BEGIN, [9, 9], source=8)):
-            await stream.say(guess)
-        facts += await stream.facts(LONG)
+        stream = await caller.open(decoding(LONG), guesses=guesses)
+        facts = await stream.facts(LONG)
     assert reported(facts) == text
-    assert sum(fact.accepted for fact in facts) > 100
-    assert sum(fact.late for fact in facts) > 0
+    assert sum(fact.accepted for fact in facts) > 50
 
 
 async def test_in_lockstep_a_step_waits_for_the_guess_behind_its_length_and_takes_all_of_it(
@@ -102,9 +103,9 @@ async def test_a_verifier_that_looks_up_needs_no_guesses(
     services: Services, target: PreTrainedModel
 ) -> None:
     prompt = PROMPT * 6
-    expected = reference.sample(target, list(prompt), 200, GREEDY, -1)
+    expected = reference.sample(target, list(prompt), 100, GREEDY, -1)
     async with calling(services.verifier) as caller:
-        opening = decoding(len(prompt) + 200, GREEDY, prompt)
+        opening = decoding(len(prompt) + 100, GREEDY, prompt)
         stream = await caller.open(replace(opening, lookup=DraftShape.chain(16)))
         facts = await stream.facts(opening.until)
     assert reported(facts, len(prompt)) == tuple(expected)
@@ -115,8 +116,7 @@ async def test_a_paused_stream_in_lockstep_takes_no_step_although_it_has_a_guess
     services: Services, text: tuple[int, ...]
 ) -> None:
     async with calling(services.verifier) as caller:
-        stream = await caller.open(replace(decoding(), lockstep=True))
-        await stream.pause(True)
+        stream = await caller.open(replace(decoding(), lockstep=True), paused=True)
         await stream.say(Guess(BEGIN))
         assert await stream.silent()
         await stream.pause(False)
@@ -127,13 +127,67 @@ async def test_a_paused_stream_says_nothing_until_it_goes_on(
     services: Services, text: tuple[int, ...]
 ) -> None:
     async with calling(services.verifier) as caller:
-        stream = await caller.open(decoding(LONG))
-        facts = [await stream.take()]
-        await stream.pause(True)
-        await asyncio.sleep(0.3)
-        while not stream.queue.empty():
-            facts.append(await stream.take())
+        stream = await caller.open(decoding(LONG), paused=True)
+        await caller.decode_another()
+        facts = [await stream.take() for _ in range(stream.queue.qsize())]  # of the first steps
         assert len(reported(facts)) < len(text), "the text is not at its end"
         assert await stream.silent()
         await stream.pause(False)
         assert reported(facts + await stream.facts(LONG)) == text
+
+
+async def texts(verifier: str) -> list[tuple[Any, ...]]:
+    """Of all options at once, guessed at in part and at random; and what is said of the chances."""
+    async with calling(verifier) as caller:
+        openings = [decoding(sampling=params) for params in OPTIONS]
+        streams = await caller.open(*openings, guesses=[straight(BEGIN, (1, 2, 3))])
+        found = [await stream.facts(UNTIL) for stream in streams]
+        tops = [[[t for t, _ in one.top] for f in facts for one in f.logprobs] for facts in found]
+        return [(reported(facts), top) for facts, top in zip(found, tops, strict=True)]
+
+
+async def test_drafts_that_are_judged_together_as_on_a_device_leave_every_text_as_it_is(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[int] = []  # how many drafts each has judged
+
+    def count_and_sample(fed: Any) -> None:
+        sample_step(fed)
+        steps.append(len(fed))
+
+    @asynccontextmanager
+    async def sampling_in_one_go(*given: Any) -> AsyncIterator[Host]:
+        async with hosting(*given) as host:
+            host.thread.after_forward = count_and_sample
+            yield host
+
+    monkeypatch.setattr(verifier_service, "hosting", sampling_in_one_go)
+    alone = await texts(services.verifier)
+    assert len(alone[2][1]) == UNTIL - BEGIN
+    config = ModelServiceConfig(model=services.pair.target, threads=1)
+    async with verifier_service.serving(config, CollectorRegistry()) as address:
+        assert await texts(address) == alone
+    assert max(steps) > 1, "sessions shared a step"
+
+
+async def test_no_message_is_above_the_limit_however_many_facts_wait(services: Services) -> None:
+    large = 1 << 20  # of a token's id
+    top = tuple((large + place, -0.1) for place in range(MAX_LOGPROBS))
+    size = MAX_NODES + 1
+    fact = Fact(
+        1, (large,) * size, MAX_NODES, MAX_NODES, logprobs=(TokenLogprobs(-0.1, top),) * size
+    )
+    config = ModelServiceConfig(model=services.pair.draft, threads=1)
+    async with hosting(config, "verify", False, CollectorRegistry()) as host:
+        service, caller = verifier_service.VerifierService(host), Call[Guess, Fact]()
+        caller.outgoing.extend((stream, fact) for stream in range(BACKLOG))
+        caller.failures.append(Failure(stream=BACKLOG))
+        sent = list[int]()
+        while caller.outgoing:
+            caller.changed.clear()
+            response = service._respond(caller)
+            assert response.ByteSize() < MAX_MESSAGE_BYTES
+            assert caller.changed.is_set() == bool(caller.outgoing), "the rest follows at once"
+            assert bool(response.failures) != bool(caller.outgoing), "what failed says it last"
+            sent += [each.stream for each in response.facts]
+    assert sent == list(range(BACKLOG))

@@ -19,7 +19,8 @@ from tandem.protos.errors import StaleTurn
 from tandem.protos.transport import rpc, status
 from tandem.protos.types import ModelDescription
 from tandem.v1 import common_pb2, rounds_pb2, verifier_pb2
-from tests.services.peer import SESSION, Peer, linked, until
+from tests.services.peer import SESSION, Peer, linked
+from tests.waiting import until
 
 
 def counting(request: verifier_pb2.DecodeRequest) -> verifier_pb2.DecodeResponse:
@@ -65,26 +66,18 @@ async def test_a_worker_streams_steps_cut_at_the_limit_and_closes_the_session() 
     assert (opened.context.turn, opened.until, opened.request_id) == (8, 6, "id")
     assert [list(step.tokens) for step in steps] == [[1, 2], [3, 4], [5]]
     assert [step.finish for step in steps] == [0, 0, rounds_pb2.FINISH_LENGTH]
-    assert [(step.drafted, step.accepted, len(step.logprobs)) for step in steps] == [
-        (3, 1, 2),
-        (3, 1, 2),
-        (3, 1, 1),
-    ]
+    assert [(step.drafted, step.accepted) for step in steps] == [(3, 1)] * 3
+    assert [len(step.logprobs) for step in steps] == [2, 2, 1]
     assert all(step.seconds >= 0 and step.verifier_round_trip > 0 for step in steps)
 
 
-@pytest.mark.parametrize("read", [0, 1, 3])
-async def test_whatever_ends_a_request_its_session_is_closed(read: int) -> None:
+async def test_a_request_that_is_not_read_to_its_end_closes_its_session() -> None:
     verifier, context = Peer(counting), Any
     async with working(verifier) as worker:
         steps = worker.Run(request(), context)
-        taken = [await anext(steps) for _ in range(read)]
+        await anext(steps)
         await steps.aclose()  # type: ignore[attr-defined]
-        assert len(taken) == read
-        if read:
-            await until(
-                lambda: [each.session_id for each in verifier.sent("closings")] == [SESSION]
-            )
+        await until(lambda: [each.session_id for each in verifier.sent("closings")] == [SESSION])
 
 
 async def test_what_a_verifier_refuses_is_the_requests_error() -> None:
@@ -116,7 +109,7 @@ async def main():
     target = ModelDescription("it", "", 100, 100, (), "cpu", "float32")
     print(await RoundWorker(Access("key"), target, log_level="info").endpoint(), flush=True)
     answered = True
-    await asyncio.sleep(20)
+    await asyncio.Event().wait()
 asyncio.run(main())
 """
 

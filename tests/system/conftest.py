@@ -11,7 +11,7 @@ from tests.conftest import Pair, Services
 from tests.http_served import Door, serve_http, with_template
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 async def door(
     services: Services, embedded: Pair, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Door]:
@@ -20,7 +20,7 @@ async def door(
         yield door
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 async def client(door: Door) -> AsyncIterator[AsyncOpenAI]:
     async with AsyncOpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0) as client:
         yield client

@@ -8,18 +8,18 @@ import random
 import grpc
 import pytest
 
-from tandem.protos.rounds import Finish
 from tandem.v1 import orchestrator_pb2 as api
 from tests.conftest import Services, Tandem, serve_all
+from tests.waiting import until
 
-REQUESTS, AT_ONCE = 1000, 16
-SECONDS = 0.5  # until a request ends, at the most
+REQUESTS, AT_ONCE = 160, 16
+SECONDS = 0.5  # until a request ends, at the most: while it waits, is read, or is decoded
 PROMPT = "Once upon a time there was a little dragon who"
 RULES = api.ACCEPTANCE_RULE_MATCH, api.ACCEPTANCE_RULE_REJECT
 
 
 async def end_early(tandem: Tandem, rng: random.Random, cancelled: bool) -> None:
-    """One request that is cancelled, or whose deadline is too short."""
+    """Ask for an answer that is cancelled, or whose deadline is too short."""
     request = api.GenerateRequest(text=PROMPT * rng.choice((1, 1, 5)))
     request.stopping.max_new_tokens, request.stopping.ignore_eos = 300, True
     request.speculation.rule = rng.choice(RULES)
@@ -30,8 +30,8 @@ async def end_early(tandem: Tandem, rng: random.Random, cancelled: bool) -> None
     if cancelled:
         asyncio.get_running_loop().call_later(seconds, call.cancel)
     try:
-        async for response in call:
-            assert response.complete.finish_reason != Finish.LENGTH.value
+        async for _ in call:
+            pass
     except asyncio.CancelledError:
         assert cancelled
     except grpc.aio.AioRpcError as error:
@@ -49,7 +49,10 @@ async def test_nothing_is_left_of_requests_that_end_early(
             async with places:
                 await end_early(tandem, rng, cancelled)
 
+        async def idle() -> bool:
+            (model,) = (await tandem.stub.GetStatus(api.GetStatusRequest())).models
+            return (model.requests_running, model.requests_waiting) == (0, 0)
+
         await asyncio.gather(*(one() for _ in range(REQUESTS)))
         await services.assert_no_session_is_left()
-        (model,) = (await tandem.stub.GetStatus(api.GetStatusRequest())).models
-        assert (model.requests_running, model.requests_waiting) == (0, 0)
+        await until(idle, "no request is running or waiting")

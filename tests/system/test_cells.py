@@ -25,15 +25,16 @@ from tandem.protos.transport import rpc
 from tandem.protos.transport.health import is_serving
 from tests.conftest import Pair
 from tests.ray_nodes import HEAD, environment, node
+from tests.waiting import LIMIT, until
 
 pytest.importorskip("ray.serve", reason="the extra [cells] is not installed")
+pytestmark = pytest.mark.long("starts a Ray Serve and its cells")
 
 HOST, SERVICE = "127.0.0.1", "tandem.v1.OrchestratorService"
 REQUEST = {"temperature": 0.7, "seed": 3, "max_new_tokens": 200, "ignore_eos": True}
 PLACES, STREAMS, PORTS = 4, 4, 4
 SCALING = {"min_replicas": 1, "max_replicas": 2, "upscale_delay_s": 0, "downscale_delay_s": 600}
 SCALING |= {"metrics_interval_s": 1, "look_back_period_s": 2}
-SECONDS = 120.0  # in which whatever is awaited comes, on a busy machine
 
 
 def free_ports() -> range:
@@ -78,19 +79,19 @@ def cells(ports: range) -> dict[int, int]:
 
 async def serving(ports: range, count: int, but: Collection[int] = ()) -> dict[int, int]:
     """Wait until so many cells serve, and none of the processes that shall be gone; these cells."""
-    async with asyncio.timeout(SECONDS):
-        while True:
-            found = cells(ports)
-            right = len(found) == count and not set(found.values()) & set(but)
-            if right and all(await asyncio.gather(*map(ready, found))):
-                return found
-            await asyncio.sleep(0.1)
+
+    async def found() -> dict[int, int]:
+        these = cells(ports)
+        right = len(these) == count and not set(these.values()) & set(but)
+        return these if right and all(await asyncio.gather(*map(ready, these))) else {}
+
+    return await until(found, f"{count} cells serve")
 
 
 async def ready(port: int) -> bool:
     """Whether the cell at a port can serve."""
     async with rpc.connect(f"{HOST}:{port}") as channel:
-        return await is_serving(channel, SERVICE, 2.0)
+        return await is_serving(channel, SERVICE, LIMIT)
 
 
 @asynccontextmanager
@@ -114,7 +115,7 @@ async def test_cells_scale_and_are_replaced_while_clients_stream(
     ray = environment() | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # every socket on loopback
     file, ports = tmp_path / "cells.yaml", free_ports()
     cluster = f"{HOST}:{rpc.free_port(HOST)}"
-    model = "--model", str(embedded.target), "--threads", "1", "--log-level", "error"
+    model = "--model", str(embedded.target), "--threads", "1"
     async with AsyncExitStack() as scope:
         verifier = await scope.enter_async_context(child(HERE, "verifier_service", *model))
         flags = *HEAD, f"--node-ip-address={HOST}", f"--port={cluster.rpartition(':')[2]}"

@@ -4,123 +4,100 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from tandem import AsyncClient, Client
-from tandem.benchmarks.peers.checkout import HERE, Checkout, address, child, serving
+from tandem.benchmarks.peers.checkout import HERE, address, child
+from tandem.drafter_service import service as drafter_service
+from tandem.engine.config import ModelServiceConfig
 from tandem.protos.errors import DeadlineExceeded, TransportLost
 from tandem.protos.transport import rpc
-from tests.conftest import Pair
+from tandem.verifier_service import service as verifier_service
+from tests.conftest import Pair, Tandem
+from tests.waiting import until
 
-PROMPT, TOKENS = "Once upon a time there was", 120
+PROMPT, TOKENS = "Once upon a time there was", 80
 LIKE = {"temperature": 0.7, "seed": 3, "ignore_eos": True, "max_new_tokens": TOKENS}
 
 
 class FrontEnds:
     """Orchestrators in processes of their own, before the same model services."""
 
-    def __init__(self, services: Checkout, stack: AsyncExitStack) -> None:
-        self._services, self._stack = services, stack
+    def __init__(self, stack: AsyncExitStack, *flags: str) -> None:
+        self._stack, self._flags = stack, flags
         self.processes: dict[str, asyncio.subprocess.Process] = {}
 
-    async def start(self, where: str = "127.0.0.1:0") -> str:
-        """Start one; its address."""
-        services = self._services
-        flags = f"--verifier {services.verifier} --drafter {services.drafter} --no-ray".split()
-        flags += ["--port", where.rpartition(":")[2], "--tokenizer", str(services.target)]
-        flags += ["--log-level", "error"]
+    async def start(self, where: str = "127.0.0.1:0") -> None:
+        """Start one."""
+        flags = *self._flags, "--port", where.rpartition(":")[2], "--no-ray"
         process = await self._stack.enter_async_context(child(HERE, "orchestrator", *flags))
-        started = await address(process)
-        self.processes[started] = process
-        return started
+        self.processes[await address(process)] = process
 
-    async def kill(self, where: str) -> None:
-        """At once, without a word."""
+    async def replace(self, where: str) -> None:
+        """Kill one at once, without a word, and start another at its address."""
         self.processes[where].kill()
         await self.processes[where].wait()
+        await self.start(where)
 
 
-@asynccontextmanager
-async def front_ends(services: Checkout, count: int) -> AsyncIterator[FrontEnds]:
+@pytest.fixture(scope="module")
+async def two(embedded: Pair) -> AsyncIterator[FrontEnds]:
+    """Two front ends and model services, where sessions of a front end that was killed stay."""
+    flags = ["--tokenizer", str(embedded.target)]
     async with AsyncExitStack() as stack:
-        started = FrontEnds(services, stack)
-        await asyncio.gather(*(started.start() for _ in range(count)))
+        for role, module, model in (
+            ("verifier", verifier_service, embedded.target),
+            ("drafter", drafter_service, embedded.draft),
+        ):
+            config = ModelServiceConfig(model=model, threads=1)
+            serving = module.serving(config, CollectorRegistry())
+            flags += [f"--{role}", await stack.enter_async_context(serving)]
+        started = FrontEnds(stack, *flags)
+        await asyncio.gather(started.start(), started.start())
         yield started
 
 
-@pytest.fixture(scope="module")
-async def services(embedded: Pair) -> AsyncIterator[Checkout]:
-    """Sessions of a front end that was killed stay here until they are evicted."""
-    async with serving(HERE, embedded.target, embedded.draft) as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-async def two(services: Checkout) -> AsyncIterator[FrontEnds]:
-    async with front_ends(services, 2) as started:
-        yield started
-
-
-async def test_a_stream_survives_every_front_end_in_turn(two: FrontEnds) -> None:
-    places = list(two.processes)
+@pytest.mark.parametrize("rule", ["match", "reject"])
+async def test_a_stream_survives_every_front_end_in_turn(two: FrontEnds, rule: str) -> None:
+    """Also where the text depends on its drafts."""
+    places, text, tokens, killed = list(two.processes), "", [], 0
     async with AsyncClient(*places) as client:
-        calm = await client.generate(PROMPT, **LIKE)
-        assert len(calm.token_ids) == TOKENS
-        text, tokens, killed = "", [], 0
-        async with client.stream(PROMPT, **LIKE) as stream:
+        async with client.stream(PROMPT, rule=rule, **LIKE) as stream:
             async for chunk in stream:
                 text += chunk.text
                 tokens += chunk.token_ids
                 assert chunk.completion_tokens == len(tokens)
-                if len(tokens) > 30 * (killed + 1) and killed < 3:
-                    where = places[killed % 2]
-                    await two.kill(where)
-                    await two.start(where)
+                if len(tokens) > 20 * (killed + 1) and killed < 2:
+                    await two.replace(places[killed])
                     killed += 1
-    assert killed == 3
-    assert (text, tokens) == (calm.text, list(calm.token_ids))
-    assert stream.response is not None
-    assert stream.response.text == calm.text
-
-
-async def test_the_only_front_end_may_come_back(services: Checkout) -> None:
-    async with front_ends(services, 1) as one:
-        (place,) = one.processes
-        async with AsyncClient(place) as client:
+        assert killed == 2 and len(tokens) == TOKENS
+        assert stream.response is not None
+        assert (text, tokens) == (stream.response.text, list(stream.response.token_ids))
+        if rule == "match":
             calm = await client.generate(PROMPT, **LIKE)
-            answer = asyncio.create_task(client.generate(PROMPT, **LIKE))
-            await asyncio.sleep(0.3)
-            await one.kill(place)
-            await one.start(place)
-            assert (await answer).text == calm.text
+            assert (text, tokens) == (calm.text, list(calm.token_ids))
 
 
-@pytest.mark.parametrize("rule", ["reject", "top1"])
-async def test_a_text_that_depends_on_its_drafts_is_continued(two: FrontEnds, rule: str) -> None:
-    places, tokens, text, killed = list(two.processes), [], "", False
-    async with (
-        AsyncClient(*places) as client,
-        client.stream(PROMPT, rule=rule, **LIKE) as stream,
-    ):
-        async for chunk in stream:
-            text += chunk.text
-            tokens += chunk.token_ids
-            assert chunk.completion_tokens == len(tokens)
-            if len(tokens) > 10 and not killed:
-                killed = True
-                for where in places:
-                    await two.kill(where)
-                    await two.start(where)
-    assert killed
-    assert stream.response is not None
-    assert (text, tokens) == (stream.response.text, list(stream.response.token_ids))
-    assert len(tokens) == TOKENS
+async def test_the_only_front_end_may_come_back(two: FrontEnds) -> None:
+    place, *_ = two.processes
+    async with AsyncClient(place) as client:
+        calm = await client.generate(PROMPT, **LIKE)
+        answer = asyncio.create_task(client.generate(PROMPT, **LIKE))
+        await until(lambda: running(client), "the request is running")
+        await two.replace(place)
+        assert (await answer).text == calm.text
 
 
-async def test_the_deadline_is_for_the_whole_answer(two: FrontEnds) -> None:
-    async with AsyncClient(*two.processes) as client:
+async def running(client: AsyncClient) -> int:
+    (model,) = (await client.status()).models
+    return model.requests_running
+
+
+async def test_the_deadline_is_for_the_whole_answer(tandem: Tandem, nothing_left: None) -> None:
+    async with AsyncClient(tandem.address) as client:
         with pytest.raises(DeadlineExceeded):
             await client.generate(PROMPT, deadline_seconds=0.05, **LIKE)
 
@@ -134,28 +111,31 @@ async def test_it_gives_up_where_nobody_answers() -> None:
             await client.status()
 
 
-async def test_a_stream_that_is_left_is_not_generated_any_more(two: FrontEnds) -> None:
-    async with AsyncClient(*two.processes) as client:
+async def test_a_stream_that_is_left_is_not_generated_any_more(
+    tandem: Tandem, nothing_left: None
+) -> None:
+    async with AsyncClient(tandem.address) as client:
         async with client.stream(PROMPT, **LIKE) as stream:
             async for _ in stream:
                 break
-        for _ in range(50):
-            (model,) = (await client.status()).models
-            if not model.requests_running:
-                break
-            await asyncio.sleep(0.1)
-        assert model.requests_running == 0
+
+        async def idle() -> bool:
+            return not await running(client)
+
+        await until(idle, "no request is running")
 
 
-async def test_without_asyncio(two: FrontEnds) -> None:
+async def test_without_asyncio(tandem: Tandem, nothing_left: None) -> None:
+    like = LIKE | {"max_new_tokens": 12}
+
     def program() -> None:
-        with Client(*two.processes) as client:
+        with Client(tandem.address) as client:
             assert client.status().models[0].verifiers[0].serving
-            whole = client.generate(PROMPT, **LIKE)
-            with client.stream(PROMPT, **LIKE) as stream:
+            whole = client.generate(PROMPT, **like)
+            with client.stream(PROMPT, **like) as stream:
                 assert "".join(chunk.text for chunk in stream) == whole.text
             assert stream.response is not None
-            with client.stream(PROMPT, **LIKE) as stream:
+            with client.stream(PROMPT, **like) as stream:
                 next(iter(stream))
         client.close()
 

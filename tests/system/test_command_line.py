@@ -1,227 +1,227 @@
-"""The `tandem` command as a person runs it: processes of their own, one-line errors, nothing left
-running.
+"""The `tandem` command as a person runs it beside one `tandem up`: processes of their own, errors
+of one line, nothing left running.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pty
 import re
-import secrets
+import select
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from importlib.metadata import version
-from pathlib import Path
+from urllib.request import urlopen
 
 import psutil
 import pytest
 
-import tandem.models
 from examples import demo
-from tandem import models
+from tandem import Client
 from tandem.engine.forward.cpu.kernels import kernels
-from tests.running_up import TANDEM, Up, running_up
+from tests.documents import ROOT, rows, section, spans
+from tests.running_up import TANDEM, Served, running_up
+from tests.waiting import LIMIT, wait_until
+
+LEAVE_SCREEN = b"\x1b[?1049l"
 
 
-def tandem(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*TANDEM, *map(str, arguments)], capture_output=True, text=True, timeout=120
-    )
+def tandem(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*TANDEM, *arguments], capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
-def up() -> Iterator[Up]:
-    with running_up() as up:
+def up() -> Iterator[Served]:
+    with running_up("--no-ray") as up:
         yield up
 
 
-def descendants(up: Up) -> list[tuple[psutil.Process, str]]:
-    """Everything that `tandem up` started and that lives, with the head of its command line."""
-    found = []
-    for child in psutil.Process(up.process.pid).children(recursive=True):
-        with suppress(psutil.Error):
-            found.append((child, " ".join(child.cmdline()[:4])))
-    return found
+@pytest.fixture
+def client(up: Served) -> Iterator[Client]:
+    with Client(up.address) as client:
+        yield client
 
 
-def serving(up: Up, role: str, but: Sequence[psutil.Process] = ()) -> list[psutil.Process]:
-    """The processes of a role but for some; Ray may take long to start one."""
-    for _ in range(900):
-        if found := [each for each, head in descendants(up) if role in head and each not in but]:
-            return found
-        time.sleep(0.2)
-    raise AssertionError(f"no {role}")
-
-
-def test_a_drafter_lets_the_verifier_go_first(up: Up) -> None:
-    niceness = {
-        role: child.nice()
-        for child, command in descendants(up)
-        for role in ("verifier_service", "drafter_service")
-        if role in command
-    }
+def test_a_drafter_lets_the_verifier_go_first(up: Served) -> None:
     usual = psutil.Process().nice()
-    assert niceness == {"verifier_service": usual, "drafter_service": max(usual, 10)}
+    assert [each.nice() for each in up.processes("verifier_service")] == [usual]
+    assert [each.nice() for each in up.processes("drafter_service")] == [max(usual, 10)]
 
 
-def test_generate_streams_text_and_sums_up(up: Up) -> None:
-    run = tandem(
-        "generate",
-        "--address",
-        up.address,
-        "--temperature",
-        "0",
-        "--max-new-tokens",
-        "30",
-        "Once upon a time",
-    )
+def test_generate_streams_text_and_sums_up(up: Served) -> None:
+    run = up.run("generate", "--temperature", "0", "--max-new-tokens", "9", "Once upon a time")
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith("Once upon a time")
-    assert re.search(
-        r"\d+ tokens in \d+ steps, [\d.]+ per step; \d+ of \d+ draft tokens accepted", run.stdout
-    )
+    summary = r"\b9 tokens in \d+ steps, [\d.]+ per step; \d+ of \d+ draft tokens accepted"
+    assert re.search(summary, run.stdout)
 
 
-def test_json_prints_the_whole_response(up: Up) -> None:
-    run = tandem(
-        "generate",
-        "--address",
-        up.address,
-        "--seed",
-        "4",
-        "--max-new-tokens",
-        "20",
-        "--json",
-        "A dog",
-    )
+def test_json_prints_the_whole_response(up: Served) -> None:
+    run = up.run("generate", "--seed", "4", "--max-new-tokens", "9", "--json", "A dog")
     answer = json.loads(run.stdout)
     assert answer["usage"]["completionTokens"] == len(answer["tokenIds"])
     assert answer["speculation"]["numSpecSteps"] > 0
     assert answer["seed"] == "4"
 
 
-def test_status_shows_both_replicas(up: Up) -> None:
-    run = tandem("status", "--address", up.address)
-    assert [word in run.stdout for word in ("verifier", "drafter", "float32", "0 running")] == [
-        True
-    ] * 4
+def test_status_and_top_show_the_replicas_and_the_last_minute(up: Served, client: Client) -> None:
+    client.generate("Once upon a time", max_new_tokens=9)
+    shown, screen = up.run("status"), up.run("top", "--once")
+    assert (shown.returncode, screen.returncode) == (0, 0), shown.stderr + screen.stderr
     own = kernels()
-    assert f": exact, {own.name if own else 'onednn'} kernels\n" in run.stdout
-    assert f"; tandem {version('tandem-serving')}\n" in run.stdout
+    for words in (
+        f": exact, {own.name if own else 'onednn'} kernels\n",
+        f"; tandem {version('tandem-serving')}\n",
+        "round workers: 1 of 1 connected, 0 requests\n",
+        "0 running",
+    ):
+        assert words in shown.stdout
+    assert re.search(r"^last minute: [\d.]+ tokens/s", shown.stdout, re.MULTILINE)
+    assert re.search(r"; [1-9]\d* finished, 0 failed$", shown.stdout, re.MULTILINE)
+    assert re.search(r"^drafter .* float32 ", shown.stdout, re.MULTILINE)
+    for word in ("verifier", "drafter", "acceptance rate", "goodput", "no requests now", "█"):
+        assert word in screen.stdout
 
 
-@pytest.mark.parametrize("role", ["drafter_service", "verifier_service", "ray::RoundWorker"])
-def test_a_killed_service_comes_back_and_the_text_is_the_same(up: Up, role: str) -> None:
-    question = (
-        "generate",
-        "--address",
-        up.address,
-        "--seed",
-        "4",
-        "--max-new-tokens",
-        "40",
-        "--json",
-        "A dog and a cat",
-    )
-    before = json.loads(tandem(*question).stdout)["text"]
-    victims = serving(up, role)
-    for victim in victims:
+def test_the_status_page_is_beside_the_metrics(up: Served, client: Client) -> None:
+    """Both forms show the request that was served, and the replicas."""
+    (metrics,) = re.findall(r"orchestrator +\S+  metrics (\S+)/metrics", up.printed)
+    client.generate("Once upon a time", max_new_tokens=9)
+    with urlopen(f"{metrics}/") as answer:
+        page, policy = answer.read().decode(), answer.headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert page.count("<svg") == 4 and page.count("float32") == 2
+    with urlopen(f"{metrics}/status.json") as answer:
+        shown = json.loads(answer.read())
+    (model,) = shown["models"]
+    assert shown["problems"] == [] and model["history"]
+    assert [each["serving"] for each in model["verifiers"] + model["drafters"]] == [True, True]
+    assert model["lastMinute"]["requestsFinished"] >= 1
+
+
+def test_the_page_on_metrics_has_those_that_the_services_export(up: Served) -> None:
+    exported = set()
+    for url in re.findall(r"metrics (\S+/metrics)", up.printed):
+        with urlopen(url) as page:
+            exported |= set(re.findall(r"^# TYPE tandem_(\w+)", page.read().decode(), re.MULTILINE))
+    documented = set()
+    for cells in rows(section(ROOT / "docs" / "metrics.md", "Metrics of each service")):
+        for cell in cells[:2]:
+            documented |= {name.partition("{")[0] for name in spans(cell)}
+    assert documented == {name for name in exported if not name.endswith("_created")}
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_ends_top_well(up: Served) -> None:
+    """In a terminal; the screen is as it was before."""
+    ours, its = pty.openpty()
+    command = [*TANDEM, "top", "--every", "0.2", "--address", up.address]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+    with subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=environment) as process:
+        os.close(its)
+        shown = b""
+        while part := read(ours):
+            seen, shown = b"acceptance rate" in shown, shown + part
+            if not seen and b"acceptance rate" in shown:
+                process.send_signal(signal.SIGINT)
+        assert process.wait(LIMIT) == 0
+    os.close(ours)
+    assert b"acceptance rate" in shown and b"Traceback" not in shown
+    assert shown.rindex(LEAVE_SCREEN) > shown.rindex(b"acceptance rate")
+
+
+def read(terminal: int) -> bytes:
+    """Return what a program shows next; nothing when it has ended."""
+    with suppress(OSError):
+        if select.select([terminal], [], [], LIMIT)[0]:
+            return os.read(terminal, 1 << 16)
+    return b""
+
+
+def test_status_and_top_fail_while_the_verifier_is_frozen_and_not_for_a_drafter(up: Served) -> None:
+    def says(code: int, *command: str) -> bool:
+        run = up.run(*command)
+        return run.returncode == code and "no answer in 2 s" in run.stdout
+
+    frozen = [*up.processes("drafter_service"), *up.processes("verifier_service")]
+    try:
+        for service, code in zip(frozen, (0, 1), strict=True):
+            service.suspend()
+            wait_until(lambda code=code: says(code, "status"))
+        wait_until(lambda: says(1, "top", "--once"))
+    finally:
+        for service in frozen:
+            service.resume()
+    wait_until(lambda: "no answer" not in up.run("status").stdout)
+
+
+def all_serve(client: Client) -> bool:
+    (model,) = client.status().models
+    states = [replica.serving for replica in (*model.verifiers, *model.drafters)]
+    return states == [True, True]
+
+
+@pytest.mark.long("a service that was killed has to load its model again")
+@pytest.mark.parametrize("role", ["drafter_service", "verifier_service"])
+def test_a_killed_service_comes_back_and_costs_no_token(
+    up: Served, client: Client, role: str
+) -> None:
+    """Two streams go on."""
+    wait_until(lambda: all_serve(client))
+    seeds, (victim,) = (4, 5), up.processes(role)
+    like = {"max_new_tokens": 80, "ignore_eos": True}
+    calm = [client.generate("A dog", seed=seed, **like).text for seed in seeds]
+    with ExitStack() as scope:
+        streams = [scope.enter_context(client.stream("A dog", seed=s, **like)) for s in seeds]
+        texts = [next(iter(stream)).text for stream in streams]
         victim.kill()
-    for _ in range(2):
-        run = tandem(*question)
-        assert run.returncode == 0, run.stderr
-        assert json.loads(run.stdout)["text"] == before
-    for _ in range(30):
-        model = json.loads(tandem("status", "--address", up.address, "--json").stdout)["models"][0]
-        states = [replica["serving"] for replica in (*model["verifiers"], *model["drafters"])]
-        if states == [True, True]:
-            break
-    assert states == [True, True]
-    assert serving(up, role, but=victims)
+        texts = [
+            text + "".join(chunk.text for chunk in stream)
+            for text, stream in zip(texts, streams, strict=True)
+        ]
+    assert texts == calm
+    victim.wait()
+    wait_until(lambda: up.processes(role) and all_serve(client))
     assert up.process.poll() is None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--temperature", "-1"], ["sampling.temperature", "-1", "0"]),
-        (["--top-p", "1.5"], ["sampling.top_p", "1.5", "1"]),
-        (["--max-new-tokens", "0"], ["stopping.max_new_tokens", "0", "1"]),
-        (["--num-speculative-tokens", "99"], ["num_speculative_tokens", "99", "32"]),
-        (["--branches", "0"], ["branches", "0", "1..64"]),
-    ],
-)
-def test_a_bad_option_is_one_line_that_names_it(
-    up: Up, arguments: list[str], words: list[str]
-) -> None:
-    refused_in_one_line(tandem("generate", "--address", up.address, *arguments, "Hello"), words)
+def test_a_bad_request_is_one_line_that_names_what_is_wrong(up: Served) -> None:
+    run = up.run("generate", "--num-speculative-tokens", "99", "Hello")
+    refused_in_one_line(run, ["num_speculative_tokens", "99", "32"])
 
 
-@pytest.mark.parametrize(("prompt", "words"), [("word " * 600, ["text", "512"]), ("", ["text"])])
-def test_a_bad_prompt_is_one_line(up: Up, prompt: str, words: list[str]) -> None:
-    refused_in_one_line(tandem("generate", "--address", up.address, prompt), words)
+@pytest.mark.parametrize("words", [["generate", "Hello"], ["status"]])
+def test_without_a_server_the_client_says_so(words: list[str]) -> None:
+    refused_in_one_line(tandem(*words, "--address", "[::1]:1"), ["[::1]:1", "tandem up"])
 
 
-def test_without_a_server_the_client_says_so() -> None:
-    refused_in_one_line(
-        tandem("generate", "--address", "127.0.0.1:1", "Hello"), ["127.0.0.1:1", "tandem up"]
-    )
-
-
-def test_an_unknown_model_directory_is_one_line(tmp_path: Path) -> None:
-    refused_in_one_line(
-        tandem("up", "--port", "0", "--target", tmp_path), [str(tmp_path), "config.json"]
-    )
-    refused_in_one_line(tandem("verifier", "--model", tmp_path), [str(tmp_path), "config.json"])
-
-
-def test_a_model_that_a_child_refuses_is_one_line_of_up(tmp_path: Path) -> None:
-    for file in models.TARGET.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "model.safetensors").write_bytes(b"broken")
-    run = tandem("up", "--port", "0", "--no-ray", "--target", tmp_path)
-    refused_in_one_line(run, [str(tmp_path), "cannot be loaded"])
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_up_ends_at_once_while_its_models_load(number: signal.Signals) -> None:
-    mark = secrets.token_hex(8)
-    environment = os.environ | {"TANDEM_DEMO": mark}
+def test_up_ends_at_once_while_its_models_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_DEMO", mark := f"loading-{os.getpid()}")
     command = [*TANDEM, "up", "--port", "0", "--no-ray"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None and process.stderr is not None
         while "loading     verifier" not in process.stdout.readline():
             assert process.poll() is None
-        process.send_signal(number)
-        assert process.wait(10) == 128 + number
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LIMIT) == 128 + signal.SIGINT
         assert process.stderr.read() == ""
-    assert demo.left_running(mark) == []
+    wait_until(lambda: not demo.left_running(mark), "no process of `tandem up` is left")
 
 
-def test_without_a_server_status_is_a_failure() -> None:
-    refused_in_one_line(tandem("status", "--address", "[::1]:1"), ["[::1]:1", "tandem up"])
-
-
-def test_a_port_in_use_is_one_line_and_nothing_is_left() -> None:
-    mark = secrets.token_hex(8)
+def test_a_port_in_use_is_one_line_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_DEMO", mark := f"port-in-use-{os.getpid()}")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        command = [*TANDEM, "up", "--port", port]
-        run = subprocess.run(
-            command, capture_output=True, text=True, env=os.environ | {"TANDEM_DEMO": mark}
-        )
-        refused_in_one_line(run, [port])
-        refused_in_one_line(tandem("verifier", "--model", models.TARGET, "--port", port), [port])
-    time.sleep(0.5)
-    assert demo.left_running(mark) == []
+        refused_in_one_line(tandem("up", "--port", port), [port])
+    wait_until(lambda: not demo.left_running(mark), "no process of `tandem up` is left")
 
 
 def refused_in_one_line(run: subprocess.CompletedProcess[str], words: list[str]) -> None:

@@ -1,33 +1,34 @@
 """What README and docs/ show works: every fenced command and program is run, in a checkout of their
-own, against one `tandem up`; flags, settings and metrics are those of the services.
+own, against one `tandem up`; flags and settings are those of the commands.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
-import signal
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import cache
+from io import StringIO
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 import yaml
+from typer import rich_utils
 
 from tandem.protos.transport import rpc
-from tests.documents import ELSEWHERE, GUIDE, ROOT, Block, blocks, code, rows, section, spans
+from tests.documents import ELSEWHERE, GUIDE, ROOT, Block, blocks, code
 from tests.ggufs import needs_llama
+from tests.running_up import serving
 
 CLIENT_API, HTTP_API = "127.0.0.1:50051", "127.0.0.1:8000"
 SERVER = re.compile(r"^(?:\w+=\S+ +)*(?:\.venv/bin/)?tandem +(up|verifier|drafter|orchestrator)\b")
-SERVES = re.compile(r'client API on (\S+)\.|"serving".*"address": "([^"]+)"')
 PLACES = {
     "path/to/target": "models/embedded/target",
     "path/to/draft": "models/embedded/draft",
@@ -90,34 +91,13 @@ def checkout(folder: Path) -> Path:
     return folder
 
 
-@contextmanager
-def serving(words: list[str], folder: Path, environment: dict[str, str]) -> Iterator[str]:
-    """A command that serves, until the scope ends; yields what it printed until it served."""
-    with subprocess.Popen(
-        words, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        printed = ""
-        try:
-            while not SERVES.search(printed):
-                line = process.stdout.readline()
-                assert line, f"{words} did not serve: {printed}"
-                printed += line
-            yield printed
-        finally:
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
-
-
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
     """A checkout, and `tandem up` in it."""
     folder = checkout(tmp_path_factory.mktemp("checkout"))
     command = [str(folder / ".venv" / "bin" / "tandem"), "up", "--port", "0"]
-    with serving(command, folder, dict(os.environ)) as printed:
-        served = SERVES.search(printed)
-        assert served
-        yield Checkout(folder, served[1], printed)
+    with serving(command, folder) as up:
+        yield Checkout(folder, up.address, up.printed)
 
 
 def free_ports(text: str) -> str:
@@ -131,7 +111,7 @@ def free_ports(text: str) -> str:
 def run(words: list[str], there: Checkout) -> str:
     """A command that ends, and well; what it printed."""
     done = subprocess.run(
-        words, cwd=there.folder, env=there.environment, capture_output=True, text=True, timeout=300
+        words, cwd=there.folder, env=there.environment, capture_output=True, text=True
     )
     assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
     return done.stdout
@@ -160,6 +140,7 @@ def shape(printed: str) -> list[str]:
     return re.sub(r"\d+(\.\d+)?", "0", printed).split()
 
 
+@pytest.mark.long("runs every command and program of every page")
 @pytest.mark.parametrize(
     "block",
     [
@@ -191,17 +172,20 @@ def test_blocks_that_are_not_run_here_are_run_by_a_test_that_exists() -> None:
 
 @cache
 def help_of(*words: str) -> frozenset[str]:
-    """The flags that a command knows."""
-    done = subprocess.run(
-        [sys.executable, "-m", *words, "--help"],
-        cwd=ROOT,
-        env=os.environ | {"COLUMNS": "200", "TERMINAL_WIDTH": "200"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return frozenset(re.findall(r"(?<![\w-])--[a-z][\w-]*", done.stdout))
+    """Return the flags that a command knows."""
+    printed = StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), suppress(SystemExit):
+
+        def run_here(module: str, *arguments: str) -> None:
+            patch.setattr(sys, "argv", [module, *arguments])
+            patch.delitem(sys.modules, module, raising=False)  # it is run, not imported
+            runpy.run_module(module, run_name="__main__")
+
+        patch.setattr(os, "execv", lambda _, command: run_here(*command[3:]))  # python -P -m ...
+        patch.setenv("COLUMNS", "200")
+        patch.setattr(rich_utils, "MAX_WIDTH", 200)
+        run_here(*words, "--help")
+    return frozenset(re.findall(r"(?<![\w-])--[a-z][\w-]*", printed.getvalue()))
 
 
 def known_flags(command: str) -> frozenset[str]:
@@ -228,15 +212,3 @@ def test_flags_and_settings_are_known(page: Path) -> None:
             for role, settings in yaml.safe_load(block.text).items():
                 flags = {f"--{setting.replace('_', '-')}" for setting in settings}
                 assert flags <= help_of("tandem", role), block
-
-
-def test_metrics_are_those_that_the_services_export(there: Checkout) -> None:
-    exported = set()
-    for url in re.findall(r"metrics (\S+/metrics)", there.printed):
-        with urlopen(url, timeout=10) as page:
-            exported |= set(re.findall(r"^# TYPE tandem_(\w+)", page.read().decode(), re.MULTILINE))
-    documented = set()
-    for cells in rows(section(ROOT / "docs" / "metrics.md", "Metrics of each service")):
-        for cell in cells[:2]:
-            documented |= {name.partition("{")[0] for name in spans(cell)}
-    assert documented == {name for name in exported if not name.endswith("_created")}

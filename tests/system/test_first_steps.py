@@ -17,6 +17,8 @@ from tandem.protos.transport import rpc
 from tests.documents import ROOT, blocks
 from tests.system.test_documents import checkout
 
+pytestmark = pytest.mark.long("a real Prometheus watches a whole system")
+
 PORTS = ("9001", "9002", "9003", "9095")
 STOP = "trap 'kill $(jobs -p); wait' EXIT"
 
@@ -51,7 +53,6 @@ def test_a_new_operator_sees_the_acceptance_rate(tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout.splitlines()[-1])["data"]["result"]

@@ -4,7 +4,6 @@ importable, `tandem up` serves, and the client of docs/api.md runs.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import sysconfig
@@ -14,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.documents import ROOT, blocks
-from tests.system.test_documents import CLIENT_API, SERVES, serving
+from tests.running_up import serving
+from tests.system.test_documents import CLIENT_API
+
+pytestmark = pytest.mark.long("builds a wheel and installs it")
 
 FOLDERS = ("protos", "engine", "drafter_service", "orchestrator", "models", "benchmarks")
 
@@ -67,11 +69,9 @@ def test_an_installed_tandem_serves_from_any_folder(programs: Path, elsewhere: P
     page = ROOT / "docs" / "api.md"
     client = next(block.text for block in blocks(page) if block.kind == "python")
     up = [str(programs / "tandem"), "up", "--port", "0", "--no-ray"]
-    with serving(up, elsewhere, dict(os.environ)) as printed:
-        served = SERVES.search(printed)
-        assert served
-        program = client.replace(CLIENT_API, served[1])
+    with serving(up, elsewhere) as served:
+        program = client.replace(CLIENT_API, served.address)
         command = [str(programs / "python"), "-P", "-c", program]
-        done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "tokens per step" in done.stdout

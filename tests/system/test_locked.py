@@ -15,9 +15,7 @@ import pytest
 
 from tandem.orchestrator.cli import certificates, terminal
 from tests.documents import ROOT, blocks
-from tests.system.test_documents import SERVES, serving
-
-TANDEM = [sys.executable, "-P", "-m", "tandem"]
+from tests.running_up import TANDEM, serving
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class Locked:
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """A command of `tandem`."""
         return subprocess.run(
-            [*TANDEM, *words], env=self.environment, capture_output=True, text=True, timeout=120
+            [*TANDEM, *words], env=self.environment, capture_output=True, text=True
         )
 
 
@@ -41,10 +39,8 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locked]:
     environment = os.environ | {"HOME": str(home), "COLUMNS": "400"}
     environment.pop("XDG_DATA_HOME", None)
     command = [*TANDEM, "up", "--tls", "--no-ray", "--port", "0"]
-    with serving(command, home, environment) as printed:
-        found = SERVES.search(printed)
-        assert found, printed
-        yield Locked(environment, home / ".local/share/tandem/certificates", found[1])
+    with serving(command, home, environment) as up:
+        yield Locked(environment, home / ".local/share/tandem/certificates", up.address)
 
 
 def test_the_command_that_up_prints_works(
@@ -67,7 +63,6 @@ def test_the_program_of_the_page_works(locked: Locked) -> None:
         env=locked.environment,
         capture_output=True,
         text=True,
-        timeout=60,
     )
     assert done.returncode == 0 and done.stdout, done.stderr
 
@@ -85,8 +80,3 @@ def test_nobody_else_is_let_in(locked: Locked) -> None:
     done = locked.run("status", "--address", locked.address)
     assert done.returncode == 1 and done.stderr.startswith("error: nobody answers at")
     assert done.stderr.count("\n") == 1 and "TLS" in done.stderr
-
-
-def test_its_certificates_are_private_and_made_once(locked: Locked) -> None:
-    assert locked.folder.stat().st_mode & 0o077 == 0
-    assert {path.stat().st_mode & 0o077 for path in locked.folder.glob("*-key.pem")} == {0}

@@ -10,8 +10,10 @@ from openai import AsyncOpenAI
 
 from tandem import AsyncClient
 from tandem.protos.errors import InvalidRequest
-from tests.http_served import PROMPT, WRITTEN, Door, complete, converse
+from tests.http_served import PROMPT, TOKENS, WRITTEN, Door, complete, converse
 from tests.system.test_same_text import ask
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "seed": 5, "top_p": 0.9}])
@@ -19,18 +21,18 @@ async def test_a_completion_is_that_of_grpc(
     client: AsyncOpenAI, door: Door, options: dict[str, Any]
 ) -> None:
     found = await complete(client, **options)
-    request = ask(PROMPT, tokens=40)
+    request = ask(PROMPT, tokens=TOKENS)
     for name, value in options.items():
         setattr(request.sampling, name, value)
     answer = await door.stub.Generate(request)
     (choice,) = found.choices
     assert (choice.text, choice.finish_reason) == (answer.text, "length")
     usage, figures = found.usage, answer.speculation
-    assert usage.completion_tokens == 40 and usage.prompt_tokens == answer.usage.prompt_tokens
+    assert usage.completion_tokens == TOKENS and usage.prompt_tokens == answer.usage.prompt_tokens
     assert usage.total_tokens == usage.completion_tokens + usage.prompt_tokens
     assert usage.prompt_tokens_details.cached_tokens == 0
     details = usage.completion_tokens_details
-    assert 0 <= details.accepted_prediction_tokens < 40 and figures.num_spec_steps
+    assert 0 <= details.accepted_prediction_tokens < TOKENS and figures.num_spec_steps
     assert details.rejected_prediction_tokens >= 0
     assert (found.object, found.model, found.id[:5]) == ("text_completion", "target", "cmpl-")
 
@@ -43,7 +45,7 @@ async def test_a_stream_adds_up_and_ends_with_usage_if_it_is_asked_for(client: A
     assert "".join(chunk.choices[0].text for chunk in pieces) == whole.choices[0].text
     ends = [chunk.choices[0].finish_reason for chunk in pieces]
     assert ends[-1] == "length" and not any(ends[:-1])
-    assert last.choices == [] and last.usage.completion_tokens == 40
+    assert last.choices == [] and last.usage.completion_tokens == TOKENS
     assert not any(chunk.usage for chunk in pieces)
     plain = [chunk async for chunk in await complete(client, stream=True)]
     assert all(chunk.choices and not chunk.usage for chunk in plain)
@@ -53,7 +55,7 @@ async def test_a_chat_is_written_by_the_template_and_answered_as_its_text_is(
     client: AsyncOpenAI, door: Door
 ) -> None:
     found = await converse(client)
-    answer = await door.stub.Generate(ask(WRITTEN, tokens=30))
+    answer = await door.stub.Generate(ask(WRITTEN, tokens=TOKENS))
     (choice,) = found.choices
     assert (choice.message.role, choice.message.content) == ("assistant", answer.text)
     assert found.usage.prompt_tokens == answer.usage.prompt_tokens
@@ -63,16 +65,8 @@ async def test_a_chat_is_written_by_the_template_and_answered_as_its_text_is(
     assert "".join(chunk.delta.content or "" for chunk in chunks) == answer.text
 
 
-async def test_a_template_gets_what_a_client_sends_for_it(client: AsyncOpenAI, door: Door) -> None:
-    extra = {"chat_template_kwargs": {"tone": "gaily"}, "add_generation_prompt": False}
-    found = await converse(client, extra_body=extra)
-    written = WRITTEN.removesuffix("assistant:") + "gaily\n"
-    answer = await door.stub.Generate(ask(written, tokens=30))
-    assert found.choices[0].message.content == answer.text
-
-
 async def test_grpc_has_the_same_chats(client: AsyncOpenAI, door: Door) -> None:
-    request = ask("", tokens=30)
+    request = ask("", tokens=TOKENS)
     for role, content in (("system", "Tell a story."), ("user", "Once upon a time")):
         request.messages.messages.add(role=role, content=content)
     plain = await door.stub.Generate(request)
@@ -81,7 +75,7 @@ async def test_grpc_has_the_same_chats(client: AsyncOpenAI, door: Door) -> None:
     answers = [plain.text, (await door.stub.Generate(request)).text]
     async with AsyncClient(door.address) as grpc_client:
         asked = [{"role": each.role, "content": each.content} for each in request.messages.messages]
-        found = await grpc_client.generate(asked, temperature=0, max_new_tokens=30)
+        found = await grpc_client.generate(asked, temperature=0, max_new_tokens=TOKENS)
         assert found.text == plain.text
         with pytest.raises(InvalidRequest, match=r"messages\[1\] is not made of texts"):
             await grpc_client.generate([asked[0], {"role": "user", "image": "x"}])
@@ -93,8 +87,9 @@ async def test_grpc_has_the_same_chats(client: AsyncOpenAI, door: Door) -> None:
 async def test_a_chat_may_fill_the_context_and_a_completion_has_16_tokens(
     client: AsyncOpenAI,
 ) -> None:
-    found = await converse(client, max_tokens=openai.omit, extra_body={"ignore_eos": True})
-    assert found.usage.total_tokens == 512
+    long = [{"role": "user", "content": "a dog " * 220}]
+    more = {"messages": long, "max_tokens": openai.omit, "extra_body": {"ignore_eos": True}}
+    assert (await converse(client, **more)).usage.total_tokens == 512
     assert (await complete(client, max_tokens=openai.omit)).usage.completion_tokens == 16
     short = await converse(client, max_tokens=openai.omit, max_completion_tokens=5)
     assert short.usage.completion_tokens == 5
@@ -110,7 +105,7 @@ async def test_a_stop_string_ends_the_text_before_it(client: AsyncOpenAI) -> Non
 
 
 async def test_logprobs_are_those_of_grpc(client: AsyncOpenAI, door: Door) -> None:
-    request = ask(PROMPT, tokens=40)
+    request = ask(PROMPT, tokens=TOKENS)
     request.logprobs = 3
     answer = await door.stub.Generate(request)
     wanted = [each.logprob for each in answer.logprobs]
@@ -135,20 +130,6 @@ async def test_logprobs_of_a_chat_have_bytes(client: AsyncOpenAI) -> None:
     (plain,) = (await converse(client, logprobs=True)).choices
     assert [each.token for each in plain.logprobs.content] == [each.token for each in content]
     assert not any(each.top_logprobs for each in plain.logprobs.content)
-
-
-async def test_vllms_parameters_do_what_those_of_grpc_do(client: AsyncOpenAI, door: Door) -> None:
-    extra = {"top_k": 5, "min_p": 0.01, "repetition_penalty": 1.2, "ignore_eos": True}
-    options = {"temperature": 1.0, "seed": 11, "presence_penalty": 0.5, "logit_bias": {"300": 2}}
-    found = await complete(client, extra_body=extra | {"min_tokens": 30}, **options)
-    request = ask(PROMPT, tokens=40)
-    for name, value in (extra | options).items():
-        if name == "logit_bias":
-            request.sampling.logit_bias[300] = 2
-        elif name != "ignore_eos":
-            setattr(request.sampling, name, value)
-    request.stopping.ignore_eos, request.stopping.min_new_tokens = True, 30
-    assert found.choices[0].text == (await door.stub.Generate(request)).text
 
 
 async def test_what_does_nothing_is_accepted(client: AsyncOpenAI) -> None:

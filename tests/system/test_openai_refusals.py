@@ -20,8 +20,15 @@ from tandem.protos.transport import status
 from tandem.v1 import orchestrator_pb2 as api
 from tests.conftest import Pair, Services
 from tests.http_served import PROMPT, Door, complete, converse, leave, serve_http
+from tests.waiting import LIMIT, until
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 JSON = {"content-type": "application/json"}
+
+
+def over_http(door: Door) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(base_url=door.url, trust_env=False, timeout=LIMIT)
 
 
 async def refusal(work: Any, kind: type[openai.APIStatusError] = openai.BadRequestError) -> Any:
@@ -34,19 +41,9 @@ async def refusal(work: Any, kind: type[openai.APIStatusError] = openai.BadReque
     ("options", "param"),
     [
         ({"temperature": -1}, "temperature"),
-        ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 4000}, "max_tokens"),
-        ({"prompt": ""}, "prompt"),
         ({"prompt": [1, 99999]}, "prompt"),
-        ({"prompt": ["a", "b"]}, "prompt"),
-        ({"logprobs": 21}, "logprobs"),
-        ({"n": 2}, "n"),
-        ({"echo": True}, "echo"),
-        ({"stop": ["a"] * 17}, "stop"),
-        ({"logit_bias": {"a": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias[5]"),
-        ({"extra_body": {"guided_json": {}}}, "guided_json"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
     ],
 )
 async def test_what_cannot_be_done_is_a_400_that_names_it(
@@ -107,16 +104,21 @@ async def test_another_model_is_not_found(client: AsyncOpenAI) -> None:
 
 
 async def test_a_client_that_leaves_has_nothing_generated(
-    client: AsyncOpenAI, services: Services, nothing_left: None
+    client: AsyncOpenAI, door: Door, services: Services
 ) -> None:
     stream = await complete(client, stream=True, max_tokens=450, extra_body={"ignore_eos": True})
     async for _ in stream:
         break
     await leave(stream)
     await services.assert_no_session_is_left()
-    work = complete(client, max_tokens=450, extra_body={"ignore_eos": True})
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(work, 0.2)
+    work = asyncio.create_task(complete(client, max_tokens=450, extra_body={"ignore_eos": True}))
+
+    async def running() -> int:
+        (model,) = (await door.stub.GetStatus(api.GetStatusRequest())).models
+        return model.requests_running
+
+    await until(running)
+    work.cancel()
     await services.assert_no_session_is_left()
 
 
@@ -146,14 +148,14 @@ async def test_cached_prefixes_are_shared_by_key(client: AsyncOpenAI) -> None:
 async def test_every_refusal_has_openais_shape_and_an_id(
     door: Door, method: str, path: str, content: bytes, status: int
 ) -> None:
-    async with httpx2.AsyncClient(base_url=door.url, trust_env=False) as http:
+    async with over_http(door) as http:
         refused = await http.request(method, path, content=content, headers=JSON)
     assert refused.status_code == status and refused.headers["x-request-id"]
     assert set(refused.json()["error"]) == {"message", "type", "param", "code"}
 
 
 async def test_a_page_of_another_site_is_not_answered(door: Door) -> None:
-    async with httpx2.AsyncClient(base_url=door.url, trust_env=False) as http:
+    async with over_http(door) as http:
         plain = await http.post(
             "/v1/completions", content=b"{}", headers={"content-type": "text/plain"}
         )
@@ -162,23 +164,24 @@ async def test_a_page_of_another_site_is_not_answered(door: Door) -> None:
 
 
 async def test_health_is_that_of_the_verifier(door: Door) -> None:
-    async with httpx2.AsyncClient(base_url=door.url, trust_env=False) as http:
-        for _ in range(300):  # on a busy machine a verifier may be late for a moment
-            if (health := await http.get("/health")).status_code == 200:
-                break
-            await asyncio.sleep(0.1)
-    assert (health.status_code, health.json()) == (200, {})
+    async with over_http(door) as http:
+
+        async def healthy() -> bool:  # on a busy machine a verifier may be late for a moment
+            health = await http.get("/health")
+            return (health.status_code, health.json()) == (200, {})
+
+        await until(healthy)
 
 
 async def test_a_stream_that_runs_is_finished_when_the_server_stops(
-    services: Services, embedded: Pair, nothing_left: None
+    services: Services, embedded: Pair
 ) -> None:
-    drain = Drain(30.0)
+    drain = Drain(LIMIT)
     async with AsyncExitStack() as scope:
         door = await scope.enter_async_context(serve_http(services, embedded.target, drain))
         client = AsyncOpenAI(base_url=f"{door.url}/v1", api_key="-", max_retries=0)
         await scope.enter_async_context(client)
-        options: dict[str, Any] = {"max_tokens": 300, "extra_body": {"ignore_eos": True}}
+        options: dict[str, Any] = {"max_tokens": 100, "extra_body": {"ignore_eos": True}}
         chunks = aiter(await complete(client, stream=True, **options))
         await anext(chunks)
         stopping = asyncio.create_task(drain.finish())
@@ -190,9 +193,7 @@ async def test_a_stream_that_runs_is_finished_when_the_server_stops(
         await stopping
 
 
-async def test_a_full_server_asks_to_come_back(
-    services: Services, embedded: Pair, nothing_left: None
-) -> None:
+async def test_a_full_server_asks_to_come_back(services: Services, embedded: Pair) -> None:
     async with (
         serve_http(services, embedded.target, max_running=1, max_waiting=0) as full,
         AsyncOpenAI(base_url=f"{full.url}/v1", api_key="-", max_retries=0) as client,

@@ -16,11 +16,9 @@ from tandem.protos.types import SamplingParams
 from tandem.protos.wire.sampling import decode_sampling, encode_sampling
 from tandem.v1 import orchestrator_pb2 as api
 from tests import reference
-from tests.conftest import Pair, Services, Tandem, serve_all, serve_models
-from tests.families import SERVED
+from tests.conftest import Pair, Tandem, serve_all, serve_models
 
 TOKENS = 64
-NEAR_TIE = 1e-4
 AT_ONCE = 16
 
 MakeModel = Callable[[str, int], Path]
@@ -57,7 +55,7 @@ async def texts(stub: Any, requests: list[api.GenerateRequest]) -> list[tuple[in
 
 
 @pytest.fixture(scope="module")
-async def random_drafter(ray: None, embedded: Pair, make_model: MakeModel) -> AsyncIterator[Tandem]:
+async def random_drafter(embedded: Pair, make_model: MakeModel) -> AsyncIterator[Tandem]:
     """The trained target with a drafter that knows nothing."""
     async with (
         serve_models(Pair(embedded.target, make_model("llama", 5))) as services,
@@ -74,11 +72,11 @@ def tokenizer(embedded: Pair) -> Tokenizer:
 async def test_greedy_text_is_generates_own(
     tandem: Tandem, target: PreTrainedModel, tokenizer: Tokenizer, prompts: list[str]
 ) -> None:
-    """100 prompts through client, Ray, drafter and verifier against `generate()` of the target."""
-    hundred = prompts + [prompt.rpartition(" ")[0] for prompt in prompts[:20]]
-    served = await texts(tandem.stub, [ask(prompt) for prompt in hundred])
+    """Through client, orchestrator, drafter and verifier, against `generate()` of the target."""
+    some = prompts[::6]
+    served = await texts(tandem.stub, [ask(prompt) for prompt in some])
     differing = []
-    for prompt, completion in zip(hundred, served, strict=True):
+    for prompt, completion in zip(some, served, strict=True):
         ids = tokenizer.encode(prompt).ids
         alone = tuple(await asyncio.to_thread(reference.generate, target, ids, TOKENS))
         if completion != alone:
@@ -101,23 +99,18 @@ async def test_one_text_per_prompt_and_seed_whatever_the_draft(
     prompts: list[str],
     temperature: float,
 ) -> None:
-    forty = list(enumerate(prompts[:40]))
+    numbered = list(enumerate(prompts[:10]))
 
     def requests(**shape: int) -> list[api.GenerateRequest]:
-        return [ask(prompt, temperature=temperature, seed=seed, **shape) for seed, prompt in forty]
+        return [
+            ask(prompt, temperature=temperature, seed=seed, **shape) for seed, prompt in numbered
+        ]
 
     undrafted = await texts(tandem.stub, requests(levels=0))
-    shapes = (
-        {},
-        {"levels": 1, "branches": 1},
-        {"levels": 4, "branches": 1},
-        {"levels": 8, "branches": 1},
-    )
-    for shape in (*shapes, {"levels": 4, "branches": 3}):
-        assert await texts(tandem.stub, requests(**shape)) == undrafted, shape
-    for shape in ({"levels": 4, "branches": 3}, {"levels": 4, "branches": 1}):
-        assert await texts(random_drafter.stub, requests(**shape)) == undrafted, shape
-    for (seed, prompt), served in list(zip(forty, undrafted, strict=True))[:10]:
+    for shape in ({}, {"levels": 8, "branches": 1}, {"levels": 4, "branches": 3}):
+        for drafter in (tandem, random_drafter):
+            assert await texts(drafter.stub, requests(**shape)) == undrafted, shape
+    for (seed, prompt), served in list(zip(numbered, undrafted, strict=True))[:5]:
         rounded = decode_sampling(encode_sampling(SamplingParams(temperature, seed=seed)))
         ids = tokenizer.encode(prompt).ids
         alone = await asyncio.to_thread(reference.sample, target, ids, TOKENS, rounded, 0)
@@ -125,7 +118,7 @@ async def test_one_text_per_prompt_and_seed_whatever_the_draft(
 
 
 async def test_sixteen_at_once_read_as_if_alone(
-    tandem: Tandem, services: Services, prompts: list[str], nothing_left: None
+    tandem: Tandem, prompts: list[str], nothing_left: None
 ) -> None:
     mixed = [
         ask(prompt[: 10 + 7 * n], temperature=n % 3 / 2, seed=n, tokens=8 + 5 * n)
@@ -135,23 +128,23 @@ async def test_sixteen_at_once_read_as_if_alone(
     together = await asyncio.gather(*(tandem.stub.Generate(request) for request in mixed))
     assert [r.text for r in together] == [r.text for r in alone]
     assert [r.token_ids for r in together] == [r.token_ids for r in alone]
-    await services.assert_no_session_is_left()
 
 
-@pytest.mark.parametrize("family", SERVED)
+@pytest.mark.usefixtures("waited_for")
 @pytest.mark.parametrize(
-    "own_drafter", [True, False], ids=["drafted-by-itself", "drafted-by-a-stranger"]
+    ("family", "own_drafter"),
+    [("gpt2", True), ("gpt_neox", False), ("llama", True), ("qwen2", False)],
 )
 async def test_other_architectures_keep_the_promise(
-    family: str, own_drafter: bool, make_model: MakeModel, prompts: list[str]
+    family: str, own_drafter: bool, make_model: MakeModel
 ) -> None:
-    """A tiny random target, once with itself as drafter (all is accepted) and once with another
-    random model.
+    """A tiny random target with itself as drafter, of which all is accepted, or with another random
+    model.
     """
     folder = make_model(family, 0)
     draft = folder if own_drafter else make_model(family, 1)
     alone = AutoModelForCausalLM.from_pretrained(folder).eval()
-    rows = [[37 * n % 4000 + 2, 91, 17 * n % 4000 + 2] for n in range(8)]
+    rows = [[37 * n % 4000 + 2, 91, 17 * n % 4000 + 2] for n in range(4)]
     async with (
         serve_models(Pair(folder, draft)) as services,
         serve_all(services, ray=False) as tandem,
@@ -166,7 +159,7 @@ async def test_other_architectures_keep_the_promise(
     for row, tokens, answer in zip(rows, streamed, lockstep, strict=True):
         assert tokens == tuple(answer.token_ids)
         assert list(tokens) == reference.generate(alone, row, TOKENS)
+        figures = answer.speculation
+        assert figures.num_steps_with_guesses == figures.num_spec_steps
+        assert figures.num_spec_steps == (-(-len(tokens) // 7) if own_drafter else len(tokens))
     assert plain == drafted
-    accepted = sum(answer.speculation.num_accepted_draft_tokens for answer in lockstep)
-    guessed = sum(answer.speculation.num_steps_with_guesses for answer in lockstep)
-    assert (accepted > 3 * guessed) == own_drafter

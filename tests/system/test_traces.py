@@ -13,6 +13,8 @@ from tandem.benchmarks.peers.round_workers import connected
 from tests.conftest import Pair
 from tests.services.collector import Collector, collecting
 
+pytestmark = pytest.mark.long("starts eight processes, one of them a Ray")
+
 PROMPT, TOKENS = "Once upon a time there was a canary", 200
 
 
@@ -21,7 +23,7 @@ async def traced(pair: Pair, collector: Collector, ray: bool) -> tuple[str, str,
     of the one who asked, and steps of the answer.
     """
     async with AsyncExitStack() as scope:
-        flags = ("--otlp-endpoint", collector.endpoint, "--log-level", "error")
+        flags = ("--otlp-endpoint", collector.endpoint)
         models = {"verifier": pair.target, "drafter": pair.draft}
         always = ("--threads", "1", "--draft-cost", "0")  # drafts, however fast the target is
         processes = {

@@ -1,0 +1,119 @@
+"""Mistakes planted in a copy of the project, one at a time; `make test` has to find each.
+
+    .venv/bin/python -m tests.mutants [NAME ...]
+
+Prints the first test that fails for each mistake; ends with 1 if one was not found.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).parents[1]
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "smollm2", "__pycache__", ".*_cache")
+PYTEST = ["pytest", "-n", "logical", "--dist", "loadfile", "--no-loadscope-reorder", "-q", "-x"]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A file, a text that stands once in it, and the mistake that replaces it."""
+
+    file: str
+    right: str
+    wrong: str
+
+
+MUTANTS = {
+    "the stop string that ends last cuts the text": Mutant(
+        "orchestrator/frontend/text.py",
+        "at, self.matched = min(found)",
+        "at, self.matched = max(found)",
+    ),
+    "a stop string counts one token before min_new_tokens": Mutant(
+        "orchestrator/frontend/text.py", "self._min_tokens < 0", "self._min_tokens <= 0"
+    ),
+    "a prompt may reach one token above the context": Mutant(
+        "orchestrator/frontend/checks.py",
+        "elif len(prompt) + wanted > model.context_length:",
+        "elif len(prompt) + wanted > model.context_length + 1:",
+    ),
+    "the drafter keeps the session of a request that has ended": Mutant(
+        "orchestrator/rounds/relay.py", "self.drafter.close(self.generation.session_id)", "pass"
+    ),
+    "a busy service says that it is unavailable": Mutant(
+        "protos/errors.py", 'status = "RESOURCE_EXHAUSTED"', 'status = "UNAVAILABLE"'
+    ),
+    "accepted tokens behind a stop string are counted": Mutant(
+        "orchestrator/frontend/answer.py", "min(step.accepted, used)", "step.accepted"
+    ),
+    "a share that was served keeps its credit": Mutant(
+        "orchestrator/frontend/fair_queue.py",
+        "first.credit - turn.cost if first.waiting else 0",
+        "first.credit",
+    ),
+    "tokens that were rejected stay in the session": Mutant(
+        "engine/cache/sessions.py", "del session.tokens[session.reusable(context) :]", "pass"
+    ),
+    "the session that was used last is evicted first": Mutant(
+        "engine/cache/eviction.py",
+        "            sessions[name].used,",
+        "            -sessions[name].used,",
+    ),
+    "a close forgets a session that is at a newer turn": Mutant(
+        "engine/cache/sessions.py",
+        "if (session := self._open.get(session_id)) and session.turn > turn:",
+        "if (session := self._open.get(session_id)) and session.turn > turn + 1:",
+    ),
+    "penalties count the newest token of a step alone": Mutant(
+        "verifier_service/decoding.py",
+        "self.adjustment.extend(tokens)",
+        "self.adjustment.extend(tokens[-1:])",
+    ),
+    "a text goes on for one token after a stop token": Mutant(
+        "verifier_service/decoding.py",
+        "return tokens[: end + 1], True",
+        "return tokens[: end + 2], True",
+    ),
+}
+
+
+def find(mutant: Mutant) -> str:
+    """The first test that fails with the mistake; nothing if all pass."""
+    with TemporaryDirectory() as folder:
+        copy = Path(folder) / "project"
+        shutil.copytree(ROOT, copy, symlinks=True, ignore=LEFT_OUT)
+        file = copy / mutant.file
+        text = file.read_text(encoding="utf-8")
+        assert text.count(mutant.right) == 1, f"{mutant.file} has changed: {mutant.right}"
+        file.write_text(text.replace(mutant.right, mutant.wrong), encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-m", *PYTEST, "-m", "not long", "--ignore", "tests/real"],
+            cwd=copy,
+            env=os.environ | {"PYTHONPATH": str(copy / "src")},
+            capture_output=True,
+            text=True,
+        )
+    found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    assert found or done.returncode == 0, done.stdout + done.stderr
+    return found[1] if found else ""
+
+
+def main(*names: str) -> int:
+    """Plant those that are named, or all; returns how many were not found, at most 1."""
+    missed = 0
+    for name in names or MUTANTS:
+        test = find(MUTANTS[name])
+        print(f"{name}: {test or 'NOT FOUND'}", flush=True)
+        missed |= not test
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
