@@ -2,7 +2,7 @@
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 # As many processes as processors; the tests of a file stay in one and share what they start.
-PYTEST := $(BIN)/python -m pytest --numprocesses logical --dist loadfile --no-loadscope-reorder
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses logical --dist loadfile --no-loadscope-reorder
 TEST_ARGS ?=
 MODEL_ARGS ?=
 ENGINE_ARGS ?=

@@ -14,7 +14,7 @@ CONTEXT = 256
 WINDOW = 16
 ENDS = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
 PLAIN = {
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "hidden_size": 64,
     "num_attention_heads": 4,
     "intermediate_size": 128,
@@ -23,7 +23,7 @@ PLAIN = {
 }
 GROUPED = {**PLAIN, "num_key_value_heads": 2}  # query heads share keys
 SIZED = {**GROUPED, "head_dim": 16}
-GPT2 = {"n_layer": 3, "n_embd": 64, "n_head": 4, "n_positions": CONTEXT, **ENDS}
+GPT2 = {"n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": CONTEXT, **ENDS}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 QWEN_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LATENT = {
@@ -167,7 +167,7 @@ CONFIGS |= {
         **PLAIN, **LATENT, **ROUTED, index_n_heads=2, index_head_dim=16
     ),
     "diffllama": lambda: tf.DiffLlamaConfig(**GROUPED),
-    "lfm2": lambda: tf.Lfm2Config(**GROUPED, layer_types=["conv", "full_attention", "conv"]),
+    "lfm2": lambda: tf.Lfm2Config(**GROUPED, layer_types=["conv", "full_attention"]),
     "llama4": lambda: tf.Llama4TextConfig(**LLAMA4),
     "mamba": lambda: tf.MambaConfig(num_hidden_layers=2, hidden_size=64, state_size=8, **ENDS),
 }
@@ -177,7 +177,7 @@ REFUSED = {
     "bloom": "BloomForCausalLM does not attend through transformers' AttentionInterface",
     "deepseek_v32": "DeepseekV32ForCausalLM asks its attention for 'indices'",
     "diffllama": "DiffLlamaForCausalLM attends more than once in a layer",
-    "lfm2": "Lfm2ForCausalLM has attention in 1 of its 3 layers only",
+    "lfm2": "Lfm2ForCausalLM has attention in 1 of its 2 layers only",
     "llama4": "Llama4ForCausalLM scales attention by a token's place in the batch",
     "mamba": "MambaForCausalLM keeps a recurrent state",
 }

@@ -37,8 +37,10 @@ needs_kernels = pytest.mark.skipif(kernels() is None, reason="the kernels were n
 
 
 @needs_kernels
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", [*SERVED, "qwen2_window"])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [*((family, "float32") for family in (*SERVED, "qwen2_window")), ("llama", "bfloat16")],
+)
 def test_every_row_is_the_same_alone_and_in_a_crowd(
     family: str, dtype: str, make_model: MakeModel
 ) -> None:

@@ -29,9 +29,10 @@ MakeModel = Callable[[str, int], Path]
 MakeBiased = Callable[[str], Path]
 POSITIONS = 2048
 DTYPES = ("float32", "bfloat16", "float16")
-HALF = ("llama", "gpt_neox", "gemma2", "mixtral", "olmoe", "qwen3_moe")  # in float16 too
-SERVED = [
-    (name, dtype) for dtype in DTYPES for name in (HALF if dtype == "float16" else ARCHITECTURES)
+HALF = ("llama", "gpt_neox", "gemma2", "mixtral", "olmoe", "qwen3_moe")
+SERVED = [  # in float32: test_architectures.py
+    *((name, "bfloat16") for name in ARCHITECTURES),
+    *((name, "float16") for name in HALF),
 ]
 WAYS = (
     *(("llama", way) for way in ("paths", "tiles", "rows")),

@@ -150,6 +150,7 @@ async def test_a_drafter_is_registered_only_while_its_model_serves() -> None:
 
 async def test_a_front_end_that_is_silent_is_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "SECONDS", 0.02)
+    monkeypatch.setattr(heartbeat, "MISSED", 5)
     calls = []
 
     class Silent(registration_pb2_grpc.RegistrationServiceServicer):

@@ -60,6 +60,7 @@ async def two(embedded: Pair) -> AsyncIterator[FrontEnds]:
         yield started
 
 
+@pytest.mark.long("starts front ends as processes and kills each")
 @pytest.mark.parametrize("rule", ["match", "reject"])
 async def test_a_stream_survives_every_front_end_in_turn(two: FrontEnds, rule: str) -> None:
     """Also where the text depends on its drafts."""
@@ -81,6 +82,7 @@ async def test_a_stream_survives_every_front_end_in_turn(two: FrontEnds, rule: s
             assert (text, tokens) == (calm.text, list(calm.token_ids))
 
 
+@pytest.mark.long("starts front ends as processes and kills one")
 async def test_the_only_front_end_may_come_back(two: FrontEnds) -> None:
     place, *_ = two.processes
     async with AsyncClient(place) as client:

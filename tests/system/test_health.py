@@ -80,6 +80,7 @@ async def verify(channel: aio.Channel, session: bytes = bytes(16)) -> None:
     await VerifierClient(channel).verify(context, Draft((), ()), SamplingParams())
 
 
+@pytest.mark.long("starts a verifier as a process, stops and kills it")
 async def test_a_front_end_serves_when_its_verifier_does(embedded: Pair) -> None:
     """The verifier is stopped, goes on, and is killed; the drafter is away all the time."""
     async with AsyncExitStack() as scope:

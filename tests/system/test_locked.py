@@ -17,6 +17,8 @@ from tandem.orchestrator.cli import certificates, terminal
 from tests.documents import ROOT, blocks
 from tests.running_up import TANDEM, serving
 
+pytestmark = pytest.mark.long("starts all services with TLS, and programs beside them")
+
 
 @dataclass(frozen=True)
 class Locked:

@@ -27,6 +27,7 @@ def round_workers() -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.long("starts Ray, stops and kills its round workers")
 @pytest.mark.parametrize("strike", [signal.SIGSTOP, signal.SIGKILL])
 async def test_a_lost_round_worker_costs_a_resume_and_neither_a_token_nor_a_session(
     strike: signal.Signals,
