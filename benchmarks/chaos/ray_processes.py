@@ -23,9 +23,12 @@ def ray_processes(orchestrator: int, name: bytes) -> list[int]:
 
 
 def running() -> Iterator[tuple[int, int, int, bytes]]:
-    """Every process of the machine: its number, its parent's, its session's, and its program."""
+    """Every process of the machine that has not ended: its number, its parent's, its session's, and
+    its program.
+    """
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             program = (folder / "cmdline").read_bytes().partition(b"\0")[0]
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            yield int(folder.name), int(fields[1]), int(fields[3]), program
+            if fields[0] != "Z":
+                yield int(folder.name), int(fields[1]), int(fields[3]), program

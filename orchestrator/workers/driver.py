@@ -68,13 +68,15 @@ async def drive(config: OrchestratorConfig) -> None:
 
 
 def end_with(parent: int) -> None:
-    """End when this parent does, in order if that takes no longer than it may."""
+    """End when this parent does, in order if that takes no longer than it may; otherwise with every
+    process of Ray that this one has started: they are in its process group.
+    """
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1)
         time.sleep(STOP_SECONDS)
-        os._exit(1)
+        os.killpg(os.getpgrp(), signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True).start()
 
@@ -100,3 +102,5 @@ if __name__ == "__main__":
         main()
     except (BrokenPipeError, EOFError):  # the front end has ended
         sys.exit(1)
+    finally:  # an agent of Ray that had just started would try for minutes to reach its node
+        os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Mapping
@@ -192,7 +193,7 @@ class DriverProcess:
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
-                    process.kill()
+                    os.killpg(process.pid, signal.SIGKILL)  # and what it has started of Ray
                 with suppress(TimeoutError):
                     await asyncio.wait_for(process.communicate(), KILL_SECONDS)
 
