@@ -35,6 +35,7 @@ from tandem.drafter_service.tree.growing import GrowingTree
 from tandem.drafter_service.tree.pending import chain_segment
 from tandem.drafter_service.tree.session_text import FactTokens, SessionText
 from tandem.drafter_service.tree.token_tree import TokenTree
+from tandem.drafter_service.tree.vocabulary import Vocabulary
 from tandem.drafter_service.tree.worth import Conditions, DrafterHistory, Worth
 from tandem.engine.cache.sessions import Sessions
 from tandem.engine.model.load import load
@@ -100,7 +101,7 @@ class Drafter:
         growth = TokenTree(SHAPE, LENGTH, self._sessions.context_length, 1, worth)
         tokens = self._forward.model.token_count
         opening = Drafting(self._context, params, SHAPE)
-        text = SessionText(self._sessions, self._session, opening, growth, tokens)
+        text = SessionText(self._sessions, self._session, opening, growth, Vocabulary(tokens))
         guess = expander(SHAPE, params, LENGTH, torch.ones(tokens))
         stream = JobStream[FactTokens, Guess](deque(), 1, 1)
         return text, GrowingTree(text, guess, stream, worth, time.perf_counter, self._first)
@@ -128,7 +129,7 @@ class Drafter:
 @torch.inference_mode()
 def measure(folder: Path, repetitions: int) -> dict[tuple[str, int], Row]:
     """Median milliseconds, by name and nodes: all take turns; raises Unusable."""
-    model = load(folder)
+    model = load(folder, "float32")
     network: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, local_files_only=True
     )

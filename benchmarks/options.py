@@ -8,6 +8,7 @@ bit for bit; the log-probabilities are also compared with a plain forward pass o
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -160,6 +161,7 @@ async def compare(
 
 async def measure(target: Path, draft: Path, requests: int, seed: int, at_once: int) -> Any:
     """The comparison with a running system."""
+    os.environ["TANDEM__VERIFIER__DTYPE"] = "float32"  # as the network that it is compared with
     prompts, network = tokenised(target, story_count()), load(target)
     async with tandem_up(target, draft, False, *ALWAYS) as stub:
         return await compare(stub, network, prompts, requests, seed, at_once)

@@ -32,6 +32,7 @@ from tandem.drafter_service.tree.node import Child, Expansion
 from tandem.drafter_service.tree.pending import chain_segment
 from tandem.drafter_service.tree.session_text import FactTokens, SessionText
 from tandem.drafter_service.tree.token_tree import TokenTree
+from tandem.drafter_service.tree.vocabulary import Vocabulary
 from tandem.drafter_service.tree.whole import whole_drafts
 from tandem.drafter_service.visible import visible_tokens
 from tandem.engine.config import ModelServiceConfig
@@ -108,7 +109,7 @@ class InProcess:
             first = yield from sessions.feed(context, chain_segment(session, fresh))
             sessions.keep(session, context, ())
             growth = TokenTree(opening.shape, context.length, sessions.context_length)
-            text = SessionText(sessions, session, opening, growth, self.tokens)
+            text = SessionText(sessions, session, opening, growth, Vocabulary(self.tokens))
             yield from whole_drafts(text, guess, stream, first, once=True)
 
 

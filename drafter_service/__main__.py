@@ -1,13 +1,7 @@
 """Start a drafter: `python -m tandem.drafter_service --model DIR`."""
 
 from tandem.engine.config import ModelServiceConfig
-from tandem.protos.service import priority
 from tandem.protos.service.command import command
 
 if __name__ == "__main__":
-    command(
-        "drafter",
-        ModelServiceConfig,
-        "tandem.drafter_service.service",
-        ready=lambda config: priority.lower(config.niceness),
-    )
+    command("drafter", ModelServiceConfig, "tandem.drafter_service.service")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
+
+import structlog
 
 from tandem.drafter_service.foreign.chains import ChainJob, ChainSetup
 from tandem.drafter_service.foreign.target_text import TargetTexts
@@ -16,16 +19,19 @@ from tandem.drafter_service.tree.expansion import branching, expander, is_whole
 from tandem.drafter_service.tree.growing import GrowingTree
 from tandem.drafter_service.tree.session_text import FactTokens, SessionText
 from tandem.drafter_service.tree.token_tree import TokenTree
+from tandem.drafter_service.tree.vocabulary import Vocabulary
 from tandem.drafter_service.tree.whole import whole_drafts
 from tandem.drafter_service.tree.worth import Conditions, DrafterHistory, Worth
 from tandem.drafter_service.visible import visible_tokens
 from tandem.engine.host import Host
 from tandem.engine.schedule.job_stream import JobStream
 from tandem.engine.schedule.task import Job
-from tandem.protos.fingerprint import fingerprint, tokens_by_id
+from tandem.protos.fingerprint import fingerprint, nearly_same, tokens_by_id
 from tandem.protos.streams import Drafting, Guess
 from tandem.protos.tokenizer import tokenizer_of
 from tandem.protos.types import ModelDescription
+
+log = structlog.get_logger()
 
 
 class Drafter(Protocol):
@@ -45,14 +51,45 @@ class Drafter(Protocol):
         """What callers need to know."""
 
 
-class TreeDrafter:
-    """Draft model and target share their tokens."""
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """The tokens of a target that a drafter with another tokenizer speaks."""
 
-    def __init__(self, host: Host) -> None:
+    fingerprint: str
+    tokens: Mapping[int, str]
+
+    @classmethod
+    def of(cls, speaks: Path) -> Spoken:
+        """Those of a model directory; raises Unusable."""
+        return cls(fingerprint(speaks), tokens_by_id(speaks))
+
+    def as_spoken(self, model: ModelDescription) -> ModelDescription:
+        """A draft model with these tokens."""
+        return replace(
+            model,
+            tokenizer_fingerprint=self.fingerprint,
+            vocab_size=max(self.tokens) + 1,
+            end_token_ids=(),
+        )
+
+
+class TreeDrafter:
+    """Draft model and target share their tokens, or nearly all of them: `speaks` is the target's
+    model directory then.
+    """
+
+    def __init__(self, host: Host, speaks: Path | None = None) -> None:
         self._host, self._sessions = host, host.sessions
         self._history = DrafterHistory()
         model = host.runner.model
         self._visible = visible_tokens(host.config.model, model.token_count).to(model.device)
+        self._vocabulary = Vocabulary(model.token_count)
+        self._speaks = Spoken.of(speaks) if speaks else None
+        if self._speaks:
+            own = tokens_by_id(host.config.model)
+            self._vocabulary = Vocabulary.shared(model.token_count, own, self._speaks.tokens)
+            foreign = len(self._vocabulary.foreign)
+            log.info("nearly the target's tokenizer", never_drafted=foreign, tokens=len(own))
 
     def draft(
         self, opening: Drafting, stream: JobStream[FactTokens, Guess], conditions: Conditions
@@ -63,16 +100,17 @@ class TreeDrafter:
         whole = special or opening.lockstep or opening.once
         shape = branching(opening.shape) if special else opening.shape
         guess = partial(expander, shape, params, visible=self._visible)
-        rates, cost = self._host.thread.rates, self._host.config.draft_cost
+        rates, cost = self._host.thread.costs.rates, self._host.config.draft_cost
         worth = None if whole else Worth(conditions, rates, self._history, cost)
         clock, inbox = time.perf_counter, stream.inbox
-        with DeferredPrefill(self._sessions, opening.context, inbox, worth, clock) as prefill:
+        read = self._vocabulary.read
+        with DeferredPrefill(self._sessions, opening.context, inbox, worth, clock, read) as prefill:
             first = yield from self._sessions.feed(opening.context, prefill.step_input)
             session, context = prefill.session, prefill.context
             self._sessions.keep(session, context, ())
-            limit, visible = self._sessions.context_length, len(self._visible)
+            limit = self._sessions.context_length
             tree = TokenTree(shape, context.length, limit, context.turn, worth)
-            text = SessionText(self._sessions, session, opening, tree, visible)
+            text = SessionText(self._sessions, session, opening, tree, self._vocabulary)
             if worth is None:
                 yield from whole_drafts(text, guess, stream, first, opening.once)
                 return
@@ -86,17 +124,16 @@ class TreeDrafter:
         self._sessions.close(session_id, turn)
 
     def describe(self) -> ModelDescription:
-        """The draft model."""
-        return self._host.describe()
+        """The draft model, with the target's tokens."""
+        model = self._host.describe()
+        return self._speaks.as_spoken(model) if self._speaks else model
 
 
 class ChainDrafter:
     """The target has another tokenizer, that of the model directory `speaks`."""
 
     def __init__(self, host: Host, speaks: Path) -> None:
-        self._host = host
-        self._fingerprint = fingerprint(speaks)
-        self._vocab_size = max(tokens_by_id(speaks)) + 1
+        self._host, self._speaks = host, Spoken.of(speaks)
         draft, target = (tokenizer_of(model) for model in (host.config.model, speaks))
         self._texts = TargetTexts(2 * host.config.max_sessions)
         tokens = host.runner.model.token_count
@@ -116,14 +153,14 @@ class ChainDrafter:
 
     def describe(self) -> ModelDescription:
         """The draft model with the target's tokens, as far as its tokenizer knows them."""
-        return replace(
-            self._host.describe(),
-            tokenizer_fingerprint=self._fingerprint,
-            vocab_size=self._vocab_size,
-            end_token_ids=(),
-        )
+        return self._speaks.as_spoken(self._host.describe())
 
 
 def drafter_of(host: Host) -> Drafter:
-    """As configured; raises Unusable."""
-    return ChainDrafter(host, host.config.speaks) if host.config.speaks else TreeDrafter(host)
+    """As configured: it translates where the target's tokenizer is another one than its own, and
+    not only nearly the same; raises Unusable.
+    """
+    speaks = host.config.speaks
+    if speaks is None or nearly_same(tokens_by_id(host.config.model), tokens_by_id(speaks)):
+        return TreeDrafter(host, speaks)
+    return ChainDrafter(host, speaks)

@@ -35,7 +35,9 @@ class ModelServiceConfig(ServiceConfig):
         description="common names of certificates that may call, with commas",
     )
     speaks: hub.TokenizerPath | None = Field(
-        default=None, description="directory of a target with another tokenizer, for drafters"
+        default=None,
+        description="directory of a target with another tokenizer, or one that differs in a few"
+        " tokens, for drafters",
     )
     register_at: Addresses = Field(
         default="",
@@ -57,16 +59,11 @@ class ModelServiceConfig(ServiceConfig):
         description="seconds of the verifier that a drafter's second may cost; 0: always draft; by"
         f" default {OWN_COST}, or {SHARED_COST} on fewer than {ENOUGH_CORES} cores",
     )
-    niceness: int = Field(
-        default=10,
-        ge=0,
-        le=19,
-        description="how far a drafter lets other programs of its machine go first, from 0 to 19",
-    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(
         default=None,
-        description="float32, bfloat16, float16 or auto, as the model was saved; by default float32"
-        " on a CPU and auto on other devices; of a GGUF file, how keys and values are cached",
+        description="float32, bfloat16, float16 or auto, as the model was saved; by default auto,"
+        " but on a CPU float32 unless it was saved in bfloat16 and the processor has instructions"
+        " for that; of a GGUF file, how keys and values are cached, by default float32",
     )
     weights: Literal["full", "int8"] = Field(
         default="full", description="int8: rounded to 8 bits, for drafters on a CPU"
@@ -75,23 +72,35 @@ class ModelServiceConfig(ServiceConfig):
         default=None,
         description="logits that do not depend on the rest of a batch; by default a verifier's",
     )
+    self_test: Literal["refuse", "warn"] = Field(
+        default="refuse",
+        description="what happens to a model whose logits are farther from those of transformers"
+        " than rounding explains; warn: it is served with a warning, and never called exact",
+    )
     device: str = Field(default="cpu", description="cpu, cuda, cuda:1, ...")
+    numa: int | None = Field(
+        default=None,
+        ge=0,
+        description="NUMA node whose processors, and so whose memory, the process uses; by default"
+        " all",
+    )
     threads: int = Field(
-        default_factory=cores.usable,
+        default_factory=lambda known: cores.usable(numa=known.get("numa")),
         ge=1,
-        description="CPU threads of the model; by default one per core",
+        description="CPU threads of the model; by default one per physical core of a NUMA node",
     )
     max_sessions: int = Field(default=64, ge=1, description="open sessions")
     kv_bytes: ByteSize | None = Field(
         default=None,
         ge=1,
-        description="memory for keys and values, e.g. 4GiB; by default 2GiB, or kv_share",
+        description="memory for keys and values, e.g. 4GiB; by default kv_share",
     )
     kv_share: float = Field(
-        default=0.4,
+        default=0.3,
         gt=0,
         le=1,
-        description="part of a CUDA device's free memory for keys and values, without kv_bytes",
+        description="part of the memory that is free beside the weights for keys and values,"
+        " without kv_bytes",
     )
     max_batch_sessions: int = Field(default=32, ge=1, description="sessions in one forward pass")
     max_batch_tokens: int = Field(default=512, ge=16, description="tokens in one forward pass")
@@ -102,7 +111,10 @@ class ModelServiceConfig(ServiceConfig):
         default=0.25, gt=0, description="about how long a pass over prompts alone takes"
     )
     context_length: int | None = Field(
-        default=None, ge=2, description="tokens per session, at most the model's"
+        default=None,
+        ge=2,
+        description="tokens per session; by default the model's, or what the memory for keys and"
+        " values holds",
     )
     session_ttl: float = Field(
         default=120.0, gt=0, description="seconds until an idle session is reclaimed"
@@ -120,6 +132,11 @@ class ModelServiceConfig(ServiceConfig):
     def folder(self) -> Path:
         """The directory that is loaded."""
         return self.model
+
+    def prepare(self) -> None:
+        """Stay on the NUMA node; raises Unusable."""
+        if self.numa is not None:
+            cores.bind(self.numa)
 
     @model_validator(mode="after")
     def _registers_with_a_token(self) -> ModelServiceConfig:

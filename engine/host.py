@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 import torch
@@ -20,33 +20,33 @@ from prometheus_client import CollectorRegistry
 from pydantic import ByteSize
 
 from tandem.engine.activity import Activity
-from tandem.engine.cache.ranges import BLOCK
 from tandem.engine.cache.sessions import Sessions
+from tandem.engine.capacity import context_of, kv_memory, positions_for, sessions_of
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.exact.exactness import Exactness, positions_tried, self_test
 from tandem.engine.exact.fingerprint import model_fingerprint, weights_fingerprint
 from tandem.engine.forward.cuda import cublas
 from tandem.engine.loading import load_model, runner_of
-from tandem.engine.memory import available, cache_bytes
+from tandem.engine.memory import available
 from tandem.engine.metrics import ModelMetrics, SessionCollector
-from tandem.engine.model_runner import LoadedModel, ModelRunner
+from tandem.engine.model.generation import generation_defaults
+from tandem.engine.model_runner import ModelRunner
 from tandem.engine.schedule.batch import StepLimits
 from tandem.engine.schedule.profile import light_seconds
 from tandem.engine.schedule.progress import StepReport
 from tandem.engine.schedule.scheduler import ModelThread
+from tandem.engine.weights import weights_bytes
 from tandem.protos.errors import InvalidRequest, Unusable
 from tandem.protos.fingerprint import fingerprint
 from tandem.protos.hub import name_of
-from tandem.protos.service.about import report_model
+from tandem.protos.service.about import announce_model, report_model
 from tandem.protos.service.process import announce
 from tandem.protos.service.tasks import background
 from tandem.protos.transport import rpc
 from tandem.protos.transport.health import Health
-from tandem.protos.types import ModelDescription
+from tandem.protos.types import GenerationDefaults, ModelDescription
 
-KV_BYTES = 2 << 30  # on a CPU
 HEALTH_SECONDS = 0.25  # between two looks at the model thread
-SCRATCH = 256  # positions after the longest context for drafted nodes
 
 log = structlog.get_logger()
 
@@ -63,25 +63,31 @@ class Host:
     tokenizer_fingerprint: str
     fingerprint: str
     weights_fingerprint: str
+    weights_bytes: int
+    generation: GenerationDefaults
     health: Health
 
     def describe(self) -> ModelDescription:
         """The model and how full it is."""
-        model = self.runner.model
+        model, sessions, positions = self.runner.model, self.sessions, self.runner.pool.positions
         return ModelDescription(
             name=name_of(self.config.model),
             tokenizer_fingerprint=self.tokenizer_fingerprint,
             vocab_size=model.vocab_size,
-            context_length=self.sessions.context_length,
+            context_length=sessions.context_length,
             end_token_ids=model.end_token_ids,
             device=device_name(model.device),
             dtype=model.numbers,
-            sessions=len(self.sessions),
+            sessions=len(sessions),
             exactness=str(self.exactness),
-            cache_usage=self.sessions.usage,
+            cache_usage=sessions.usage,
             kernels=model.kernels,
             fingerprint=self.fingerprint,
             weights_fingerprint=self.weights_fingerprint,
+            generation=self.generation,
+            weights_bytes=self.weights_bytes,
+            cache_positions=positions,
+            full_sessions=sessions_of(positions, sessions.context_length, sessions.max_sessions),
         )
 
     async def close(self, session_id: bytes, close: Callable[[bytes], None]) -> None:
@@ -113,11 +119,13 @@ async def hosting(
     tokenizer = fingerprint(config.model)
     model = await asyncio.to_thread(model_fingerprint, runner, tokenizer)
     weights = await asyncio.to_thread(weights_fingerprint, config.model, tokenizer)
+    generation, unused = generation_defaults(config.model, runner.model.vocab_size)
+    if unused and verb == "verify":
+        log.warning("generation_config.json has what is not there", settings=", ".join(unused))
     light = await asyncio.to_thread(light_seconds, runner)
-    context_length = config.context_length or runner.model.context_length
     sessions = Sessions(
         runner.pool,
-        context_length,
+        context_of(runner.pool.positions, config.context_length or runner.model.context_length),
         config.max_sessions,
         _new_epoch,
         config.session_ttl,
@@ -143,15 +151,22 @@ async def hosting(
         health = Health()
         async with background(_report(thread, health), activity.run()):
             prints = tokenizer, model, weights
-            host = Host(runner, sessions, thread, config, exactness, *prints, health)
+            known = *prints, weights_bytes(runner.model), generation
+            host = Host(runner, sessions, thread, config, exactness, *known, health)
             report_model(registry, host.describe())
+            announce_model(host.describe())
             yield host
 
 
 async def _report(thread: ModelThread, health: Health) -> None:
-    """Report again and again whether the model thread serves."""
+    """Report again and again whether the model thread serves; raises Unusable when it never will
+    any more, so that the process ends and can be started again.
+    """
     while True:
-        health.report("model thread", thread.problem(time.perf_counter()))
+        ended, problem = thread.ended, thread.problem(time.perf_counter())
+        health.report("model thread", problem)
+        if ended:
+            raise Unusable(f"the model can be served no more: {problem}")
         await asyncio.sleep(HEALTH_SECONDS)
 
 
@@ -167,16 +182,23 @@ def load_and_test(config: ModelServiceConfig, exact: bool) -> tuple[ModelRunner,
     if config.context_length and config.context_length > model.context_length:
         limit = f"is above what the model can be trusted with, {model.context_length}"
         raise Unusable(f"context_length {config.context_length} {limit}")
-    longest = (config.context_length or model.context_length) + SCRATCH
+    longest, tried = config.context_length or model.context_length, positions_tried(model)
     each = model.position_bytes
-    least = max(longest + BLOCK, positions_tried(model))
-    setting, kv_bytes = _kv_bytes(model, config)
+    setting, kv_bytes = kv_memory(model, config)
     size = f"{setting} {ByteSize(kv_bytes).human_readable()}"
-    positions = min(kv_bytes // each, config.max_sessions * least)
+    positions = min(kv_bytes // each, config.max_sessions * positions_for(longest, tried))
+    least = positions_for(config.context_length or 1, tried)
     if positions < least:
         one = ByteSize(each * least).human_readable()
-        raise Unusable(
-            f"{size} is less than one session needs, {one}; raise it or lower context_length"
+        lower = " or lower context_length" if config.context_length else ""
+        raise Unusable(f"{size} is less than one session needs, {one}; raise it{lower}")
+    if (held := context_of(positions, longest)) < longest:
+        log.warning(
+            "the context is as long as memory allows",
+            model=str(config.model),
+            context_length=held,
+            model_context_length=longest,
+            kv_bytes=kv_bytes,
         )
     left = available()
     if model.device.type == "cpu" and left is not None and positions * each > left:
@@ -186,7 +208,7 @@ def load_and_test(config: ModelServiceConfig, exact: bool) -> tuple[ModelRunner,
     announce("testing", model=str(config.model))
     try:
         runner = runner_of(model, positions, exact)
-        exactness = _self_tested(runner, str(config.model), exact)
+        exactness = _self_tested(runner, config, exact)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise Unusable(f"{size} do not fit into memory; lower it") from error
     _log_model(runner, str(config.model), exactness, exact)
@@ -207,24 +229,18 @@ def _log_model(runner: ModelRunner, name: str, exactness: Exactness, exact: bool
     )
     if runner.problem:
         log.warning("slow for its device", model=name, problem=runner.problem)
+    if exactness.wrong:
+        log.warning("other logits than those of transformers", model=name, problem=exactness.wrong)
     if exact and exactness.problem:
         log.warning("not exact", model=name, problem=exactness.problem)
 
 
-def _kv_bytes(model: LoadedModel, config: ModelServiceConfig) -> tuple[str, int]:
-    """Bytes for keys and values, after the setting that decides how many."""
-    if config.kv_bytes or model.device.type != "cuda":
-        return "kv_bytes", config.kv_bytes or KV_BYTES
-    torch.cuda.empty_cache()  # what loading left
-    free, _ = torch.cuda.mem_get_info(model.device)
-    return "kv_share", cache_bytes(free, config.kv_share, model.vocab_size)
-
-
-def _self_tested(runner: ModelRunner, name: str, exact: bool) -> Exactness:
+def _self_tested(runner: ModelRunner, config: ModelServiceConfig, exact: bool) -> Exactness:
     """What a model promises; where it is not exact, it was tried as it is going to be served."""
-    exactness = self_test(runner, name)
+    name, strict = str(config.model), config.self_test == "refuse"
+    exactness = self_test(runner, name, strict)
     if exact and exactness.problem and runner.give_up_exactness():
-        self_test(runner, name)
+        exactness = replace(exactness, wrong=self_test(runner, name, strict).wrong)
     runner.model.reference.release()
     began = time.perf_counter()
     if captured := runner.capture_passes():

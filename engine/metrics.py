@@ -103,6 +103,13 @@ class SessionCollector(Collector):
         reused.add_metric([], counts.reused_tokens)
         sessions = GaugeMetricFamily("tandem_sessions", "Open sessions", len(self._sessions))
         usage = GaugeMetricFamily(
-            "tandem_kv_cache_usage_perc", "Used part of the memory, 0 to 1", self._sessions.usage
+            "tandem_kv_cache_usage_perc",
+            "Part of the memory that open sessions use, 0 to 1",
+            self._sessions.usage,
         )
-        return [misses, evictions, stale, reused, sessions, usage]
+        prefixes = GaugeMetricFamily(
+            "tandem_prefix_cache_usage_perc",
+            "Part of the memory that holds prefixes kept for reuse, and is free when it is wanted",
+            self._sessions.prefix_usage,
+        )
+        return [misses, evictions, stale, reused, sessions, usage, prefixes]

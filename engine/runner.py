@@ -54,7 +54,9 @@ class HFRunner:
         rows = backend in BY_ROWS or (backend is None and model.device.type == "cuda")
         try:
             self.pool = KVPool(
-                model.layers, positions, model.dtype, model.device, padding=int(rows)
+                *(model.layers, positions, model.dtype, model.device),
+                padding=int(rows),
+                reads_unseen=rows,
             )
         except RuntimeError as error:  # how torch reports that there is no memory
             raise MemoryError(str(error)) from error

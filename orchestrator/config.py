@@ -63,6 +63,11 @@ class OrchestratorConfig(ServiceConfig):
     draft_schedule: Literal["goodput", "constant", "heuristic"] = Field(
         default="goodput", description="goodput, constant or heuristic"
     )
+    generation_config: Literal["auto", "none"] = Field(
+        default="auto",
+        description="auto: what a request does not say is as the model's generation_config.json"
+        " has it; none: it is the API's default",
+    )
     clients: Path | None = Field(
         default=None,
         description="YAML file of the clients that may call, by token or certificate",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import asdict
 
+import structlog
 from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer
 
@@ -48,10 +50,11 @@ from tandem.protos.transport import rpc
 from tandem.protos.transport.calls import CallMetrics
 from tandem.protos.transport.health import Health
 from tandem.protos.transport.raw import RawInterceptor
-from tandem.protos.types import DraftShape, ModelDescription, Schedule
+from tandem.protos.types import NO_DEFAULTS, DraftShape, ModelDescription, Schedule
 
 SERVICE = "/tandem.v1.OrchestratorService/"
 ANSWERING = (f"{SERVICE}Generate", f"{SERVICE}StreamGenerate")  # the calls that are requests
+log = structlog.get_logger()
 
 
 @asynccontextmanager
@@ -85,7 +88,11 @@ def served_model(
         schedule=Schedule[config.draft_schedule.upper()],
     )
     max_prompt_bytes = target.context_length * longest_token(tokenizer)
-    return ServedModel(target, shape, max_prompt_bytes, special_tokens(tokenizer))
+    makers = target.generation if config.generation_config == "auto" else NO_DEFAULTS
+    if makers != NO_DEFAULTS:
+        chosen = {name: value for name, value in asdict(makers).items() if value}
+        log.info("the model's own defaults are used", **chosen)
+    return ServedModel(target, shape, max_prompt_bytes, special_tokens(tokenizer), makers)
 
 
 def security_of(config: OrchestratorConfig, callers: Callers) -> rpc.Security:

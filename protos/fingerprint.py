@@ -1,4 +1,5 @@
-"""The fingerprint of a tokenizer: two models fit together if their ids mean the same tokens.
+"""The fingerprint of a tokenizer: two models fit together if their ids mean the same tokens, or
+nearly all of them do.
 
 Reads `tokenizer.json` or the head of a GGUF file; loads no tokenizer library, so that every
 service can afford it.
@@ -8,11 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tandem.protos import gguf
 from tandem.protos.errors import Unusable
+
+NEARLY = 0.99  # of the ids of the smaller vocabulary mean the same: they differ in special tokens
 
 
 def tokens_by_id(folder: Path) -> dict[int, str]:
@@ -38,3 +42,12 @@ def fingerprint(folder: Path) -> str:
     """A short hash of the token of every id, e.g. `9f86d081884c7d65`; raises Unusable."""
     lines = (f"{index} {token!r}" for index, token in sorted(tokens_by_id(folder).items()))
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def nearly_same(one: Mapping[int, str], other: Mapping[int, str]) -> bool:
+    """Whether a drafter with one of these vocabularies drafts for a target with the other without
+    translating: nearly all ids below the end of the smaller one mean the same.
+    """
+    smaller, larger = sorted((one, other), key=len)
+    same = sum(larger.get(index) == token for index, token in smaller.items())
+    return same >= NEARLY * len(smaller)

@@ -74,7 +74,8 @@ class SamplingParams:
     """How the next token is drawn; by default all options are off, and temperature 0 is greedy.
 
     Tokens from `prompt_length` on are the completion: presence and frequency count in it alone, and
-    it has no `end_tokens` before there are `min_new_tokens`.
+    it has no `end_tokens` before there are `min_new_tokens`. It has no `suppress_tokens`, and does
+    not begin with `begin_suppress_tokens`.
     """
 
     temperature: float = 0.0
@@ -91,6 +92,8 @@ class SamplingParams:
     end_tokens: tuple[int, ...] = ()
     rule: Rule = Rule.MATCH
     logprobs: int | None = None  # how many of the likeliest tokens beside each emitted one
+    suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()
 
     @property
     def greedy(self) -> bool:
@@ -105,7 +108,12 @@ class SamplingParams:
     @property
     def historic(self) -> bool:
         """Whether it must be known where the completion begins."""
-        return self.penalised or self.min_new_tokens > 0
+        return self.penalised or self.min_new_tokens > 0 or bool(self.begin_suppress_tokens)
+
+    @property
+    def adjusting(self) -> bool:
+        """Whether logits are changed before anything is drawn."""
+        return self.historic or bool(self.logit_bias or self.suppress_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +205,24 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """What a model's makers set for requests that do not set it themselves; None: nothing. The
+    names are those of `generation_config.json`.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()
+
+
+NO_DEFAULTS = GenerationDefaults()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDescription:
     """What a model service holds."""
 
@@ -213,6 +239,10 @@ class ModelDescription:
     kernels: str = ""
     fingerprint: str = ""  # of what decides the text
     weights_fingerprint: str = ""
+    generation: GenerationDefaults = NO_DEFAULTS
+    weights_bytes: int = 0  # in memory
+    cache_positions: int = 0  # cached tokens that there is memory for
+    full_sessions: int = 0  # that have their whole context in them at once
 
     @property
     def identity(self) -> str:

@@ -33,8 +33,9 @@ LATENT = {
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
 }
+VECTOR = 32  # numbers; PyTorch rounds those beyond whole vectors differently, real sizes have none
 ROUTED = {
-    "n_routed_experts": 4,
+    "n_routed_experts": VECTOR,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
     "n_group": 1,
@@ -71,7 +72,7 @@ SHARING = {  # the last layers use the keys of earlier ones
     **GEMMA3,
     "num_kv_shared_layers": 2,
     "vocab_size_per_layer_input": VOCABULARY,
-    "hidden_size_per_layer_input": 8,
+    "hidden_size_per_layer_input": VECTOR,
 }
 LLAMA4 = {**SIZED, **EXPERTS, "num_hidden_layers": 4, "intermediate_size_mlp": 128}
 VISION = {

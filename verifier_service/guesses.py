@@ -1,7 +1,8 @@
 """The guessed nodes of one session that are still possible, and how likely each is.
 
 Pure. A guess is never trusted: what is late, repeated or impossible is dropped on arrival, and a
-node's chance is what the drafter sent, corrected by how right drafters have been (`Trust`).
+node's chance is what the drafter sent, corrected by how right its session's guesses have been
+(`Trust`).
 """
 
 from __future__ import annotations
@@ -20,22 +21,38 @@ from tandem.protos.types import MAX_NODES, Draft
 REMEMBERED = 256  # committed tokens after which a late guess may still arrive
 MOST = 16 * MAX_NODES  # nodes that are remembered by number, and that may lie after the root
 MOST_TRUST = 0.7
-PACE = 0.05  # of what is learned from one step
-FADE = 0.01  # of what is forgotten in a step that teaches nothing
+PACE, SHARED_PACE = 0.05, 0.005  # of what is learned from one step, of a session and of all
+FADE = 0.2  # of that pace, at which a step that teaches nothing has what was learned forgotten
+BORROWED = 2.0  # claimed tokens at most, that a session takes over from what all have shown
 PRIOR = 0.5  # tokens that a drafter has claimed, and was right with, before anything is known
-IN_VAIN = 0.2  # of a promise, that is lost if it is not kept
+IN_VAIN = 4.0  # of that pace, of a promise that is lost if it is not kept
 DRIFT = 0.002  # of a promise, that is given again in a step
 
 
 @dataclass(slots=True)
 class Trust:
-    """What drafters are trusted with: `right` of the `claimed` tokens were accepted of late, of
-    those after accepted ones.
+    """What the guesses of a session are trusted with, or those of all sessions: `right` of the
+    `claimed` tokens were accepted of late, of those after accepted ones. What a session shows is
+    shown to the `shared` trust too.
     """
 
     claimed: float = 0.0
     right: float = 0.0
     promise: float = 1.0  # how often the likeliest token after the root is right, if there is one
+    pace: float = PACE
+    shared: Trust | None = None
+
+    @classmethod
+    def of_all(cls) -> Trust:
+        """What a session begins with: it learns slowly, from all of them."""
+        return cls(pace=SHARED_PACE)
+
+    def begun(self) -> Trust:
+        """Of a new session: this one, until its own guesses have shown a little. So wrong guesses
+        of other sessions cannot keep its own from being tried.
+        """
+        weight = min(1.0, BORROWED / self.claimed) if self.claimed else 1.0
+        return Trust(weight * self.claimed, weight * self.right, self.promise, shared=self)
 
     @property
     def log(self) -> float:
@@ -47,17 +64,23 @@ class Trust:
         nothing, and what was learned fades.
         """
         self.promise += DRIFT * (1 - self.promise)
-        keep = 1 - FADE - (PACE - FADE) * min(1.0, claimed)
+        keep = 1 - self.pace * (FADE + (1 - FADE) * min(1.0, claimed))
         self.claimed = keep * self.claimed + claimed
         self.right = keep * self.right + right
+        if self.shared:
+            self.shared.observe(claimed, right)
 
     def observe_likeliest(self, right: bool) -> None:
         """The likeliest token after the root was right, or not."""
-        self.promise += PACE * (right - self.promise)
+        self.promise += self.pace * (right - self.promise)
+        if self.shared:
+            self.shared.observe_likeliest(right)
 
     def waited_in_vain(self) -> None:
         """A step waited for a guess, and what came has no token after the root."""
-        self.promise -= IN_VAIN * self.promise
+        self.promise -= IN_VAIN * self.pace * self.promise
+        if self.shared:
+            self.shared.waited_in_vain()
 
 
 class GuessNode:

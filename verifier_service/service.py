@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from tandem.engine import port
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.host import Host, check_tokens, hosting
+from tandem.engine.schedule.rehearsal import rehearse
 from tandem.engine.schedule.task import Job
 from tandem.engine.streams import Call, StreamServer
 from tandem.protos.errors import InvalidRequest, TandemError, Unusable
@@ -42,7 +43,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         )
         if host.runner.model.device.type != "cpu":
             host.thread.after_forward = sample_step
-        self._trust, self._lookup_trust = Trust(), Trust()  # of drafters, of looking up
+        self._trust, self._lookup_trust = Trust.of_all(), Trust.of_all()  # of drafters, of lookups
 
     def Decode(
         self, requests: AsyncIterator[verifier_pb2.DecodeRequest], context: RpcContext
@@ -82,10 +83,11 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         longest = self._host.sessions.context_length + 1  # the last token is never fed
         if opening.until > longest and not opening.once:
             raise InvalidRequest.of("until", f"is {opening.until}, above {longest}")
-        trust = self._lookup_trust if opening.lookup.levels else self._trust
+        shared = self._lookup_trust if opening.lookup.levels else self._trust
 
         def start(opening: Decoding, stream: Any) -> Job:
-            return DecodeJob(self._host.sessions, opening, stream, trust, time.perf_counter).run()
+            trust, clock = shared.begun(), time.perf_counter
+            return DecodeJob(self._host.sessions, opening, stream, trust, clock).run()
 
         if stream := self.streams.open(caller, message.stream, opening, start):
             stream.strict = opening.once
@@ -114,7 +116,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         response = verifier_pb2.DecodeResponse(
             sent=caller.sent,
             price=thread.price,
-            token_seconds=thread.rates.token,
+            token_seconds=thread.costs.rates.token,
             passes=codec.encode_passes(self.streams.passes),
         )
         if not caller.described:
@@ -143,6 +145,7 @@ async def serving(
         )
     exact = True if config.exact is None else config.exact
     async with hosting(config, "verify", exact, registry) as host:
+        await rehearse(host.thread, host.sessions, config.max_batch_tokens)
         service = VerifierService(host, drain)
         async with port.serving(config, host, service, service.streams, registry) as address:
             yield address

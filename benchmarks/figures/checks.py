@@ -18,7 +18,7 @@ from tandem.engine.cache.ranges import KVRange, block_aligned
 from tandem.engine.exact.exactness import positions_tried, self_test
 from tandem.engine.forward.segment import Segment
 from tandem.engine.model.load import HFModel
-from tandem.engine.model.reference import typical_difference
+from tandem.engine.model.rounding import Difference, ReferenceTexts, typical_difference
 from tandem.engine.runner import HFRunner
 from tandem.protos import tree
 from tandem.protos.errors import Unusable
@@ -73,16 +73,17 @@ def right(forward: HFRunner, network: PreTrainedModel) -> float:
     """Chains and trees give what transformers computes for each path, but for rounding; how far
     off the typical row is.
     """
-    reference, differences = forward.model.reference, list[float]()
+    texts = ReferenceTexts(network, forward.model.dtype, fused=network._supports_sdpa)
+    differences: list[Difference] = []
     with _kv_ranges(forward) as kv_ranges:
         for step in walk(forward.model):
             for fed, logits in zip(step, _feed(forward, kv_ranges, step), strict=True):
-                differences += _differences(network, fed, logits)
-    off = typical_difference(differences, reference.smooth)
-    if off > reference.limit:
-        limit = f"rounding explains {reference.limit:.2g}"
-        raise Unusable(f"a check failed: logits are {off:.2g} from transformers'; {limit}")
-    return off
+                differences += _differences(texts, fed, logits)
+    worst = typical_difference(differences, texts.smooth)
+    if worst.share > 1:
+        limit = f"rounding explains {worst.limit:.2g}"
+        raise Unusable(f"a check failed: logits are {worst.off:.2g} from transformers'; {limit}")
+    return worst.off
 
 
 def walk(model: HFModel) -> Iterator[list[Fed]]:
@@ -133,14 +134,13 @@ def _feed(
 
 
 @torch.inference_mode()
-def _differences(network: PreTrainedModel, fed: Fed, logits: torch.Tensor) -> list[float]:
+def _differences(texts: ReferenceTexts, fed: Fed, logits: torch.Tensor) -> list[Difference]:
     """How far each row is off, by plain passes over all paths of a tree."""
-    off: dict[int, float] = {}
+    off: dict[int, Difference] = {}
     for leaf in set(range(len(fed.parents))) - set(fed.parents):
         path = tree.path(fed.parents, leaf)
-        ids = [*fed.text[: fed.context], *(fed.tokens[node] for node in path)]
-        given = torch.tensor([ids], device=network.device)
-        own = network(input_ids=given, use_cache=False).logits[0, fed.context :].float()
-        worst = (own - logits[path]).abs().amax(-1).nan_to_num(torch.inf)
-        off |= zip(path, worst.tolist(), strict=True)
+        tokens = [*fed.text[: fed.context], *(fed.tokens[node] for node in path)]
+        places = range(fed.context, len(tokens))
+        text = texts.of(tokens, places)
+        off |= zip(path, text.differences(fed.context, logits[path], places), strict=True)
     return list(off.values())

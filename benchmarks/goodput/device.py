@@ -14,8 +14,8 @@ from typing import Any
 from tandem.engine.cache.ranges import KVRange, block_aligned
 from tandem.engine.cache.sessions import Sessions
 from tandem.engine.forward.segment import Segment
-from tandem.engine.schedule.batch import Batch, Pace, StepLimits, compose, is_decoding, load_of
-from tandem.engine.schedule.cost import CostModel, Rates, StepLoad
+from tandem.engine.schedule.batch import Batch, StepCosts, StepLimits, compose, load_of
+from tandem.engine.schedule.cost import StepLoad
 from tandem.engine.schedule.scheduler import LIGHT
 from tandem.engine.schedule.task import Job, Task
 
@@ -98,8 +98,7 @@ class Device:
         self._events, self._seconds, self._flush, self._fixed = events, seconds, flush, fixed
         self.sessions = Sessions(Nothing(), CONTEXT, 1 << 10, lambda: 1, 1e9, lambda: events.now)
         self.before_jobs: Callable[[Sequence[Task]], None] = lambda tasks: None
-        self.rates, self.price = Rates(), 0.0
-        self._cost, self._pace, self._limits = CostModel(), Pace(), StepLimits()
+        self.costs, self.price, self._limits = StepCosts(), 0.0, StepLimits()
         self._running: list[Task] = []
         self._steps, self._busy, self._until = 0, False, 0.0
 
@@ -141,7 +140,7 @@ class Device:
 
     def _wait(self, task: Task) -> float:
         """Seconds that a step of this task alone waits for more rows."""
-        now, step = self._events.now, self._cost.predict(LIGHT)
+        now, step = self._events.now, self.costs.model.predict(LIGHT)
         self._until = self._until or now + step
         assert task.step_input
         left = min(task.step_input.wait_seconds(now, step), self._until - now)
@@ -157,9 +156,9 @@ class Device:
 
     def _step(self, ready: Sequence[tuple[Task, Segment]]) -> None:
         tasks = [task for task, _ in ready]
-        segments, pace = [segment for _, segment in ready], self._pace.at(self._events.now)
+        segments, pace = [segment for _, segment in ready], self.costs.pace.at(self._events.now)
         chances = partial(self._chances, tasks)
-        batch = compose(segments, chances, self._cost, self._limits, pace)
+        batch = compose(segments, chances, self.costs.model, self._limits, pace)
         self.price = 0.0 if self._fixed is not None else batch.price
         stepping = [tasks[share.index] for share in batch.shares]
         wholes = [segments[share.index] is share.piece for share in batch.shares]
@@ -178,15 +177,8 @@ class Device:
         load: StepLoad,
         seconds: float,
     ) -> None:
-        pieces = [share.piece for share in batch.shares]
         self._busy, self._steps = False, self._steps + 1
-        self._cost.learn(load, seconds)
-        decoding = [load_of(piece) for piece in pieces if is_decoding(piece)]
-        if decoding:
-            predicted = self._cost.predict(sum(decoding, StepLoad()))
-            self._pace.observe(predicted, self._events.now)
-        if len(decoding) == len(pieces):
-            self.rates.observe(seconds, sum(piece.wanted for piece in pieces), batch.expected)
+        self.costs.learn(batch, load, seconds, self._events.now)
         self.before_jobs(stepping)
         logits: Any = NoLogits()
         for task, share, whole in zip(stepping, batch.shares, wholes, strict=True):

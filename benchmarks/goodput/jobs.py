@@ -16,6 +16,7 @@ from tandem.drafter_service.tree.growing import GrowingTree
 from tandem.drafter_service.tree.node import DraftNode, Expansion
 from tandem.drafter_service.tree.session_text import FactTokens, SessionText
 from tandem.drafter_service.tree.token_tree import TokenTree
+from tandem.drafter_service.tree.vocabulary import Vocabulary
 from tandem.drafter_service.tree.whole import whole_drafts
 from tandem.drafter_service.tree.worth import Worth
 from tandem.engine.schedule.job_stream import JobStream
@@ -82,7 +83,7 @@ def draft_job(
         session, context = prefill.session, prefill.context
         device.sessions.keep(session, context, ())
         tree = TokenTree(opening.shape, context.length, CONTEXT, context.turn, worth)
-        text = ModellessText(device.sessions, session, opening, tree, 0)
+        text = ModellessText(device.sessions, session, opening, tree, Vocabulary(0))
         text.source = source
         if worth is None:
             yield from whole_drafts(text, lambda root: never, stream, nothing, once=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,8 +17,9 @@ from tandem.benchmarks.goodput.world import DRAFTS, TARGETS, World, at
 from tandem.drafter_service.tree.session_text import FactTokens
 from tandem.drafter_service.tree.worth import Conditions, DrafterHistory, Worth
 from tandem.engine.config import draft_cost
-from tandem.engine.schedule.cost import StepLoad
+from tandem.engine.schedule.cost import Rates, StepLoad
 from tandem.engine.schedule.job_stream import JobStream
+from tandem.engine.schedule.rehearsal import NAME, ROWS, rehearsal
 from tandem.engine.schedule.task import Task
 from tandem.orchestrator.rounds.backoff import DraftBackoff
 from tandem.protos.streams import Decoding, Drafting, Fact, Guess
@@ -65,10 +66,12 @@ class Simulation:
         self._events, self._debt = Events(), 0.0
         self._target_noise, self._draft_noise = (random.Random(f"{seed} {w}") for w in "vd")
         self._tokens = 0  # emitted after the start
+        self.accepted = Counter[int]()  # tokens of guesses, by the number of the request
         self._number = 0
         self._requests: dict[int, Request] = {}
         self._texts: dict[bytes, SimulatedText] = {}
-        self._conditions, self._history, self._trust = Conditions(), DrafterHistory(), Trust()
+        self._conditions, self._history = Conditions(), DrafterHistory()
+        self._trust = Trust.of_all()
         self._facts: deque[tuple[int, Fact]] = deque()
         self._guesses: deque[tuple[int, Guess]] = deque()
         fixed = policy.shape.nodes if policy.fixed else None
@@ -80,10 +83,19 @@ class Simulation:
 
     def run(self) -> float:
         """Tokens per second, after the start."""
+        self._rehearse()
         for share, _ in self._world.sessions:
             self._events.after(share * self._world.seconds, self._ask)
         self._events.run(self._world.seconds)
         return self._tokens / (self._world.seconds - self._world.start)
+
+    def _rehearse(self) -> None:
+        """As the services do before they serve."""
+        for device in (self._verifier, self._drafter):
+            device.start(NAME, rehearsal(device.sessions, max(ROWS)))
+        self._events.run(math.inf)
+        self._events.now = 0.0
+        self._verifier.costs.rates, self._drafter.costs.rates = Rates(), Rates()
 
     @property
     def _share(self) -> float:
@@ -114,7 +126,7 @@ class Simulation:
         )  # fmt: skip
         lockstep = self._policy.lockstep
         opening = Decoding(Context(name, 1, 0, prompt), SamplingParams(), until, lockstep=lockstep)
-        sessions, trust = self._verifier.sessions, self._trust
+        sessions, trust = self._verifier.sessions, self._trust.begun()
         job = DecodeJob(sessions, opening, request.guesses, trust, lambda: self._events.now)
         if lockstep:
             self._to_drafter.send(partial(self._open, request, prompt))
@@ -125,7 +137,7 @@ class Simulation:
         policy, drafter = self._policy, self._drafter
         opening = Drafting(Context(request.name, 1, 0, tokens), SamplingParams(), policy.shape)
         cost = 0.0 if policy.fixed else draft_cost(shared=self._world.contention > 0)
-        worth = Worth(self._conditions, drafter.rates, self._history, cost)
+        worth = Worth(self._conditions, drafter.costs.rates, self._history, cost)
         job = draft_job(
             drafter, opening, request.facts, None if policy.lockstep else worth, request.text,
             lambda: self._events.now,
@@ -138,13 +150,14 @@ class Simulation:
             number, fact = self._facts.popleft()
             request = self._requests[number]
             request.tokens += fact.tokens
+            self.accepted[number] += fact.accepted
             self._tokens += len(fact.tokens) * (self._events.now > self._world.start)
             ended = len(request.tokens) >= request.until
             sent: Fact | None = fact
             if not (ended or self._policy.fixed):
                 sent = request.backoff.stepped(fact, self._events.now, self._delay)
             if sent and self._policy.shape.nodes:
-                known = self._verifier.price, self._verifier.rates.token
+                known = self._verifier.price, self._verifier.costs.rates.token
                 self._to_drafter.send(partial(self._receive, request, sent, known))
             if ended:
                 del self._requests[number], self._texts[request.name]

@@ -86,7 +86,10 @@ DASHBOARDS = {
         Panel(
             "Memory for keys and values",
             "percentunit",
-            {"tandem_kv_cache_usage_perc": "{{job}} {{instance}}"},
+            {
+                "tandem_kv_cache_usage_perc": "{{job}} {{instance}}, open sessions",
+                "tandem_prefix_cache_usage_perc": "{{job}} {{instance}}, kept prefixes",
+            },
         ),
         Panel("Open sessions", "short", {"tandem_sessions": "{{job}} {{instance}}"}),
         Panel(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
-from tandem.drafter_service.tree.pending import chain_segment
+from tandem.drafter_service.tree.pending import Read, chain_segment
 from tandem.drafter_service.tree.session_text import FactTokens, new_tokens
 from tandem.drafter_service.tree.waiting_input import WaitingInput
 from tandem.drafter_service.tree.worth import Worth
@@ -31,11 +31,12 @@ class DeferredPrefill:
         inbox: deque[FactTokens],
         worth: Worth | None,
         clock: Callable[[], float],
+        read: Read = tuple,
     ) -> None:
         self.context = context
         self.step_input = WaitingInput(self._ready)
         self._sessions, self._inbox = sessions, inbox
-        self._worth, self._clock = worth, clock
+        self._worth, self._clock, self._read = worth, clock, read
         self._scope = ExitStack()
         self._segment: Segment | None = None
 
@@ -59,7 +60,6 @@ class DeferredPrefill:
                 return None
         context = self.context
         self.session = self._scope.enter_context(self._sessions.acquire(context, 0))
-        self._segment = chain_segment(
-            self.session, context.tokens[self.session.length - context.base :]
-        )
+        tokens = context.tokens[self.session.length - context.base :]
+        self._segment = chain_segment(self.session, self._read(tokens))
         return self._segment

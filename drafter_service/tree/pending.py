@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeAlias
 
 import torch
 
@@ -14,20 +15,25 @@ from tandem.engine.schedule.batch import SHORT
 from tandem.protos import tree
 from tandem.protos.types import Context
 
+Read: TypeAlias = Callable[[Sequence[int]], tuple[int, ...]]
+"""From tokens of a text to those that the draft model is fed for them, one for each."""
+
 
 class PendingTokens:
     """`pending` are a session's; while there are any, nothing can be guessed after the text."""
 
-    def __init__(self, sessions: Sessions, session: Session, context: Context) -> None:
+    def __init__(
+        self, sessions: Sessions, session: Session, context: Context, read: Read = tuple
+    ) -> None:
         self.session = session
         self.pending: list[int] = []
-        self._sessions, self._context = sessions, context
+        self._sessions, self._context, self._as_fed = sessions, context, read
 
     def next(self) -> Segment:
         """The pending tokens, or as many as are fed at once; raises Busy."""
         tokens = self.pending[:SHORT]
         self._sessions.reserve(self.session, self.session.length + len(tokens))
-        return chain_segment(self.session, tokens)
+        return chain_segment(self.session, self._as_fed(tokens))
 
     def read(self) -> bool:
         """Those were fed; returns whether they were all."""

@@ -16,6 +16,7 @@ from tandem.drafter_service.tree.expansion import Expander
 from tandem.drafter_service.tree.node import DraftNode
 from tandem.drafter_service.tree.pending import PendingTokens
 from tandem.drafter_service.tree.token_tree import TokenTree
+from tandem.drafter_service.tree.vocabulary import Vocabulary
 from tandem.engine.cache.session import Session
 from tandem.engine.cache.sessions import Sessions
 from tandem.engine.forward.segment import Segment
@@ -43,7 +44,7 @@ def new_tokens(inbox: deque[FactTokens], length: int) -> list[int]:
 
 class SessionText(PendingTokens):
     """A session at work that holds its text, or will when what is pending was fed; then there is a
-    tree. `tokens` of the vocabulary are the tokenizer's.
+    tree.
     """
 
     def __init__(
@@ -52,13 +53,13 @@ class SessionText(PendingTokens):
         session: Session,
         opening: Drafting,
         tree: TokenTree,
-        tokens: int,
+        vocabulary: Vocabulary,
     ) -> None:
-        super().__init__(sessions, session, opening.context)
+        super().__init__(sessions, session, opening.context, vocabulary.read)
         sampling = opening.sampling
         self.tree = tree
-        self._tokens = tokens
-        self._adjusted = sampling.historic or bool(sampling.logit_bias)
+        self._vocabulary = vocabulary
+        self._adjusted = sampling.adjusting
         self._adjustment = LogitsProcessor(sampling, session.tokens)
 
     def take_facts(self, inbox: deque[FactTokens], restart: bool = False) -> int:
@@ -97,7 +98,7 @@ class SessionText(PendingTokens):
 
     def expand(self, nodes: Sequence[DraftNode], logits: torch.Tensor, guess: Expander) -> None:
         """Guess what follows the root, or nodes that were fed, from their logits [nodes, vocab]."""
-        rows = logits[:, : self._tokens]
+        rows = self._vocabulary.proposable(logits)
         if self._adjusted:
             rows = self._adjustment.rows(rows, [self.tree.path(node) for node in nodes])
         self.tree.expand(nodes, guess(rows, [node.position for node in nodes]))

@@ -10,15 +10,14 @@ where the chance is corrected by how much the drafter overrates itself, the edge
 likeliest child's chance is above the verifier's price for a row, and the cost is what a second of
 the drafter, the cheaper device, is worth beside one of the verifier. Skill and edge are learned
 from every text that is read. Where guesses are not worth it - the drafter is too far away, too
-slow, or too bad for the text - none are sent, a text is read on in large pieces, and most new ones
-are not begun.
+slow, or too bad for the text - none are sent, a text is read on in large pieces, and a new one is
+begun only if none was read for a while: what made guesses worthless, a cold start too, may be over.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from itertools import count
 
 from tandem.engine.schedule.cost import Rates
 
@@ -29,8 +28,8 @@ SLACK = 0.125  # of the verifier's price: when a guess arrives, some of the toke
 BELIEVED = 0.8  # of a drafter's chances before anything is known
 BINS = 10  # that chances are counted in
 PACE, SHARED_PACE = 0.1, 0.02  # of what is learned from one token, of a session and of all
-CURIOUS = 16  # one text of so many is begun in any case
-TRIAL_SECONDS = 2.0  # after which one is, if none was read meanwhile: drafts may pay again
+TRIAL_STEPS = 32  # of the drafter's, that a text takes which is begun in any case if none was read
+TRIAL_SECONDS = 1.0  # for so long, or for this at the longest: drafts may pay by now
 BOUNDARY = 0.5  # tokens that the text gains until the step begins that a guess is in time for
 QUEUE = 0.5  # steps of the drafter's that a fact waits for
 LONGEST = 4.0  # times the usual, that a token takes: what takes longer is a pause
@@ -108,10 +107,9 @@ class FeedThreshold:
 
 @dataclass(slots=True)
 class DrafterHistory:
-    """What a drafter has learned from all texts, and how many there were."""
+    """What a drafter has learned from all texts."""
 
     skill: DraftSkill = field(default_factory=DraftSkill)
-    texts: count[int] = field(default_factory=count)
     read_at: float = 0.0  # when a text was read last
 
 
@@ -124,7 +122,7 @@ class Worth:
         self._conditions, self._rates, self._history, self._cost = conditions, rates, history, cost
         self._skill = history.skill  # until the text has taught something of its own
         self._last_growth = 0.0
-        self._begun = next(history.texts) % CURIOUS == 0
+        self._begun = False
 
     @property
     def floor(self) -> float:
@@ -149,7 +147,8 @@ class Worth:
         if self._last_growth:
             self._conditions.observe(tokens, now - self._last_growth)
         self._last_growth = now
-        self._begun = self._begun or now - self._history.read_at >= TRIAL_SECONDS
+        pause = min(TRIAL_SECONDS, TRIAL_STEPS * self._rates.step)
+        self._begun = self._begun or now - self._history.read_at >= pause
         if self._begun:
             self._history.read_at = now
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tandem.engine.cache.session import Session
 
@@ -31,3 +31,20 @@ def evictable(
             sessions[name].used,
         ),
     )
+
+
+def to_evict(
+    sessions: Mapping[bytes, Session], order: Sequence[bytes], places: int, positions: int
+) -> list[bytes] | None:
+    """The first of `order` that have to go for so many places of open sessions, and so many
+    positions; None if all of them are not enough.
+    """
+    open_ = [name for name in order if not sessions[name].retired]
+    leaving = open_[: max(0, places)]
+    positions -= sum(sessions[name].kv_range.capacity for name in leaving)
+    for name in (name for name in order if name not in leaving):
+        if positions <= 0:
+            break
+        leaving.append(name)
+        positions -= sessions[name].kv_range.capacity
+    return leaving if positions <= 0 and places <= len(open_) else None

@@ -44,4 +44,4 @@ class KVCache(Protocol):
         """Whether the model did not overflow on a KV range's first positions."""
 
     def wipe(self, kv_range: KVRange, start: int = 0) -> None:
-        """Make a KV range's content harmless from `start` on."""
+        """Make a KV range's content harmless from `start` on: no later row may be spoilt by it."""

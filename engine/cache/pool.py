@@ -42,9 +42,8 @@ def position_bytes(layers: Sequence[LayerGeometry], dtype: torch.dtype) -> int:
 
 class KVPool(RangeAllocator):
     """Positions in every layer, [positions, heads, size] each; untouched ones cost no memory.
-    `padding` more lie after them, for padding rows.
-
-    Must not hold NaN: masked keys are multiplied by zero, not skipped.
+    `padding` more lie after them, for padding rows. `reads_unseen`: the kernels may multiply by
+    zero what a row does not see, instead of skipping it, so that no NaN must be left anywhere.
     """
 
     def __init__(
@@ -54,8 +53,10 @@ class KVPool(RangeAllocator):
         dtype: torch.dtype,
         device: torch.device,
         padding: int = 0,
+        reads_unseen: bool = False,
     ) -> None:
         super().__init__(positions)
+        self._reads_unseen = reads_unseen
         keys = [(layer.heads, layer.key_size) for layer in layers]
         values = [(layer.heads, layer.value_size) for layer in layers]
         rows = self.positions + padding
@@ -84,18 +85,21 @@ class KVPool(RangeAllocator):
             stack.index_copy_(1, target, stack.index_select(1, source))  # first a copy
 
     def finite(self, kv_range: KVRange, length: int) -> bool:
-        """Whether the model did not overflow on a KV range's first positions: all that comes after
-        it is not a number either.
+        """Whether the model did not overflow on a KV range's first positions, which are one or
+        more: what is no number in an early layer is none in the last.
         """
-        last = self.keys[-1], self.values[-1]
-        return all(
-            bool(each[kv_range.start : kv_range.start + length].isfinite().all()) for each in last
-        )
+        seen = slice(kv_range.start, kv_range.start + length)
+        extremes = (torch.aminmax(each[seen]) for each in (self.keys[-1], self.values[-1]))
+        return all(bool(each.isfinite()) for both in extremes for each in both)  # NaN is either
 
     def wipe(self, kv_range: KVRange, start: int = 0) -> None:
-        """Make a KV range's content finite again, from `start` on."""
-        for stack in self._stacks:
-            stack[:, kv_range.start + start : kv_range.end].zero_()
+        """Make a KV range's content finite again, from `start` on, if kernels may read what their
+        rows do not see. Those for CPUs never do, and there a position that was never written has
+        no memory yet: to write to it would take that memory while all sessions wait.
+        """
+        if self._reads_unseen:
+            for stack in self._stacks:
+                stack[:, kv_range.start + start : kv_range.end].zero_()
 
     def _copy(self, source: int, target: int, count: int) -> None:
         for stack in self._stacks:

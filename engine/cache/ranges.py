@@ -104,7 +104,7 @@ class RangeAllocator(RangeCapacity, ABC):
         return True
 
     def release(self, kv_range: KVRange) -> None:
-        """Free a KV range; its content is dead but stays finite."""
+        """Free a KV range; its content is dead."""
         assert kv_range.capacity, "a KV range is given back once"
         self._kv_ranges.remove(kv_range)
         kv_range.capacity = 0

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-from tandem.engine.cache.eviction import evictable
+from tandem.engine.cache.eviction import evictable, to_evict
 from tandem.engine.cache.kv_cache import KVCache
 from tandem.engine.cache.ranges import BLOCK, KVRange, block_aligned
 from tandem.engine.cache.session import JobEnded, Session, SessionCounts, prefix_donor
@@ -57,8 +57,13 @@ class Sessions:
 
     @property
     def usage(self) -> float:
-        """The share of the pool that KV ranges take."""
-        return self._pool.allocated / self._pool.positions
+        """The share of the pool that open sessions take."""
+        return self._share(retired=False)
+
+    @property
+    def prefix_usage(self) -> float:
+        """The share that closed sessions take, which is free as soon as it is wanted."""
+        return self._share(retired=True)
 
     @contextmanager
     def acquire(self, context: Context, nodes: int) -> Iterator[Session]:
@@ -80,6 +85,8 @@ class Sessions:
                 session.tokens = session.committed(context)[:fed]
             if session.kv_range.capacity:  # whatever the model wrote there may not be a number
                 self._pool.wipe(session.kv_range, session.length)
+            if not (session.length or session.preempted):  # or it would have a place for nothing
+                self._drop(context.session_id)
             raise
         finally:
             session.active, session.used = False, self._clock()
@@ -87,21 +94,18 @@ class Sessions:
     def check_length(self, field: str, length: int) -> None:
         """Raise InvalidRequest if a session of `length` tokens would not fit."""
         if length > self.context_length:
-            raise InvalidRequest.of(
-                field, f"reach token {length}, above the context of {self.context_length}"
-            )
+            limit = f"reach token {length}, above the context of {self.context_length}"
+            raise InvalidRequest.of(field, limit)
 
     def feed(self, context: Context, step_input: Fed) -> Generator[Fed, torch.Tensor, torch.Tensor]:
-        """Have something fed for a call and return its logits; raises Internal where the model
-        overflowed.
-        """
+        """Have it fed for a call and return its logits; raises Internal where it overflowed."""
         logits = yield step_input
         if logits.numel() and logits.amax().isnan():  # a maximum is NaN if anything is
             raise self.overflowed(context)
         return logits
 
     def overflowed(self, context: Context) -> Internal:
-        """Drop a session whose logits are NaN, and wipe what the next one would multiply."""
+        """Drop a session whose logits are NaN, and wipe what it held."""
         if session := self._open.get(context.session_id):
             self._pool.wipe(session.kv_range)
         self._drop(context.session_id)
@@ -220,20 +224,12 @@ class Sessions:
         if session.kv_range.capacity >= length and not session.retired:
             return ""
         order = evictable(self._open, session, donor, self._clock() - self._evict_after)
-        open_ = [name for name in order if not self._open[name].retired]
         surplus = len(self) + (session.retired or not session.kv_range.capacity) - self.max_sessions
-        if surplus > len(open_):
-            return f"all {self.max_sessions} sessions are in use"
-        leaving = open_[: max(0, surplus)]
-        free = self._pool.free + session.kv_range.capacity
-        free += sum(self._open[name].kv_range.capacity for name in leaving)
-        for name in (name for name in order if name not in leaving):
-            if free >= block_aligned(length):
-                break
-            leaving.append(name)
-            free += self._open[name].kv_range.capacity
-        if free < block_aligned(length):
-            return "no memory for another session, or a longer one"
+        lacking = block_aligned(length) - self._pool.free - session.kv_range.capacity
+        if (leaving := to_evict(self._open, order, surplus, lacking)) is None:
+            places = sum(not self._open[name].retired for name in order)
+            full = f"all {self.max_sessions} sessions are in use"
+            return full if surplus > places else "no memory for another session, or a longer one"
         for name in leaving:
             self.counts.evicted += not self._open[name].retired
             self._drop(name)
@@ -243,6 +239,11 @@ class Sessions:
         elif kv_range := self._pool.allocate(length):
             session.kv_range = kv_range
         return ""
+
+    def _share(self, retired: bool) -> float:
+        sessions = list(self._open.values())  # read by any thread
+        held = sum(each.kv_range.capacity for each in sessions if each.retired == retired)
+        return held / self._pool.positions
 
     def _drop(self, session_id: bytes) -> None:
         if session := self._open.pop(session_id, None):

@@ -15,7 +15,8 @@ import torch
 from tandem.engine.cache.ranges import KVRange, block_aligned
 from tandem.engine.exact.trial import MARGIN, Trial
 from tandem.engine.model.load import SERVED_MODELS
-from tandem.engine.model.reference import ReferenceLogits, text_length, typical_difference
+from tandem.engine.model.reference import text_length
+from tandem.engine.model.rounding import Difference, typical_difference
 from tandem.engine.model_runner import LoadedModel, ModelRunner
 from tandem.protos.errors import Unusable
 from tandem.protos.types import EXACT
@@ -25,18 +26,22 @@ TRIAL_RANGES = 3
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
-    """`problem`: why the rows depend on the rest of the batch, None if they do not."""
+    """`problem`: why a text may depend on the rest of the batch, None if it does not; `wrong`: what
+    is wrong with the model's logits, None if nothing is.
+    """
 
     problem: str | None
+    wrong: str | None = None
 
     def __str__(self) -> str:
         return EXACT if self.problem is None else f"exact unavailable: {self.problem}"
 
 
 @torch.inference_mode()
-def self_test(forward: ModelRunner, name: str) -> Exactness:
-    """Try a model; raises Unusable if it does not compute what it did as it was loaded, but for
-    rounding: by itself, in a batch, or in trees.
+def self_test(forward: ModelRunner, name: str, strict: bool = True) -> Exactness:
+    """Try a model; raises Unusable if it cannot be run, or, where that is to be `strict`, if it
+    does not compute what it did as it was loaded, but for rounding: by itself, in a batch, or in
+    trees.
     """
     kind, reference = forward.model.kind, forward.model.reference
     assert reference.main.logits, "a model is tried before its reference is released"
@@ -48,11 +53,13 @@ def self_test(forward: ModelRunner, name: str) -> Exactness:
             raise
         except (RuntimeError, AttributeError, TypeError, IndexError) as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
-            wrong: str | None = f"{kind} failed its first pass ({reason})"
-        else:
-            wrong = _wrong(kind, trial.groups, reference)
+            problem = f"{kind} failed its first pass ({reason})"
+            raise Unusable(f"{name} cannot be served: {problem}; {SERVED_MODELS}") from error
+        wrong = _wrong(kind, trial.groups, reference.smooth)
+    if wrong and strict:
+        raise Unusable(f"{name} fails the self-test: {wrong}; self_test=warn serves it anyway")
     if wrong:
-        raise Unusable(f"{name} cannot be served: {wrong}; {SERVED_MODELS}")
+        return Exactness("it fails the self-test", wrong)
     if forward.batch_variant:
         return Exactness(f"{forward.batch_variant} rounds by the number of rows")
     if not forward.exact:
@@ -62,16 +69,13 @@ def self_test(forward: ModelRunner, name: str) -> Exactness:
     return Exactness(None)
 
 
-def _wrong(kind: str, groups: dict[str, list[float]], reference: ReferenceLogits) -> str | None:
+def _wrong(kind: str, groups: dict[str, list[Difference]], smooth: bool) -> str | None:
     """What is wrong with the logits of a trial; None if nothing is."""
-    off, how = max(
-        (typical_difference(each, reference.smooth), how) for how, each in groups.items()
-    )
-    if off <= reference.limit:
+    worst, how = max((typical_difference(each, smooth), how) for how, each in groups.items())
+    if worst.share <= 1:
         return None
-    return (
-        f"the logits of {kind} differ by {off:.2g} {how}; rounding explains {reference.limit:.2g}"
-    )
+    explained = f"rounding explains {worst.limit:.2g}"
+    return f"the logits of {kind} differ by {worst.off:.2g} {how}; {explained}"
 
 
 def positions_tried(model: LoadedModel) -> int:

@@ -15,7 +15,8 @@ import torch
 from tandem.engine.cache.ranges import KVRange
 from tandem.engine.forward.cuda.rows import TAIL
 from tandem.engine.forward.segment import Segment
-from tandem.engine.model.reference import BRANCH, ReferenceLogits, ReferenceText
+from tandem.engine.model.reference import BRANCH, ReferenceLogits
+from tandem.engine.model.rounding import Difference, ReferenceText
 from tandem.engine.model_runner import ModelRunner
 from tandem.protos import tree
 
@@ -24,19 +25,18 @@ PIECE = 23
 PIECES = (1, 2, 5, 11)  # of the stream, in tokens
 MARGIN = SIBLINGS * max(PIECES)  # positions for wrong guesses
 NEIGHBOUR = 110  # tokens of the other session's prompt
-ITSELF = "from those of the network itself"
 assert MARGIN >= 2 * BRANCH
 
 
 class Trial:
-    """`groups`: how far rows are off, by what they are compared with, by how they are fed, and by
+    """`groups`: how far rows are off from those of the network itself, by how they are fed, and by
     the side of the first position with a prefix that they are on.
     """
 
     def __init__(
         self, forward: ModelRunner, reference: ReferenceLogits, kv_ranges: Sequence[KVRange]
     ) -> None:
-        self.groups: dict[str, list[float]] = defaultdict(list)
+        self.groups: dict[str, list[Difference]] = defaultdict(list)
         self._forward, self._reference = forward, reference
         self._alone, self._kv_range, self._neighbour = kv_ranges
         self._other_fed = 0  # tokens of the neighbour
@@ -47,9 +47,7 @@ class Trial:
         """
         alone, together = self.alone(), self.in_batch()
         self.grown()
-        off = (together - alone).abs().amax(-1).nan_to_num(torch.inf)
-        self.groups["between a chain alone and in a batch"] = off.tolist()
-        return off
+        return (together - alone).abs().amax(-1).nan_to_num(torch.inf)
 
     def alone(self) -> torch.Tensor:
         """Feed the text by itself; the logits of its stream, [stream, vocab]."""
@@ -83,12 +81,12 @@ class Trial:
         return torch.stack(rows)
 
     def grown(self) -> None:
-        """Feed the end of two texts once more, as branches of one tree that grows in two steps."""
+        """Feed what two texts differ in once more, in one tree that grows in two steps."""
         main, side = self._reference.main, self._reference.side
         fork = self._reference.fork
         tokens: list[int] = []
         parents: list[int] = []
-        for place in range(fork, len(main.tokens)):
+        for place in range(fork, len(side.tokens)):
             tokens += [main.tokens[place], side.tokens[place]]
             parents += [max(len(parents) - 2, -1), len(parents) - 1]
         half = len(tokens) // 2
@@ -111,9 +109,10 @@ class Trial:
         return logits
 
     def _note(self, how: str, text: ReferenceText, start: int, rows: torch.Tensor) -> None:
-        for place, difference in text.differences(start, rows).items():
-            side = "after" if place >= TAIL else "before"
-            self.groups[f"{ITSELF}, fed {how}, {side} position {TAIL}"].append(difference)
+        for side, places in (("before", range(TAIL)), ("after", range(TAIL, len(text.tokens)))):
+            if off := text.differences(start, rows, places):
+                name = f"from those of the network itself, fed {how}, {side} position {TAIL}"
+                self.groups[name] += off
 
     def _with_siblings(
         self, rng: random.Random, piece: tuple[int, ...]

@@ -98,12 +98,9 @@ def attention(
     store_rows(keys, step.plan.slots, new_keys[:count])
     store_rows(values, step.plan.slots, new_values[:count])
     if isinstance(step.plan, PathPlan):
-        rows = query[0, :, :count].transpose(0, 1).contiguous()
-        output = required_kernels().attend(rows, keys, values, step.plan.paths, how)
-    else:
-        output = torch.cat(
-            [attend_tile(tile, query, keys, values, how) for tile in step.plan.tiles]
-        )
+        rows = query[0].transpose(0, 1).contiguous()
+        return required_kernels().attend(rows, keys, values, step.plan.paths, how)[None], None
+    output = torch.cat([attend_tile(tile, query, keys, values, how) for tile in step.plan.tiles])
     padding = query.shape[2] - count
     return functional.pad(output, (0, 0, 0, 0, 0, padding))[None], None
 

@@ -15,13 +15,13 @@ import torch
 
 from tandem.engine.gguf.llama import BatchRow, ContextSize, LlamaContext, LlamaModel
 from tandem.engine.model.reference import (
-    BRANCH,
     OTHER,
     STREAM,
     ReferenceLogits,
-    ReferenceText,
+    branching,
     text_length,
 )
+from tandem.engine.model.rounding import ReferenceText
 
 FACTOR = 4.0
 FLOORS = {"f32": 1e-4, "f16": 1e-2, "bf16": 5e-2}  # of a logit: no two ways are taken for closer
@@ -37,7 +37,7 @@ def reference_logits(
     vocabulary = range(weights.lib.llama_vocab_n_tokens(weights.vocabulary))
     some = partial(rng.choices, vocabulary)
     tokens, other = some(k=longest), some(k=min(OTHER, longest))
-    fork = max(longest - BRANCH, 0)
+    branch = branching(longest)
     context = LlamaContext(weights, replace(size, cells=longest, sequences=1))
 
     def text(content: Sequence[int], places: Sequence[int], lead: int) -> ReferenceText:
@@ -46,15 +46,19 @@ def reference_logits(
         rows = [BatchRow(token, place, [0], place in places) for place, token in enumerate(content)]
         pieces = [rows[:lead], *([row] for row in rows[lead:])]
         logits = torch.cat([torch.from_numpy(context.decode(piece)) for piece in pieces if piece])
-        return ReferenceText(tuple(content), dict(zip(places, logits.unbind(), strict=True)))
+        return ReferenceText(tuple(content), dict(zip(places, logits.unbind(), strict=True)), {})
 
     every = range(longest)
     main = text(tokens, every, longest)
-    side = text(tokens[:fork] + some(k=longest - fork), range(fork, longest), longest)
+    side = text(tokens[: branch.start] + some(k=len(branch)), branch, branch.stop)
     beside = text(other, range(len(other)), len(other))
     again = text(tokens, every, max(longest - STREAM, 0))
-    difference = max(again.differences(0, torch.stack(list(main.logits.values()))).values())
+    difference = max(
+        (row - again.logits[place]).abs().max().item() for place, row in main.logits.items()
+    )
     unit = torch.stack(list(main.logits.values())).abs().median().item()
     floor = max(FLOORS.get(stored, ROUNDED), CACHED[size.kind])
-    limit = max(FACTOR * difference, floor * unit)
-    return ReferenceLogits(main, side, beside, min(unit, limit), smooth=True)
+    limit = min(unit, max(FACTOR * difference, floor * unit))
+    for each in (main, side, beside):
+        each.limits.update(dict.fromkeys(each.logits, limit))
+    return ReferenceLogits(main, side, beside, smooth=True)

@@ -13,12 +13,15 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from tandem.engine.forward.cpu import panels
+from tandem.engine.forward.cpu.experts import panel_experts
 from tandem.engine.forward.cpu.gated import gated_mlp
 from tandem.engine.forward.cpu.norm import rms_norm
 from tandem.engine.forward.cpu.packed import PackedLinear, can_pack
+from tandem.engine.forward.cpu.products import multiply_by_panels
 from tandem.protos.errors import Unusable
 
 LinearClass: TypeAlias = type[panels.PanelLinear] | type[PackedLinear]
@@ -37,15 +40,23 @@ def linear_class(dtype: torch.dtype, device: torch.device, weights: str) -> Line
     return PackedLinear if can_pack(dtype, device) else None
 
 
-def replace_layers(network: nn.Module, groups: Groups, kind: LinearClass) -> None:
+def replace_layers(network: PreTrainedModel, groups: Groups, kind: LinearClass) -> None:
     """Replace all that there is something better for than what a network came with; `groups` are
-    names of linear layers that are given the same rows.
+    names of linear layers that are given the same rows. Its logits are not rounded any more if
+    they are float32 before.
     """
     if issubclass(kind, panels.PanelLinear):
+        replace(network, lambda layer: panel_experts(layer, kind))
         replace(network, lambda layer: gated_mlp(layer, kind))
         replace(network, rms_norm)
     merge(network, groups, kind)
     replace(network, lambda layer: replacement(layer, kind))
+    if issubclass(kind, panels.PanelLinear):
+        for layer in network.modules():
+            multiply_by_panels(layer)
+    output = network.get_output_embeddings()
+    if isinstance(output, panels.PanelLinear):
+        output.rounded = False
 
 
 def kernels_of(network: nn.Module) -> str:

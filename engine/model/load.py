@@ -25,6 +25,7 @@ from transformers import (
 from transformers.utils import logging
 
 from tandem.engine.cache.pool import LayerGeometry, position_bytes
+from tandem.engine.forward.cpu.kernels import kernels
 from tandem.engine.model.linears import (
     FULL,
     INT8,
@@ -97,7 +98,7 @@ def load(
     with _judging(folder, config):
         _refuse_config(config)
         quantised = dequantise(config, folder)
-    wanted = _dtype(dtype or default_dtype(device), config)
+    wanted = _dtype(dtype, config, device)
     with _loading(folder, device):
         network, missing = _read(folder, config, wanted, torch.device(device))
     if missing:
@@ -106,7 +107,7 @@ def load(
     with _judging(folder, config), recording_inputs(network) as groups:
         found = install_attention(network, _context_length(config))
     with _judging(folder, config):
-        reference = reference_logits(network, found, wanted, weights == INT8)
+        reference = reference_logits(network, found, wanted, folder, weights == INT8)
     if kind := linear_class(wanted, network.device, weights):
         replace_layers(network, groups, kind)
     return HFModel(
@@ -175,17 +176,26 @@ def _refuse_config(config: PreTrainedConfig) -> None:
     refuse_class(kind)
 
 
-def default_dtype(device: str) -> str:
-    """What a model is loaded in unless a dtype is set: what every CPU has; on other devices, where
-    that is slow, the checkpoint's own.
+def default_dtype(saved: str, device: str) -> str:
+    """What a model is loaded in unless a dtype is set: what it was `saved` in. On a CPU only
+    bfloat16 is kept, where there are kernels with instructions for it. What lacks them, float16 on
+    every CPU, is converted in each product and gains no speed; and float16 overflows where a
+    network was not trained in it.
     """
-    return "float32" if device.startswith("cpu") else AUTO
+    if not device.startswith("cpu"):
+        return saved
+    build = kernels()
+    native = build is not None and build.pairs
+    return saved if saved == "bfloat16" and native else "float32"
 
 
-def _dtype(name: str, config: PreTrainedConfig) -> torch.dtype:
-    if name == AUTO:
-        saved = config.dtype or config.get_text_config().dtype or torch.float32
-        name = str(saved).removeprefix("torch.")
+def _dtype(name: str | None, config: PreTrainedConfig, device: str) -> torch.dtype:
+    own = config.dtype or config.get_text_config().dtype or torch.float32
+    saved = str(own).removeprefix("torch.")
+    if name is None:
+        name = default_dtype(saved, device)
+    elif name == AUTO:
+        name = saved
     if name not in DTYPES:
         raise Unusable(f"dtype {name!r} is not one of {', '.join([AUTO, *DTYPES])}")
     return DTYPES[name]

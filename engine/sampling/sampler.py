@@ -43,7 +43,14 @@ class LogitsProcessor:
         self._completion = TokenCounts(tokens[sampling.prompt_length :]) if counting else None
         self._biased = torch.tensor([token for token, _ in sampling.logit_bias], dtype=torch.long)
         self._biases = torch.tensor([bias for _, bias in sampling.logit_bias])
-        self._ends = torch.tensor(sampling.end_tokens, dtype=torch.long)
+        self._ends, self._suppressed, self._not_first = (
+            torch.tensor(each, dtype=torch.long)
+            for each in (
+                sampling.end_tokens,
+                sampling.suppress_tokens,
+                sampling.begin_suppress_tokens,
+            )
+        )
 
     def extend(self, tokens: Sequence[int]) -> None:
         """The text goes on with these."""
@@ -57,19 +64,24 @@ class LogitsProcessor:
         model lacks are ignored.
         """
         sampling = self._sampling
-        if not (sampling.historic or sampling.logit_bias):
+        if not sampling.adjusting:
             return logits
         logits, known = logits.clone(), self._biased < len(logits)
         logits[self._biased[known]] += self._biases[known].to(logits)
         self._penalise(logits, path)
         completion = self.length + len(path) - sampling.prompt_length
+        never = [self._suppressed]
         if completion < sampling.min_new_tokens:
-            logits[self._ends[self._ends < len(logits)]] = -torch.inf
+            never.append(self._ends)
+        if completion == 0:
+            never.append(self._not_first)
+        for tokens in never:
+            logits[tokens[tokens < len(logits)]] = -torch.inf
         return logits
 
     def rows(self, logits: torch.Tensor, paths: Sequence[Sequence[int]]) -> torch.Tensor:
         """The same for rows [rows, vocab], each after a path of its own."""
-        if not (self._sampling.historic or self._sampling.logit_bias):
+        if not self._sampling.adjusting:
             return logits
         return torch.stack([self.apply(*each) for each in zip(logits, paths, strict=True)])
 

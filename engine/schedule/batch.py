@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 
 from tandem.engine.forward.segment import Segment
-from tandem.engine.schedule.cost import CostModel, StepLoad
+from tandem.engine.schedule.cost import CostModel, Rates, StepLoad
 from tandem.protos.types import MAX_NODES
 
 UNKNOWN_PRICE = 0.1  # of a row, before any step was learned from
@@ -50,6 +50,26 @@ class Pace:
     def at(self, now: float) -> float:
         """0 if no session has been decoding lately."""
         return self.seconds if now - self.last <= RESTING_SECONDS else 0.0
+
+
+class StepCosts:
+    """What is learned from steps: what work costs, how long steps with decoding sessions take."""
+
+    def __init__(self) -> None:
+        self.model, self.pace, self.rates = CostModel(), Pace(), Rates()
+        self._decoded = StepLoad()  # of the newest step in which no long prompt was read
+
+    def learn(self, batch: Batch, load: StepLoad, seconds: float, now: float) -> None:
+        """Of a step that has been done."""
+        pieces = [share.piece for share in batch.shares]
+        self.model.learn(load, seconds)
+        if decoding := [load_of(piece) for piece in pieces if is_decoding(piece)]:
+            self.pace.observe(self.model.predict(sum(decoding, StepLoad())), now)
+        if len(decoding) == len(pieces):
+            self.rates.observe(seconds, sum(piece.wanted for piece in pieces), batch.expected)
+            self._decoded = load
+        else:
+            self.rates.predicted(self.model.predict(self._decoded))
 
 
 def load_of(segment: Segment) -> StepLoad:

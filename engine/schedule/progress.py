@@ -8,6 +8,7 @@ from tandem.protos.streams import PassTimes
 
 STALL_SECONDS = 1.5  # health is NOT_SERVING within 2 s
 STALL_FACTOR = 8.0  # times as long as was predicted
+FAILED_STEPS = 5  # in a row, after which the device is taken for broken
 UNKNOWN_SECONDS = 4.0  # predicted for the first pass, of which nothing is known
 
 
@@ -65,3 +66,21 @@ class Progress:
         if now - self.since <= allowed:
             return None
         return f"the model thread has been in one step for more than {allowed:.1f} s"
+
+
+@dataclass(slots=True)
+class Failures:
+    """Steps that have failed since the last one that did not; `problem`: why the device is taken
+    for broken, None if it is not.
+    """
+
+    count: int = 0
+    problem: str | None = None
+
+    def too_many(self, error: Exception) -> bool:
+        """Another one has failed; whether no more are to be tried."""
+        self.count += 1
+        if self.count == FAILED_STEPS:
+            last = f"{type(error).__name__}: {error}".splitlines()[0]
+            self.problem = f"{FAILED_STEPS} steps in a row have failed, the last with {last}"
+        return self.problem is not None

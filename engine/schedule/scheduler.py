@@ -19,9 +19,9 @@ import structlog
 import torch
 
 from tandem.engine.forward.segment import Segment
-from tandem.engine.schedule.batch import Batch, Pace, StepLimits, compose, is_decoding, load_of
-from tandem.engine.schedule.cost import CostModel, Rates, StepLoad
-from tandem.engine.schedule.progress import Progress, StepReport
+from tandem.engine.schedule.batch import Batch, StepCosts, StepLimits, compose, load_of
+from tandem.engine.schedule.cost import StepLoad
+from tandem.engine.schedule.progress import Failures, Progress, StepReport
 from tandem.engine.schedule.task import Job, Task, startable
 from tandem.protos.errors import Busy, Internal, Unavailable
 
@@ -33,7 +33,8 @@ log = structlog.get_logger()
 
 class ModelThread:
     """Owns the model and its sessions: nothing else may touch them while it runs. Between steps it
-    calls `idle`, with those for whose sessions calls wait, and `after_step`.
+    calls `idle`, with those for whose sessions calls wait, and `after_step`. It ends by itself when
+    one step after another has failed.
     """
 
     def __init__(
@@ -50,12 +51,11 @@ class ModelThread:
         self._queue_limit, self._wait = queue_limit, wait
         self.after_step: Callable[[], None] = lambda: None
         self.after_forward: Callable[[Sequence[tuple[Any, torch.Tensor]]], None] = lambda _: None
-        self.rates = Rates()
         self.price = 0.0  # chance that a row more would have had to have in the newest step
-        self._cost, self._pace = CostModel(), Pace()
-        self._decoded = StepLoad()  # of the newest step in which no long prompt was read
+        self.costs = StepCosts()
         self.progress = Progress(time.perf_counter(), light=light)
         self._steps = 0
+        self._failures = Failures()
         self._ended = 0.0  # when the newest step did; 0 if the thread has waited since
         self._waiting: deque[Task] = deque()
         self._running: list[Task] = []
@@ -78,7 +78,13 @@ class ModelThread:
 
     def problem(self, now: float) -> str | None:
         """Why the thread does not serve, if it does not; `now` by `time.perf_counter`."""
-        return self.progress.problem(now) if self._thread.is_alive() else "the model thread ended"
+        going_on = "the model thread ended" if self.ended else self.progress.problem(now)
+        return self._failures.problem or going_on
+
+    @property
+    def ended(self) -> bool:
+        """Whether it will never serve again."""
+        return not self._thread.is_alive()
 
     def submit(self, owner: bytes, start: Callable[[], Job | None], closing: bool = False) -> Task:
         """Queue a job of a session; `start` is called on the model thread. One for `closing` the
@@ -126,7 +132,7 @@ class ModelThread:
     def _loop(self) -> None:
         try:
             with torch.inference_mode():
-                while not self._stopping:
+                while not (self._stopping or self._failures.problem):
                     self._iterate()
         finally:  # later callers get an error at once
             with self._wake:
@@ -140,6 +146,8 @@ class ModelThread:
             self._step()
         except Exception as error:
             log.error("a step failed", exc_info=error)
+            if self._failures.too_many(error):
+                return  # all jobs can be served elsewhere
             self._fail_all(self._stepping, Internal("the step failed; see the server's log"))
             self._running = [task for task in self._running if task not in self._stepping]
             self._news = True  # the others go on
@@ -189,7 +197,7 @@ class ModelThread:
         ready = self._ready_inputs()
         if len(ready) != 1 or ready[0][0].rest or not ready[0][0].step_input:
             return ready
-        step_input, step = ready[0][0].step_input, self._cost.predict(LIGHT)
+        step_input, step = ready[0][0].step_input, self.costs.model.predict(LIGHT)
         until = time.perf_counter() + step
         with self._wake:
             while not (self._waiting or self._stopping):
@@ -205,7 +213,7 @@ class ModelThread:
             return
         self._stepping = tasks = [task for task, _ in step_inputs]
         segments = [segment for _, segment in step_inputs]
-        cost, pace = self._cost, self._pace.at(time.perf_counter())
+        cost, pace = self.costs.model, self.costs.pace.at(time.perf_counter())
 
         def chances(index: int) -> Iterator[float]:
             step_input = tasks[index].step_input
@@ -228,7 +236,7 @@ class ModelThread:
         self._wait()
         self._ended = time.perf_counter()
         self._account(batch, load, self._ended - began, host)
-        self._steps += 1
+        self._steps, self._failures = self._steps + 1, Failures()
         for task, share, rows in zip(self._stepping, batch.shares, logits, strict=True):
             task.last_step, wanted = self._steps, segments[share.index]
             task.advance(share.piece, rows, bool(share.rows) or share.piece is wanted)
@@ -237,14 +245,6 @@ class ModelThread:
 
     def _account(self, batch: Batch, load: StepLoad, seconds: float, host: float | None) -> None:
         """Learn from a step and report it, before any job goes on."""
-        pieces, cost = [share.piece for share in batch.shares], self._cost
-        cost.learn(load, seconds)
-        if decoding := [load_of(piece) for piece in pieces if is_decoding(piece)]:
-            self._pace.observe(cost.predict(sum(decoding, StepLoad())), time.perf_counter())
-        if len(decoding) == len(pieces):
-            self.rates.observe(seconds, sum(piece.wanted for piece in pieces), batch.expected)
-            self._decoded = load
-        else:
-            self.rates.predicted(cost.predict(self._decoded))
-        queued, self._queued = self._queued, []
-        self._observe(StepReport(len(pieces), load.tokens, seconds, queued, cost.error, host))
+        self.costs.learn(batch, load, seconds, time.perf_counter())
+        (queued, self._queued), error = (self._queued, []), self.costs.model.error
+        self._observe(StepReport(len(batch.shares), load.tokens, seconds, queued, error, host))

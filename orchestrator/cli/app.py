@@ -60,7 +60,9 @@ def up(
     workers: Annotated[int | None, typer.Option(help="round workers (1)", min=1)] = None,
     threads: Annotated[
         int | None,
-        typer.Option(help="CPU threads of the target; by default all cores but one", min=1),
+        typer.Option(
+            help="CPU threads of the target; by default a NUMA node's cores but one", min=1
+        ),
     ] = None,
     ray: Annotated[
         bool | None,

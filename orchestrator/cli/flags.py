@@ -21,7 +21,7 @@ KINDS: dict[int, type[Any]] = {
     FieldDescriptor.TYPE_MESSAGE: str,  # a map's entry
 }
 HELP = {
-    "temperature": "default 1; 0 is greedy",
+    "temperature": "default the model's, or 1; 0 is greedy",
     "top_p": "nucleus, 1 is off",
     "top_k": "0 is off",
     "min_p": "0 is off",

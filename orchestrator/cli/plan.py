@@ -16,7 +16,7 @@ from tandem.orchestrator.cli import certificates
 from tandem.protos import hub
 from tandem.protos.address import joined
 from tandem.protos.errors import Unusable
-from tandem.protos.fingerprint import fingerprint
+from tandem.protos.fingerprint import fingerprint, nearly_same, tokens_by_id
 from tandem.protos.service import cores
 from tandem.protos.service.config import Outside, outside
 from tandem.protos.transport import rpc
@@ -62,9 +62,11 @@ class Plan:
 
     @cached_property
     def translates(self) -> bool:
-        """Whether the drafter has another tokenizer than the target; raises Unusable."""
+        """Whether the drafter has to translate between its tokenizer and the target's; raises
+        Unusable.
+        """
         target, draft = self.models
-        return fingerprint(target) != fingerprint(draft)
+        return not nearly_same(tokens_by_id(target), tokens_by_id(draft))
 
     @property
     def _draft_cost(self) -> str | None:
@@ -93,11 +95,11 @@ class Plan:
         )
         addresses = _address(verifier), _address(drafter)
         client = _address(front if self.port is None else {**front, "port": self.port}, PORT)
-        speaks = target if self.translates else None
+        speaks = target if fingerprint(target) != fingerprint(draft) else None
         verifying = _flags(
             verifier,
             {"model": self.target and target, "threads": self.threads, "port": addresses[0][1]},
-            {"model": target, "threads": max(1, cores.usable() - 1)},
+            {"model": target, "threads": max(1, cores.usable(numa=_numa(verifier)) - 1)},
         )
         drafting = _flags(
             drafter,
@@ -135,6 +137,12 @@ def _device(given: Mapping[str, Setting]) -> str:
     """Where a service computes; the first GPU has two names."""
     device = str(given.get("device", "cpu"))
     return "cuda:0" if device == "cuda" else device
+
+
+def _numa(given: Mapping[str, Setting]) -> int | None:
+    """The node that a service is to stay on; what is none, the service refuses by itself."""
+    node = str(given.get("numa", ""))
+    return int(node) if node.isdecimal() else None
 
 
 def _address(given: Mapping[str, Setting], port: int = 0) -> tuple[str, int]:

@@ -1,16 +1,29 @@
-"""What `tandem status` prints, and `tandem top` shows, of a GetStatusResponse."""
+"""What `tandem status` prints, and `tandem top` shows, of a GetStatusResponse; of it, what services
+hold is a table that `tandem up` prints too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from pydantic import ByteSize
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tandem.protos.types import EXACT
 from tandem.v1 import orchestrator_pb2 as api
 
-HEAD = (
-    *("role", "address", "state", "model", "device", "dtype", "sessions", "KV", "round trip"),
-    "acceptance",
+HEAD = ("service", "address", "state", "sessions", "KV", "round trip", "acceptance")
+HELD = (
+    *("service", "model", "device", "dtype", "weights", "context", "fit", "kernels"),
+    "exactness",
 )
+FIGURES = ("weights", "context", "fit")  # never broken
+WIDTH = 100  # of the table of what services hold
+INEXACT = "exact unavailable: "  # before the reason
 NOTHING = "-"
+Named = tuple[str, api.ReplicaStatus]
 
 
 def is_serving(response: api.GetStatusResponse) -> bool:
@@ -20,20 +33,62 @@ def is_serving(response: api.GetStatusResponse) -> bool:
 
 
 def show_status(response: api.GetStatusResponse) -> None:
-    """A table of replicas, as wide as it has to be, and lines with figures."""
+    """Tables of replicas, the first as wide as it has to be, and lines with figures."""
     table = [HEAD, *replica_rows(response)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
         print("  ".join(map(str.ljust, row, widths)).rstrip())
-    for line in status_lines(response):
+    for line in (*held_lines(replicas(response)), *status_lines(response)):
         print(line)
 
 
 def replica_rows(response: api.GetStatusResponse) -> list[tuple[str, ...]]:
     """Cells of all replicas, as in HEAD."""
-    replicas = [("verifier", each) for model in response.models for each in model.verifiers]
-    replicas += [("drafter", each) for model in response.models for each in model.drafters]
-    return [(role, *_cells(each)) for role, each in replicas]
+    return [(name, *_cells(each)) for name, each in replicas(response)]
+
+
+def replicas(response: api.GetStatusResponse) -> list[Named]:
+    """All of them, the verifiers first; those of a role are numbered if there are several."""
+    roles = {
+        "verifier": [each for model in response.models for each in model.verifiers],
+        "drafter": [each for model in response.models for each in model.drafters],
+    }
+    return [
+        (f"{role} {number}" if len(found) > 1 else role, each)
+        for role, found in roles.items()
+        for number, each in enumerate(found, 1)
+    ]
+
+
+def held_lines(services: Iterable[Named]) -> list[str]:
+    """The table of what services hold, of those that have said it: words that are too long for it
+    go on below.
+    """
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for name in HELD:
+        table.add_column(name, no_wrap=name in FIGURES, overflow="fold")
+    for name, each in services:
+        if each.model:
+            table.add_row(*map(Text, (name, *_held(each))))
+    console = Console(width=WIDTH, color_system=None, force_terminal=False)
+    with console.capture() as printed:
+        console.print(table)
+    return ["", *(line.rstrip() for line in printed.get().splitlines()), ""] if table.rows else []
+
+
+def _held(replica: api.ReplicaStatus) -> tuple[str, ...]:
+    """Cells as in HELD, but for the name. What a service does not report is not known."""
+    size, inexact = replica.weights_bytes, f"no: {replica.exactness.removeprefix(INEXACT)}"
+    return (
+        replica.model,
+        replica.device,
+        replica.dtype,
+        ByteSize(size).human_readable() if size else NOTHING,
+        str(replica.context_length or NOTHING),
+        str(replica.full_sessions or NOTHING),
+        replica.kernels or NOTHING,
+        inexact if replica.exactness not in (EXACT, "") else replica.exactness or NOTHING,
+    )
 
 
 def _cells(replica: api.ReplicaStatus) -> tuple[str, ...]:
@@ -43,9 +98,6 @@ def _cells(replica: api.ReplicaStatus) -> tuple[str, ...]:
     return (
         replica.address,
         state,
-        replica.model,
-        replica.device,
-        replica.dtype,
         str(replica.sessions),
         f"{100 * replica.kv_cache_usage:.0f} %",
         f"{replica.round_trip_seconds * 1000:.1f} ms",
@@ -54,10 +106,7 @@ def _cells(replica: api.ReplicaStatus) -> tuple[str, ...]:
 
 
 def status_lines(response: api.GetStatusResponse) -> Iterator[str]:
-    """Exactness, round workers, the last minute, what runs, and why nothing is served."""
-    for each in (each for model in response.models for each in model.verifiers):
-        if each.exactness:
-            yield f"verifier {each.address}: {each.exactness}, {each.kernels} kernels"
+    """Round workers, the last minute, what runs, and why nothing is served."""
     if response.round_workers:
         yield worker_line(response)
     for model in response.models:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from google.protobuf.json_format import ParseDict
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 from tokenizers import Tokenizer
 
+from tandem.orchestrator.cli import status_view
 from tandem.orchestrator.frontend.text import TextStream, load_tokenizer
 from tandem.protos.errors import Unusable
 from tandem.protos.fingerprint import fingerprint
@@ -31,6 +33,7 @@ class StartProgress:
         """`asking` are flags that a client needs."""
         self._console, self._asking = console, asking
         self._page = ""  # URL of the status page
+        self._loaded: dict[str, api.ReplicaStatus] = {}  # by role
 
     def report(self, event: str, fact: dict[str, str]) -> None:
         """One announcement of a service."""
@@ -43,7 +46,11 @@ class StartProgress:
             self._print(f"[green]serving[/]     {role} {where}")
         elif event == "http":
             self._print(f"[green]serving[/]     {event:<12} {escape(fact['address'])}")
-        elif event in ("starting", "loading", "testing"):
+        elif event == "loaded" and "seconds" not in fact:
+            self._loaded[fact["role"]] = ParseDict(
+                fact, api.ReplicaStatus(), ignore_unknown_fields=True
+            )
+        elif event in ("starting", "loading", "testing", "loaded"):
             self._print(f"[dim]{event:<11} {role} {of}[/]")
         else:
             self._print(f"[yellow]{event:<11}[/] {role}")
@@ -51,7 +58,9 @@ class StartProgress:
     def ready(self, address: str) -> None:
         """Everything serves, the client API at this address."""
         where = escape(address)
-        self._print(f"\nTandem is up: client API on [bold]{where}[/]. Ctrl-C stops everything.")
+        for line in status_view.held_lines(sorted(self._loaded.items(), reverse=True)):
+            self._print(escape(line))
+        self._print(f"Tandem is up: client API on [bold]{where}[/]. Ctrl-C stops everything.")
         if self._page:
             self._print(f"Status page: [bold]{escape(self._page)}/[/]")
         more = "".join(f"{escape(flag)} " for flag in self._asking)

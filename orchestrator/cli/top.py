@@ -21,7 +21,6 @@ from tandem.v1 import orchestrator_pb2 as api
 BARS = " ▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 45
 ADDRESS_WIDTH = 21  # at least, of IPv4 with a port
-SHOWN = ("role", "address", "state", "sessions", "KV", "round trip", "acceptance")
 
 
 async def show(front_end: FrontEnd, every: float, once: bool, console: Console) -> int:
@@ -102,13 +101,13 @@ def _figures(model: api.ModelStatus) -> RenderableType:
 
 def _replicas(response: api.GetStatusResponse) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in SHOWN:
+    for name in view.HEAD:
         least = ADDRESS_WIDTH if name == "address" else None
         table.add_column(name, no_wrap=name != "address", overflow="fold", min_width=least)
     for cells in view.replica_rows(response):
         row = dict(zip(view.HEAD, cells, strict=True))
         style = {"state": "green" if row["state"] == "serving" else "red"}
-        table.add_row(*(Text(row[name], style.get(name, "")) for name in SHOWN))
+        table.add_row(*(Text(row[name], style.get(name, "")) for name in view.HEAD))
     return table
 
 

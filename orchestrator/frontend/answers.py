@@ -63,7 +63,7 @@ class Answers:
         none, and the complete answer; `course` gets to know the answer early. Raises a TandemError.
         """
         arrived = time.monotonic()
-        check_resumable(request, self._served.description)
+        check_resumable(request, self._served)
         check_size(request, self._served)
         sampling, request_id = request.sampling, request.request_id or secrets.token_hex(8)
         if sampling.seed is None:

@@ -9,10 +9,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tandem.orchestrator.frontend import speculation
+from tandem.orchestrator.frontend.defaults import first, sampling_params
 from tandem.orchestrator.frontend.request import Conversation, Request
 from tandem.protos.errors import InvalidRequest, Violation
 from tandem.protos.rounds import RunRequest
-from tandem.protos.types import EXACT, DraftShape, ModelDescription, Rule, SamplingParams
+from tandem.protos.types import (
+    EXACT,
+    NO_DEFAULTS,
+    DraftShape,
+    GenerationDefaults,
+    ModelDescription,
+    Rule,
+)
 from tandem.protos.wire.sampling import problems
 
 MAX_STOP_STRINGS = 16
@@ -23,12 +31,13 @@ MAX_REQUEST_ID = 128  # characters
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What a request is checked against."""
+    """What a request is checked against, and what it gets where it says nothing."""
 
     description: ModelDescription
     shape: DraftShape  # the default
     max_prompt_bytes: int  # of a text that may fit into the context
     special_tokens: Mapping[str, int]  # they have no text
+    generation: GenerationDefaults = NO_DEFAULTS
 
 
 def checked(
@@ -51,7 +60,7 @@ def checked(
     ends = () if stopping.ignore_eos else model.end_token_ids
     special = [number for text, number in served.special_tokens.items() if text in stopping.stop]
     stop_token_ids = frozenset({*stopping.stop_token_ids, *ends, *special})
-    sampling = _sampling_params(request, len(prompt), stop_token_ids)
+    sampling = sampling_params(request, len(prompt), stop_token_ids, served.generation)
     violations += problems(sampling)
     if stopping.min_new_tokens and len(stop_token_ids) >= model.vocab_size:
         violations.append(
@@ -94,16 +103,18 @@ def too_long(size: int, served: ServedModel) -> str:
     return f"has {size} bytes, above the {served.max_prompt_bytes} that {whole}"
 
 
-def check_resumable(request: Request, model: ModelDescription) -> None:
+def check_resumable(request: Request, served: ServedModel) -> None:
     """Raise InvalidRequest if an answer that is to be continued cannot be."""
-    if violations := tuple(_resuming(request, model.exactness)):
+    if violations := tuple(_resuming(request, served)):
         raise InvalidRequest(*violations)
 
 
-def _resuming(request: Request, exactness: str) -> Iterator[Violation]:
+def _resuming(request: Request, served: ServedModel) -> Iterator[Violation]:
     """Tokens that are generated again must come out the same; those that are received need not."""
+    exactness = served.description.exactness
     sampling, rule = request.sampling, request.speculation.rule
-    greedy, received = sampling.temperature == 0, len(request.received)
+    temperature = first(sampling.temperature, served.generation.temperature, 1.0)
+    greedy, received = temperature == 0, len(request.received)
     field = "received" if received else "resume_from"
     if not (received or request.resume_from):
         return
@@ -116,28 +127,6 @@ def _resuming(request: Request, exactness: str) -> Iterator[Violation]:
         yield Violation(field, "needs sampling.seed, or temperature 0")
     elif not received and not greedy and rule is not Rule.MATCH:
         yield Violation(field, f"needs rule MATCH: under {rule.name} drafts may differ")
-
-
-def _sampling_params(
-    request: Request, prompt_length: int, stop_token_ids: frozenset[int]
-) -> SamplingParams:
-    sampling = request.sampling
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        seed=sampling.seed or 0,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        logit_bias=sampling.logit_bias,
-        prompt_length=prompt_length,
-        min_new_tokens=request.stopping.min_new_tokens,
-        end_tokens=tuple(sorted(stop_token_ids)),
-        rule=request.speculation.rule,
-        logprobs=request.logprobs,
-    )
 
 
 def _options(request: Request, model: ModelDescription) -> list[Violation]:

@@ -19,13 +19,13 @@ def client_name(share: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn."""
+    """How tokens are drawn; what the model's makers may set is None where it was not given."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()

@@ -70,6 +70,8 @@ def encode_replica(replica: ReplicaStatus) -> api.ReplicaStatus:
         found.sessions, found.kv_cache_usage = known.sessions, known.cache_usage
         found.exactness, found.kernels = known.exactness, known.kernels
         found.fingerprint = known.fingerprint
+        found.weights_bytes, found.context_length = known.weights_bytes, known.context_length
+        found.cache_positions, found.full_sessions = known.cache_positions, known.full_sessions
         found.round_trip_seconds = replica.round_trip_seconds
         found.acceptance_rate = replica.acceptance_rate or 0.0
         found.draft_tokens = replica.draft_tokens

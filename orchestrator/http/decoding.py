@@ -120,12 +120,14 @@ def _request(
 ) -> Request:
     given = {name: getattr(body, name) for name in SAMPLING}
     sampling = {name: value for name, value in given.items() if value is not None}
+    if body.top_k is not None:
+        sampling["top_k"] = max(0, body.top_k)  # vLLM's -1 is off
     biases = sorted((int(token), bias) for token, bias in (body.logit_bias or {}).items())
     return Request(
         prompt,
         caller.request_id,
         body.model or "",
-        Sampling(**sampling, top_k=max(0, body.top_k or 0), logit_bias=tuple(biases)),
+        Sampling(**sampling, logit_bias=tuple(biases)),
         Stopping(
             body.max_tokens if most_new is None else most_new,
             body.min_tokens or 0,

@@ -1,6 +1,5 @@
-"""What a process is, as metrics whose labels are the information: its version, and its model.
-
-For queries that join other metrics with them.
+"""What a process is: its version and its model, as metrics whose labels are the information, for
+queries that join other metrics with them; and its model as an announcement, for `tandem up`.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Gauge
 
+from tandem.protos.service.process import announce
 from tandem.protos.types import ModelDescription
 
 
@@ -27,3 +27,19 @@ def report_model(registry: CollectorRegistry, model: ModelDescription) -> None:
         registry=registry,
     )
     gauge.labels(model.name, model.dtype, model.device, model.fingerprint).set(1)
+
+
+def announce_model(model: ModelDescription) -> None:
+    """What the process has loaded, in the words of a replica's status."""
+    announce(
+        "loaded",
+        model=model.name,
+        device=model.device,
+        dtype=model.dtype,
+        weights_bytes=model.weights_bytes,
+        context_length=model.context_length,
+        full_sessions=model.full_sessions,
+        cache_positions=model.cache_positions,
+        exactness=model.exactness,
+        kernels=model.kernels,
+    )

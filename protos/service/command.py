@@ -36,20 +36,20 @@ def command(
     module: str,
     around: Callable[[Config], AbstractContextManager[object]] = lambda _: nullcontext(),
     more: Callable[[Pages], dict[str, object]] = lambda _: {},
-    ready: Callable[[Config], None] = lambda _: None,
 ) -> None:
     """Run a service by its command line: `serving` of a module, inside what shall be `around`
-    it, called with what it gets `more` than all services; `ready` is called before it reports that
-    it serves. What it cannot start with is one line and exit code 1.
+    it, called with what it gets `more` than all services. What it cannot start with is one line and
+    exit code 1.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing has to be ended in order yet
     try:
         config = configured(kind, role, sys.argv[1:])
         process.configure_logging(config.log_level, config.log_format)
+        config.prepare()
         process.announce("loading", role=role, model=str(config.folder))
         serve = import_module(module).serving
         with around(config), tracing.exporting(config.otlp_endpoint, f"tandem-{role}"):
-            asyncio.run(run(role, config, serve, more, ready))
+            asyncio.run(run(role, config, serve, more))
     except ModuleNotFoundError as error:
         if str(error.name).startswith("tandem"):
             raise
@@ -64,7 +64,6 @@ async def run(
     config: Config,
     serve: Serve,
     more: Callable[[Pages], dict[str, object]] = lambda _: {},
-    ready: Callable[[Config], None] = lambda _: None,
 ) -> None:
     """Serve until it is stopped: one signal has it drain, another ends it at once. Until it
     serves, signals do what they did before: they end the process at once, or as `around` has it.
@@ -77,7 +76,6 @@ async def run(
     with served(config, pages) as metrics:
         async with process.parent_watched(), serving as address:
             stop = process.stop_signals()  # before anybody knows that it serves
-            ready(config)
             process.announce("serving", role=role, address=address, metrics=metrics)
             await stop.get()
             again = asyncio.create_task(stop.get())

@@ -100,6 +100,9 @@ class ServiceConfig(ListeningSettings):
     def folder(self) -> Path:
         """The directory that is loaded."""
 
+    def prepare(self) -> None:
+        """What they ask of the process before it starts threads; raises Unusable."""
+
 
 class Outside(BaseSettings):
     """What environment and file set for each role: `TANDEM__VERIFIER__PORT`, or `port` in the

@@ -1,21 +1,56 @@
-"""How many processor cores this process can use, as reported by the system."""
+"""How many processor cores this process can use, as reported by the system, and those of one NUMA
+node alone.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from tandem.protos.errors import Unusable
+
 ROOT = Path("/")
-SIBLINGS = "topology/thread_siblings_list"  # hardware threads that share a core with one
+CPUS, NODES = "sys/devices/system/cpu", "sys/devices/system/node"
 
 
-def usable(root: Path = ROOT) -> int:
-    """Physical cores that the process may run on, no more than the time its group is allowed; at
-    least 1. Two hardware threads of a core multiply no faster than one.
+def usable(root: Path = ROOT, numa: int | None = None) -> int:
+    """Physical cores of a NUMA node that the process may run on, by default of the node where it
+    may run on most; no more than the time its group is allowed; at least 1. Two hardware threads of
+    a core multiply no faster than one, and the memory of another node is slow.
     """
-    cores = {_core(root, number) for number in _allowed()}
-    return max(1, min(len(cores), _quota(root, len(cores))))
+    allowed = _allowed()
+    shares = (own & allowed for node, own in nodes(root).items() if numa in (None, node))
+    counts = [_cores(root, share) for share in shares if share] or [_cores(root, allowed)]
+    return max(1, min(max(counts), _quota(root, max(counts))))
+
+
+def bind(numa: int, root: Path = ROOT) -> None:
+    """Run on the processors of a NUMA node alone from now on, with all threads that this one is
+    going to start; memory is of the node that first writes to it. Raises Unusable.
+    """
+    allowed, found = _allowed(), nodes(root)
+    if not (own := found.get(numa, set()) & allowed):
+        usual = ", ".join(str(node) for node in sorted(found) if found[node] & allowed)
+        limit = f"the nodes that this process may run on are {usual or 'not known'}"
+        raise Unusable(f"numa {numa} cannot be used: {limit}")
+    os.sched_setaffinity(0, own)
+
+
+def nodes(root: Path = ROOT) -> dict[int, set[int]]:
+    """The hardware threads of every NUMA node; empty if the system does not say."""
+    found = dict[int, set[int]]()
+    for folder in (root / NODES).glob("node[0-9]*"):
+        with suppress(OSError, ValueError):
+            found[int(folder.name.removeprefix("node"))] = _listed(folder / "cpulist")
+    return found
+
+
+def _listed(file: Path) -> set[int]:
+    """The numbers of a list like `0-3,8`; raises OSError, ValueError."""
+    ends = [part.partition("-") for part in file.read_text().strip().split(",") if part]
+    return {each for low, _, high in ends for each in range(int(low), int(high or low) + 1)}
 
 
 def _allowed() -> set[int]:
@@ -25,10 +60,19 @@ def _allowed() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
-def _core(root: Path, number: int) -> str:
-    with suppress(OSError):
-        return (root / f"sys/devices/system/cpu/cpu{number}" / SIBLINGS).read_text()
-    return str(number)
+def _cores(root: Path, numbers: Iterable[int]) -> int:
+    return len({_core(root, number) for number in numbers})
+
+
+def _core(root: Path, number: int) -> tuple[str, ...]:
+    """What hardware threads that share a core have in common: the list of them, or else the numbers
+    of package and core.
+    """
+    topology = root / CPUS / f"cpu{number}" / "topology"
+    for names in (("thread_siblings_list",), ("physical_package_id", "core_id")):
+        with suppress(OSError):
+            return tuple((topology / name).read_text() for name in names)
+    return (str(number),)
 
 
 def _quota(root: Path, most: int) -> int:

@@ -7,6 +7,8 @@ by its service.
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from tandem.protos import streams, types
 from tandem.protos.errors import InvalidRequest, Violation
 from tandem.protos.wire.drafting import decode_shape, encode_shape
@@ -192,6 +194,10 @@ def encode_model(model: types.ModelDescription) -> common_pb2.ModelDescription:
         kernels=model.kernels,
         fingerprint=model.fingerprint,
         weights_fingerprint=model.weights_fingerprint,
+        generation=encode_generation(model.generation),
+        weights_bytes=model.weights_bytes,
+        cache_positions=model.cache_positions,
+        full_sessions=model.full_sessions,
     )
 
 
@@ -211,4 +217,20 @@ def decode_model(message: common_pb2.ModelDescription) -> types.ModelDescription
         message.kernels,
         message.fingerprint,
         message.weights_fingerprint,
+        decode_generation(message.generation),
+        message.weights_bytes,
+        message.cache_positions,
+        message.full_sessions,
     )
+
+
+def encode_generation(defaults: types.GenerationDefaults) -> common_pb2.GenerationDefaults:
+    """Defaults to message; what is not set is absent."""
+    return common_pb2.GenerationDefaults(**asdict(defaults))
+
+
+def decode_generation(message: common_pb2.GenerationDefaults) -> types.GenerationDefaults:
+    """Message to defaults."""
+    given = {field.name: value for field, value in message.ListFields()}
+    lists = {name: tuple(given[name]) for name in given if name.endswith("_tokens")}
+    return types.GenerationDefaults(**given | lists)

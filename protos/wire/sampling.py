@@ -52,6 +52,8 @@ def encode_sampling(sampling: SamplingParams) -> common_pb2.SamplingParams:
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         logit_bias=dict(sampling.logit_bias),
+        suppress_tokens=sampling.suppress_tokens,
+        begin_suppress_tokens=sampling.begin_suppress_tokens,
     )
     if sampling.historic:
         message.prompt_length = sampling.prompt_length
@@ -86,6 +88,8 @@ def decode_sampling(message: common_pb2.SamplingParams) -> SamplingParams:
         end_tokens=tuple(message.end_tokens),
         rule=decode_choice("sampling.rule", Rule, message.rule),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
+        suppress_tokens=tuple(message.suppress_tokens),
+        begin_suppress_tokens=tuple(message.begin_suppress_tokens),
     )
     if found := list(problems(sampling)):
         raise InvalidRequest(*found)

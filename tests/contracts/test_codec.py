@@ -61,6 +61,7 @@ samplings = st.builds(
     ),
     rule=st.sampled_from(types.Rule),
     logprobs=st.none() | st.integers(0, types.MAX_LOGPROBS),
+    suppress_tokens=tokens,
 ) | st.just(types.SamplingParams())
 with_history = st.builds(
     replace,
@@ -69,6 +70,7 @@ with_history = st.builds(
     prompt_length=small,
     min_new_tokens=st.integers(1, 100),
     end_tokens=tokens,
+    begin_suppress_tokens=tokens,
 )
 levels, nodes = st.integers(1, types.MAX_LEVELS), st.integers(0, types.MAX_NODES)
 bound = st.floats(0, 4, width=32)
@@ -112,8 +114,14 @@ logprobs = st.lists(
     max_size=4,
 ).map(tuple)
 words = st.text(st.characters(codec="utf-8"), max_size=12)
+part = st.none() | st.floats(0, 2, width=32)
+defaults = st.builds(
+    types.GenerationDefaults, part, part, st.none() | small, part, part, tokens, tokens
+)
 models = st.builds(
-    types.ModelDescription, words, words, token, token, tokens, words, words, small, words, bound
+    types.ModelDescription,
+    *(words, words, token, token, tokens, words, words, small, words, bound, words, words, words),
+    *(defaults, st.integers(0, 2**64 - 1), token, small),
 )
 stops, flag = st.frozensets(token, max_size=4), st.booleans()
 decodings = st.builds(

@@ -107,6 +107,13 @@ def test_a_misspelt_variable_is_one_line() -> None:
     assert refused(found) == [f"error: {problem}\n"] * 2
 
 
+def test_a_node_that_is_not_there_is_one_line_before_anything_slow_is_imported() -> None:
+    found, imported = run((*VERIFIER, "--numa=999"), (*DRAFTER, "--numa=999"))
+    for line in refused(found):
+        assert line.startswith("error: numa 999 cannot be used: the nodes that this process may")
+    assert imported == []
+
+
 def test_a_wrong_ray_address_is_one_line() -> None:
     known = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
     found, _ = run((*FRONT, "--ray-address=127.0.0.1:1"), **known)

@@ -10,7 +10,7 @@ import pytest
 
 from tandem import models
 from tandem.protos.errors import Unusable
-from tandem.protos.fingerprint import fingerprint, tokens_by_id
+from tandem.protos.fingerprint import fingerprint, nearly_same, tokens_by_id
 
 VOCABULARY = {"a": 0, "b": 1, "ab": 2, "世": 3}
 
@@ -61,6 +61,35 @@ def test_one_changed_token_changes_the_fingerprint(
     plain: Path, tmp_path: Path, other: dict[str, int]
 ) -> None:
     assert fingerprint(write(tmp_path / "other", other)) != fingerprint(plain)
+
+
+def numbered(count: int, **changed: str) -> dict[int, str]:
+    """A vocabulary of so many tokens; `changed`: of which ids, as `t7="other"`."""
+    return {index: changed.get(f"t{index}", f"token {index}") for index in range(count)}
+
+
+@pytest.mark.parametrize(
+    ("draft", "nearly"),
+    [
+        (numbered(200), True),
+        (numbered(201), True),  # a token was added
+        (numbered(150), True),  # or many are not there
+        (numbered(300), True),
+        (numbered(200, t7="other", t198="another"), True),
+        (numbered(200, t7="other", t8="another", t9="a third"), False),
+        (numbered(150, t7="other", t8="another"), False),
+        ({index + 1: token for index, token in numbered(200).items()}, False),
+    ],
+)
+def test_vocabularies_are_nearly_the_same_if_99_of_100_ids_of_the_smaller_agree(
+    draft: dict[int, str], nearly: bool
+) -> None:
+    """A fine-tuned model's special tokens are added, or have other names."""
+    assert nearly_same(numbered(200), draft) == nearly_same(draft, numbered(200)) == nearly
+
+
+def test_families_are_not_nearly_the_same() -> None:
+    assert not nearly_same(tokens_by_id(models.TARGET), tokens_by_id(models.FOREIGN))
 
 
 def test_an_added_token_counts_and_wins_over_the_vocabulary(plain: Path, tmp_path: Path) -> None:

@@ -155,12 +155,35 @@ def test_up_chooses_only_what_nobody_set(file: Path, monkeypatch: pytest.MonkeyP
     assert "--threads=5" in flags(Plan(threads=5, config=file))["verifier"]
 
 
+def test_a_node_is_asked_for_its_own_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a service and by `tandem up`, which leaves one of them to the drafter."""
+    counts = {None: 3, 0: 3, 1: 2}
+    monkeypatch.setattr("tandem.protos.service.cores.usable", lambda numa=None: counts[numa])
+    asked = [[], ["--numa=0"], ["--numa=1"], ["--numa=1", "--threads=9"]]
+    found = [configured(ModelServiceConfig, "verifier", [MODEL, *words]) for words in asked]
+    assert [(each.numa, each.threads) for each in found] == [(None, 3), (0, 3), (1, 2), (1, 9)]
+    assert "--threads=2" in flags(Plan())["verifier"]
+    monkeypatch.setenv("TANDEM__VERIFIER__NUMA", "1")
+    assert "--threads=1" in flags(Plan())["verifier"]
+    assert "numa: Input should be greater than or equal to 0, got '-1'" in refusal("--numa=-1")
+
+
+def test_a_service_binds_itself_to_the_node_that_it_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bound: list[int] = []
+    monkeypatch.setattr("tandem.protos.service.cores.bind", bound.append)
+    for words in ([], ["--numa=0"], ["--numa=1"]):
+        configured(ModelServiceConfig, "verifier", [MODEL, *words]).prepare()
+    assert bound == [0, 1]
+
+
 def test_a_drafter_that_shares_a_device_with_the_verifier_must_save_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     costs = []
     for count in (1, 2, 4, 64):
-        monkeypatch.setattr("tandem.protos.service.cores.usable", lambda count=count: count)
+        monkeypatch.setattr("tandem.protos.service.cores.usable", lambda count=count, **_: count)
         costs.append(ModelServiceConfig(model=models.DRAFT).draft_cost)
     assert costs == [SHARED_COST, SHARED_COST, OWN_COST, OWN_COST]
     monkeypatch.setenv("TANDEM__DRAFTER__DEVICE", "cuda:0")

@@ -1,17 +1,47 @@
-"""What `tandem status` and `tandem top` print."""
+"""What `tandem status` and `tandem top` print, and `tandem up` of what its services hold."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 from rich.console import Console
 
 from tandem.orchestrator.cli import client, status_view, terminal, top
 from tandem.orchestrator.cli.front_end import FrontEnd
+from tandem.orchestrator.fleet.replicas import ReplicaStatus
+from tandem.orchestrator.frontend.status_message import encode_replica
+from tandem.protos.service.about import announce_model
 from tandem.protos.transport import rpc
+from tandem.protos.types import ModelDescription
 from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
+from tests.documents import ROOT, blocks
 
 LONG = "verifier-of-the-large-model.in-the-second-rack.of-the-cluster.example.com:7001"
+LARGE = ModelDescription(
+    *("Some-Instruct-Model-Of-70B-Q4_K_M.gguf", "", 100_000, 131_072, (), "cuda:0, experimental"),
+    "bfloat16, dequantised from mxfp4",
+    exactness="exact unavailable: 12 of 345 rows differ, by up to 0.25",
+    kernels="avx512bf16, onednn",
+    weights_bytes=75 << 30,
+    cache_positions=3 << 17,
+    full_sessions=2,
+)
+SMALL = ModelDescription(
+    *("draft", "", 100, 512, (), "cpu", "float32", 3, "exact", 0.25, "avx2"),
+    weights_bytes=5_600_000,
+    cache_positions=1 << 14,
+    full_sessions=21,
+)
+CELLS = {  # of both in the table
+    "verifier": (
+        *("Some-Instruct-Model-Of-70B-Q4_K_M.gguf", "cuda:0,experimental"),
+        *("bfloat16,dequantisedfrommxfp4", "75.0GiB", "131072", "2", "avx512bf16,onednn"),
+        "no:12of345rowsdiffer,byupto0.25",
+    ),
+    "drafter": ("draft", "cpu", "float32", "5.3MiB", "512", "21", "avx2", "exact"),
+}
 
 
 class Orchestrator(orchestrator_pb2_grpc.OrchestratorServiceServicer):
@@ -135,3 +165,86 @@ def test_progress_shows_addresses_of_ipv6_whole(capsys: pytest.CaptureFixture[st
         assert word in said
     assert "loading     drafter      for 10 s\n" in said
     assert "Status page: https://[fe80::1]:9003/\n" in said
+
+
+def cells(lines: list[str]) -> dict[str, tuple[str, ...]]:
+    """The cells of the table of what services hold, put together again, without spaces."""
+    (head,) = (number for number, line in enumerate(lines) if line.split() == [*status_view.HELD])
+    starts = [lines[head].index(name) for name in status_view.HELD]
+    found: dict[str, list[str]] = {}
+    for line in lines[head + 1 :]:
+        if not line:
+            break
+        assert len(line) <= status_view.WIDTH
+        name, *parts = (
+            line[start:end].replace(" ", "")
+            for start, end in zip(starts, [*starts[1:], None], strict=True)
+        )
+        row = found.setdefault(name or next(reversed(found)), [""] * len(parts))
+        row[:] = map(str.__add__, row, parts)
+    return {name: tuple(row) for name, row in found.items()}
+
+
+def announced(model: ModelDescription, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """What a service says of its model on its standard output."""
+    announce_model(model)
+    fact: dict[str, str] = json.loads(capsys.readouterr().out)
+    assert fact.pop("event") == "loaded"
+    return fact
+
+
+def test_up_prints_one_table_of_what_its_services_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    """When all serve, of what each said last; not again for what is started again later."""
+    facts = {"verifier": announced(LARGE, capsys), "drafter": announced(SMALL, capsys)}
+    progress = terminal.StartProgress(terminal.console())
+    for role in ("drafter", "verifier"):
+        progress.report("loaded", facts["drafter"] | {"role": role})
+    progress.report("loaded", facts["verifier"] | {"role": "verifier"})
+    assert capsys.readouterr().out == ""
+    progress.report("loaded", {"role": "verifier", "seconds": "5"})
+    assert capsys.readouterr().out == "loaded      verifier     for 5 s\n"
+    progress.ready("here:1")
+    lines = capsys.readouterr().out.splitlines()
+    assert cells(lines) == CELLS and [*cells(lines)] == ["verifier", "drafter"]
+    progress.report("loaded", facts["drafter"] | {"role": "drafter"})
+    assert capsys.readouterr().out == ""
+
+
+def test_what_a_service_announces_is_what_a_status_says_of_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fact, model = announced(LARGE, capsys), encode_replica(ReplicaStatus("here:1", LARGE, 0.0))
+    assert fact == {name: getattr(model, name) for name in fact}
+
+
+def test_status_shows_the_same_facts_as_up(capsys: pytest.CaptureFixture[str]) -> None:
+    verifier, drafter = (
+        encode_replica(ReplicaStatus(f"{LONG}{number}", model, 0.0))
+        for number, model in enumerate((LARGE, SMALL))
+    )
+    model = api.ModelStatus(verifiers=[verifier], drafters=[drafter])
+    status_view.show_status(api.GetStatusResponse(models=[model]))
+    assert cells(capsys.readouterr().out.splitlines()) == CELLS
+    model = api.ModelStatus(verifiers=[verifier, verifier], drafters=[drafter])
+    status_view.show_status(api.GetStatusResponse(models=[model]))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines[1:4]] == ["verifier 1", "verifier 2", "drafter"]
+    assert [*cells(lines)] == ["verifier1", "verifier2", "drafter"]
+
+
+def test_what_a_service_does_not_say_is_no_figure() -> None:
+    """One that never answered has no line."""
+    older = api.ReplicaStatus(model="target", device="cpu", dtype="float32", exactness="exact")
+    lines = status_view.held_lines([("verifier", older), ("drafter", api.ReplicaStatus())])
+    assert cells(lines) == {"verifier": ("target", "cpu", "float32", *"----", "exact")}
+    assert status_view.held_lines([("drafter", api.ReplicaStatus())]) == []
+
+
+def test_users_are_shown_the_table_as_it_is_and_told_what_its_columns_are() -> None:
+    page = ROOT / "docs" / "usage.md"
+    shown = [block.text.splitlines() for block in blocks(page) if block.kind == "text"]
+    (table,) = (lines for lines in shown if lines[0].split() == [*status_view.HELD])
+    assert [*cells([*table, ""])] == ["verifier", "drafter"]
+    assert all(f"\n| `{name}` | " in page.read_text("utf-8") for name in status_view.HELD[1:])
+    for other in (ROOT / "README.md", ROOT / "docs" / "operating.md"):
+        assert "usage.md#what-is-served)" in other.read_text("utf-8"), other

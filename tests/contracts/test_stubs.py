@@ -6,8 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.message import Message
 
 from tandem.protos import generate
+from tandem.protos.types import ModelDescription
+from tandem.v1 import common_pb2, orchestrator_pb2
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +47,29 @@ def test_a_changed_or_missing_stub_is_stale(fresh: Path, tmp_path: Path) -> None
     assert {"common_pb2.py", "more_pb2.py", "verifier_pb2_grpc.pyi"} <= set(
         generate.stale(tmp_path)
     )
+
+
+def numbers(message: type[Message]) -> dict[str, int]:
+    """Of the fields of a message, by name."""
+    return {field.name: field.number for field in message.DESCRIPTOR.fields}
+
+
+def test_fields_that_clients_depend_on_keep_their_numbers() -> None:
+    known = FileDescriptorSet.FromString((generate.ROOT / "client_api.binpb").read_bytes())
+    (file,) = (each for each in known.file if each.package == "tandem.v1")
+    for message in file.message_type:
+        now = numbers(getattr(orchestrator_pb2, message.name))
+        assert {each.name: each.number for each in message.field}.items() <= now.items(), message
+
+
+def test_what_a_service_holds_was_added_after_what_there_was() -> None:
+    """A field that was removed left a number that is not used again."""
+    held = numbers(common_pb2.ModelDescription)
+    assert held.keys() == ModelDescription.__dataclass_fields__.keys()
+    assert 9 not in held.values()
+    assert [held[name] for name in ("weights_bytes", "cache_positions", "full_sessions")] == [
+        *(16, 17, 18)
+    ]
+    shown = numbers(orchestrator_pb2.ReplicaStatus)
+    new = ("weights_bytes", "context_length", "cache_positions", "full_sessions")
+    assert [shown[name] for name in new] == [16, 17, 18, 19]

@@ -40,10 +40,10 @@ class Answer:
     reused: int
 
 
-def tiny_pool(blocks: int = BLOCKS) -> KVPool:
+def tiny_pool(blocks: int = BLOCKS, reads_unseen: bool = False) -> KVPool:
     """A pool of one layer, one head and one number per token."""
-    device = torch.device("cpu")
-    return KVPool([LayerGeometry(1, 1, 1)], blocks * BLOCK, torch.float32, device)
+    layers, device = [LayerGeometry(1, 1, 1)], torch.device("cpu")
+    return KVPool(layers, blocks * BLOCK, torch.float32, device, reads_unseen=reads_unseen)
 
 
 class Unfenced(Sessions):
@@ -64,17 +64,22 @@ class Replica:
     """
 
     def __init__(
-        self, kind: type[Sessions] = Sessions, blocks: int = BLOCKS, most: int = MOST
+        self,
+        kind: type[Sessions] = Sessions,
+        blocks: int = BLOCKS,
+        most: int = MOST,
+        reads_unseen: bool = False,
     ) -> None:
         self.now = 0.0
         self._kind, self._blocks, self._most = kind, blocks, most
+        self._reads_unseen = reads_unseen
         self._epochs = count(1)
         self.clients: dict[bytes, bytes] = {}  # of sessions; their callers know
         self.restart()
 
     def restart(self) -> None:
         """Another process at the same address."""
-        self.pool = tiny_pool(self._blocks)
+        self.pool = tiny_pool(self._blocks, self._reads_unseen)
         self.sessions = self._kind(
             self.pool, LENGTH, self._most, self._epochs.__next__, TTL, lambda: self.now
         )
@@ -149,7 +154,8 @@ class Replica:
             == sum(kv_range.capacity for kv_range in kv_ranges)
             <= self.pool.positions
         )
-        assert self.sessions.usage == self.pool.allocated / self.pool.positions
+        held = self.sessions.usage + self.sessions.prefix_usage
+        assert abs(held - self.pool.allocated / self.pool.positions) < 1e-9
         assert len(self.sessions) <= self.sessions.max_sessions
 
     def _writer(self, session_id: bytes) -> int:

@@ -1,15 +1,56 @@
-"""How much memory there is, from the files in which a system says so."""
+"""How much memory there is, from the files in which a system says so, and what keys and values get
+of it.
+"""
 
 from __future__ import annotations
 
+from itertools import permutations
 from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tandem.engine.cache.pool import position_bytes
+from tandem.engine.cache.ranges import block_aligned
+from tandem.engine.capacity import SCRATCH, context_of, positions_for, sessions_of
 from tandem.engine.config import ModelServiceConfig
-from tandem.engine.memory import LIBRARIES, LOGITS, available, cache_bytes
+from tandem.engine.memory import (
+    LIBRARIES,
+    LOGITS,
+    UNKNOWN_BYTES,
+    VERSION_1,
+    VERSION_2,
+    Controller,
+    available,
+    cache_bytes,
+    passes_bytes,
+)
+from tests.geometries import MODELS, SIZES, layers_of
 
 MACHINE = "MemTotal:       2000 kB\nMemAvailable:    1000 kB\n"
+SHARE = ModelServiceConfig.model_fields["kv_share"].default
+TRIED = 768  # positions of a self-test
+BYTES = st.integers(1, 1 << 40)
+
+
+def write_group(root: Path, controller: Controller, path: str, limit: str) -> None:
+    """A group that uses 100,000 bytes, of which 10,000 are given back when they are needed."""
+    folder = root / controller.folder / path
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / controller.limit).write_text(limit + "\n")
+    (folder / controller.used).write_text("100000\n")
+    active, inactive = controller.cached
+    (folder / "memory.stat").write_text(f"anon 90000\nfile 10000\n{active} 4000\n{inactive} 6000\n")
+
+
+def write_system(root: Path, machine: str | None, groups: str = "0::/\n") -> None:
+    """What the machine has left, and the groups that the process is in."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(groups)
+    if machine:
+        (root / "proc/meminfo").write_text(machine)
 
 
 @pytest.mark.parametrize(
@@ -26,31 +67,93 @@ MACHINE = "MemTotal:       2000 kB\nMemAvailable:    1000 kB\n"
 def test_the_lesser_of_what_machine_and_group_have_left(
     tmp_path: Path, machine: str | None, limit: str | None, left: int | None
 ) -> None:
-    (tmp_path / "proc").mkdir()
-    group = tmp_path / "sys/fs/cgroup"
-    group.mkdir(parents=True)
-    if machine:
-        (tmp_path / "proc/meminfo").write_text(machine)
+    write_system(tmp_path, machine)
     if limit:
-        (group / "memory.max").write_text(limit + "\n")
-        (group / "memory.current").write_text("100000\n")
-        (group / "memory.stat").write_text(
-            "anon 90000\nfile 10000\nactive_file 4000\ninactive_file 6000\n"
-        )
+        write_group(tmp_path, VERSION_2, "", limit)
     assert available(tmp_path) == left
 
 
-def test_keys_and_values_take_their_share_of_what_passes_leave() -> None:
-    """Of a device of 80 GB with a vocabulary of 128,000; with all of it, passes still fit."""
-    free, vocabulary = 80_000_000_000, 128_000
-    passes = LIBRARIES + LOGITS * 4 * vocabulary
-    assert cache_bytes(free, 1, vocabulary) == free - passes
-    assert cache_bytes(free, 0.4, vocabulary) == int(0.4 * (free - passes))
+@pytest.mark.parametrize(
+    ("controller", "groups"),
+    [
+        (VERSION_2, "0::/slice/service\n"),
+        (VERSION_1, "3:cpu,cpuacct:/\n2:memory:/slice/service\n0::/\n"),
+    ],
+)
+@pytest.mark.parametrize("limited", ["slice/service", "slice", ""])
+def test_a_limit_of_any_group_that_the_process_is_part_of_counts(
+    tmp_path: Path, controller: Controller, groups: str, limited: str
+) -> None:
+    """Of both versions of control groups; a container sees its own group at the top, although its
+    name is that outside.
+    """
+    write_system(tmp_path, MACHINE, groups)
+    write_group(tmp_path, controller, "other", "200000")
+    write_group(tmp_path, controller, limited, "600000")
+    assert available(tmp_path) == 510_000
+
+
+def test_keys_and_values_take_their_share_of_what_is_left() -> None:
+    """Of a device of 80 GB with a vocabulary of 128,000 they leave to passes what these take."""
+    free, passes = 80_000_000_000, passes_bytes(128_000)
+    assert passes == LIBRARIES + LOGITS * 4 * 128_000
     assert 2e9 < passes < 3e9
-    assert cache_bytes(LIBRARIES // 2, 0.9, 1000) == 0, "the device is full"
+    assert cache_bytes(free - passes, 1) == free - passes
+    assert cache_bytes(free, 0.4) == int(0.4 * free)
+    assert cache_bytes(LIBRARIES // 2 - passes, 0.9) == 0, "the device is full"
+    assert cache_bytes(None, 0.9) == UNKNOWN_BYTES, "the system does not say"
 
 
-def test_two_processes_that_look_at_once_do_not_take_more_than_there_is() -> None:
-    """A verifier and a drafter on one device, each with the default share."""
-    share = ModelServiceConfig.model_fields["kv_share"].default
-    assert 2 * cache_bytes(80_000_000_000, share, 128_000) < 80_000_000_000
+@given(BYTES, st.floats(0, 0.5), st.floats(0, 1))
+def test_two_services_that_start_at_once_do_not_take_more_than_there_is(
+    memory: int, loaded: float, part: float
+) -> None:
+    """A verifier and a drafter whose weights take up to half of the memory: each looks when its own
+    weights are there, whenever that is; what keys and values will be is not seen, since their
+    pages are not touched.
+    """
+    weights = loaded * part * memory, loaded * (1 - part) * memory
+    for order in set(permutations([0, 0, 1, 1])):
+        left, taken, seen = float(memory), 0, set[int]()
+        for service in order:
+            if service not in seen:
+                seen.add(service)
+                left -= weights[service]
+            else:
+                taken += cache_bytes(int(left), SHARE)
+        assert taken <= left
+
+
+def test_three_services_without_large_weights_share_a_machine() -> None:
+    assert 3 * cache_bytes(1 << 34, SHARE) < 1 << 34
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_models_of_today_have_a_long_context_on_a_machine_of_24_gb(
+    name: str, dtype: torch.dtype
+) -> None:
+    """All their layers, and 16 GB left when the weights are there."""
+    own, positions = SIZES[name]["max_position_embeddings"], cache_bytes(16 << 30, SHARE)
+    positions //= position_bytes(layers_of(name), dtype)
+    assert positions >= positions_for(16_384, TRIED)
+    assert context_of(positions, own) >= min(own, 16_384)
+
+
+@given(st.integers(2, 1 << 20), st.integers(2, 1 << 20), st.integers(0, 2048))
+def test_a_context_is_the_longest_that_has_its_positions(
+    asked: int, longest: int, tried: int
+) -> None:
+    positions = positions_for(asked, tried)
+    assert context_of(positions, longest) >= min(asked, longest)
+    assert context_of(positions - tried, longest) <= longest
+
+
+@given(st.integers(2, 1 << 20), st.integers(0, 1 << 24))
+def test_so_many_sessions_of_the_whole_context_fit_as_are_reported(longest: int, more: int) -> None:
+    positions = positions_for(1, 0) + more
+    context = context_of(positions, longest)
+    count = sessions_of(positions, context, 1 << 24)
+    each = block_aligned(context + SCRATCH)
+    assert count >= 1 and count * each <= positions < (count + 1) * each
+    assert sessions_of(positions, context, 1) == 1, "no more than may be open"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request as HttpRequest
 
-from tandem.orchestrator.frontend.request import ChatMessage, Conversation, Request
+from tandem.orchestrator.frontend.request import ChatMessage, Conversation, Request, Sampling
 from tandem.orchestrator.frontend.share import CLIENT_KEY
 from tandem.orchestrator.http.app import caller_of
 from tandem.orchestrator.http.decoding import Caller, chat, completion, parsed, renamed
@@ -73,6 +73,11 @@ def test_every_option_arrives() -> None:
     assert (stopping.stop, stopping.stop_token_ids) == (("a", "b"), (4,))
     assert (request.model, request.logprobs) == ("m", 3)
     assert of_completion(top_k=-1, stop="a").stopping.stop == ("a",)
+
+
+def test_what_is_not_given_is_left_to_the_models_makers() -> None:
+    assert of_completion().sampling == of_completion(temperature=None).sampling == Sampling()
+    assert of_completion(top_k=-1).sampling == Sampling(top_k=0), "off, as vLLM has it"
 
 
 @pytest.mark.parametrize("prompt", [[1, 2], [[1, 2]]])

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Generator, Sequence
+from itertools import count
 
 import pytest
 import torch
 
 from tandem.engine.forward.segment import Segment
 from tandem.engine.schedule.batch import StepLimits
-from tandem.engine.schedule.scheduler import ModelThread
+from tandem.engine.schedule.progress import FAILED_STEPS
+from tandem.engine.schedule.scheduler import ForwardPass, ModelThread
 from tandem.engine.schedule.task import Job
 from tandem.protos.errors import Internal, InvalidRequest, Unavailable
 from tests.laws.machine import (
@@ -24,7 +27,7 @@ from tests.laws.machine import (
     settle,
     steps,
 )
-from tests.waiting import LIMIT
+from tests.waiting import LIMIT, until
 
 
 def raising(step: int | None, error: Exception) -> Callable[[], Job]:
@@ -93,6 +96,49 @@ async def test_who_calls_when_the_model_thread_has_died_is_told_so() -> None:
         assert isinstance(failed, Unavailable)
         with pytest.raises(Unavailable):
             await thread.run(b"b", lambda: steps(1))
+
+
+def failing(machine: Machine, right: set[int]) -> ForwardPass:
+    """A device on which only these passes succeed, counted from 1."""
+    passes = count(1)
+
+    def forward(segments: Sequence[Segment]) -> list[torch.Tensor]:
+        if next(passes) not in right:
+            raise RuntimeError("CUDA error: an illegal memory access\nand more lines")
+        return machine.forward(segments)
+
+    return forward
+
+
+async def test_a_device_that_fails_every_step_is_given_up_and_says_so() -> None:
+    """Such an error may last as long as the process: jobs are told to go elsewhere."""
+    machine = Machine()
+    machine.open.set()
+    forward = failing(machine, set())
+    with ModelThread(forward, machine.wait, LIMITS, machine.reports.append, machine.rest) as thread:
+        for _ in range(FAILED_STEPS - 1):
+            (failed,) = await results(queue(thread, b"a", lambda: steps(1)))
+            assert isinstance(failed, Internal)
+            assert (thread.problem(time.perf_counter()), thread.ended) == (None, False)
+        (failed,) = await results(queue(thread, b"a", lambda: steps(1)))
+        assert isinstance(failed, Unavailable) and "CUDA" not in str(failed)
+        await until(lambda: thread.ended, "the thread gives up")
+        problem = "5 steps in a row have failed, the last with RuntimeError: CUDA error: an illegal"
+        assert str(thread.problem(time.perf_counter())) == f"{problem} memory access"
+        with pytest.raises(Unavailable):
+            await thread.run(b"b", lambda: steps(1))
+
+
+async def test_steps_that_fail_now_and_then_are_no_reason_to_give_up() -> None:
+    machine = Machine()
+    machine.open.set()
+    right = {FAILED_STEPS, 2 * FAILED_STEPS}
+    forward = failing(machine, right)
+    with ModelThread(forward, machine.wait, LIMITS, machine.reports.append, machine.rest) as thread:
+        for number in range(1, 3 * FAILED_STEPS):
+            (answer,) = await results(queue(thread, b"a", lambda: steps(1)))
+            assert isinstance(answer, Internal) != (number in right)
+        assert (thread.problem(time.perf_counter()), thread.ended) == (None, False)
 
 
 async def test_a_step_that_breaks_half_way_leaves_the_answers_it_gave_and_the_thread_goes_on() -> (

@@ -175,6 +175,32 @@ def test_a_drafter_that_is_certain_and_wrong_soon_gets_no_rows(
     assert sum(rows[32:64]) <= 32 and sum(rows[100:]) <= 80
 
 
+@pytest.mark.parametrize("garbage", [1, 7, 31])
+def test_beside_garbage_streams_a_good_stream_keeps_its_chances(garbage: int) -> None:
+    """And a new one is not distrusted for them before its own guesses were tried."""
+    shared = Trust.of_all()
+    good, *bad = (shared.begun() for _ in range(1 + garbage))
+    for _ in range(200):
+        good.observe(2.0, 2)
+        for each in bad:
+            each.observe(1.0, 0)
+    assert math.exp(good.log) > 0.95
+    assert all(math.exp(each.log) < 0.05 for each in bad)
+    new = shared.begun()
+    assert math.exp(new.log) > 0.2
+    for _ in range(10):
+        new.observe(2.0, 2)
+    assert math.exp(new.log) > 0.85
+
+
+def test_a_new_stream_begins_with_what_most_others_have_shown() -> None:
+    shared = Trust.of_all()
+    assert shared.begun().log == 0.0
+    for step in range(4000):
+        shared.begun().observe(0.9, step % 2)
+    assert math.exp(shared.begun().log) == pytest.approx(0.5 / 0.9, abs=0.1)
+
+
 def test_what_is_claimed_is_at_most_one_token_after_each_node_that_was_reached() -> None:
     guesses = Guesses(5, UNTIL)
     gains = (math.log(0.5), math.log(0.25), 0.0, 0.0)

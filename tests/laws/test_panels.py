@@ -58,6 +58,35 @@ def test_a_row_has_the_same_bits_in_any_company_and_by_any_number_of_threads(
             assert torch.equal(layer(rows[None, -count:])[0], every[-count:]), f"last {count}"
 
 
+@pytest.mark.parametrize(("kind", "dtype"), LAYERS)
+def test_many_layers_at_once_give_the_bits_of_each_alone(
+    kind: type[PanelLinear], dtype: torch.dtype, build: Kernels
+) -> None:
+    """Some of which have no rows, and one more than are kept at once; by any number of threads."""
+    torch.manual_seed(0)
+    counts = torch.tensor([0, 3, 1, 0, MOST, 17, 0])
+    weights, biases = some(len(counts), 70, 34, dtype=dtype), some(len(counts), 70, dtype=dtype)
+    rows, together = some(int(counts.sum()), 34, dtype=dtype), kind(weights, biases)
+    layers = [kind(*given) for given in zip(weights, biases, strict=True)]
+    split = zip(layers, rows.split(counts.tolist()), strict=True)
+    expected = torch.cat([layer(own) for layer, own in split])
+    for build.threads in (1, 2, 3):
+        assert torch.equal(together(rows, counts.cumsum(0)), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_product_that_is_not_rounded_is_rounded_by_its_user(
+    dtype: torch.dtype, build: Kernels
+) -> None:
+    torch.manual_seed(0)
+    layer, rows = PanelLinear(some(200, 1100, dtype=dtype), None), some(37, 1100, dtype=dtype)
+    rounded = layer(rows)
+    layer.rounded = False
+    out = layer(rows)
+    assert out.dtype == torch.float32 and not torch.equal(out, rounded.float())
+    assert torch.equal(out.to(dtype), rounded)
+
+
 def test_rows_that_are_no_numbers_harm_no_others(build: Kernels) -> None:
     layer, rows = PanelLinear(some(40, 300), None), some(9, 300)
     right = layer(rows)

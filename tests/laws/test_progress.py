@@ -118,4 +118,4 @@ async def test_a_step_takes_until_what_was_launched_and_drawn_is_done(
         await results(queue(thread, b"one", lambda: steps(3)))
     seconds = pytest.approx(2 * SLOW, abs=1e-3)
     assert [report.seconds for report in machine.reports] == [seconds] * 3
-    assert thread.rates.step == seconds
+    assert thread.costs.rates.step == seconds

@@ -7,7 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.orchestrator.frontend.checks import MAX_STOP_STRINGS, check_resumable
+from tandem.orchestrator.frontend.checks import (
+    MAX_STOP_STRINGS,
+    ServedModel,
+    check_resumable,
+)
 from tandem.orchestrator.frontend.prompt_message import MAX_ARGUMENTS_BYTES, decode_prompt
 from tandem.orchestrator.frontend.servicer import decode_request
 from tandem.protos.errors import InvalidRequest
@@ -15,6 +19,7 @@ from tandem.protos.types import EXACT, MAX_LEVELS, MAX_NODES
 from tandem.v1 import orchestrator_pb2 as api
 from tests.laws.requests import (
     MODEL,
+    SERVED,
     ask,
     ids,
     run_of,
@@ -144,9 +149,14 @@ def test_a_request_id_that_cannot_travel_is_refused(request_id: str) -> None:
 RESUMED = decode_request(sampling(seed=3), resume_from=7)
 
 
+def served(exactness: str) -> ServedModel:
+    """The tiny model, if its verifier reports this."""
+    return replace(SERVED, description=replace(MODEL, exactness=exactness))
+
+
 def test_an_answer_is_continued_only_where_rows_do_not_depend_on_their_company() -> None:
-    check_resumable(RESUMED, replace(MODEL, exactness=EXACT))
-    inexact = replace(MODEL, exactness="exact unavailable: switched off")
+    check_resumable(RESUMED, served(EXACT))
+    inexact = served("exact unavailable: switched off")
     check_resumable(decode_request(ask()), inexact)
     with pytest.raises(InvalidRequest, match=r"resume_from needs batch-invariant .* switched off"):
         check_resumable(RESUMED, inexact)
@@ -156,7 +166,7 @@ def test_a_rule_whose_text_depends_on_drafts_is_not_continued() -> None:
     request = sampling(seed=3)
     request.speculation.rule = api.ACCEPTANCE_RULE_REJECT
     with pytest.raises(InvalidRequest, match="resume_from needs rule MATCH: under REJECT"):
-        check_resumable(decode_request(request, resume_from=7), replace(MODEL, exactness=EXACT))
+        check_resumable(decode_request(request, resume_from=7), served(EXACT))
 
 
 def test_large_template_arguments_are_refused_before_they_are_decoded() -> None:

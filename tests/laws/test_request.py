@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.orchestrator.frontend.checks import ServedModel
+from tandem.orchestrator.frontend.checks import ServedModel, check_resumable
+from tandem.orchestrator.frontend.servicer import decode_request
 from tandem.protos.types import (
+    EXACT,
     MAX_NODES,
     DraftShape,
+    GenerationDefaults,
     Method,
     ModelDescription,
     Rule,
@@ -17,7 +20,17 @@ from tandem.protos.types import (
     Schedule,
 )
 from tandem.v1 import orchestrator_pb2 as api
-from tests.laws.requests import MODEL, SHAPE, ask, run_of, sampling, speculation, stopping, tokenise
+from tests.laws.requests import (
+    MODEL,
+    SERVED,
+    SHAPE,
+    ask,
+    run_of,
+    sampling,
+    speculation,
+    stopping,
+    tokenise,
+)
 
 
 def test_a_request_of_a_prompt_alone_gets_every_default() -> None:
@@ -74,6 +87,36 @@ def test_all_that_is_asked_for_reaches_the_worker() -> None:
         rule=Rule.REJECT,
         logprobs=0,
     )
+
+
+MAKERS = GenerationDefaults(0.5, 0.75, 20, 0.25, 1.5, (3, 8), (0,))
+
+
+def test_what_a_request_does_not_say_is_as_the_models_makers_set_it() -> None:
+    """A value that was given is taken, also where it is the API's default, or zero."""
+    made = replace(SERVED, generation=MAKERS)
+    own = run_of(ask(), made).sampling
+    assert (own.temperature, own.top_p, own.top_k, own.min_p) == (0.5, 0.75, 20, 0.25)
+    assert own.repetition_penalty == 1.5
+    assert (own.suppress_tokens, own.begin_suppress_tokens) == ((3, 8), (0,))
+    off = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
+    given = ask(sampling=api.Sampling(**off))
+    usual = run_of(given).sampling
+    assert run_of(given, made).sampling == replace(
+        usual, suppress_tokens=(3, 8), begin_suppress_tokens=(0,)
+    )
+    assert run_of(ask()).sampling == usual, "without makers"
+    assert run_of(ask(sampling=api.Sampling(temperature=0)), made).sampling.greedy
+
+
+def test_a_default_of_zero_makes_a_request_greedy_which_can_be_continued() -> None:
+    greedy = replace(
+        SERVED,
+        description=replace(MODEL, exactness=EXACT),
+        generation=GenerationDefaults(temperature=0.0),
+    )
+    check_resumable(decode_request(ask(), resume_from=7), greedy)
+    assert run_of(ask(), greedy).sampling.greedy
 
 
 def test_method_and_confidence_are_part_of_the_shape() -> None:

@@ -183,6 +183,22 @@ def test_ends_are_barred_until_there_are_enough_tokens_whatever_their_bias() -> 
     assert adjusted(params, (1, 1))[3] == 103.0
 
 
+def test_suppressed_tokens_are_never_drawn_and_some_not_as_the_first() -> None:
+    """Whatever their bias; those that the model lacks are ignored."""
+    params = SamplingParams(
+        suppress_tokens=(1, 999),
+        begin_suppress_tokens=(3, 999),
+        logit_bias=((1, 9.0), (3, 9.0)),
+        prompt_length=len(PROMPT),
+    )
+    first = LogitsProcessor(params, PROMPT)
+    for row, barred in ((first.apply(LOGITS), {1, 3}), (first.apply(LOGITS, (2,)), {1})):
+        assert {place for place, logit in enumerate(row) if logit == -math.inf} == barred
+    for name in ("suppress_tokens", "begin_suppress_tokens"):  # each alone, too
+        params = replace(SamplingParams(), **{name: (1,)})
+        assert LogitsProcessor(params, []).rows(LOGITS[None], [()])[0, 1] == -math.inf
+
+
 def test_log_probabilities_are_the_models_own() -> None:
     told = logprobs(LOGITS, 5, 2)
     scores = LOGITS.log_softmax(-1).tolist()

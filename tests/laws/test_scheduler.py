@@ -185,5 +185,5 @@ async def test_what_steps_take_is_known_per_step_row_and_token() -> None:
     machine.open.set()
     async with machine.running() as thread:
         await results(queue(thread, b"a", lambda: steps(30, tokens=4)))
-        rates = thread.rates
+        rates = thread.costs.rates
     assert 0.0 < rates.row < rates.token <= rates.step

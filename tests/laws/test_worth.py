@@ -9,9 +9,9 @@ import pytest
 
 from tandem.drafter_service.tree.worth import (
     BOUNDARY,
-    CURIOUS,
     QUEUE,
     TRIAL_SECONDS,
+    TRIAL_STEPS,
     Conditions,
     DrafterHistory,
     DraftSkill,
@@ -39,10 +39,8 @@ def taught(chance: float, often: float) -> DraftSkill:
 def worth(
     conditions: Conditions = NEAR, rates: Rates = RATES, skill: DraftSkill | None = None
 ) -> Worth:
-    """That of a new session's nodes, which is not the one in so many."""
-    known = DrafterHistory(skill or DraftSkill())
-    next(known.texts)
-    return Worth(conditions, rates, known, COST)
+    """That of a new session's nodes."""
+    return Worth(conditions, rates, DrafterHistory(skill or DraftSkill()), COST)
 
 
 def test_all_is_worth_it_until_something_is_known() -> None:
@@ -111,34 +109,38 @@ def test_an_overrated_chance_is_corrected_level_by_level() -> None:
     assert worth(skill=taught(0.45, 0.9)).threshold().trust == 0.0
 
 
-def test_one_text_of_so_many_is_begun_in_any_case_and_teaches_all() -> None:
+def test_what_one_text_teaches_is_known_to_all() -> None:
     known = DrafterHistory(taught(0.9, 0.01))
-    texts = [Worth(NEAR, RATES, known, COST) for _ in range(3 * CURIOUS)]
-    begun = [text for text in texts if text.should_read]
-    assert len(begun) == 3
-    waiting = [Worth(NEAR, RATES, known, COST) for _ in range(2)][1]
-    assert not waiting.should_read
+    begun, waiting = (Worth(NEAR, RATES, known, COST) for _ in range(2))
+    begun.text_grew(1, 100.0)
+    assert begun.should_read and not waiting.should_read
     for _ in range(200):
-        begun[0].observe_guess(0.9, True)
+        begun.observe_guess(0.9, True)
     assert waiting.should_read, "also one that has waited"
     for _ in range(2000):
-        begun[0].observe_guess(0.9, False)
+        begun.observe_guess(0.9, False)
     assert waiting.should_read, "what was begun is read"
     assert not waiting.threshold().pays(0.0, 0)
 
 
-def test_a_text_is_begun_when_none_was_read_for_some_seconds() -> None:
-    """A drafter that was slow, or of no use, may be good again."""
-    known = DrafterHistory(taught(0.9, 0.01))
-    next(known.texts)
-    first, second = (Worth(NEAR, RATES, known, COST) for _ in range(2))
+@pytest.mark.parametrize(
+    ("step", "pause"), [(0.002, 0.002 * TRIAL_STEPS), (5.0, TRIAL_SECONDS)], ids=["fast", "slow"]
+)
+def test_a_text_is_begun_when_none_was_read_for_as_long_as_some_steps_take(
+    step: float, pause: float
+) -> None:
+    """A drafter that was slow at first, or of no use, may be good by now; trying costs little."""
+    known, rates, part = DrafterHistory(taught(0.9, 0.01)), Rates(step, step), 0.3 * pause
+    first, second = (Worth(NEAR, rates, known, COST) for _ in range(2))
     first.text_grew(1, 100.0)
     assert first.should_read
-    for now in (101.0, 103.0, 105.0):
-        second.text_grew(1, now)
-        first.text_grew(1, now + 1)
+    for turn in range(1, 20, 2):
+        second.text_grew(1, 100.0 + turn * part)
+        first.text_grew(1, 100.0 + (turn + 1) * part)
     assert not second.should_read, "the first is read meanwhile"
-    second.text_grew(1, 106.0 + TRIAL_SECONDS)
+    second.text_grew(1, 100.0 + 20 * part + 0.99 * pause)
+    assert not second.should_read
+    second.text_grew(1, 100.0 + 20 * part + 1.01 * pause)
     assert second.should_read
 
 

@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from tandem.engine.model.load import default_dtype, load
 from tandem.engine.runner import HFRunner
 from tandem.protos import tree
 from tandem.protos.errors import Unusable
+from tests.conftest import Pair
 from tests.families import REFUSED
 
 MakeModel = Callable[[str, int], Path]
@@ -92,10 +94,26 @@ def test_auto_is_the_dtype_in_which_a_model_was_saved(llama: Path, saved: str | 
     assert load(llama, "auto").dtype == (torch.bfloat16 if saved == "bfloat16" else torch.float32)
 
 
-def test_who_says_no_dtype_gets_the_checkpoints_own_but_on_a_cpu(llama: Path) -> None:
-    configure(llama, dtype="bfloat16")
-    assert load(llama, ModelServiceConfig(model=llama).dtype).dtype == torch.float32
-    assert (default_dtype("cuda:1"), default_dtype("cpu")) == ("auto", "float32")
+@pytest.mark.parametrize("native", [True, False, None])
+@pytest.mark.parametrize("saved", ["float32", "bfloat16", "float16", None])
+def test_who_says_no_dtype_gets_the_checkpoints_own_where_the_cpu_has_it(
+    llama: Path, saved: str | None, native: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels, if there are any, have bfloat16 `native`; float16 is a CPU's on none."""
+    build = None if native is None else SimpleNamespace(pairs=native)
+    configure(llama, dtype=saved)
+    with monkeypatch.context() as patched:
+        patched.setattr("tandem.engine.model.load.kernels", lambda: build)
+        own = load(llama, ModelServiceConfig(model=llama).dtype).dtype
+    assert own == (torch.bfloat16 if saved == "bfloat16" and native else torch.float32)
+    assert default_dtype(saved or "float32", "cuda:1") == (saved or "float32")
+
+
+def test_nothing_changes_for_the_embedded_pair(embedded: Pair) -> None:
+    """It was saved in float16 to be small, and is served in float32."""
+    for folder in (embedded.target, embedded.draft):
+        assert json.loads((folder / "config.json").read_text())["dtype"] == "float16"
+        assert load(folder).dtype == torch.float32
 
 
 def test_an_unknown_dtype_is_refused(llama: Path) -> None:

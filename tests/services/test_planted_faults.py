@@ -102,7 +102,7 @@ def right(folder: Path, way: str, dtype: str, patch: pytest.MonkeyPatch) -> HFRu
 def refuse(fault: Fault, folder: Path, forward: HFRunner, patch: pytest.MonkeyPatch) -> None:
     """Plant a fault; the self-test has to notice it."""
     fault(Plant(patch, forward, folder))
-    with pytest.raises(Unusable, match=r"ForCausalLM differ by .*; rounding explains .*; choose"):
+    with pytest.raises(Unusable, match=r"ForCausalLM differ by .*; rounding explains .*; self"):
         self_test(forward, "planted")
 
 

@@ -23,10 +23,8 @@ def conditions(delay: float = 0.001) -> Conditions:
 
 
 def experienced() -> DrafterHistory:
-    """That of a drafter for which the next text is not the first, and which reads others."""
-    known = DrafterHistory(read_at=math.inf)
-    next(known.texts)
-    return known
+    """That of a drafter which reads other texts."""
+    return DrafterHistory(read_at=math.inf)
 
 
 @pytest.fixture

@@ -46,10 +46,11 @@ def client(up: Served) -> Iterator[Client]:
         yield client
 
 
-def test_a_drafter_lets_the_verifier_go_first(up: Served) -> None:
+def test_a_drafter_has_the_priority_of_the_verifier(up: Served) -> None:
+    """With a lower one, its guesses come too late beside any busy process."""
     usual = psutil.Process().nice()
-    assert [each.nice() for each in up.processes("verifier_service")] == [usual]
-    assert [each.nice() for each in up.processes("drafter_service")] == [max(usual, 10)]
+    for service in ("verifier_service", "drafter_service"):
+        assert [each.nice() for each in up.processes(service)] == [usual]
 
 
 def test_generate_streams_text_and_sums_up(up: Served) -> None:
@@ -72,9 +73,7 @@ def test_status_and_top_show_the_replicas_and_the_last_minute(up: Served, client
     client.generate("Once upon a time", max_new_tokens=9)
     shown, screen = up.run("status"), up.run("top", "--once")
     assert (shown.returncode, screen.returncode) == (0, 0), shown.stderr + screen.stderr
-    own = kernels()
     for words in (
-        f": exact, {own.name if own else 'onednn'} kernels\n",
         f"; tandem {version('tandem-serving')}\n",
         "round workers: 1 of 1 connected, 0 requests\n",
         "0 running",
@@ -82,9 +81,24 @@ def test_status_and_top_show_the_replicas_and_the_last_minute(up: Served, client
         assert words in shown.stdout
     assert re.search(r"^last minute: [\d.]+ tokens/s", shown.stdout, re.MULTILINE)
     assert re.search(r"; [1-9]\d* finished, 0 failed$", shown.stdout, re.MULTILINE)
-    assert re.search(r"^drafter .* float32 ", shown.stdout, re.MULTILINE)
     for word in ("verifier", "drafter", "acceptance rate", "goodput", "no requests now", "█"):
         assert word in screen.stdout
+
+
+def test_up_and_status_show_what_the_services_hold(up: Served) -> None:
+    """By the same table, as they computed it: weights of megabytes, one session and more."""
+    own, head = (
+        kernels(),
+        r"service +model +device +dtype +weights +context +fit +kernels +exactness",
+    )
+    (table,) = re.findall(rf"^{head}\n(?:\S.*\n)+", up.printed, re.MULTILINE)
+    assert f"\n{table}\n" in up.run("status").stdout
+    _, verifier, drafter = (line.split() for line in table.splitlines())
+    build = own.name if own else "onednn"
+    for row, name in ((verifier, "verifier target cpu"), (drafter, "drafter draft cpu")):
+        assert row[:4] == [*name.split(), "float32"] and re.fullmatch(r"\d+\.\dMiB", row[4])
+        assert row[5] == "512" and int(row[6]) >= 1 and row[7] == build
+    assert verifier[8:] == ["exact" if own else "no:", *verifier[9:]]
 
 
 def test_the_status_page_is_beside_the_metrics(up: Served, client: Client) -> None:

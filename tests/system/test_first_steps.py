@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem.orchestrator.cli import status_view
 from tandem.protos.transport import rpc
 from tests.documents import ROOT, blocks
 from tests.system.test_documents import checkout
@@ -56,6 +57,8 @@ def test_a_new_operator_sees_the_acceptance_rate(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
+    held = "\n" + " +".join(status_view.HELD) + "\nverifier +target "
+    assert len(re.findall(held, done.stdout)) >= 2, "of `tandem up`, and of `tandem status`"
     (found,) = json.loads(done.stdout.splitlines()[-1])["data"]["result"]
     rate = float(found["value"][1])
     assert math.isnan(rate) or 0 <= rate <= 1, "NaN where no draft came in time"

@@ -49,7 +49,7 @@ def gated_mlp(layer: nn.Module, kind: LinearFactory) -> GatedMLP | None:
     parts = (getattr(layer, name, None) for name in INNER)
     inner = [part for part in parts if type(part) is nn.Linear]
     outer, middle = getattr(layer, OUTER, None), getattr(layer, "act_fn", None)
-    activation = _activation(middle or getattr(layer, "activation_fn", None))
+    activation = activation_of(middle or getattr(layer, "activation_fn", None))
     biases: list[torch.Tensor] = [part.bias for part in inner if part.bias is not None]
     consistent = len(biases) in (0, len(inner)) and len({part.in_features for part in inner}) == 1
     if type(outer) is not nn.Linear or activation is None or not consistent:
@@ -62,14 +62,14 @@ def gated_mlp(layer: nn.Module, kind: LinearFactory) -> GatedMLP | None:
         made: torch.Tensor = outer(ACTIVATIONS[activation](first) * second)
         return made
 
-    if not equivalent(layer, reference, inner[0]):
+    if not equivalent(layer, reference, inner[0].weight):
         return None
     weights: list[torch.Tensor] = [part.weight for part in inner]
     joined = kind(torch.cat(weights), torch.cat(biases) if biases else None)
     return GatedMLP(joined, kind(outer.weight, outer.bias), activation)
 
 
-def _activation(layer: nn.Module | None) -> Activation | None:
+def activation_of(layer: object) -> Activation | None:
     """Which of those that there are kernels for a layer is, if any."""
     output = (
         layer(PROBES) if isinstance(layer, nn.Module) and not list(layer.parameters()) else None

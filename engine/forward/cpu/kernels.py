@@ -23,7 +23,8 @@ from tandem.engine.forward.dense import AttentionOptions
 FOLDER = Path(__file__).parent
 FILES = sorted([*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")])
 SOURCES = crc32(b"".join(map(Path.read_bytes, FILES)))  # as in setup.py
-WORTH_SHARING = 1 << 17  # numbers that are read for each thread, which is some 20 us of it
+WORTH_SHARING = 1 << 17  # numbers that are read, which takes one thread some 100 us and two 60; a
+# fifth as many take either 20
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 
@@ -69,7 +70,7 @@ class Kernels:
         self._linear = library.tandem_linear
         pointer, number, kind = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
         rows = (pointer, number, number)
-        self._linear.argtypes = (*rows, pointer, number, *[pointer] * 3, *[kind] * 3)
+        self._linear.argtypes = (*rows, pointer, number, number, *[pointer] * 4, *[kind] * 4)
         self._linear.restype = None
         self._attend = library.tandem_attend
         real = ctypes.c_float
@@ -86,18 +87,24 @@ class Kernels:
     def linear(
         self,
         rows: torch.Tensor,  # [rows, in], floating
-        panels: torch.Tensor,  # [panels, in, width], or [panels, in / 2, width, 2]
+        panels: torch.Tensor,  # [layers, panels, in / together, width, together]
         outputs: int,
-        scales: torch.Tensor | None,  # [out], float32
-        bias: torch.Tensor | None,  # [out], float32
+        scales: torch.Tensor | None,  # [layers, out], float32
+        bias: torch.Tensor | None,  # [layers, out], float32
+        ends: torch.Tensor | None,  # [layers], int64: where the rows of each end
+        dtype: torch.dtype,
     ) -> torch.Tensor:
-        """rows x weights' * scales + bias, [rows, out]; all contiguous, on the CPU."""
-        result = rows.new_empty(rows.shape[0], outputs)
-        optional = (None if each is None else each.data_ptr() for each in (scales, bias))
-        kind = ELEMENT_TYPES[panels.dtype] if panels.dim() == 3 else ElementType.PAIRS
+        """rows x weights' * scales + bias, [rows, out] of `dtype`; all contiguous, on the CPU. Of
+        several layers each has its own rows, one layer's after the other's; a single one has all.
+        """
+        result = rows.new_empty(rows.shape[0], outputs, dtype=dtype)
+        optional = (None if each is None else each.data_ptr() for each in (scales, bias, ends))
+        kind = ELEMENT_TYPES[panels.dtype] if panels.shape[-1] == 1 else ElementType.PAIRS
+        kinds = kind, ELEMENT_TYPES[rows.dtype], ELEMENT_TYPES[dtype]
+        threads = self._sharing(panels[: rows.shape[0]])  # no more layers than rows are read
         self._linear(
-            *(rows.data_ptr(), *rows.shape, panels.data_ptr(), outputs, *optional),
-            *(result.data_ptr(), kind, ELEMENT_TYPES[rows.dtype], self._sharing(panels)),
+            *(rows.data_ptr(), *rows.shape, panels.data_ptr(), outputs, panels.shape[0]),
+            *(*optional, result.data_ptr(), *kinds, threads),
         )
         return result
 
@@ -158,8 +165,11 @@ class Kernels:
         return result
 
     def _sharing(self, numbers: torch.Tensor) -> int:
-        """How many threads are worth their start for these numbers."""
-        return max(1, min(self.threads, numbers.numel() // WORTH_SHARING))
+        """How many threads read these numbers: all, or one where others are not worth their start.
+        Never some: OpenMP ends the threads that a smaller team leaves out, and starts them again
+        for the next larger one.
+        """
+        return self.threads if numbers.numel() >= WORTH_SHARING else 1
 
 
 def runnable() -> Iterator[Path]:

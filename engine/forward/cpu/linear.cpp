@@ -1,5 +1,6 @@
 // Linear layers for few rows on a CPU: as fast as the weights can be read, and each row the same,
-// bit for bit, whatever is multiplied with it and by however many threads.
+// bit for bit, whatever is multiplied with it and by however many threads. Many layers at once, each
+// for some of the rows, are those of experts.
 //
 // Weights lie in panels of WIDTH outputs, inputs ascending; a panel is read once for all rows. An
 // output of a row is one chain of multiply-adds over ascending inputs, in float32, so neither the
@@ -86,7 +87,7 @@ struct Call {
   const float *scales, *bias;
   void* result;
   long count, steps, outputs;
-  int row_kind;
+  int result_kind;
 };
 
 template <class Stored>
@@ -114,27 +115,42 @@ void panels(const Call& call, long from, long to) {
         found[n] = sum + (call.bias ? call.bias[first + n] : 0.0f);
       }
       const long place = r * call.outputs + first;
-      if (call.row_kind == FLOAT32) memcpy((float*)call.result + place, found, some * sizeof *found);
-      if (call.row_kind == BFLOAT16) narrow<Bfloat16>(found, (uint16_t*)call.result + place, some);
-      if (call.row_kind == FLOAT16) narrow<Float16>(found, (uint16_t*)call.result + place, some);
+      const int kind = call.result_kind;
+      if (kind == FLOAT32) memcpy((float*)call.result + place, found, some * sizeof *found);
+      if (kind == BFLOAT16) narrow<Bfloat16>(found, (uint16_t*)call.result + place, some);
+      if (kind == FLOAT16) narrow<Float16>(found, (uint16_t*)call.result + place, some);
     }
   }
 }
 
+// One thread's share of the panels of all calls, which have as many each. To read a panel takes about
+// as long as to multiply ROWS rows with it.
 template <class Stored>
-void all_panels(const Call& call, int threads) {
-  const long all = (call.outputs + WIDTH - 1) / WIDTH;
+void share(const std::vector<Call>& calls, long thread, long threads) {
+  const long each = (calls[0].outputs + WIDTH - 1) / WIDTH;
+  long all = 0, before = 0;
+  for (const Call& call : calls) all += each * (ROWS + call.count);
+  for (const Call& call : calls) {
+    const long cost = ROWS + call.count;
+    const auto panel = [&](long number) {  // the first one that is not before a thread's share
+      const long rest = all * number / threads - before;
+      return std::clamp((rest + cost - 1) / cost, 0L, each);
+    };
+    panels<Stored>(call, panel(thread), panel(thread + 1));
+    before += each * cost;
+  }
+}
+
+template <class Stored>
+void all_panels(const std::vector<Call>& calls, int threads) {
 #if defined(_OPENMP)
   if (threads > 1) {
 #pragma omp parallel num_threads(threads)
-    {
-      const long thread = omp_get_thread_num(), count = omp_get_num_threads();
-      panels<Stored>(call, all * thread / count, all * (thread + 1) / count);
-    }
+    share<Stored>(calls, omp_get_thread_num(), omp_get_num_threads());
     return;
   }
 #endif
-  panels<Stored>(call, 0, all);
+  share<Stored>(calls, 0, 1);
 }
 
 }  // namespace
@@ -156,32 +172,47 @@ int tandem_pairs() {
 #endif
 }
 
-// result [count, outputs] = rows [count, inputs] x weights' * scales + bias. Weights are of `kind`,
-// in panels [ceil(outputs / width), inputs, width], or [..., inputs / 2, width, 2] as PAIRS. Scales
-// and bias, [outputs] float32, may be null. Rows and result are of `row_kind`, no integers.
+// result [count, outputs] = rows [count, inputs] x weights' * scales + bias, for each of `layers`
+// layers: the rows before ends[0] are for the first, those from there to ends[1] for the second.
+// Weights are of `kind`, in panels [layers, ceil(outputs / width), inputs, width], or [..., inputs / 2,
+// width, 2] as PAIRS. Scales and bias, [layers, outputs] float32, may be null, and so may ends where
+// there is one layer. Rows are of `row_kind`, and the result of `result_kind`, no integers.
 void tandem_linear(const void* rows, long count, long inputs, const void* weights, long outputs,
-                   const float* scales, const float* bias, void* result, int kind, int row_kind,
-                   int threads) {
+                   long layers, const float* scales, const float* bias, const int64_t* ends,
+                   void* result, int kind, int row_kind, int result_kind, int threads) {
   static thread_local std::vector<float> given;
-  const long size = row_kind == FLOAT32 ? 4 : 2;
+  static thread_local std::vector<Call> calls;
+  const long result_size = outputs * bytes(result_kind);
+  const long layer_size = (outputs + WIDTH - 1) / WIDTH * WIDTH * inputs * bytes(kind);
+  const bool widened = row_kind != FLOAT32 && kind != PAIRS;
+  const long row_size = inputs * (widened ? sizeof(float) : bytes(row_kind));
   for (long start = 0; start < count; start += BLOCK) {
-    const long some = std::min(BLOCK, count - start);
-    const char* from = (const char*)rows + start * inputs * size;
-    char* to = (char*)result + start * outputs * size;
-    Call call{from, weights, scales, bias, to, some, inputs, outputs, row_kind};
-    if (row_kind != FLOAT32 && kind != PAIRS) {
-      given.resize(some * inputs);
-      call.rows = given.data();
-      if (row_kind == BFLOAT16) widen<Bfloat16>(from, given.data(), some * inputs);
-      if (row_kind == FLOAT16) widen<Float16>(from, given.data(), some * inputs);
+    const long stop = std::min(count, start + BLOCK);
+    const char* from = (const char*)rows + start * inputs * bytes(row_kind);
+    if (widened) {
+      given.resize((stop - start) * inputs);
+      if (row_kind == BFLOAT16) widen<Bfloat16>(from, given.data(), (stop - start) * inputs);
+      if (row_kind == FLOAT16) widen<Float16>(from, given.data(), (stop - start) * inputs);
+      from = (const char*)given.data();
     }
-    if (kind == FLOAT32) all_panels<Single<Float32>>(call, threads);
-    if (kind == BFLOAT16) all_panels<Single<Bfloat16>>(call, threads);
-    if (kind == FLOAT16) all_panels<Single<Float16>>(call, threads);
-    if (kind == INT8) all_panels<Single<Int8>>(call, threads);
+    calls.clear();
+    for (long layer = 0; layer < layers; layer++) {
+      const long first = std::max(start, layer ? long(ends[layer - 1]) : 0L);
+      const long last = std::min(stop, ends ? long(ends[layer]) : count);
+      if (first >= last) continue;
+      const long skipped = layer * outputs, steps = kind == PAIRS ? inputs / 2 : inputs;
+      calls.push_back({from + (first - start) * row_size, (const char*)weights + layer * layer_size,
+                       scales ? scales + skipped : nullptr, bias ? bias + skipped : nullptr,
+                       (char*)result + first * result_size, last - first, steps, outputs,
+                       result_kind});
+    }
+    if (calls.empty()) continue;
+    if (kind == FLOAT32) all_panels<Single<Float32>>(calls, threads);
+    if (kind == BFLOAT16) all_panels<Single<Bfloat16>>(calls, threads);
+    if (kind == FLOAT16) all_panels<Single<Float16>>(calls, threads);
+    if (kind == INT8) all_panels<Single<Int8>>(calls, threads);
 #if defined(__AVX512BF16__)
-    call.steps = kind == PAIRS ? inputs / 2 : inputs;
-    if (kind == PAIRS) all_panels<Pairs>(call, threads);
+    if (kind == PAIRS) all_panels<Pairs>(calls, threads);
 #endif
   }
 }

@@ -45,4 +45,4 @@ def rms_norm(layer: nn.Module) -> RMSNorm | None:
     if weight.dtype not in ELEMENT_TYPES:
         return None
     candidates = (RMSNorm(layer, epsilon, shift) for shift in (0.0, 1.0))
-    return next((own for own in candidates if equivalent(layer, own, layer)), None)
+    return next((own for own in candidates if equivalent(layer, own, weight)), None)

@@ -15,7 +15,6 @@ from tandem.engine.forward.segment import PackedRows, Segment
 from tandem.engine.forward.step_plan import StepPlan
 from tandem.protos import tree
 
-LEAST = 4  # rows of a pass: PyTorch's own operations round differently for fewer
 CPU = torch.device("cpu")
 
 
@@ -40,9 +39,9 @@ class Paths:
 
 @dataclass(frozen=True, slots=True)
 class PathPlan(StepPlan):
-    """A step whose rows attend along paths."""
+    """A step whose rows attend along paths. It needs no padding."""
 
-    paths: Paths  # of the rows, those of padding left out
+    paths: Paths
 
 
 def path_plan(segments: Sequence[Segment]) -> PathPlan:
@@ -59,7 +58,7 @@ def path_plan(segments: Sequence[Segment]) -> PathPlan:
     paths = (
         torch.tensor(each, dtype=torch.long) for each in (packed.starts, prefixes, tails, slots)
     )
-    return PathPlan.of(packed, CPU, lambda count: max(count, LEAST), paths=Paths(*paths))
+    return PathPlan.of(packed, CPU, lambda count: count, paths=Paths(*paths))
 
 
 def _branches(segment: Segment) -> list[tuple[int, list[int]]]:

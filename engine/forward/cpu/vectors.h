@@ -28,6 +28,8 @@ typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
 enum Kind { FLOAT32, BFLOAT16, FLOAT16, INT8, PAIRS };
 
+inline long bytes(int kind) { return kind == FLOAT32 ? 4 : kind == INT8 ? 1 : 2; }  // of a number
+
 template <class To>
 To read(const void* from) {
   To value;

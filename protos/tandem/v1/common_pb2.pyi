@@ -194,6 +194,8 @@ class SamplingParams(_message.Message):
     END_TOKENS_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    SUPPRESS_TOKENS_FIELD_NUMBER: _builtins.int
+    BEGIN_SUPPRESS_TOKENS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     top_k: _builtins.int
     top_p: _builtins.float
@@ -215,6 +217,14 @@ class SamplingParams(_message.Message):
     def end_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """suppressed until there are `min_new_tokens`"""
 
+    @_builtins.property
+    def suppress_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """never drawn"""
+
+    @_builtins.property
+    def begin_suppress_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """not drawn as the first of the completion"""
+
     def __init__(
         self,
         *,
@@ -232,10 +242,12 @@ class SamplingParams(_message.Message):
         end_tokens: _abc.Iterable[_builtins.int] | None = ...,
         rule: Global___Rule.ValueType = ...,
         logprobs: _builtins.int | None = ...,
+        suppress_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        begin_suppress_tokens: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "end_tokens", b"end_tokens", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "prompt_length", b"prompt_length", "repetition_penalty", b"repetition_penalty", "rule", b"rule", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "begin_suppress_tokens", b"begin_suppress_tokens", "end_tokens", b"end_tokens", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "prompt_length", b"prompt_length", "repetition_penalty", b"repetition_penalty", "rule", b"rule", "seed", b"seed", "suppress_tokens", b"suppress_tokens", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -515,6 +527,66 @@ class Distribution(_message.Message):
 Global___Distribution: _TypeAlias = Distribution  # noqa: Y015
 
 @_typing.final
+class GenerationDefaults(_message.Message):
+    """What a model's makers set for requests that do not set it themselves, by its name in generation_config.json."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    SUPPRESS_TOKENS_FIELD_NUMBER: _builtins.int
+    BEGIN_SUPPRESS_TOKENS_FIELD_NUMBER: _builtins.int
+    temperature: _builtins.float
+    top_p: _builtins.float
+    top_k: _builtins.int
+    min_p: _builtins.float
+    repetition_penalty: _builtins.float
+    @_builtins.property
+    def suppress_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def begin_suppress_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        temperature: _builtins.float | None = ...,
+        top_p: _builtins.float | None = ...,
+        top_k: _builtins.int | None = ...,
+        min_p: _builtins.float | None = ...,
+        repetition_penalty: _builtins.float | None = ...,
+        suppress_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        begin_suppress_tokens: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "begin_suppress_tokens", b"begin_suppress_tokens", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "suppress_tokens", b"suppress_tokens", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
+    _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
+    _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
+    _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
+    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
+    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+
+Global___GenerationDefaults: _TypeAlias = GenerationDefaults  # noqa: Y015
+
+@_typing.final
 class ModelDescription(_message.Message):
     """What a model service holds."""
 
@@ -533,6 +605,10 @@ class ModelDescription(_message.Message):
     KERNELS_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     WEIGHTS_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    WEIGHTS_BYTES_FIELD_NUMBER: _builtins.int
+    CACHE_POSITIONS_FIELD_NUMBER: _builtins.int
+    FULL_SESSIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     tokenizer_fingerprint: _builtins.str
     vocab_size: _builtins.int
@@ -550,8 +626,16 @@ class ModelDescription(_message.Message):
     """hex, of what decides the text: tokenizer, dtype, and logits of a fixed text"""
     weights_fingerprint: _builtins.str
     """hex, of tokenizer, configuration and weights as files have them"""
+    weights_bytes: _builtins.int
+    """in memory"""
+    cache_positions: _builtins.int
+    """cached tokens that there is memory for"""
+    full_sessions: _builtins.int
+    """that have their whole context in them at once"""
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def generation(self) -> Global___GenerationDefaults: ...
     def __init__(
         self,
         *,
@@ -568,10 +652,14 @@ class ModelDescription(_message.Message):
         kernels: _builtins.str = ...,
         fingerprint: _builtins.str = ...,
         weights_fingerprint: _builtins.str = ...,
+        generation: Global___GenerationDefaults | None = ...,
+        weights_bytes: _builtins.int = ...,
+        cache_positions: _builtins.int = ...,
+        full_sessions: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_usage", b"cache_usage", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "exactness", b"exactness", "fingerprint", b"fingerprint", "kernels", b"kernels", "name", b"name", "sessions", b"sessions", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "weights_fingerprint", b"weights_fingerprint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_positions", b"cache_positions", "cache_usage", b"cache_usage", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "exactness", b"exactness", "fingerprint", b"fingerprint", "full_sessions", b"full_sessions", "generation", b"generation", "kernels", b"kernels", "name", b"name", "sessions", b"sessions", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "weights_bytes", b"weights_bytes", "weights_fingerprint", b"weights_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

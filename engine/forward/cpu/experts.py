@@ -1,0 +1,133 @@
+"""Mixtures of experts in three calls of the compiled kernels: the inner layers of all experts, each
+for the rows that were sent to it, the gate, the outer layers. They are found in a network by what
+they compute.
+
+A row goes through some of many gated feed-forward layers and gets the sum of what they give, by its
+own weights. Which ones it goes through is not decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tandem.engine.forward.cpu.equivalence import equivalent, trial_rows
+from tandem.engine.forward.cpu.gated import ACTIVATIONS, activation_of
+from tandem.engine.forward.cpu.kernels import required_kernels
+from tandem.engine.forward.cpu.panels import PanelLinear
+
+Gate = Callable[[torch.Tensor], torch.Tensor]  # [rows, 2 * size] -> [rows, size]
+INNER, OUTER, BIAS = "gate_up_proj", "down_proj", "_bias"
+TRIED = 3  # experts, two of them for each row
+
+
+class PanelExperts(nn.Module):
+    """Experts of which each is outer(gate(inner(row))), by layers that hold those of all."""
+
+    def __init__(self, inner: PanelLinear, outer: PanelLinear, gate: Gate, count: int) -> None:
+        super().__init__()
+        self.inner, self.outer = inner, outer
+        self.outer.rounded = False  # before all of a row are added
+        self._gate, self._count = gate, count
+
+    def forward(
+        self,
+        rows: torch.Tensor,  # [rows, size]
+        chosen: torch.Tensor,  # [rows, top]: the experts of each row
+        weights: torch.Tensor,  # [rows, top]
+    ) -> torch.Tensor:
+        """Called by the model."""
+        experts, order = chosen.flatten().sort(stable=True)
+        ends = torch.bincount(experts, minlength=self._count).cumsum(0)
+        wide = self.inner(rows[order // chosen.shape[1]], ends)
+        sorted_outputs = self.outer(self._gate(wide), ends)
+        outputs = torch.empty_like(sorted_outputs)
+        outputs[order] = sorted_outputs
+        weighted = outputs.view(*chosen.shape, self.outer.out_features) * weights[..., None]
+        return weighted.sum(1).to(rows.dtype)
+
+
+@torch.inference_mode()
+def panel_experts(layer: nn.Module, kind: type[PanelLinear]) -> PanelExperts | None:
+    """What computes the same as a layer of a network, by linear layers of a kind; None if the layer
+    is of another form. What it takes the place of loses its weights.
+    """
+    weights = _weights(layer)
+    if weights is None:
+        return None
+    inner = weights[0]
+    biases = getattr(layer, INNER + BIAS, None), getattr(layer, OUTER + BIAS, None)
+    for gate, own_gate in _gates(layer):
+        reference = partial(_spelled_out, weights, biases, gate)
+        if equivalent(layer, reference, inner, *_choices(inner)):
+            one, other = (kind(*given) for given in zip(weights, biases, strict=True))
+            for name in (INNER, OUTER):  # a gate of the layer's own holds on to it
+                setattr(layer, name, None)
+            return PanelExperts(one, other, own_gate, len(inner))
+    return None
+
+
+def _weights(layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The inner and outer weights of a layer of experts, [experts, out, in]; None if it has none.
+    Some models keep them as [experts, in, out].
+    """
+    inner, outer = getattr(layer, INNER, None), getattr(layer, OUTER, None)
+    if not (isinstance(inner, torch.Tensor) and isinstance(outer, torch.Tensor)):
+        return None
+    for one, other in ((inner, outer), (inner.mT, outer.mT)):
+        if one.dim() == 3 and other.shape == (len(one), one.shape[2], one.shape[1] // 2):
+            return one, other
+    return None
+
+
+def _gates(layer: Any) -> list[tuple[Gate, Gate]]:
+    """What the gate of a layer may be, and what to compute it by: a kernel if there is one for it,
+    else what the layer does by itself.
+    """
+    gates: list[tuple[Gate, Gate]] = []
+    if activation := activation_of(getattr(layer, "act_fn", None)):
+        kernel = partial(required_kernels().gate, activation=activation)
+        gates.append((partial(_halves, ACTIVATIONS[activation]), kernel))
+    if own := getattr(layer, "_apply_gate", None):
+        gates.append((own, own))
+    return gates
+
+
+def _halves(activation: Gate, wide: torch.Tensor) -> torch.Tensor:
+    first, second = wide.chunk(2, -1)
+    return activation(first) * second
+
+
+def _choices(inner: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Experts for trial rows and their weights, which do not add up to 1: [rows, 2] each."""
+    rows = torch.arange(len(trial_rows(inner)))
+    chosen = torch.stack([rows, rows + 1], 1) % min(TRIED, len(inner))
+    return chosen, torch.stack([0.7 - 0.02 * rows, 0.2 + 0.01 * rows], 1).to(inner.dtype)
+
+
+def _spelled_out(
+    weights: tuple[torch.Tensor, torch.Tensor],
+    biases: tuple[torch.Tensor | None, torch.Tensor | None],
+    gate: Gate,
+    rows: torch.Tensor,
+    chosen: torch.Tensor,
+    shares: torch.Tensor,
+) -> torch.Tensor:
+    """What experts compute, one after the other, by PyTorch: [rows, size]."""
+
+    def linear(layer: int, expert: int, given: torch.Tensor) -> torch.Tensor:
+        bias = biases[layer]
+        weight = weights[layer][expert]
+        return functional.linear(given, weight, None if bias is None else bias[expert])
+
+    output = torch.zeros_like(rows, dtype=torch.float32)
+    for expert in chosen.unique().tolist():
+        row, place = (chosen == expert).nonzero(as_tuple=True)
+        made = linear(1, expert, gate(linear(0, expert, rows[row])))
+        output.index_add_(0, row, made.float() * shares[row, place, None].float())
+    return output.to(rows.dtype)

@@ -1,0 +1,75 @@
+"""Layers that multiply rows with a weight of their own, like those that choose experts, instead of
+having a linear layer for it: they go on as they are, but multiply by the compiled kernels. They are
+found in a network by trying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from tandem.engine.forward.cpu.equivalence import equivalent
+from tandem.engine.forward.cpu.panels import PanelLinear
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+Key = tuple[torch.Size, torch.dtype]  # the shape of a weight, and the dtype that it is used in
+
+
+class KnownProducts(TorchFunctionMode):
+    """Within the scope, rows are multiplied by `products`. A weight that is not known yet is taken
+    to be the same whenever one of its shape and dtype is asked for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products: dict[Key, Product] = {}
+        self._weights: dict[Key, tuple[torch.Tensor, torch.Tensor | None]] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Called by torch instead of a function."""
+        if func is not functional.linear or kwargs:
+            return func(*args, **(kwargs or {}))
+        rows, weight, bias = (*args, None)[:3]
+        key = weight.shape, weight.dtype
+        if key not in self.products:
+            self._weights[key] = weight, bias
+            self.products[key] = partial(functional.linear, weight=weight, bias=bias)
+        return self.products[key](rows)
+
+    def by_panels(self) -> None:
+        """Multiply with all weights that are known by the kernels."""
+        self.products = {key: PanelLinear(*known) for key, known in self._weights.items()}
+        self._weights.clear()
+
+
+@torch.inference_mode()
+def multiply_by_panels(layer: nn.Module) -> bool:
+    """Have a layer of a network multiply rows with its weight by the kernels; whether it does, with
+    the same weight at all times, and has no layers inside.
+    """
+    weight = getattr(layer, "weight", None)
+    if not isinstance(weight, nn.Parameter) or weight.dim() != 2 or list(layer.children()):
+        return False
+    plain, known = layer.forward, KnownProducts()
+
+    def forward(*given: Any, **named: Any) -> Any:
+        with known:
+            return plain(*given, **named)
+
+    def after_another(rows: torch.Tensor) -> Any:
+        forward(rows[:1])
+        return forward(rows)
+
+    if not equivalent(layer, after_another, weight) or not known.products:
+        return False
+    known.by_panels()
+    layer.forward = forward
+    return True

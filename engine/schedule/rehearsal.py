@@ -1,0 +1,35 @@
+"""Passes over several numbers of rows before the first request: what a row costs decides how many
+guesses are verified, and first passes are slow for reasons of their own.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tandem.engine.cache.sessions import Sessions
+from tandem.engine.forward.segment import Segment
+from tandem.engine.schedule.cost import Rates
+from tandem.engine.schedule.scheduler import ModelThread
+from tandem.engine.schedule.task import Job
+from tandem.protos import tree
+from tandem.protos.types import Context
+
+NAME = bytes(16)  # of the session
+ROWS = (1, 8, 32, 1, 8, 32, 1, 8, 32, 1)  # of each pass
+
+
+async def rehearse(thread: ModelThread, sessions: Sessions, most: int) -> None:
+    """Have the cost of rows learned; nothing else of these steps is like what requests ask for. A
+    step holds at most so many tokens.
+    """
+    await thread.run(NAME, partial(rehearsal, sessions, most))
+    thread.costs.rates = Rates()
+
+
+def rehearsal(sessions: Sessions, most: int) -> Job:
+    """Feeds rows of a session of its own, at most so many at once, and forgets them."""
+    context, most = Context(NAME, 1, 0, (0,)), min(max(ROWS), most, sessions.context_length)
+    with sessions.acquire(context, most - 1) as session:
+        for rows in (min(rows, most) for rows in ROWS):
+            yield Segment(session.kv_range, 0, (0,) * rows, tree.chain(rows), rows)
+    sessions.close(NAME)

@@ -1,0 +1,82 @@
+"""A drafter with nearly the target's tokenizer: what it reads, and what it never proposes."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.drafter_service.tree.expansion import expander
+from tandem.drafter_service.tree.vocabulary import Vocabulary
+from tandem.protos.types import DraftShape, Method, Rule, SamplingParams
+
+ROWS, MOST = 3, 12
+tokens = st.sampled_from(["a", "b", "c", "<end>", "<think>", "\n"])
+vocabularies = st.dictionaries(st.integers(0, MOST - 1), tokens, min_size=1)
+options = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.7, 2.0]),
+    top_k=st.sampled_from([0, 3]),
+    top_p=st.sampled_from([1.0, 0.8]),
+    rule=st.sampled_from(Rule),
+    seed=st.integers(0, 1 << 32),
+)
+shapes = st.builds(
+    DraftShape,
+    levels=st.just(2),
+    branches=st.integers(1, 4),
+    nodes=st.just(8),
+    method=st.sampled_from([Method.TREE, Method.MEDUSA_LITE]),
+)
+
+
+def test_a_token_under_another_id_is_read_and_one_that_lacks_is_neutral() -> None:
+    own = {0: "\n", 1: "a", 2: "<end>"}
+    target = {0: "\n", 1: "a", 2: "b", 3: "<end>", 5: "<think>"}
+    vocabulary = Vocabulary.shared(4, own, target)
+    assert vocabulary.read((1, 2, 3, 4, 5, 0)) == (1, 0, 2, 0, 0, 0)
+    assert vocabulary.foreign == (2, 3)
+
+
+def test_who_shares_all_tokens_reads_and_proposes_them_as_they_are() -> None:
+    logits = torch.randn(ROWS, 8)
+    assert Vocabulary(6).read([3, 9]) == (3, 9)
+    assert torch.equal(Vocabulary(6).proposable(logits), logits[:, :6])
+
+
+@given(vocabularies, vocabularies, st.lists(st.integers(0, MOST - 1)))
+def test_whatever_the_target_says_the_draft_model_is_fed_a_token_that_it_has(
+    own: dict[int, str], target: dict[int, str], text: list[int]
+) -> None:
+    """One for each, and the same where both have it."""
+    text = [token for token in text if token <= max(target)]
+    fed = Vocabulary.shared(max(own) + 1, own, target).read(text)
+    assert len(fed) == len(text) and all(token <= max(own) for token in fed)
+    for token, read in zip(text, fed, strict=True):
+        assert read == token or own.get(token) is None or own.get(token) != target.get(token)
+        assert target.get(token) not in own.values() or own[read] == target[token]
+
+
+@given(vocabularies, vocabularies, options, shapes, st.integers(0, 1 << 32))
+def test_what_is_proposed_means_the_same_to_the_target_by_every_rule(
+    own: dict[int, str],
+    target: dict[int, str],
+    sampling: SamplingParams,
+    shape: DraftShape,
+    seed: int,
+) -> None:
+    """With rejection sampling, what it was drawn from too: then the text has the target's law,
+    since the target is told of the distribution as it was drawn from, without the other tokens.
+    """
+    shared = [index for index, token in own.items() if target.get(index) == token]
+    if not shared:
+        return
+    count = max(own) + 1
+    vocabulary = Vocabulary.shared(count, own, target)
+    torch.manual_seed(seed)
+    logits = vocabulary.proposable(5 * torch.randn(ROWS, count + 2))
+    guess = expander(shape, sampling, 7, torch.ones(count, dtype=torch.bool))
+    for expansion in guess(logits, [7, 8, 9]):
+        assert {child.token for child in expansion.children} <= set(shared)
+        if expansion.drawn:
+            assert set(expansion.drawn.tokens) <= set(shared)

@@ -1,0 +1,29 @@
+"""What a service knows of its passes before its first request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tandem.drafter_service import service as drafter_service
+from tandem.engine.config import ModelServiceConfig
+from tandem.engine.schedule.rehearsal import ROWS
+from tandem.verifier_service import service as verifier_service
+from tests.conftest import Pair
+
+
+@pytest.mark.parametrize("context", [None, 4], ids=["usual", "short"])
+@pytest.mark.parametrize(
+    ("service", "verb"), [(drafter_service, "draft"), (verifier_service, "verify")]
+)
+async def test_a_service_has_taken_passes_of_several_sizes_before_it_serves(
+    embedded: Pair, service: Any, verb: str, context: int | None
+) -> None:
+    """So the price of a row and the pace of drafts are measured, and the first request profits."""
+    config = ModelServiceConfig(model=embedded.draft, threads=1, context_length=context)
+    registry = CollectorRegistry()
+    async with service.serving(config, registry):
+        passes = registry.get_sample_value(f"tandem_{verb}_forward_seconds_count")
+    assert passes == len(ROWS)

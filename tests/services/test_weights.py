@@ -1,0 +1,62 @@
+"""What weights take in memory, beside what the network has that a model came as."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from tandem.engine.gguf import model as gguf
+from tandem.engine.model.load import load
+from tandem.engine.runner import HFRunner
+from tandem.engine.weights import weights_bytes
+from tandem.models import TARGET
+from tests.families import ARCHITECTURES
+from tests.ggufs import MakeGGUF, needs_llama
+
+PADDING = 1.15  # panels of tiny layers are not full, and there are buffers
+
+
+def numbers(folder: Path) -> tuple[int, int]:
+    """Those of a model as transformers has it, and of output embeddings that are tied to the input
+    embeddings: these are held twice.
+    """
+    network: nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    outputs = network.get_output_embeddings().weight  # type: ignore[operator]
+    tied = outputs is network.get_input_embeddings().weight  # type: ignore[operator]
+    return sum(each.numel() for each in network.parameters()), outputs.numel() * tied
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_weights_count_once_whatever_layers_they_lie_in(
+    architecture: str, make_model: Callable[[str, int], Path]
+) -> None:
+    """Joined layers, experts, layers with a weight of their own: none is left out."""
+    folder = make_model(architecture, 0)
+    own, tied = numbers(folder)
+    assert 4 * own <= weights_bytes(load(folder)) <= 4 * (own + tied) * PADDING
+
+
+def test_narrow_weights_take_as_much_less() -> None:
+    own, tied = numbers(TARGET)
+    wide, half = (weights_bytes(load(TARGET, dtype)) for dtype in ("float32", "bfloat16"))
+    assert 4 * own <= wide <= 4 * (own + tied) * PADDING
+    assert wide / 2 <= half <= wide / 2 * PADDING
+
+
+def test_keys_and_values_are_no_weights() -> None:
+    model = load(TARGET)
+    before = weights_bytes(model)
+    runner = HFRunner(model, 1 << 16, exact=True)
+    assert weights_bytes(runner.model) == before
+
+
+@needs_llama
+def test_a_file_of_llama_cpp_takes_about_its_size(make_gguf: MakeGGUF) -> None:
+    file = make_gguf(TARGET, "q8_0")
+    size = file.stat().st_size
+    assert 0.8 * size <= weights_bytes(gguf.load(file)) <= size

@@ -1,0 +1,90 @@
+"""A drafter whose context is shorter than the target's drafts up to its own, and no further."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from grpc.aio import AioRpcError
+from prometheus_client import CollectorRegistry
+
+from tandem.drafter_service import service as drafter_service
+from tandem.engine.config import ModelServiceConfig
+from tandem.orchestrator.fleet.clients import DrafterClient, VerifierClient
+from tandem.protos.transport import rpc
+from tandem.v1 import orchestrator_pb2 as api
+from tandem.verifier_service import service as verifier_service
+from tests.conftest import Pair, Services, Tandem, serve_all
+from tests.scripted import POSITIONS, tokens_of
+from tests.system.test_same_text import ask
+from tests.waiting import LIMIT
+
+TEXT = "Once upon a time, there was a café in 東京 🦊 where Lily drank tea. The end."
+TOKENS = tokens_of(TEXT)
+SHORT, LEVELS = 16, 4
+RULES = (api.ACCEPTANCE_RULE_MATCH, api.ACCEPTANCE_RULE_TOP1)
+
+pytestmark = pytest.mark.usefixtures("waited_for")
+
+
+@pytest.fixture(scope="module")
+async def tandem(scripted: Callable[[str, int], Pair]) -> AsyncIterator[Tandem]:
+    """A target that says a text, and a drafter that knows it, with a shorter context."""
+    pair = scripted(TEXT, 0)
+    drafting = ModelServiceConfig(model=pair.draft, threads=1, context_length=SHORT, draft_cost=0.0)
+    verifying = ModelServiceConfig(model=pair.target, threads=1)
+    async with (
+        drafter_service.serving(drafting, CollectorRegistry()) as drafter,
+        verifier_service.serving(verifying, CollectorRegistry()) as verifier,
+        rpc.connect(drafter) as to_drafter,
+        rpc.connect(verifier) as to_verifier,
+    ):
+        clients = DrafterClient(to_drafter), VerifierClient(to_verifier)
+        services = Services(pair, drafter, verifier, *clients)
+        async with serve_all(services, ray=False) as tandem:
+            yield tandem
+
+
+async def answered(tandem: Tandem, prompt: list[int], rule: int) -> Any:
+    """An answer whose every step may have a draft."""
+    request = ask(prompt, levels=LEVELS, branches=1)
+    request.speculation.rule = rule
+    return await tandem.stub.Generate(request)
+
+
+@pytest.mark.parametrize("rule", RULES)
+async def test_a_drafter_with_a_shorter_context_drafts_up_to_its_own(
+    tandem: Tandem, rule: int
+) -> None:
+    """The text is the target's to its end, and no draft reaches beyond the drafter's context."""
+    answer = await answered(tandem, [5], rule)
+    assert (answer.text, list(answer.token_ids)) == (TEXT, [*TOKENS, 0])
+    assert len(TOKENS) > SHORT
+    assert answer.speculation.num_draft_tokens <= SHORT
+    if rule == api.ACCEPTANCE_RULE_TOP1:  # its drafts are waited for
+        assert answer.speculation.num_draft_tokens >= SHORT - LEVELS
+        assert answer.speculation.num_accepted_draft_tokens >= SHORT - LEVELS
+
+
+@pytest.mark.parametrize("rule", RULES)
+async def test_a_prompt_beyond_the_drafters_context_is_decoded_without_drafts(
+    tandem: Tandem, rule: int
+) -> None:
+    prompt = [5, *TOKENS[:SHORT]]
+    answer = await answered(tandem, prompt, rule)
+    assert list(answer.token_ids) == [*TOKENS[SHORT:], 0]
+    assert answer.speculation.num_draft_tokens == 0
+
+
+async def test_the_front_end_takes_the_targets_context(tandem: Tandem) -> None:
+    """Not the drafter's, although that is shorter."""
+    verifier, drafter = tandem.services.verifier_client, tandem.services.drafter_client
+    assert (await verifier.describe(LIMIT)).context_length == POSITIONS
+    assert (await drafter.describe(LIMIT)).context_length == SHORT
+    prompt = [5, *TOKENS]
+    left = POSITIONS - len(prompt)
+    answer = await tandem.stub.Generate(ask(prompt, tokens=left))
+    assert list(answer.token_ids) == [0]
+    with pytest.raises(AioRpcError, match=f"exceeds the context of {POSITIONS}"):
+        await tandem.stub.Generate(ask(prompt, tokens=left + 1))
