@@ -79,7 +79,7 @@ def prompt_of(question: str) -> list[int]:
     return ids
 
 
-@pytest.mark.parametrize(("dtype", "seed"), [("float32", 0), ("float32", 1), ("bfloat16", 0)])
+@pytest.mark.parametrize(("dtype", "seed"), [("float32", 0), ("bfloat16", 1)])
 def test_no_text_of_the_self_test_has_it_refused(
     dtype: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

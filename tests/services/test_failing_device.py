@@ -32,18 +32,18 @@ PROBLEM = f"{FAILED_STEPS} steps in a row have failed, the last with RuntimeErro
 PROGRAM = """
 import runpy
 
-from tandem.engine.schedule.scheduler import ModelThread
+from tandem.verifier_service import service
 
-start = ModelThread.__enter__
+rehearse = service.rehearse
 
 def failing(segments):
     raise RuntimeError("CUDA error")
 
-def start_failing(thread):
+async def then_fail(thread, *given):
+    await rehearse(thread, *given)
     thread._forward = failing
-    return start(thread)
 
-ModelThread.__enter__ = start_failing
+service.rehearse = then_fail
 runpy.run_module("tandem.verifier_service", run_name="__main__")
 """
 

@@ -35,7 +35,7 @@ class Drafter:
             sessions=engine.sessions,
             runner=engine.forward,
             config=ModelServiceConfig(model=engine.folder),
-            thread=SimpleNamespace(rates=asked.pop("rates", Rates())),
+            thread=SimpleNamespace(costs=SimpleNamespace(rates=asked.pop("rates", Rates()))),
         )
         self.engine, self.name = engine, bytes([name] * 16)
         context = asked.pop("context", None) or Context(self.name, 1, 0, prompt)
