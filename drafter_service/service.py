@@ -17,7 +17,6 @@ from tandem.drafter_service.tree.worth import Conditions
 from tandem.engine import port
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.host import Host, check_tokens, hosting
-from tandem.engine.schedule.rehearsal import rehearse
 from tandem.engine.streams import Call, StreamServer
 from tandem.protos.errors import TandemError
 from tandem.protos.service.drain import Drain
@@ -127,7 +126,6 @@ async def serving(
     """A drafter while the scope lasts; yields its address."""
     exact = False if config.exact is None else config.exact
     async with hosting(config, "draft", exact, registry) as host:
-        await rehearse(host.thread, host.sessions, config.max_batch_tokens)
         service = DrafterService(host, drain)
         async with (
             registering(config, host.health, service.describe, service.serve),

@@ -34,6 +34,7 @@ from tandem.engine.model_runner import ModelRunner
 from tandem.engine.schedule.batch import StepLimits
 from tandem.engine.schedule.profile import light_seconds
 from tandem.engine.schedule.progress import StepReport
+from tandem.engine.schedule.rehearsal import rehearse
 from tandem.engine.schedule.scheduler import ModelThread
 from tandem.engine.weights import weights_bytes
 from tandem.protos.errors import InvalidRequest, Unusable
@@ -150,18 +151,17 @@ async def hosting(
     with ModelThread(runner, runner.wait, limits, observe, sessions.expire, light=light) as thread:
         health = Health()
         async with background(_report(thread, health), activity.run()):
-            prints = tokenizer, model, weights
-            known = *prints, weights_bytes(runner.model), generation
+            known = tokenizer, model, weights, weights_bytes(runner.model), generation
             host = Host(runner, sessions, thread, config, exactness, *known, health)
-            report_model(registry, host.describe())
-            announce_model(host.describe())
+            await rehearse(thread, sessions, config.max_batch_tokens)
+            described = host.describe()
+            report_model(registry, described)
+            announce_model(described)
             yield host
 
 
 async def _report(thread: ModelThread, health: Health) -> None:
-    """Report again and again whether the model thread serves; raises Unusable when it never will
-    any more, so that the process ends and can be started again.
-    """
+    """Report again and again whether the model thread serves; raises Unusable when it has ended."""
     while True:
         ended, problem = thread.ended, thread.problem(time.perf_counter())
         health.report("model thread", problem)

@@ -155,15 +155,17 @@ def make_gguf(tmp_path_factory: pytest.TempPathFactory) -> MakeGGUF:
 
 
 @asynccontextmanager
-async def serve_models(pair: Pair, **options: Any) -> AsyncIterator[Services]:
-    """A real drafter and a real verifier on loopback."""
+async def serve_models(
+    pair: Pair, drafting: dict[str, Any] | None = None, **options: Any
+) -> AsyncIterator[Services]:
+    """A real drafter and a real verifier on loopback; `drafting` are options of the drafter."""
     async with AsyncExitStack() as scope:
         addresses, channels = [], []
-        for module, folder in (
-            (drafter_service, pair.draft),
-            (verifier_service, pair.target),
+        for module, folder, own in (
+            (drafter_service, pair.draft, drafting or {}),
+            (verifier_service, pair.target, {}),
         ):
-            config = ModelServiceConfig(**{"model": folder, "threads": 1} | options)
+            config = ModelServiceConfig(**{"model": folder, "threads": 1} | options | own)
             address = await scope.enter_async_context(module.serving(config, CollectorRegistry()))
             addresses.append(address)
             channels.append(await scope.enter_async_context(rpc.connect(address)))

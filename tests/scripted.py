@@ -28,6 +28,10 @@ def tokens_of(text: str) -> list[int]:
     return ids
 
 
+TEXT = "Once upon a time, there was a café in 東京 🦊 where Lily drank tea. The end."
+TOKENS = tokens_of(TEXT)
+
+
 def saying(folder: Path, tokens: Sequence[int], wrong_every: int = 0) -> Path:
     """Make the directory of a model whose greedy token at position `n` is `tokens[n]`, and the end
     of text after them; every `wrong_every`-th token is another one. After a prompt of one token it

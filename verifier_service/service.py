@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry
 from tandem.engine import port
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.host import Host, check_tokens, hosting
-from tandem.engine.schedule.rehearsal import rehearse
 from tandem.engine.schedule.task import Job
 from tandem.engine.streams import Call, StreamServer
 from tandem.protos.errors import InvalidRequest, TandemError, Unusable
@@ -145,7 +144,6 @@ async def serving(
         )
     exact = True if config.exact is None else config.exact
     async with hosting(config, "verify", exact, registry) as host:
-        await rehearse(host.thread, host.sessions, config.max_batch_tokens)
         service = VerifierService(host, drain)
         async with port.serving(config, host, service, service.streams, registry) as address:
             yield address

@@ -34,17 +34,16 @@ def evictable(
 
 
 def to_evict(
-    sessions: Mapping[bytes, Session], order: Sequence[bytes], places: int, positions: int
+    sessions: Mapping[bytes, Session], order: Sequence[bytes], first: Sequence[bytes], lacking: int
 ) -> list[bytes] | None:
-    """The first of `order` that have to go for so many places of open sessions, and so many
-    positions; None if all of them are not enough.
+    """Those that have to go for so many positions that are lacking: the `first` ones, and then as
+    many of `order` as it takes; None if all of them are not enough.
     """
-    open_ = [name for name in order if not sessions[name].retired]
-    leaving = open_[: max(0, places)]
-    positions -= sum(sessions[name].kv_range.capacity for name in leaving)
-    for name in (name for name in order if name not in leaving):
-        if positions <= 0:
+    leaving = list(first)
+    lacking -= sum(sessions[name].kv_range.capacity for name in leaving)
+    for name in (name for name in order if name not in first):
+        if lacking <= 0:
             break
         leaving.append(name)
-        positions -= sessions[name].kv_range.capacity
-    return leaving if positions <= 0 and places <= len(open_) else None
+        lacking -= sessions[name].kv_range.capacity
+    return leaving if lacking <= 0 else None

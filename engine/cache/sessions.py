@@ -44,9 +44,8 @@ class Sessions:
         evict_after: float = IDLE_SECONDS,
     ) -> None:
         self.counts = SessionCounts()
-        self.max_sessions = max_sessions
+        self.max_sessions, self.context_length = max_sessions, context_length
         self._pool = pool
-        self.context_length = context_length
         self._new_epoch = new_epoch
         self._ttl, self._clock, self._evict_after = ttl, clock, evict_after
         self._open: dict[bytes, Session] = {}
@@ -224,12 +223,13 @@ class Sessions:
         if session.kv_range.capacity >= length and not session.retired:
             return ""
         order = evictable(self._open, session, donor, self._clock() - self._evict_after)
+        open_ = [name for name in order if not self._open[name].retired]
         surplus = len(self) + (session.retired or not session.kv_range.capacity) - self.max_sessions
+        if surplus > len(open_):
+            return f"all {self.max_sessions} sessions are in use"
         lacking = block_aligned(length) - self._pool.free - session.kv_range.capacity
-        if (leaving := to_evict(self._open, order, surplus, lacking)) is None:
-            places = sum(not self._open[name].retired for name in order)
-            full = f"all {self.max_sessions} sessions are in use"
-            return full if surplus > places else "no memory for another session, or a longer one"
+        if (leaving := to_evict(self._open, order, open_[: max(0, surplus)], lacking)) is None:
+            return "no memory for another session, or a longer one"
         for name in leaving:
             self.counts.evicted += not self._open[name].retired
             self._drop(name)

@@ -16,7 +16,7 @@ from tandem.orchestrator.cli import certificates
 from tandem.protos import hub
 from tandem.protos.address import joined
 from tandem.protos.errors import Unusable
-from tandem.protos.fingerprint import fingerprint, nearly_same, tokens_by_id
+from tandem.protos.fingerprint import nearly_same, tokens_by_id
 from tandem.protos.service import cores
 from tandem.protos.service.config import Outside, outside
 from tandem.protos.transport import rpc
@@ -65,8 +65,13 @@ class Plan:
         """Whether the drafter has to translate between its tokenizer and the target's; raises
         Unusable.
         """
+        return not nearly_same(*self._vocabularies)
+
+    @cached_property
+    def _vocabularies(self) -> tuple[dict[int, str], dict[int, str]]:
+        """The tokens of target and drafter, by their ids; raises Unusable."""
         target, draft = self.models
-        return not nearly_same(tokens_by_id(target), tokens_by_id(draft))
+        return tokens_by_id(target), tokens_by_id(draft)
 
     @property
     def _draft_cost(self) -> str | None:
@@ -95,7 +100,8 @@ class Plan:
         )
         addresses = _address(verifier), _address(drafter)
         client = _address(front if self.port is None else {**front, "port": self.port}, PORT)
-        speaks = target if fingerprint(target) != fingerprint(draft) else None
+        spoken, own = self._vocabularies
+        speaks = target if spoken != own else None
         verifying = _flags(
             verifier,
             {"model": self.target and target, "threads": self.threads, "port": addresses[0][1]},

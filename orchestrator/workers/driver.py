@@ -100,7 +100,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (BrokenPipeError, EOFError):  # the front end has ended
-        sys.exit(1)
     finally:  # an agent of Ray that had just started would try for minutes to reach its node
         os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -32,9 +32,9 @@ PROBLEM = f"{FAILED_STEPS} steps in a row have failed, the last with RuntimeErro
 PROGRAM = """
 import runpy
 
-from tandem.verifier_service import service
+from tandem.engine import host
 
-rehearse = service.rehearse
+rehearse = host.rehearse
 
 def failing(segments):
     raise RuntimeError("CUDA error")
@@ -43,7 +43,7 @@ async def then_fail(thread, *given):
     await rehearse(thread, *given)
     thread._forward = failing
 
-service.rehearse = then_fail
+host.rehearse = then_fail
 runpy.run_module("tandem.verifier_service", run_name="__main__")
 """
 

@@ -12,20 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from prometheus_client import CollectorRegistry
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tandem import models
 from tandem.benchmarks.peers.prompts import tokenised
-from tandem.drafter_service import service as drafter_service
-from tandem.engine.config import ModelServiceConfig
 from tandem.orchestrator.cli.plan import Plan
-from tandem.orchestrator.fleet.clients import DrafterClient, VerifierClient
 from tandem.protos.fingerprint import fingerprint
-from tandem.protos.transport import rpc
-from tandem.verifier_service import service as verifier_service
 from tests import reference
-from tests.conftest import Pair, Services, Tandem, serve_all
+from tests.conftest import Pair, Tandem, serve_all, serve_models
 from tests.system.test_foreign import TOKENS, in_lockstep
 
 OWN = 4096  # tokens of the embedded pair
@@ -60,19 +54,11 @@ def alone(larger: Path) -> PreTrainedModel:
 @pytest.fixture(scope="module")
 async def nearly(larger: Path) -> AsyncIterator[Tandem]:
     """That target, and the embedded drafter."""
-    drafting = ModelServiceConfig(model=models.DRAFT, speaks=larger, threads=1)
-    verifying = ModelServiceConfig(model=larger, threads=1)
     async with (
-        drafter_service.serving(drafting, CollectorRegistry()) as drafter,
-        verifier_service.serving(verifying, CollectorRegistry()) as verifier,
-        rpc.connect(drafter) as to_drafter,
-        rpc.connect(verifier) as to_verifier,
+        serve_models(Pair(larger, models.DRAFT), {"speaks": larger}) as services,
+        serve_all(services, ray=False) as tandem,
     ):
-        clients = DrafterClient(to_drafter), VerifierClient(to_verifier)
-        served = Services(Pair(larger, models.DRAFT), drafter, verifier, *clients)
-        async with serve_all(served, ray=False) as tandem:
-            yield tandem
-        await served.assert_no_session_is_left()
+        yield tandem
 
 
 async def answers(tandem: Tandem, prompts: list[tuple[int, ...]]) -> list[Any]:

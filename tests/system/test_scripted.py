@@ -14,11 +14,9 @@ import pytest
 
 from tandem.v1 import orchestrator_pb2 as api
 from tests.conftest import Pair, Tandem, serve_all, serve_models
-from tests.scripted import tokens_of
+from tests.scripted import TEXT, TOKENS
 from tests.system.test_same_text import ask
 
-TEXT = "Once upon a time, there was a café in 東京 🦊 where Lily drank tea. The end."
-TOKENS = tokens_of(TEXT)
 LEVELS, WRONG_EVERY = 4, 7
 RULES = (api.ACCEPTANCE_RULE_TOP1, api.ACCEPTANCE_RULE_REJECT)
 

@@ -7,21 +7,13 @@ from typing import Any
 
 import pytest
 from grpc.aio import AioRpcError
-from prometheus_client import CollectorRegistry
 
-from tandem.drafter_service import service as drafter_service
-from tandem.engine.config import ModelServiceConfig
-from tandem.orchestrator.fleet.clients import DrafterClient, VerifierClient
-from tandem.protos.transport import rpc
 from tandem.v1 import orchestrator_pb2 as api
-from tandem.verifier_service import service as verifier_service
-from tests.conftest import Pair, Services, Tandem, serve_all
-from tests.scripted import POSITIONS, tokens_of
+from tests.conftest import Pair, Tandem, serve_all, serve_models
+from tests.scripted import POSITIONS, TEXT, TOKENS
 from tests.system.test_same_text import ask
 from tests.waiting import LIMIT
 
-TEXT = "Once upon a time, there was a café in 東京 🦊 where Lily drank tea. The end."
-TOKENS = tokens_of(TEXT)
 SHORT, LEVELS = 16, 4
 RULES = (api.ACCEPTANCE_RULE_MATCH, api.ACCEPTANCE_RULE_TOP1)
 
@@ -31,19 +23,12 @@ pytestmark = pytest.mark.usefixtures("waited_for")
 @pytest.fixture(scope="module")
 async def tandem(scripted: Callable[[str, int], Pair]) -> AsyncIterator[Tandem]:
     """A target that says a text, and a drafter that knows it, with a shorter context."""
-    pair = scripted(TEXT, 0)
-    drafting = ModelServiceConfig(model=pair.draft, threads=1, context_length=SHORT, draft_cost=0.0)
-    verifying = ModelServiceConfig(model=pair.target, threads=1)
+    drafting = {"context_length": SHORT, "draft_cost": 0.0}
     async with (
-        drafter_service.serving(drafting, CollectorRegistry()) as drafter,
-        verifier_service.serving(verifying, CollectorRegistry()) as verifier,
-        rpc.connect(drafter) as to_drafter,
-        rpc.connect(verifier) as to_verifier,
+        serve_models(scripted(TEXT, 0), drafting) as services,
+        serve_all(services, ray=False) as tandem,
     ):
-        clients = DrafterClient(to_drafter), VerifierClient(to_verifier)
-        services = Services(pair, drafter, verifier, *clients)
-        async with serve_all(services, ray=False) as tandem:
-            yield tandem
+        yield tandem
 
 
 async def answered(tandem: Tandem, prompt: list[int], rule: int) -> Any:
