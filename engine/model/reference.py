@@ -24,7 +24,6 @@ LEAD = 256  # tokens of a prompt: fed whole it keeps several threads busy
 STREAM = 48  # tokens after it
 FORK, BRANCH = 120, 8  # tokens of a text that leaves the first one there, and of its own
 OTHER = 160  # tokens of a text that has nothing to do with it
-SPACING = 4  # tokens from one known row of the stream to the next
 SPREAD = 16  # tokens from one known row to the next, in the prompt
 
 
@@ -72,7 +71,7 @@ def reference_logits(
     some = partial(rng.choices, range(found.vocab_size))
     tokens, other = prose(folder, found.vocab_size, longest), some(k=min(OTHER, longest))
     branch = list(branching(longest))
-    known = sorted({*_places(longest), *range(longest)[-STREAM::SPACING], *branch})
+    known = sorted({*_places(longest), *range(longest)[-STREAM:], *branch})
     fused = network._supports_sdpa and all(layer.fused for layer in found.layers)
     texts = ReferenceTexts(network, dtype, fused, rounded)
     try:
