@@ -36,6 +36,7 @@ FILE = "TANDEM_CONFIG"
 
 LEAST, MOST = 16, 256  # characters of a token
 # kinds of problems whose value is shown: it is no token's, and not in the message yet
+FOLLOWS = "default_factory_not_called"  # from another field's error
 SHOWN = ("int_", "float_", "bool_", "byte_", "literal_", "greater_", "less_", "string_pattern_")
 
 
@@ -208,7 +209,8 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _problems(error: ValidationError) -> str:
-    return "; ".join(map(_problem, error.errors()))
+    found = (each for each in error.errors() if each["type"] != FOLLOWS)
+    return "; ".join(map(_problem, found))
 
 
 def _problem(found: ErrorDetails) -> str:

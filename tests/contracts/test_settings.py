@@ -130,10 +130,11 @@ def test_an_unknown_flag_is_refused_with_the_nearest_name() -> None:
         ("--log-level=loud", "'info', 'warning' or 'error', got 'loud'"),
         ("--kv-bytes=much", "could not parse value and unit from byte string, got 'much'"),
         ("--register-name=a b", "got 'a b'"),
+        ("--self-test=maybe", "self_test: Input should be 'refuse' or 'warn', got 'maybe'"),
     ],
 )
 def test_a_refusal_has_the_field_the_limit_and_the_value(flag: str, line: str) -> None:
-    assert line in refusal(flag)
+    assert line in refusal(flag) and "; " not in refusal(flag), "no other field"
 
 
 def test_a_refusal_has_no_token(tmp_path: Path) -> None:
