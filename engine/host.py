@@ -122,7 +122,7 @@ async def hosting(
     weights = await asyncio.to_thread(weights_fingerprint, config.model, tokenizer)
     generation, unused = generation_defaults(config.model, runner.model.vocab_size)
     if unused and verb == "verify":
-        log.warning("generation_config.json has what is not there", settings=", ".join(unused))
+        log.warning("generation_config.json is used in part", settings=", ".join(unused))
     light = await asyncio.to_thread(light_seconds, runner)
     sessions = Sessions(
         runner.pool,
@@ -230,7 +230,7 @@ def _log_model(runner: ModelRunner, name: str, exactness: Exactness, exact: bool
     if runner.problem:
         log.warning("slow for its device", model=name, problem=runner.problem)
     if exactness.wrong:
-        log.warning("other logits than those of transformers", model=name, problem=exactness.wrong)
+        log.warning("the self-test failed", model=name, problem=exactness.wrong)
     if exact and exactness.problem:
         log.warning("not exact", model=name, problem=exactness.problem)
 

@@ -75,14 +75,17 @@ def typical_difference(differences: Sequence[Difference], smooth: bool) -> Diffe
 
 
 class ReferenceTexts:
-    """Makes them of a network. Two right computations differ by rounding in another order, and
-    layers make more of it. How much more depends on the row: some react to any change with whole
-    logits. So each is computed three times, as transformers attends by default, by its other way,
-    `fused`, and with embeddings that are off by a unit of rounding, and may be some times as far
-    off as these are from each other: as the middle row of its text at least, and a floor. What
-    differs by a whole logit is never called rounding.
+    """Computes reference texts with a network, and how far a right computation may be off in each
+    row.
 
-    `smooth`: rounding moves no row far, as far as passes have shown.
+    Two right computations round in another order, and layers amplify the difference. How much
+    depends on the row: some rows react to any change with whole logits. So each row is computed
+    three times: by eager attention, by sdpa if the network has it (`fused`), and with embeddings
+    that are off by one unit in the last place. The limit of a row is a factor times the largest
+    difference between these, or times that of the median row of its text, or times a floor,
+    whichever is largest. It is never above the median absolute logit.
+
+    `smooth`: no pass has chosen anything by its score, so that rounding moves no row far.
     """
 
     def __init__(

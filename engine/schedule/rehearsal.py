@@ -19,15 +19,15 @@ ROWS = (1, 8, 32, 1, 8, 32, 1, 8, 32, 1)  # of each pass
 
 
 async def rehearse(thread: ModelThread, sessions: Sessions, most: int) -> None:
-    """Have the cost of rows learned; nothing else of these steps is like what requests ask for. A
-    step holds at most so many tokens.
+    """Run passes of several sizes, at most `most` tokens each, so that the cost model knows what a
+    row costs. The step rates start afresh: steps of requests are not like these.
     """
     await thread.run(NAME, partial(rehearsal, sessions, most))
     thread.costs.rates = Rates()
 
 
 def rehearsal(sessions: Sessions, most: int) -> Job:
-    """Feeds rows of a session of its own, at most so many at once, and forgets them."""
+    """Feed a session of its own, at most `most` rows in a pass, then close it."""
     context, most = Context(NAME, 1, 0, (0,)), min(max(ROWS), most, sessions.context_length)
     with sessions.acquire(context, most - 1) as session:
         for rows in (min(rows, most) for rows in ROWS):

@@ -23,8 +23,8 @@ from tandem.engine.forward.dense import AttentionOptions
 FOLDER = Path(__file__).parent
 FILES = sorted([*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")])
 SOURCES = crc32(b"".join(map(Path.read_bytes, FILES)))  # as in setup.py
-WORTH_SHARING = 1 << 17  # numbers that are read, which takes one thread some 100 us and two 60; a
-# fifth as many take either 20
+WORTH_SHARING = 1 << 17  # numbers that a call reads, from which on all threads share it: one thread
+# takes 100 us for so many and two take 60; for a fifth of them both take 20
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 
