@@ -100,7 +100,9 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
 
     def _respond(self, caller: Caller) -> drafter_pb2.GuessResponse:
         response = drafter_pb2.GuessResponse(
-            sent=caller.sent, passes=codec.encode_passes(self.streams.passes)
+            sent=caller.sent,
+            passes=codec.encode_passes(self.streams.passes),
+            last=caller.last,
         )
         if not caller.described:
             caller.described = True

@@ -52,6 +52,7 @@ class Call(Generic[In, Out]):
     sent: float = 0.0  # the caller's clock in its newest message
     answered: bool = False  # whether its first message was answered
     described: bool = False  # whether a response has had the model
+    last: bool = False  # nothing follows: the service is stopping
 
 
 @dataclass(slots=True, eq=False)
@@ -95,8 +96,8 @@ class StreamServer(Generic[In, Out]):
         peer: str = "",
     ) -> AsyncGenerator[Response, None]:
         """One call until its caller ends it, or is silent for too long. `receive` takes a message,
-        `respond` makes one of what there is to send; a call that has nothing to send sends one
-        every quarter of a second.
+        `respond` makes one of what there is to send, and every quarter of a second. The service
+        ends no call: while its caller writes, what was sent could be lost (grpc/grpc#36066).
         """
         call: Call[In, Out] = Call(peer)
         self._calls.add(call)
@@ -107,10 +108,13 @@ class StreamServer(Generic[In, Out]):
                     async with asyncio.timeout(heartbeat.SECONDS):
                         await call.changed.wait()
                 call.changed.clear()
+                call.last = self._finished and not (call.outgoing or call.failures)
                 yield respond(call)
-                if self._finished and not (call.outgoing or call.failures):
-                    return
-            reading.result()
+                if call.last:
+                    break
+                if self._finished:
+                    call.changed.set()
+            await reading
         finally:
             reading.cancel()
             self._calls.discard(call)
@@ -147,12 +151,11 @@ class StreamServer(Generic[In, Out]):
         if namesake := call.streams.get(stream_id):
             self._end(namesake)
         call.streams[stream_id] = self._live[context.session_id] = stream
+        over = partial(self._done, stream, context.session_id, request_id)
 
         def done(answer: Future[Any]) -> None:
             error = None if answer.cancelled() else answer.exception()
-            self._loop.call_soon_threadsafe(
-                self._done, stream, context.session_id, request_id, error
-            )
+            self._loop.call_soon_threadsafe(over, error)
 
         stream.task.answer.add_done_callback(done)
         return stream

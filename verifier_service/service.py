@@ -117,6 +117,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             price=thread.price,
             token_seconds=thread.costs.rates.token,
             passes=codec.encode_passes(self.streams.passes),
+            last=caller.last,
         )
         if not caller.described:
             caller.described = True

@@ -93,7 +93,6 @@ class Link(Generic[Sent, Received]):
         return self._group
 
     def replica(self, stream: int) -> str:
-        """It has no name."""
         return ""
 
     def subscribe(self, subscriber: Subscriber[Received]) -> None:
@@ -196,6 +195,8 @@ class Link(Generic[Sent, Received]):
     async def _read(self, call: aio.StreamStreamCall[Any, Any]) -> None:
         async for response in call:
             self._receive(response)
+            if response.last:
+                return
 
     def _receive(self, response: Any) -> None:
         self._responses += 1

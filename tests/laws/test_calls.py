@@ -32,7 +32,7 @@ class Served:
         self.ended: asyncio.Queue[bytes] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self.responses: AsyncGenerator[int, None] = self.server.serve(
-            self._arriving(), self._receive, lambda call: len(call.streams)
+            self._arriving(), self._receive, lambda call: -1 if call.last else len(call.streams)
         )
 
     async def open(self, number: int, name: bytes) -> None:
@@ -90,3 +90,22 @@ async def test_the_jobs_of_a_silent_caller_end_although_it_takes_no_response(
         await served.check_ended(b"a")
         with pytest.raises(StopAsyncIteration):
             await anext(served.responses)
+
+
+async def test_a_service_that_stops_leaves_the_end_of_a_call_to_its_caller() -> None:
+    """A call that ends while its caller writes may lose what it has sent (grpc/grpc#36066)."""
+    with Machine().thread() as thread:
+        served = Served(thread)
+        async with aclosing(served.responses):
+            await served.open(1, b"a")
+            await served.server.drained()
+            while await anext(served.responses) != -1:
+                pass
+            end = asyncio.ensure_future(anext(served.responses))
+            for _ in range(3):
+                served.requests.put_nowait((0, b""))
+                await asyncio.sleep(0)
+            assert not end.done()
+            end.cancel()
+            await asyncio.wait((end,))
+        await served.check_ended(b"a")

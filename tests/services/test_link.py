@@ -221,3 +221,16 @@ async def test_a_service_that_does_not_read_is_lost(monkeypatch: pytest.MonkeyPa
             link.open(stream, opening(), user)
         await until(lambda: user.reported == ["lost", "connected"])
         assert peer.calls == 2
+
+
+async def test_after_a_services_last_message_its_call_ends_and_all_it_sent_has_arrived() -> None:
+    peer = Peer()
+    async with linked(peer) as (link, user):
+        link.open(1, opening(), user)
+        for token in range(20):
+            link.send(1, Guess(token))
+            peer.say.put_nowait(facts((1, token)))
+        peer.say.put_nowait(verifier_pb2.DecodeResponse(last=True))
+        await until(lambda: "lost" in user.reported)
+        assert user.reported[:21] == [*([token] for token in range(20)), "lost"]
+        await until(lambda: peer.calls == 2)
