@@ -3,15 +3,18 @@
 `generate()` runs the target with the engine's layers and attention, but with a cache of its own and
 one prompt at a time, so that both round alike and every token must be equal. Near-ties, where
 another rounding could choose another token, are counted: they are what a looser comparison would
-excuse.
+excuse. With `--chats` the prompts are turns of conversations, and `generate()` is transformers' own
+in every part: it rounds in another way, and may choose another token at a near-tie alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,11 +22,12 @@ import torch
 import typer
 from rich.progress import track
 from rich.table import Table
+from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from tandem import models
 from tandem.benchmarks.figures import report
-from tandem.benchmarks.peers import reference
+from tandem.benchmarks.peers import reference, systems
 from tandem.benchmarks.peers.prompts import story_count, tokenised
 from tandem.benchmarks.peers.systems import ALWAYS, Prompt, Tandem, tandem_up
 from tandem.engine.model.load import load
@@ -51,15 +55,37 @@ def variations(prompts: Sequence[Prompt], count: int, vocabulary: int) -> list[P
     return list(found)
 
 
-class Reference:
-    """`generate()` of a model whose layers the engine has replaced."""
+def conversations(file: Path, target: Path, alone: Reference, tokens: int) -> list[Prompt]:
+    """Every turn of every conversation in a file of JSON lines with `turns`, after `generate()`'s
+    own answers, in the model's chat format.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    prompts: list[Prompt] = []
+    for line in track(file.read_text(encoding="utf-8").splitlines(), "conversations"):
+        messages: list[dict[str, str]] = []
+        for turn in json.loads(line)["turns"]:
+            messages.append({"role": "user", "content": turn})
+            ids: Any = tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, return_dict=False
+            )
+            prompts.append(tuple(ids))
+            answer = list(alone.complete(tuple(ids), tokens).tokens)
+            text = str(tokenizer.decode(answer, skip_special_tokens=True))
+            messages.append({"role": "assistant", "content": text})
+    return prompts
 
-    def __init__(self, target: Path) -> None:
-        self.network: Any = load(target).network
-        reference.adopt(self.network)
+
+class Reference:
+    """`generate()` of a model, whose layers the engine has replaced if it shall round alike."""
+
+    def __init__(self, target: Path, alike: bool = True) -> None:
+        self.network: Any = load(target).network if alike else systems.load(target)
+        if alike:
+            reference.adopt(self.network)
+        self.complete = cache(self._complete)
 
     @torch.inference_mode()
-    def complete(self, prompt: Prompt, count: int) -> Alone:
+    def _complete(self, prompt: Prompt, count: int) -> Alone:
         """Greedy."""
         ids = torch.tensor([prompt])
         output = self.network.generate(
@@ -77,24 +103,31 @@ class Reference:
 
 
 async def compare(
-    target: Path, draft: Path, count: int, tokens: int, at_once: int, ray: bool
+    target: Path, draft: Path, count: int, tokens: int, at_once: int, ray: bool, chats: Path | None
 ) -> list[tuple[Prompt, Alone, tuple[int, ...]]]:
-    """Prompts, what `generate()` says and what the system says."""
-    alone = Reference(target)
-    stories = tokenised(target, story_count())
-    prompts = variations(stories, count, alone.network.config.vocab_size)
+    """Prompts, what `generate()` says and what the system says, with drafts and then without."""
+    alone = Reference(target, alike=not chats)
+    if chats:
+        prompts = conversations(chats, target, alone, tokens)
+    else:
+        stories = tokenised(target, story_count())
+        prompts = variations(stories, count, alone.network.config.vocab_size)
     right = asyncio.create_task(
         asyncio.to_thread(lambda: [alone.complete(p, tokens) for p in track(prompts, "generate()")])
     )
     async with tandem_up(target, draft, ray, *ALWAYS) as stub:
-        system, places = Tandem(stub), asyncio.Semaphore(at_once)
+        places = asyncio.Semaphore(at_once)
 
-        async def ask(prompt: Prompt) -> tuple[int, ...]:
+        async def ask(system: Tandem, prompt: Prompt) -> tuple[int, ...]:
             async with places:
                 return (await system.complete(prompt, tokens)).tokens
 
-        answers = await asyncio.gather(*(ask(prompt) for prompt in prompts))
-    return list(zip(prompts, await right, answers, strict=True))
+        answers = [
+            await asyncio.gather(*(ask(system, prompt) for prompt in prompts))
+            for system in (Tandem(stub), Tandem(stub, levels=0))
+        ]
+    expected = await right
+    return [each for said in answers for each in zip(prompts, expected, said, strict=True)]
 
 
 def difference(one: Alone, other: Sequence[int]) -> int:
@@ -110,13 +143,14 @@ def main(
     tokens: Annotated[int, typer.Option(help="new tokens each", min=1)] = 48,
     at_once: Annotated[int, typer.Option(help="requests in flight", min=1)] = 16,
     ray: bool = False,
-    json: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+    chats: Annotated[Path | None, typer.Option(help="JSON lines, each with `turns`")] = None,
+    figures: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
     """Compare the texts of the running system with `generate()`, token by token."""
     logging.disable_progress_bar()
     torch.set_num_threads(1)
     try:
-        compared = asyncio.run(compare(target, draft, sequences, tokens, at_once, ray))
+        compared = asyncio.run(compare(target, draft, sequences, tokens, at_once, ray, chats))
     except TandemError as problem:
         raise SystemExit(f"error: {problem}") from None
     differing = [(p, one, other) for p, one, other in compared if one.tokens != other]
@@ -132,7 +166,7 @@ def main(
     heading = report.title(target, draft, f"{at_once} requests at once against generate()")
     places = [difference(one, other) for _, one, other in differing]
     row = {"sequences": len(compared), "tokens": len(margins), "near": near, "differing": places}
-    report.publish(heading, shown, [row], json)
+    report.publish(heading, shown, [row], figures)
     for tie in near:
         print("near tie: sequence {sequence}, token {token}, margin {margin:.2g}".format(**tie))
     for place, (prompt, one, _) in zip(places, differing, strict=True):
