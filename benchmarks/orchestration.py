@@ -1,8 +1,8 @@
 """What the orchestrator itself costs: streams from a verifier without a model, which takes a step
 at every tick of a clock.
 
-A stream is at most as fast as that clock; how far each chunk is behind its tick is what gRPC, round
-worker, front end and client have added. The client takes its part of the machine too.
+A stream is at most as fast as that clock; how far each chunk is behind its tick is what gRPC, cell
+and client have added. The client takes its part of the machine too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import typer
 from rich.table import Table
 
 from tandem import AsyncClient, models
-from tandem.benchmarks.chaos.ray_processes import WORKER, ray_processes
 from tandem.benchmarks.figures import report
 from tandem.benchmarks.figures.machine import described
 from tandem.benchmarks.peers.checkout import HERE, address, child
@@ -33,7 +32,7 @@ from tandem.protos.service.tasks import background
 
 QUIET = ("--log-level", "error", "--metrics-port", "0")
 START_SECONDS = 60.0
-PARTS = ("verifier", "front end", "round workers", "client")
+PARTS = ("verifier", "cell", "client")
 
 
 @dataclass(slots=True)
@@ -69,10 +68,9 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """So many streams over so many round workers; seconds, and microseconds of a processor."""
+    """So many streams of a cell; seconds, and microseconds of a processor."""
 
     streams: int
-    workers: int
     steps_per_second: float
     of_ideal: float
     median_behind: float
@@ -82,27 +80,20 @@ class Figures:
 
 
 class System:
-    """A table, an orchestrator with its round workers, and this process, which is the client."""
+    """A table, a cell, and this process, which is the client."""
 
-    def __init__(self, verifier: Process, orchestrator: Process) -> None:
-        self._verifier, self._orchestrator = verifier, orchestrator
-
-    def workers(self) -> list[int]:
-        """Processes of round workers on Ray."""
-        return ray_processes(self._orchestrator.pid, WORKER)
+    def __init__(self, verifier: Process, cell: Process) -> None:
+        self._verifier, self._cell = verifier, cell
 
     def processor_seconds(self) -> list[float]:
         """Of each part."""
-        workers = sum(map(_seconds, self.workers()))
         own = os.times()
-        services = _seconds(self._verifier.pid), _seconds(self._orchestrator.pid)
-        return [*services, workers, own.user + own.system]
+        return [_seconds(self._verifier.pid), _seconds(self._cell.pid), own.user + own.system]
 
     def bytes(self) -> int:
-        """Memory of the orchestrator and its round workers."""
-        pids = self._orchestrator.pid, *self.workers()
-        pages = (int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
-        return sum(pages) * os.sysconf("SC_PAGE_SIZE")
+        """Memory of the cell."""
+        pages = int(Path(f"/proc/{self._cell.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _seconds(pid: int) -> float:
@@ -120,23 +111,18 @@ async def until(done: Callable[[], bool], missing: str) -> None:
         raise Unusable(f"{missing} after {START_SECONDS:.0f} s") from None
 
 
-async def measure(target: Path, streams: int, workers: int, step: float, seconds: float) -> Figures:
-    """Start everything, let all streams begin, and read for so long. `workers` 0: in the
-    orchestrator's process. Raises Unusable.
-    """
+async def measure(target: Path, streams: int, step: float, seconds: float) -> Figures:
+    """Start everything, let all streams begin, and read for so long; raises Unusable."""
     async with AsyncExitStack() as scope:
         table = ("--tokenizer", str(target), "--step", str(step))
         verifier = await scope.enter_async_context(child(HERE, "benchmarks.peers.table", *table))
-        ray = ("--workers", str(workers)) if workers else ("--no-ray",)
         flags = ("--verifier", await address(verifier), "--tokenizer", str(target), "--port", "0")
         limits = ("--max-running", str(streams))
         orchestrator = await scope.enter_async_context(
-            child(HERE, "orchestrator", *flags, *limits, *ray, *QUIET)
+            child(HERE, "orchestrator", *flags, *limits, "--no-ray", *QUIET)
         )
         client = await scope.enter_async_context(AsyncClient(await address(orchestrator)))
         system = System(verifier, orchestrator)
-        await until(lambda: len(system.workers()) == workers, "not every round worker has started")
-        await asyncio.sleep(2.0 if workers else 0.0)  # until their addresses are known
         empty = system.bytes()
         readers = [Reader(number, step) for number in range(streams)]
         async with background(*(reader.read(client) for reader in readers)):
@@ -160,7 +146,6 @@ async def measure(target: Path, streams: int, workers: int, step: float, seconds
     cuts = quantiles(behind, n=100)
     return Figures(
         streams,
-        workers,
         len(behind) / took,
         len(behind) / took * step / streams,
         cuts[49],
@@ -172,12 +157,11 @@ async def measure(target: Path, streams: int, workers: int, step: float, seconds
 
 def table(found: list[Figures]) -> Table:
     """What people see."""
-    columns = "streams", "workers", "steps/s", "of ideal", "behind p50\nms", "behind p99\nms"
+    columns = "streams", "steps/s", "of ideal", "behind p50\nms", "behind p99\nms"
     shown = Table(*columns, *(f"{part}\nus/step" for part in PARTS), "kB of memory\nper stream")
     for each in found:
         shown.add_row(
             str(each.streams),
-            str(each.workers) if each.workers else "in process",
             f"{each.steps_per_second:.0f}",
             f"{each.of_ideal:.2f}",
             f"{1e3 * each.median_behind:.1f}",
@@ -191,7 +175,6 @@ def table(found: list[Figures]) -> Table:
 def main(
     target: Annotated[Path, typer.Option(help="whose tokenizer is used")] = models.TARGET,
     streams: Annotated[str, typer.Option(help="at once, with commas")] = "1,16,100,1000",
-    workers: Annotated[str, typer.Option(help="on Ray, with commas; 0: in process")] = "0",
     step: Annotated[float, typer.Option(help="seconds between steps", min=0.001)] = 0.02,
     seconds: Annotated[float, typer.Option(help="of measuring each")] = 10.0,
     file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
@@ -199,9 +182,7 @@ def main(
     """Steps per second and delay of many streams, with a verifier that costs nothing."""
     try:
         found = [
-            asyncio.run(measure(target, int(many), int(count), step, seconds))
-            for count in workers.split(",")
-            for many in streams.split(",")
+            asyncio.run(measure(target, int(many), step, seconds)) for many in streams.split(",")
         ]
     except TandemError as problem:
         raise SystemExit(f"error: {problem}") from None

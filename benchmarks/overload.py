@@ -27,7 +27,7 @@ from grpc import aio
 from rich.table import Table
 
 from tandem import AsyncClient, models
-from tandem.benchmarks.chaos.system import FRONT_END, running
+from tandem.benchmarks.chaos.system import CELL, running
 from tandem.benchmarks.figures import report
 from tandem.benchmarks.peers.prompts import story_prompts
 from tandem.benchmarks.serve.summary import percentile
@@ -125,8 +125,8 @@ async def measure(target: Path, draft: Path, places: int, times: float, seconds:
     """Both stretches; raises TandemError."""
     set_limits(places)
     async with AsyncExitStack() as scope:
-        system = await scope.enter_async_context(running(target, draft, 1, 1, 1, 0))
-        front = psutil.Process(system.members[FRONT_END][0].pid)
+        system = await scope.enter_async_context(running(target, draft, 1, 1, 1))
+        front = psutil.Process(system.members[CELL][0].pid)
 
         async def client(name: str, retry_seconds: float = 0.0) -> AsyncClient:
             own = AsyncClient(*system.addresses, retry_seconds=retry_seconds)

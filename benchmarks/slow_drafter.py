@@ -150,7 +150,7 @@ def main(
 
     async def whole() -> list[Figures]:
         async with (
-            running(target, draft, 1, 1, 1, 0) as system,
+            running(target, draft, 1, 1, 1) as system,
             AsyncClient(*system.addresses) as client,
         ):
             prompts = [list(prompt) for prompt in tokenised(target, 8)]

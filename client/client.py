@@ -192,7 +192,6 @@ class Stream:
     def _call(self) -> Any:
         request = api.StreamGenerateRequest(
             request=self._request,
-            resume_from=len(self._received),
             received=self._received,
             heartbeats=True,
         )

@@ -2,31 +2,26 @@
 --tokenizer DIR`.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 
 from tandem.orchestrator.config import OrchestratorConfig
-from tandem.protos.service import process
-from tandem.protos.service.command import command
+from tandem.protos.service import command
 
 ROLE = "orchestrator"
 
 
-@contextmanager
-def _ending_in_order(config: OrchestratorConfig) -> Iterator[None]:
-    """Signals unwind the scopes, which end Ray, if it is wanted; raises ModuleNotFoundError."""
-    if config.ray and find_spec("ray") is None:
+def serve(config: OrchestratorConfig) -> None:
+    """Cells on Ray Serve, or one as this process; raises ModuleNotFoundError without Ray."""
+    if not config.ray:
+        server = "tandem.orchestrator.server"
+        command.serve(ROLE, config, server, more=lambda pages: {"pages": pages})
+        return
+    if find_spec("ray") is None:
         raise ModuleNotFoundError("No module named 'ray'", name="ray")
-    process.raise_on_signals()
-    yield
+    from tandem.orchestrator import launcher
+
+    launcher.serve(config)
 
 
 if __name__ == "__main__":
-    command(
-        ROLE,
-        OrchestratorConfig,
-        "tandem.orchestrator.server",
-        around=_ending_in_order,
-        more=lambda pages: {"pages": pages},
-    )
+    command.start(ROLE, OrchestratorConfig, serve)

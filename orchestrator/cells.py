@@ -1,5 +1,4 @@
-"""Cells on Ray Serve: each replica of the deployment is a front end with round workers of its own,
-at a gRPC port of its node.
+"""Cells on Ray Serve: each replica of the deployment is an orchestrator at ports of its node.
 
 Serve starts, replaces, scales and drains cells; no request passes through it.
 """
@@ -8,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -19,11 +18,11 @@ from ray.serve.config import AutoscalingContext
 from ray.util import get_node_ip_address
 
 from tandem.orchestrator import server
-from tandem.orchestrator.config import OrchestratorConfig
-from tandem.orchestrator.workers import cluster
+from tandem.orchestrator.config import OrchestratorConfig, check_token_mode
 from tandem.protos.errors import Unusable
-from tandem.protos.service import command, process
-from tandem.protos.service.config import configured
+from tandem.protos.service import command, process, tracing
+from tandem.protos.service.about import report_build
+from tandem.protos.service.config import completed
 from tandem.protos.service.drain import Drain
 from tandem.protos.service.pages import Pages
 from tandem.protos.transport import rpc
@@ -51,11 +50,12 @@ class Cell:
         """Settings of the orchestrator, which win over its node's environment and file. Returns
         when the port is open; raises Unusable or IncompatibleModels.
         """
-        cluster.check_token_mode(get_node_ip_address())
-        config = await asyncio.to_thread(configured, OrchestratorConfig, ROLE, [*flags(settings)])
+        check_token_mode(get_node_ip_address())
+        config = await asyncio.to_thread(completed, OrchestratorConfig, ROLE, settings)
         process.configure_logging(config.log_level, config.log_format)
         self._config = _on_free_ports(config)
         self._drain = Drain(config.drain_seconds)
+        self._addresses: dict[str, str] = {}
         self._stop, serves = asyncio.Event(), asyncio.Event()
         self._serving = asyncio.create_task(self._serve(serves))
         waiting = asyncio.create_task(serves.wait())
@@ -66,13 +66,25 @@ class Cell:
 
     async def _serve(self, serves: asyncio.Event) -> None:
         config, pages = self._config, Pages(REGISTRY)
-        workers = cluster.supervising if config.ray else None
-        serving = server.serving(config, REGISTRY, self._drain, pages, workers)
-        with command.served(config, pages) as metrics:
+        report_build(REGISTRY)
+
+        def announce(event: str, role: str, address: str) -> None:
+            self._addresses[event] = address
+
+        serving = server.serving(config, REGISTRY, self._drain, pages, announce)
+        with (
+            tracing.exporting(config.otlp_endpoint, f"tandem-{ROLE}"),
+            command.served(config, pages) as metrics,
+        ):
             async with serving as address:
-                log.info("a cell serves", address=address, metrics=metrics)
+                self._addresses |= {"address": address, "metrics": metrics}
+                log.info("a cell serves", **self._addresses)
                 serves.set()
                 await self._stop.wait()
+
+    def addresses(self) -> dict[str, str]:
+        """The `address` of the client API, the URL of its `metrics`, and that of `http`, if any."""
+        return self._addresses
 
     def check_health(self) -> None:
         """Called by Serve on the event loop that serves; it replaces a cell if this raises or does
@@ -80,7 +92,7 @@ class Cell:
         health that the port reports.
         """
         if self._serving is None or self._serving.done():
-            raise RuntimeError("the front end has ended")
+            raise RuntimeError("the cell has ended")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve again and again."""
@@ -107,27 +119,22 @@ def app(args: dict[str, Any]) -> serve.Application:
     """What a Serve config names as `import_path`; its `args` are settings of the orchestrator.
     Raises Unusable for a name that there is not; values are checked where the cells start.
     """
+    return deployment(args, autoscaling_config={"policy": {"policy_function": policy}})
+
+
+def deployment(args: Settings, **options: Any) -> serve.Application:
+    """The same with options of Serve's own."""
     if unknown := args.keys() - OrchestratorConfig.model_fields.keys():
         raise Unusable(f"{', '.join(sorted(unknown))}: no such setting of the orchestrator")
     default = OrchestratorConfig.model_fields["drain_seconds"].default
     seconds = float(args.get("drain_seconds", default))
-    deployment: Callable[[type], serve.Deployment] = serve.deployment(
+    make: Callable[[type], serve.Deployment] = serve.deployment(
         name=Cell.__name__,
         graceful_shutdown_timeout_s=seconds + STOP_SECONDS,
-        autoscaling_config={"policy": {"policy_function": policy}},
         **DEPLOYMENT,
+        **options,
     )
-    return deployment(Cell).bind(args)
-
-
-def flags(settings: Settings) -> Iterator[str]:
-    """The command line that has the same settings."""
-    for name, value in settings.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            yield f"--{flag}" if value else f"--no-{flag}"
-        else:
-            yield f"--{flag}={value}"
+    return make(Cell).bind(dict(args))
 
 
 def _on_free_ports(config: OrchestratorConfig) -> OrchestratorConfig:

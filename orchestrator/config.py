@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from tandem.protos import hub
+from tandem.protos.address import is_loopback
+from tandem.protos.errors import Unusable
 from tandem.protos.service.addresses import Sources
 from tandem.protos.service.config import ServiceConfig, Token
 from tandem.protos.types import MAX_LEVELS, MAX_NODES
 
 
 class OrchestratorConfig(ServiceConfig):
-    """One front end and its round workers."""
+    """A cell, or several on Ray Serve."""
 
     verifier: Sources = Field(
         min_length=1,
@@ -33,13 +36,11 @@ class OrchestratorConfig(ServiceConfig):
         description="of the same API over HTTP, as OpenAI clients speak it; 0 takes a free one, "
         "none by default",
     )
-    workers: int = Field(default=1, ge=1, description="round workers")
-    ray: bool = Field(
-        default=True, description="round workers as Ray actors, or one in this process"
-    )
+    ray: bool = Field(default=True, description="cells on Ray Serve, or one as this process")
     ray_address: str = Field(
-        default="local", description="a cluster to join; local starts a private one"
+        default="local", description="a cluster to deploy on; local starts a private one"
     )
+    cells: int = Field(default=1, ge=1, description="processes on Ray Serve that answer requests")
     max_running: int = Field(default=32, ge=1, description="requests that are decoded at once")
     max_waiting: int = Field(default=256, ge=0, description="requests that may wait for a place")
     max_running_per_client: int | None = Field(
@@ -122,7 +123,15 @@ class OrchestratorConfig(ServiceConfig):
         return self
 
     @model_validator(mode="after")
-    def _one_local_worker(self) -> OrchestratorConfig:
-        if self.workers > 1 and not self.ray:
-            raise ValueError(f"workers is {self.workers}, above 1, which needs ray")
+    def _one_cell_without_ray(self) -> OrchestratorConfig:
+        if self.cells > 1 and not self.ray:
+            raise ValueError(f"cells is {self.cells}, above 1, which needs ray")
         return self
+
+
+def check_token_mode(host: str) -> None:
+    """Raise Unusable for a Ray beyond loopback that asks for no token, as it does by default."""
+    mode = os.environ.get("RAY_AUTH_MODE", "")
+    if mode.lower() != "token" and not is_loopback(host):
+        problem = f"RAY_AUTH_MODE is {mode or 'not set'}, and Ray at {host} beyond loopback"
+        raise Unusable(f"{problem}: who reaches it may run programs on it; set it to token")

@@ -1,7 +1,6 @@
 """What the front end counts: for one request, and for Prometheus.
 
-Counters are in the front end because round workers come and go. A request's figures and the
-counters grow by the same steps, so they always agree.
+A request's figures and the counters grow by the same steps, so they always agree.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from typing import TypeAlias
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tandem.orchestrator.fleet.acceptance import Acceptance
-from tandem.protos.rounds import Fallback, Finish, Step
+from tandem.orchestrator.rounds.generation import Finish
+from tandem.orchestrator.rounds.step import Fallback, Step
 from tandem.protos.transport.calls import USUAL
 from tandem.protos.types import MAX_LEVELS
 
@@ -66,21 +66,21 @@ class SpeculationStats:
     def add(self, step: Step) -> None:
         """Count one step."""
         self.steps += 1
-        self.steps_with_guesses += step.drafted > 0
-        self.drafted += step.drafted
-        self.accepted += step.accepted
+        self.steps_with_guesses += step.fact.drafted > 0
+        self.drafted += step.fact.drafted
+        self.accepted += step.fact.accepted
         self.emitted += len(step.tokens)
-        self.late += step.late
-        self.unused += step.unused
+        self.late += step.fact.late
+        self.unused += step.fact.unused
         self.drafter_switches = max(self.drafter_switches, step.drafter_switches)
         self.verifier_switches = max(self.verifier_switches, step.verifier_switches)
         self.drafter = step.drafter or self.drafter
         if step.verifier_group:
             self.verifier_group_changes += self.verifier_group not in ("", step.verifier_group)
             self.verifier_group = step.verifier_group
-        missing = step.accepted + 1 - len(self.acceptance_histogram)
+        missing = step.fact.accepted + 1 - len(self.acceptance_histogram)
         self.acceptance_histogram += [0] * missing
-        self.acceptance_histogram[step.accepted] += 1
+        self.acceptance_histogram[step.fact.accepted] += 1
 
 
 def makers(registry: CollectorRegistry) -> tuple[Counters, Gauges, Histograms]:
@@ -142,9 +142,6 @@ class FrontMetrics:
         self.finished = {each: finished.labels(each.name.lower()) for each in Finish}
         requests = counter("requests", "Requests that ended, by the status of the answer", "code")
         self._ended = {each: requests.labels(each) for each in CODES}
-        self.resumes = counter(
-            "request_resumes", "Requests that were resumed after a lost round worker"
-        )
         self.running = gauge("num_requests_running", "Requests that are running")
         self.waiting = gauge("num_requests_waiting", "Requests that are waiting")
         self.draft_length = histogram("draft_length", "Draft tokens per step", LENGTHS)
@@ -185,27 +182,27 @@ class FrontMetrics:
         speed: it waits for the prompt.
         """
         self.steps.inc()
-        if step.drafted:
+        if step.fact.drafted:
             self.steps_with_guesses.inc()
         elif requested:
             self.fallback[step.fallback or Fallback.NO_DRAFT].inc()
         for total, count in (
-            (self.drafted, step.drafted),
-            (self.accepted, step.accepted),
-            (self.expected, step.expected),
-            (self.late, step.late),
-            (self.unused, step.unused),
+            (self.drafted, step.fact.drafted),
+            (self.accepted, step.fact.accepted),
+            (self.expected, step.fact.expected),
+            (self.late, step.fact.late),
+            (self.unused, step.fact.unused),
             (self.generation_tokens, len(step.tokens)),
         ):
             total.inc(count)
-        if drafter and step.drafted:
-            self._drafters.add(drafter, step.drafted, step.accepted)
-        for counter in self.accepted_at[: step.accepted]:
+        if drafter and step.fact.drafted:
+            self._drafters.add(drafter, step.fact.drafted, step.fact.accepted)
+        for counter in self.accepted_at[: step.fact.accepted]:
             counter.inc()
-        self.draft_length.observe(step.drafted)
-        self.accepted_length.observe(step.accepted)
+        self.draft_length.observe(step.fact.drafted)
+        self.accepted_length.observe(step.fact.accepted)
         if not first:
-            tokens, seconds = self.speed[step.drafted > 0]
+            tokens, seconds = self.speed[step.fact.drafted > 0]
             tokens.inc(len(step.tokens))
             seconds.inc(step.seconds)
         self.verifier_round_trip.set(step.verifier_round_trip)

@@ -1,10 +1,12 @@
-"""The orchestrator put together: round workers, front end, metrics."""
+"""The cell put together: relays, client API, metrics, all on one event loop."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import asdict
+from typing import TypeAlias
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -15,17 +17,18 @@ from tandem.orchestrator.fleet.discovery import Discovery
 from tandem.orchestrator.fleet.fleet_metrics import FleetMetrics
 from tandem.orchestrator.fleet.registration import (
     CARRY,
+    Access,
     RegistrationService,
     Terms,
     registrations,
 )
 from tandem.orchestrator.fleet.replicas import Replicas
-from tandem.orchestrator.frontend import readiness
 from tandem.orchestrator.frontend.admission import Admission, Limits
 from tandem.orchestrator.frontend.answers import Answers
 from tandem.orchestrator.frontend.chat import load_chat_template
 from tandem.orchestrator.frontend.checks import ServedModel
 from tandem.orchestrator.frontend.client_guard import Callers, ClientGuard, callers_of
+from tandem.orchestrator.frontend.readiness import report_verifiers
 from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.frontend.servicer import OrchestratorService
 from tandem.orchestrator.frontend.status import Overview, Recorder
@@ -34,11 +37,9 @@ from tandem.orchestrator.http import server as http_server
 from tandem.orchestrator.http.app import HttpApi
 from tandem.orchestrator.http.delivery import Frontend
 from tandem.orchestrator.http.hosts import asked_by_own_names
+from tandem.orchestrator.links.relays import relaying
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.orchestrator.page.served import add_status_pages
-from tandem.orchestrator.workers import driver_process, local
-from tandem.orchestrator.workers.pool import WorkerPool
-from tandem.orchestrator.workers.supervisor import Supervising, Supervisor
 from tandem.protos.address import is_loopback
 from tandem.protos.service import process
 from tandem.protos.service.about import report_model
@@ -54,6 +55,7 @@ from tandem.protos.types import NO_DEFAULTS, DraftShape, ModelDescription, Sched
 
 SERVICE = "/tandem.v1.OrchestratorService/"
 ANSWERING = (f"{SERVICE}Generate", f"{SERVICE}StreamGenerate")  # the calls that are requests
+Announce: TypeAlias = Callable[..., None]
 log = structlog.get_logger()
 
 
@@ -61,7 +63,7 @@ log = structlog.get_logger()
 async def registering(
     config: OrchestratorConfig,
     target: ModelDescription,
-    supervisor: Supervisor,
+    access: Access,
     discovery: Discovery,
     callers: Callers,
 ) -> AsyncIterator[tuple[RegistrationService, ...]]:
@@ -73,7 +75,7 @@ async def registering(
     token = secret.get_secret_value() if secret else None
     terms = Terms(token, config.max_registered, target, callers.owner)
     added, removed = discovery.register, discovery.unregister
-    async with registrations(supervisor.host, supervisor.access, terms, added, removed) as service:
+    async with registrations("127.0.0.1", access, terms, added, removed) as service:
         yield (service,)
 
 
@@ -102,7 +104,9 @@ def security_of(config: OrchestratorConfig, callers: Callers) -> rpc.Security:
 
 
 @asynccontextmanager
-async def http_port(config: OrchestratorConfig, api: HttpApi) -> AsyncIterator[None]:
+async def http_port(
+    config: OrchestratorConfig, api: HttpApi, announce: Announce
+) -> AsyncIterator[None]:
     """The HTTP API while the scope lasts, if it has a port; raises Unusable."""
     if config.http_port is None:
         yield
@@ -112,7 +116,7 @@ async def http_port(config: OrchestratorConfig, api: HttpApi) -> AsyncIterator[N
     if is_loopback(config.host) and not (config.tls or config.clients):
         app = asked_by_own_names(app)
     async with http_server.serving(app, config.host, config.http_port, tls) as url:
-        process.announce("http", role="orchestrator", address=f"{url}/v1")
+        announce("http", role="orchestrator", address=f"{url}/v1")
         yield
 
 
@@ -132,54 +136,40 @@ async def known(
             yield replicas, target
 
 
-def workers_of(
-    config: OrchestratorConfig, given: Supervising | None
-) -> AbstractAsyncContextManager[Supervising]:
-    """Where round workers come from while the scope lasts; raises Unusable."""
-    if config.ray and not given:
-        return driver_process.driving(config)
-    return nullcontext(given or local.supervising)
-
-
 @asynccontextmanager
 async def serving(
     config: OrchestratorConfig,
     registry: CollectorRegistry,
     drain: Drain | None = None,
     pages: Pages | None = None,
-    workers: Supervising | None = None,
+    announce: Announce = process.announce,
 ) -> AsyncIterator[str]:
-    """The client API while the scope lasts; yields its address. `pages` are the process's own;
-    `workers` are used instead of those of the settings. Raises Unusable or IncompatibleModels.
+    """The client API while the scope lasts; yields its address. `pages` are the process's own; the
+    HTTP port is announced. Raises Unusable or IncompatibleModels.
     """
     tokenizer, chat = load_tokenizer(config.tokenizer), load_chat_template(config.tokenizer)
     discovery, callers = Discovery(config.verifiers, config.drafters), callers_of(config)
-    async with (
-        workers_of(config, workers) as supervising,
-        known(config, discovery, registry) as (replicas, target),
-    ):
+    access = Access(secrets.token_hex(16), config.tls)
+    async with known(config, discovery, registry) as (replicas, target):
         metrics = FrontMetrics(registry, replicas.acceptance)
         limits_each = Limits(*config.each_client, "_per_client")
         admission = Admission(Limits(config.max_running, config.max_waiting), limits_each, metrics)
-        async with (
-            supervising(config, target) as supervisor,
-            WorkerPool(supervisor, discovery.membership, metrics.resumes.inc) as pool,
-        ):
+        async with relaying(access, target, discovery.membership) as relays:
             model = served_model(config, target, tokenizer)
-            answers = Answers(pool, tokenizer, model, metrics, admission, chat=chat)
+            answers = Answers(relays, tokenizer, model, metrics, admission, chat=chat)
             draining, health, ends = drain or Drain(), Health(), RequestLog()
             recorder = Recorder(metrics, admission, ends)
-            overview = Overview(replicas, pool, admission, recorder, health)
+            overview = Overview(replicas, admission, recorder, health)
             service = OrchestratorService(answers, overview, draining, ends, callers)
             counted = ends.reporting(metrics.ended)
             front = Frontend(answers, draining, counted, lambda: health.serving)
-            replicas.key = supervisor.access.key
+            replicas.key = access.key
             if pages:
                 add_status_pages(pages, overview.read)
             async with (
-                background(*readiness.reporting(health, pool, replicas), recorder.run()),
-                registering(config, target, supervisor, discovery, callers) as registration,
-                http_port(config, HttpApi(front, target, tokenizer, callers)),
+                background(report_verifiers(health, replicas), recorder.run()),
+                registering(config, target, access, discovery, callers) as registration,
+                http_port(config, HttpApi(front, target, tokenizer, callers), announce),
                 rpc.serving(
                     config.host,
                     config.port,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tandem.protos.types import (
     NO_DRAFT_SHAPE,
@@ -80,6 +80,15 @@ class Fact:
     expected: float = 0.0
     late: int = 0
     unused: int = 0
+
+    def committing(self, tokens: tuple[int, ...]) -> Fact:
+        """The same fact about these of its tokens alone."""
+        return replace(
+            self,
+            tokens=tokens,
+            accepted=min(self.accepted, len(tokens)),
+            logprobs=self.logprobs[: len(tokens)],
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from subprocess import PIPE, Popen
 from typing import Any
 
 import hypothesis
@@ -33,7 +30,6 @@ from tandem.orchestrator import server
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.fleet.clients import DrafterClient, VerifierClient
 from tandem.orchestrator.rounds.lockstep import WaitPolicy
-from tandem.orchestrator.workers import cluster
 from tandem.protos.service.pages import Pages, pages_served
 from tandem.protos.transport import heartbeat, rpc
 from tandem.v1 import orchestrator_pb2_grpc
@@ -46,14 +42,12 @@ from tests.waiting import LIMIT, until
 
 PROMPTS = Path(__file__).parents[1] / "benchmarks" / "peers" / "story_prompts.jsonl"
 # Tasks of servers and of what watches them, and parts of tasks that are counted themselves.
-SERVERS_TASKS = ("grpcio", "StreamServer.", "is_serving", "attend", "until_silent", "_wait.<")
+SERVERS_TASKS = ("grpcio", "StreamServer.", "is_serving", "until_silent", "_wait.<")
 SERVERS_TASKS += ("PerAddress._keep", "Link._run")  # of replicas, once they are known
 
 heartbeat.MISSED = 1000  # tests of a loss set their own; a slow machine has lost nobody
 hypothesis.settings.register_profile("tandem", deadline=None)  # a slow machine is no failure
 hypothesis.settings.load_profile("tandem")
-# Ray reads these when it is imported, which some test modules do long before a test starts it
-os.environ |= {"RAY_AUTH_MODE": "token", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 transformers.utils.logging.disable_progress_bar()
 torch.set_num_threads(1)
 
@@ -185,10 +179,9 @@ async def serve_all(services: Services, **options: Any) -> AsyncIterator[Tandem]
         port=0,
         **options,
     )
-    registry, workers = CollectorRegistry(), cluster.supervising if config.ray else None
+    registry = CollectorRegistry()
     with pages_served("127.0.0.1", 0, Pages(registry)) as metrics:
-        serving = server.serving(config, registry, workers=workers)
-        async with serving as address, rpc.connect(address) as channel:
+        async with server.serving(config, registry) as address, rpc.connect(address) as channel:
             stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
             yield Tandem(services, stub, f"http://{metrics}/metrics", address)
 
@@ -201,28 +194,9 @@ async def services(embedded: Pair) -> AsyncIterator[Services]:
 
 
 @pytest.fixture(scope="session")
-def ray() -> Iterator[None]:
-    """One real Ray for all tests that need it, joined as a cluster."""
-    head = [sys.executable, "-m", "tests.ray_head"]
-    with Popen(head, stdin=PIPE, stdout=PIPE, text=True) as process:
-        assert process.stdout is not None
-        address, joining = json.loads(process.stdout.readline())
-        os.environ.update(joining)
-        with cluster.running(address, 2, ""):
-            yield
-
-
-@pytest.fixture(scope="session")
 async def tandem(services: Services) -> AsyncIterator[Tandem]:
     """The whole system on the embedded pair, in this process."""
-    async with serve_all(services, ray=False) as tandem:
-        yield tandem
-
-
-@pytest.fixture(scope="session")
-async def tandem_on_ray(ray: None, services: Services) -> AsyncIterator[Tandem]:
-    """The whole system on the embedded pair, with two round workers on Ray."""
-    async with serve_all(services, workers=2) as tandem:
+    async with serve_all(services) as tandem:
         yield tandem
 
 

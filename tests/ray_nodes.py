@@ -15,15 +15,15 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 
-from tandem.benchmarks.chaos.ray_processes import running
 from tandem.benchmarks.peers.checkout import HERE
+from tests.ray_processes import running
 from tests.waiting import LIMIT
 
 MARK = b"Ray runtime started"
 RAY = [sys.executable, "-P", "-m", "ray.scripts.scripts"]
 NODE = [
     *("start", "--block", "--disable-usage-stats"),
-    *("--num-cpus=8", "--object-store-memory=80000000"),
+    "--object-store-memory=80000000",
 ]
 HEAD = ("--head", "--include-dashboard=false")
 
@@ -94,11 +94,11 @@ def second_machine() -> Iterator[Link]:
 
 @asynccontextmanager
 async def node(
-    environment: dict[str, str], *flags: str, enter: tuple[str, ...] = ()
+    environment: dict[str, str], *flags: str, cpus: int = 8, enter: tuple[str, ...] = ()
 ) -> AsyncIterator[Process]:
     """A Ray node while the scope lasts; it may die before."""
     with TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        command = *enter, *RAY, *NODE, f"--temp-dir={folder}", *flags
+        command = *enter, *RAY, *NODE, f"--num-cpus={cpus}", f"--temp-dir={folder}", *flags
         process = await asyncio.create_subprocess_exec(
             *command,
             env=environment,
@@ -125,7 +125,7 @@ async def node(
 
 def processes(session: int) -> list[int]:
     """Those of a session."""
-    return [process for process, _, its, _ in running() if its == session]
+    return [process for process, its, _ in running() if its == session]
 
 
 def kill(session: int) -> int:

@@ -1,6 +1,6 @@
 """Faults against a system of several of each service, while clients stream.
 
-    tandem chaos --faults 100 --verifiers 2 --drafters 2 --front-ends 2 --workers 1
+    tandem chaos --faults 100 --verifiers 2 --drafters 2 --cells 2
 
 Every stream is compared, token by token, with what the same system sent before the first fault.
 """
@@ -35,9 +35,8 @@ from tandem.benchmarks.chaos.history import (
 )
 from tandem.benchmarks.chaos.plan import Fault, Kind, faults
 from tandem.benchmarks.chaos.system import (
+    CELL,
     DRAFTER,
-    FRONT_END,
-    ROUND_WORKER,
     VERIFIER,
     System,
     running,
@@ -189,8 +188,7 @@ def main(
     kind: Annotated[list[Kind] | None, typer.Option(help="may be repeated; all")] = None,
     verifiers: Annotated[int, typer.Option(min=1)] = 1,
     drafters: Annotated[int, typer.Option(min=1)] = 1,
-    front_ends: Annotated[int, typer.Option(min=1)] = 1,
-    workers: Annotated[int, typer.Option(help="on Ray, of each front end", min=0)] = 0,
+    cells: Annotated[int, typer.Option(min=1)] = 1,
     streams: Annotated[int, typer.Option(help="at once", min=1)] = 8,
     tokens: Annotated[int, typer.Option(help="of an answer", min=1)] = 120,
     file: Annotated[Path | None, typer.Option("--history", help="write what happened")] = None,
@@ -205,15 +203,14 @@ def main(
     members = {
         VERIFIER: verifiers,
         DRAFTER: drafters,
-        FRONT_END: front_ends,
-        ROUND_WORKER: workers * front_ends,
+        CELL: cells,
     }
     print(described("one thread per model"))
     plan = list(islice(faults(seed, members, kind or list(Kind)), number))
 
     async def whole(record: Record) -> str:
         async with (
-            running(target, draft, verifiers, drafters, front_ends, workers) as system,
+            running(target, draft, verifiers, drafters, cells) as system,
             AsyncClient(*system.addresses) as client,
         ):
             return await run(system, Watch(client, asked, seed, record), plan, streams)

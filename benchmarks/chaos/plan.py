@@ -23,8 +23,7 @@ MODEL, PROCESS = frozenset(Kind), frozenset(Kind) - {Kind.SLOW, Kind.CRAWL}
 SUFFERS = {
     "verifier": MODEL,
     "drafter": MODEL,
-    "front end": PROCESS,
-    "round worker": frozenset((Kind.KILL, Kind.STOP)),
+    "cell": PROCESS,
 }
 SECONDS = (1.0, 6.0)  # that a fault lasts
 PAUSE = (0.2, 2.0)  # until the next, once the system is whole

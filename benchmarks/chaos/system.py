@@ -5,7 +5,6 @@ happen to them.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Sequence
@@ -15,24 +14,20 @@ from pathlib import Path
 
 from tandem.benchmarks.chaos import victim
 from tandem.benchmarks.chaos.plan import Fault, Kind
-from tandem.benchmarks.chaos.ray_processes import WORKER, ray_processes
 from tandem.benchmarks.peers.checkout import address, python
 from tandem.protos.errors import Unusable
 from tandem.protos.service.tasks import background
 from tandem.protos.transport import rpc
 
 HOST = "127.0.0.1"
-VERIFIER, DRAFTER, FRONT_END = "verifier", "drafter", "front end"
-ROUND_WORKER = "round worker"
+VERIFIER, DRAFTER, CELL = "verifier", "drafter", "cell"
 MODULES = {
     VERIFIER: "tandem.verifier_service",
     DRAFTER: "tandem.drafter_service",
-    FRONT_END: "tandem.orchestrator",
+    CELL: "tandem.orchestrator",
 }
 QUIET = ("--log-level", "error", "--metrics-port", "0")
 START_SECONDS = 90.0
-RAY_SECONDS = 300.0  # which starts in the background, on cores that streams take
-LOOK_SECONDS = 0.1  # between two looks for a round worker
 MODEL_SIGNALS = {Kind.HANG: victim.HANG, Kind.SLOW: victim.SLOW, Kind.CRAWL: victim.CRAWL}
 
 
@@ -95,23 +90,6 @@ class Member:
         except TimeoutError:
             raise Unusable(f"{fault}: it did not serve again in {START_SECONDS:.0f} s") from None
 
-    async def round_workers(self, count: int) -> list[int]:
-        """Processes of the round workers of a front end, once there are as many; raises Unusable
-        if there never are.
-        """
-        try:
-            async with asyncio.timeout(RAY_SECONDS):
-                while True:
-                    await self.serving.wait()
-                    with suppress(ProcessLookupError):
-                        found = ray_processes(self.pid, WORKER)
-                        if len(found) >= count:
-                            return sorted(found)
-                    await asyncio.sleep(LOOK_SECONDS)
-        except TimeoutError:
-            problem = f"{count} round workers did not run within {RAY_SECONDS:.0f} s"
-            raise Unusable(problem) from None
-
     def signal(self, number: int) -> None:
         """Send it to the process, if there is one now."""
         assert self._process
@@ -124,42 +102,22 @@ class System:
     """Members by role."""
 
     members: dict[str, list[Member]]
-    workers: int  # on Ray, of each front end
 
     @property
     def addresses(self) -> list[str]:
-        """Of the front ends."""
-        return [member.address for member in self.members[FRONT_END]]
+        """Of the cells."""
+        return [member.address for member in self.members[CELL]]
 
     async def suffer(self, fault: Fault) -> None:
         """Have a fault happen; returns when all is well again."""
-        if fault.role == ROUND_WORKER:
-            await self._lose_worker(fault)
-        else:
-            await self.members[fault.role][fault.index].suffer(fault)
-
-    async def _lose_worker(self, fault: Fault) -> None:
-        fronts = self.members[FRONT_END]
-        front, index = fronts[fault.index % len(fronts)], fault.index // len(fronts)
-        worker = (await front.round_workers(self.workers))[index]
-        with suppress(ProcessLookupError):
-            if fault.kind is Kind.KILL:
-                os.kill(worker, signal.SIGKILL)
-            else:
-                os.kill(worker, signal.SIGSTOP)
-                await asyncio.sleep(fault.seconds)
-                os.kill(worker, signal.SIGCONT)
-        await asyncio.sleep(LOOK_SECONDS)
-        await front.round_workers(self.workers)
+        await self.members[fault.role][fault.index].suffer(fault)
 
 
 @asynccontextmanager
 async def running(
-    target: Path, draft: Path, verifiers: int, drafters: int, front_ends: int, workers: int
+    target: Path, draft: Path, verifiers: int, drafters: int, cells: int
 ) -> AsyncIterator[System]:
-    """A whole system while the scope lasts; raises Unusable if it does not start. Without workers
-    on Ray each front end has one in its own process.
-    """
+    """A whole system while the scope lasts; raises Unusable if it does not start."""
 
     def of(role: str, count: int, *flags: str) -> list[Member]:
         return [Member(role, flags, rpc.free_port(HOST)) for _ in range(count)]
@@ -169,9 +127,8 @@ async def running(
         DRAFTER: of(DRAFTER, drafters, "--model", str(draft), "--threads", "1"),
     }
     known = [f"--{role}={','.join(each.address for each in some)}" for role, some in models.items()]
-    ray = ("--workers", str(workers)) if workers else ("--no-ray",)
-    clients = of(FRONT_END, front_ends, *known, "--tokenizer", str(target), *ray)
-    system = System(models | {FRONT_END: clients}, workers)
+    clients = of(CELL, cells, *known, "--tokenizer", str(target), "--no-ray")
+    system = System(models | {CELL: clients})
     everybody = [member for some in system.members.values() for member in some]
     async with background(*(member.live() for member in everybody)):
         try:

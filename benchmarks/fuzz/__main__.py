@@ -27,11 +27,11 @@ from rich.progress import Progress
 from rich.table import Table
 
 from tandem import models
-from tandem.benchmarks.chaos.system import DRAFTER, FRONT_END, VERIFIER, System, running
+from tandem.benchmarks.chaos.system import CELL, DRAFTER, VERIFIER, System, running
 from tandem.benchmarks.figures import report
 from tandem.benchmarks.fuzz.bodies import VALID
 from tandem.benchmarks.fuzz.calls import methods
-from tandem.benchmarks.fuzz.targets import HttpPort, Port, Target, round_worker, with_template
+from tandem.benchmarks.fuzz.targets import HttpPort, Port, Target, with_template
 from tandem.protos.errors import TandemError
 from tandem.protos.service.process import configure_logging
 from tandem.protos.transport import rpc
@@ -40,8 +40,8 @@ BAD = ("INTERNAL", "UNKNOWN", "500")
 SETTLED = 0.1  # part of all requests until memory is that of a process at work
 AT_ONCE = 8
 OF = {
-    "OrchestratorService": FRONT_END,
-    "RegistrationService": FRONT_END,
+    "OrchestratorService": CELL,
+    "RegistrationService": CELL,
     "VerifierService": VERIFIER,
     "DrafterService": DRAFTER,
 }
@@ -73,7 +73,6 @@ async def targets(system: System, port: int) -> AsyncIterator[list[Target]]:
                 continue
             channel = await scope.enter_async_context(rpc.connect(member.address))
             found.append(Port(channel, method))
-        found += await scope.enter_async_context(round_worker(system))
         http = HttpPort(f"http://127.0.0.1:{port}")
         scope.push_async_callback(http.close)
         found += [http.at(path) for path in VALID]
@@ -120,7 +119,7 @@ async def whole(
     os.environ["TANDEM__ORCHESTRATOR__REGISTRATION_TOKEN"] = secrets.token_hex(16)
     async with AsyncExitStack() as scope:
         folder = with_template(target, Path(scope.enter_context(TemporaryDirectory())))
-        system = await scope.enter_async_context(running(folder, draft, 1, 1, 1, 0))
+        system = await scope.enter_async_context(running(folder, draft, 1, 1, 1))
         asked = await scope.enter_async_context(targets(system, port))
         before, began = pids(system), time.monotonic()
         first = range(requests.start, requests.start + max(1, int(len(requests) * SETTLED)))

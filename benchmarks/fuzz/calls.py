@@ -19,11 +19,10 @@ from tandem.v1 import (
     drafter_pb2,
     orchestrator_pb2,
     registration_pb2,
-    rounds_pb2,
     verifier_pb2,
 )
 
-MODULES = (orchestrator_pb2, verifier_pb2, drafter_pb2, registration_pb2, rounds_pb2)
+MODULES = (orchestrator_pb2, verifier_pb2, drafter_pb2, registration_pb2)
 SECONDS = 1.0  # of a call
 ENDED_WHILE_SENDING = "Internal error from Core"  # the library's own, on the caller's side
 ENOUGH = 40  # responses of a stream
@@ -73,9 +72,6 @@ def _valid(base: Message) -> Message:
         generation = base.request
     if isinstance(generation, orchestrator_pb2.GenerateRequest):
         generation.text, generation.stopping.max_new_tokens = "Once", 2
-    if isinstance(base, rounds_pb2.RunRequest):
-        base.prompt.extend((5, 6, 7))
-        base.max_new_tokens, base.session_id = 2, b"s" * 16
     return base
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -14,22 +11,14 @@ from typing import Any, Protocol
 import httpx2
 from grpc import aio
 
-from tandem.benchmarks.chaos.system import DRAFTER, VERIFIER, System
 from tandem.benchmarks.fuzz.bodies import body
-from tandem.benchmarks.fuzz.calls import Method, call, methods
-from tandem.orchestrator.fleet.clients import VerifierClient
-from tandem.orchestrator.fleet.registration import Access
-from tandem.orchestrator.workers import worker
-from tandem.protos.transport import heartbeat, rpc
-from tandem.protos.transport.key import WORKER_KEY
-from tandem.v1 import rounds_pb2, rounds_pb2_grpc
+from tandem.benchmarks.fuzz.calls import Method, call
 
 SECONDS = 10.0
 CONFIG = "tokenizer_config.json"
 TEMPLATE = "{% for m in messages %}{{ m.role ~ ': ' ~ m.content | trim ~ tone }}\n{% endfor %}"
 JSON = {"content-type": "application/json"}
 LEFT = 0.1  # of all answers over HTTP, whose client leaves
-KEY = "key of the fuzzed worker"
 
 
 def with_template(model: Path, folder: Path) -> Path:
@@ -106,26 +95,3 @@ class HttpPort:
     async def close(self) -> None:
         """Close the connections."""
         await self.client.aclose()
-
-
-@asynccontextmanager
-async def round_worker(system: System) -> AsyncIterator[list[Target]]:
-    """A round worker in this process, on the services of the system."""
-    verifier, drafter = (system.members[role][0].address for role in (VERIFIER, DRAFTER))
-    async with rpc.connect(verifier) as channel:
-        target = await VerifierClient(channel).describe(SECONDS)
-    metadata = ((WORKER_KEY, KEY),)
-    serving = worker.serving("127.0.0.1", Access(KEY), target)
-    async with serving as address, rpc.connect(address) as channel:
-        stub: Any = rounds_pb2_grpc.RoundWorkerServiceStub(channel)
-        members = rounds_pb2.Members(verifiers=[verifier], drafters=[drafter])
-
-        async def attend() -> AsyncIterator[rounds_pb2.AttendRequest]:
-            while True:
-                yield rounds_pb2.AttendRequest(members=members)
-                await asyncio.sleep(heartbeat.SECONDS)
-
-        attending = stub.Attend(attend(), metadata=metadata)
-        own = (method for method in methods() if method.service == "RoundWorkerService")
-        yield [Port(channel, method, metadata) for method in own if method.path.endswith("/Run")]
-        attending.cancel()

@@ -18,8 +18,6 @@ import torch
 from grpc import aio
 from transformers import AutoModelForCausalLM
 
-from tandem import AsyncClient
-from tandem.benchmarks.peers.round_workers import connected
 from tandem.orchestrator.cli import launch
 from tandem.orchestrator.cli.plan import Plan
 from tandem.protos.transport import rpc, status
@@ -116,8 +114,6 @@ async def tandem_up(target: Path, draft: Path, ray: bool, *drafter: str) -> Asyn
     plan = Plan(target, draft, port=0, ray=ray, drafter=drafter)
     async with (
         launch.up(plan) as tandem,
-        AsyncClient(tandem.addresses["orchestrator"]) as client,
         rpc.connect(tandem.addresses["orchestrator"]) as channel,
     ):
-        await connected(client, 1)
         yield orchestrator_pb2_grpc.OrchestratorServiceStub(channel)

@@ -107,7 +107,7 @@ DASHBOARDS = {
     ),
     "network": (
         Panel(
-            "Round trip of round workers",
+            "Round trip to the services",
             "s",
             {"max by (service) (tandem_service_round_trip_seconds)": "{{service}}"},
         ),
@@ -121,9 +121,6 @@ DASHBOARDS = {
             "Bytes per token", "bytes", {"tandem:wire_bytes_per_token": "{{service}} {{direction}}"}
         ),
         Panel("Steps per second", "short", {rate("steps_total"): "steps"}),
-        Panel(
-            "Requests moved to another worker", "short", {rate("request_resumes_total"): "moved"}
-        ),
         Panel("Calls per second", "reqps", {rate("rpc_total", "method"): "{{method}}"}),
         Panel(
             "Calls that failed",

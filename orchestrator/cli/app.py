@@ -45,6 +45,10 @@ def main(
     """Speculative decoding as services."""
 
 
+RAY = "cells on Ray Serve (default), or one as a plain process"
+RAY_ADDRESS = "a Ray cluster for the cells; by default a private one"
+
+
 @app.command()
 def up(
     target: Annotated[
@@ -57,19 +61,17 @@ def up(
         int | None,
         typer.Option(help="of the client API, 0 takes a free one (50051)", min=0, max=65535),
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="round workers (1)", min=1)] = None,
+    cells: Annotated[
+        int | None, typer.Option(help="processes that answer requests (1)", min=1)
+    ] = None,
     threads: Annotated[
         int | None,
         typer.Option(
             help="CPU threads of the target; by default a NUMA node's cores but one", min=1
         ),
     ] = None,
-    ray: Annotated[
-        bool | None,
-        typer.Option(
-            "--ray/--no-ray", help="round workers as Ray actors (default), or in the orchestrator"
-        ),
-    ] = None,
+    ray: Annotated[bool | None, typer.Option("--ray/--no-ray", help=RAY)] = None,
+    ray_address: Annotated[str | None, typer.Option(help=RAY_ADDRESS)] = None,
     config: Annotated[
         Path | None,
         typer.Option(help="YAML file with a section for each service", envvar="TANDEM_CONFIG"),
@@ -89,7 +91,9 @@ def up(
 
     with _one_line():
         own = certificates.own() if tls else None
-        plan = Plan(target, draft, port, workers, ray, threads, config=config, certificates=own)
+        plan = Plan(
+            target, draft, port, cells, ray, threads, ray_address, config=config, certificates=own
+        )
         plan.fetch()
     asking = certificates.flags(own, certificates.CLIENT) if own else []
     progress = terminal.StartProgress(terminal.console(), asking)

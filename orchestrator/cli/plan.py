@@ -37,9 +37,10 @@ class Plan:
     target: Path | None = None
     draft: Path | None = None
     port: int | None = None
-    workers: int | None = None
+    cells: int | None = None
     ray: bool | None = None
     threads: int | None = None
+    ray_address: str | None = None
     drafter: tuple[str, ...] = ()  # more of its flags
     config: Path | None = None
     certificates: Path | None = None  # folder of those that all connections use
@@ -114,7 +115,12 @@ class Plan:
         )
         fronting = _flags(
             front,
-            {"port": client[1], "workers": self.workers, "ray": self.ray},
+            {
+                "port": client[1],
+                "cells": self.cells,
+                "ray": self.ray,
+                "ray_address": self.ray_address,
+            },
             {
                 "verifier": joined(*addresses[0]),
                 "drafter": joined(*addresses[1]),

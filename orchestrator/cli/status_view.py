@@ -106,9 +106,7 @@ def _cells(replica: api.ReplicaStatus) -> tuple[str, ...]:
 
 
 def status_lines(response: api.GetStatusResponse) -> Iterator[str]:
-    """Round workers, the last minute, what runs, and why nothing is served."""
-    if response.round_workers:
-        yield worker_line(response)
+    """The last minute, what runs, and why nothing is served."""
     for model in response.models:
         yield f"last minute: {recent(model.last_minute)}"
     for problem in response.problems:
@@ -116,16 +114,6 @@ def status_lines(response: api.GetStatusResponse) -> Iterator[str]:
     for model in response.models:
         load = f"{model.requests_running} running, {model.requests_waiting} waiting"
         yield f"{model.name or 'no model'}: {load}; tandem {response.version}"
-
-
-def worker_line(response: api.GetStatusResponse) -> str:
-    """How many round workers there are, without the one in reserve unless it is in use."""
-    shown = [each for each in response.round_workers if not each.reserve]
-    connected = sum(each.connected for each in shown)
-    requests = sum(each.requests for each in response.round_workers)
-    reserve = sum(each.requests for each in response.round_workers if each.reserve)
-    more = f", {reserve} of them in the one in reserve" if reserve else ""
-    return f"round workers: {connected} of {len(shown)} connected, {requests} requests{more}"
 
 
 def recent(figures: api.RecentFigures) -> str:

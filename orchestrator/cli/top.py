@@ -68,7 +68,7 @@ def frame(response: api.GetStatusResponse, address: str) -> RenderableType:
     parts: list[RenderableType] = [head, Text("")]
     for model in response.models:
         parts += [_figures(model), Text("")]
-    parts += [_replicas(response), Text(""), Text(view.worker_line(response)), Text("")]
+    parts += [_replicas(response), Text("")]
     parts += [_clients(model.clients) for model in response.models]
     return Group(*parts)
 

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import structlog
 
-from tandem.orchestrator.fleet.membership import Membership
+from tandem.orchestrator.fleet.membership import Members, Membership
 from tandem.orchestrator.fleet.presence import Presence
 from tandem.protos.address import DNS, FILE, joined, split
-from tandem.protos.rounds import Members
 from tandem.protos.service.tasks import background
 
 LOOK_SECONDS = 1.0  # between two looks

@@ -5,11 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
-from tandem.protos.rounds import Members
-
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Addresses of all replicas that are to be used."""
+
+    verifiers: tuple[str, ...] = ()
+    drafters: tuple[str, ...] = ()
 
 
 class Membership:

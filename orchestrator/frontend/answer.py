@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from tandem.orchestrator.frontend.text import TextStream
 from tandem.orchestrator.metrics import FrontMetrics, SpeculationStats
-from tandem.orchestrator.rounds.generation import Generation
-from tandem.protos.rounds import Finish, RunRequest, Step
+from tandem.orchestrator.rounds.generation import Finish, Generation, RunRequest
+from tandem.orchestrator.rounds.step import Step
+from tandem.protos.streams import Fact
 from tandem.protos.types import Rule, TokenLogprobs
 
 
@@ -45,9 +46,8 @@ class Answer:
 
 
 class AnswerBuilder:
-    """Makes chunks of steps, and counts. Chunks leave out the first `resume_from` tokens of the
-    steps, which the client already has, as it has the request's `completion`. The request
-    `arrived` at a time of the monotonic clock.
+    """Makes chunks of steps, and counts. The client has the request's `completion` already, which
+    no chunk repeats. The request `arrived` at a time of the monotonic clock.
     """
 
     def __init__(
@@ -55,11 +55,9 @@ class AnswerBuilder:
         request: RunRequest,
         stream: TextStream,
         metrics: FrontMetrics,
-        resume_from: int,
         arrived: float,
     ) -> None:
         self._request, self._stream, self._metrics = request, stream, metrics
-        self._skip = resume_from
         self._first_sent = False  # the chunk that names the request
         self._stats = SpeculationStats(requested=request.shape.levels > 0)
         self._logprobs: list[TokenLogprobs] = []
@@ -85,25 +83,20 @@ class AnswerBuilder:
 
     def add(self, step: Step) -> Chunk:
         """Take one step; the chunk that it makes ends at a stop string."""
-        known, fresh = step.tokens[: self._skip], step.tokens[self._skip :]
-        _, used_known = self._stream.push(known)
-        text, used_fresh = self._stream.push(fresh)
-        self._skip -= used_known
-        used = used_known + used_fresh
+        text, used = self._stream.push(step.tokens)
         if used < len(step.tokens):
-            tokens, accepted = step.tokens[:used], min(step.accepted, used)
-            step = replace(step, tokens=tokens, logprobs=step.logprobs[:used], accepted=accepted)
+            step = replace(step, fact=step.fact.committing(step.tokens[:used]))
         if step.finish or self._stream.matched is not None:
             self.finished = True
             text += self._stream.finish()
         self._count(step)
-        first = bool(used_fresh) and not self._first_sent
+        first = bool(used) and not self._first_sent
         self._first_sent |= first
         return Chunk(
             text,
-            fresh[:used_fresh],
+            step.tokens,
             len(self._tokens),
-            step.logprobs[used_known:],
+            step.fact.logprobs,
             self._request.request_id if first else "",
             self._request.sampling.seed if first else None,
         )
@@ -157,19 +150,21 @@ class AnswerBuilder:
         tokens = generation.extend(generation.length, self._request.completion)
         _, used = self._stream.push(tokens)
         return Step(
-            tokens[:used], finish=generation.finish, matched_token_id=generation.matched_token_id
+            Fact(0, tokens[:used]),
+            finish=generation.finish,
+            matched_token_id=generation.matched_token_id,
         )
 
     def _count(self, step: Step) -> None:
         first = self._first is None
         if first:
-            self._cached_tokens = step.reused
+            self._cached_tokens = step.fact.reused
         self._newest = step
         self._stats.add(step)
         self._metrics.add(step, self._stats.requested, first, self._stats.drafter)
         self._tokens += step.tokens
         self._generated += len(step.tokens)
-        self._logprobs += step.logprobs
+        self._logprobs += step.fact.logprobs
         now = time.monotonic()
         if self._first is None:
             self._first = now

@@ -1,6 +1,6 @@
 """Requests in, answers out as they grow; knows no protocol.
 
-Admits requests, runs them on the worker pool, turns tokens into text and counts.
+Admits requests, runs them, turns tokens into text and counts.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 from tokenizers import Tokenizer
 
@@ -30,13 +31,20 @@ from tandem.orchestrator.frontend.request import Conversation, Request
 from tandem.orchestrator.frontend.request_log import Course
 from tandem.orchestrator.frontend.text import TextStream
 from tandem.orchestrator.metrics import FrontMetrics
-from tandem.orchestrator.workers.pool import WorkerPool
+from tandem.orchestrator.rounds.generation import RunRequest
+from tandem.orchestrator.rounds.step import Step
 from tandem.protos.errors import InvalidRequest
-from tandem.protos.rounds import RunRequest
 from tandem.protos.service import tracing
 from tandem.protos.service.tracing import Span
 from tandem.protos.types import SEEDS
 from tandem.protos.wire.codec import SESSION_ID_BYTES
+
+
+class Runner(Protocol):
+    """What runs requests; `links.relays.Relays` is one."""
+
+    def run(self, request: RunRequest) -> AsyncGenerator[Step, None]:
+        """Steps until the generation ends; raises a TandemError."""
 
 
 class Answers:
@@ -44,7 +52,7 @@ class Answers:
 
     def __init__(
         self,
-        pool: WorkerPool,
+        runner: Runner,
         tokenizer: Tokenizer,
         served: ServedModel,
         metrics: FrontMetrics,
@@ -52,7 +60,7 @@ class Answers:
         *,
         chat: ChatTemplate = NO_TEMPLATE,
     ) -> None:
-        self._pool, self._tokenizer, self._served = pool, tokenizer, served
+        self._runner, self._tokenizer, self._served = runner, tokenizer, served
         self._chat = chat
         self._metrics, self.admission = metrics, admission
 
@@ -98,7 +106,7 @@ class Answers:
             span.part("wait", prompt_tokens=len(run.prompt))
             session_id = secrets.token_bytes(SESSION_ID_BYTES)
             run = replace(run, session_id=session_id, completion=answer.started())
-            async with aclosing(self._pool.run(run)) as steps:
+            async with aclosing(self._runner.run(run)) as steps:
                 async for step in steps:
                     chunk = answer.add(step)
                     if chunk.token_ids:
@@ -111,8 +119,7 @@ class Answers:
         run, stopping = checked(request, self._served, self._tokenise), request.stopping
         run = replace(run, traceparent=request.traceparent)
         stream = TextStream(self._tokenizer, run.prompt, stopping.stop, stopping.min_new_tokens)
-        skipped = 0 if request.received else request.resume_from
-        return run, AnswerBuilder(run, stream, self._metrics, skipped, arrived)
+        return run, AnswerBuilder(run, stream, self._metrics, arrived)
 
     def _tokenise(self, prompt: str | Conversation) -> tuple[int, ...]:
         """As a batch of one: `encode` would hold the GIL. A chat template writes special tokens

@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from tandem.orchestrator.frontend import speculation
 from tandem.orchestrator.frontend.defaults import first, sampling_params
 from tandem.orchestrator.frontend.request import Conversation, Request
+from tandem.orchestrator.rounds.generation import RunRequest
 from tandem.protos.errors import InvalidRequest, Violation
-from tandem.protos.rounds import RunRequest
 from tandem.protos.types import (
-    EXACT,
     NO_DEFAULTS,
     DraftShape,
     GenerationDefaults,
     ModelDescription,
-    Rule,
 )
 from tandem.protos.wire.sampling import problems
 
@@ -43,7 +41,7 @@ class ServedModel:
 def checked(
     request: Request, served: ServedModel, tokenise: Callable[[str | Conversation], tuple[int, ...]]
 ) -> RunRequest:
-    """What a round worker runs, but for the session, as every run has its own. Raises
+    """What is run, but for the session, as every run has its own. Raises
     InvalidRequest naming every bad field.
     """
     model, stopping = served.description, request.stopping
@@ -110,23 +108,14 @@ def check_resumable(request: Request, served: ServedModel) -> None:
 
 
 def _resuming(request: Request, served: ServedModel) -> Iterator[Violation]:
-    """Tokens that are generated again must come out the same; those that are received need not."""
-    exactness = served.description.exactness
-    sampling, rule = request.sampling, request.speculation.rule
+    """The rest of an answer is drawn with the seed of its beginning."""
+    sampling, received = request.sampling, len(request.received)
     temperature = first(sampling.temperature, served.generation.temperature, 1.0)
-    greedy, received = temperature == 0, len(request.received)
-    field = "received" if received else "resume_from"
-    if not (received or request.resume_from):
-        return
-    if received and request.resume_from not in (0, received):
-        yield Violation("resume_from", f"is {request.resume_from}, but received has {received}")
-    if not received and exactness != EXACT:
-        needs = "batch-invariant logits, or the tokens in received"
-        yield Violation(field, f"needs {needs}; the verifier's are {exactness}")
-    elif not greedy and sampling.seed is None:
-        yield Violation(field, "needs sampling.seed, or temperature 0")
-    elif not received and not greedy and rule is not Rule.MATCH:
-        yield Violation(field, f"needs rule MATCH: under {rule.name} drafts may differ")
+    if request.resume_from not in (0, received):
+        problem = f"is {request.resume_from}, but received has {received} tokens"
+        yield Violation("resume_from", problem)
+    if received and temperature != 0 and sampling.seed is None:
+        yield Violation("received", "needs sampling.seed, or temperature 0")
 
 
 def _options(request: Request, model: ModelDescription) -> list[Violation]:

@@ -101,8 +101,8 @@ class Request:
     stopping: Stopping = Stopping()
     speculation: Speculation = Speculation()
     logprobs: int | None = None
-    resume_from: int = 0  # how many completion tokens the client already has
-    received: tuple[int, ...] = ()  # the same tokens; they are not generated again
+    resume_from: int = 0  # how many of those there are, as older clients say
+    received: tuple[int, ...] = ()  # completion tokens that the client already has
     client: bytes = b""  # whose cached prefixes may be used; empty = nobody's
     share: bytes = b""  # whose share of the places it takes; the connection's without a client
     malformed: tuple[Violation, ...] = ()

@@ -17,7 +17,6 @@ from tandem.orchestrator.frontend.admission import Admission, ClientLoad
 from tandem.orchestrator.frontend.history import Figures, History, Totals
 from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.metrics import FrontMetrics
-from tandem.orchestrator.workers.pool import WorkerPool, WorkerStatus
 
 SAMPLE_SECONDS = 1.0
 BUSY_SECONDS = 10.0  # between two lines of the log while there are requests
@@ -43,7 +42,6 @@ class Status:
     problems: tuple[str, ...]
     verifiers: tuple[ReplicaStatus, ...]
     drafters: tuple[ReplicaStatus, ...]
-    workers: tuple[WorkerStatus, ...]
     running: int
     waiting: int
     clients: tuple[ClientLoad, ...]
@@ -125,12 +123,11 @@ class Overview:
     def __init__(
         self,
         replicas: Replicas,
-        pool: WorkerPool,
         admission: Admission,
         recorder: Recorder,
         health: Problems,
     ) -> None:
-        self._replicas, self._pool, self._admission = replicas, pool, admission
+        self._replicas, self._admission = replicas, admission
         self._recorder, self._health = recorder, health
 
     async def read(self) -> Status:
@@ -147,7 +144,6 @@ class Overview:
             problems=tuple(problems),
             verifiers=tuple(verifiers),
             drafters=tuple(drafters),
-            workers=self._pool.statuses,
             running=self._admission.running,
             waiting=self._admission.waiting,
             clients=self._admission.clients,

@@ -26,19 +26,9 @@ def encode_status(status: Status, with_history: bool) -> api.GetStatusResponse:
         last_minute=encode_figures(status.last_minute),
         history=map(encode_figures, status.history if with_history else ()),
     )
-    workers = (
-        api.RoundWorkerStatus(
-            index=each.index,
-            connected=each.connected,
-            requests=each.requests,
-            reserve=each.reserve,
-        )
-        for each in status.workers
-    )
     return api.GetStatusResponse(
         version=version("tandem-serving"),
         models=[model],
-        round_workers=workers,
         problems=status.problems,
     )
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from tandem.orchestrator.frontend.answer import Answer, Chunk
 from tandem.orchestrator.http.token_text import TokenTexts
-from tandem.protos.rounds import Finish
+from tandem.orchestrator.rounds.generation import Finish
 from tandem.protos.types import TokenLogprobs
 
 Json: TypeAlias = dict[str, Any]

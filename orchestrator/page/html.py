@@ -32,7 +32,6 @@ def page(status: Status, version: str, now: str) -> str:
         f'<h2>Last minutes</h2><section class="plots">{_plots(status.history)}</section>',
         _replicas("Verifiers", status.verifiers, "none is known", verifiers=True),
         _replicas("Drafters", status.drafters, "none: the verifier decodes without drafts"),
-        _workers(status),
         _clients(status),
         f'<footer>Tandem {escape(version)}. The same as <a href="status.json">JSON</a>, and '
         '<a href="metrics">metrics</a> for Prometheus.</footer>',
@@ -165,16 +164,6 @@ def _replicas(
             cells += [] if verifiers else [percent(each.acceptance_rate)]
         rows.append(cells)
     return _table(title, head, rows, empty)
-
-
-def _workers(status: Status) -> str:
-    head = (("round worker", ""), ("state", ""), ("requests", "number"))
-    rows = []
-    for each in status.workers:
-        bad, state = ("", "connected") if each.connected else (" bad", "not connected")
-        name = f"{each.index}, in reserve" if each.reserve else f"{each.index}"
-        rows.append([name, f'<span class="state{bad}">{state}</span>', str(each.requests)])
-    return _table("Round workers", head, rows, "none")
 
 
 def _clients(status: Status) -> str:

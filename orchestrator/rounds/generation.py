@@ -1,4 +1,4 @@
-"""One request's state: the committed tokens and when they end.
+"""A request, and its state: the committed tokens and when they end.
 
 Pure. Only this state is authoritative; what the services hold are copies.
 """
@@ -7,9 +7,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
-from tandem.protos.rounds import Finish, RunRequest
-from tandem.protos.types import Context, SamplingParams
+from tandem.protos.types import NO_DRAFT_SHAPE, Context, DraftShape, SamplingParams
+
+
+class Finish(Enum):
+    """Why a generation ended; the numbers are the client API's."""
+
+    STOP = 1
+    LENGTH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """A request that was checked and completed with defaults; `completion` are tokens that its
+    client has already.
+    """
+
+    request_id: str
+    session_id: bytes
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    max_new_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
+    shape: DraftShape = NO_DRAFT_SHAPE
+    client: bytes = b""
+    completion: tuple[int, ...] = ()
+    traceparent: str = ""  # of the span that runs it
 
 
 @dataclass(slots=True)
@@ -39,8 +64,6 @@ class Generation:
             request.stop_token_ids,
             list(request.completion),
             client=request.client,
-            turn=request.first_turn,
-            group=request.verifier_group,
         )
 
     @property

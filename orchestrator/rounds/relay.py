@@ -15,12 +15,11 @@ from typing import TypeAlias
 import structlog
 
 from tandem.orchestrator.rounds.backoff import DraftBackoff
-from tandem.orchestrator.rounds.fallback import DraftWatch
-from tandem.orchestrator.rounds.generation import Generation
+from tandem.orchestrator.rounds.generation import Generation, RunRequest
 from tandem.orchestrator.rounds.lockstep import Lockstep
+from tandem.orchestrator.rounds.step import DraftWatch, Step
 from tandem.orchestrator.rounds.stream import ServiceLink, SessionStream, Timer
 from tandem.protos.errors import Busy, SessionMiss, TandemError, is_transient
-from tandem.protos.rounds import RunRequest, Step
 from tandem.protos.streams import Decoding, Drafting, EncodedGuess, Fact, Flow, Guess
 from tandem.protos.types import NO_DRAFT_SHAPE, Method, Rule
 
@@ -38,7 +37,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What all relays of a worker share; `numbers` are those of their streams."""
+    """What all relays of a cell share; `numbers` are those of their streams."""
 
     verifier: ServiceLink[ToVerifier, Fact]
     drafter: ServiceLink[ToDrafter, EncodedGuess]
@@ -178,15 +177,8 @@ class Relay:
         known, self._reported_drafter = self._reported_drafter, self._drafter
         paused = self._backoff.paused(now)
         return Step(
-            tokens,
-            fact.drafted,
-            min(fact.accepted, len(tokens)),
-            fact.reused,
-            fact.logprobs[: len(tokens)],
-            fact.expected,
-            fact.late,
-            fact.unused,
-            seconds=seconds,
+            fact.committing(tokens),
+            seconds,
             finish=generation.finish,
             matched_token_id=generation.matched_token_id,
             drafter_switches=self.drafter.switches,

@@ -9,12 +9,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    contextmanager,
-    nullcontext,
-)
+from contextlib import AbstractAsyncContextManager, contextmanager
 from importlib import import_module
 from typing import TypeVar
 
@@ -30,26 +25,22 @@ Config = TypeVar("Config", bound=ServiceConfig)
 Serve = Callable[..., AbstractAsyncContextManager[str]]
 
 
-def command(
-    role: str,
-    kind: type[Config],
-    module: str,
-    around: Callable[[Config], AbstractContextManager[object]] = lambda _: nullcontext(),
-    more: Callable[[Pages], dict[str, object]] = lambda _: {},
-) -> None:
-    """Run a service by its command line: `serving` of a module, inside what shall be `around`
-    it, called with what it gets `more` than all services. What it cannot start with is one line and
-    exit code 1.
+def command(role: str, kind: type[Config], module: str) -> None:
+    """Run a service by its command line: `serving` of a module. What it cannot start with is one
+    line and exit code 1.
     """
+    start(role, kind, lambda config: serve(role, config, module))
+
+
+def start(role: str, kind: type[Config], work: Callable[[Config], None]) -> None:
+    """The same of anything that is done with the settings."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing has to be ended in order yet
     try:
         config = configured(kind, role, sys.argv[1:])
         process.configure_logging(config.log_level, config.log_format)
         config.prepare()
         process.announce("loading", role=role, model=str(config.folder))
-        serve = import_module(module).serving
-        with around(config), tracing.exporting(config.otlp_endpoint, f"tandem-{role}"):
-            asyncio.run(run(role, config, serve, more))
+        work(config)
     except ModuleNotFoundError as error:
         if str(error.name).startswith("tandem"):
             raise
@@ -59,14 +50,26 @@ def command(
         process.refuse(role, error)
 
 
+def serve(
+    role: str,
+    config: ServiceConfig,
+    module: str,
+    more: Callable[[Pages], dict[str, object]] = lambda _: {},
+) -> None:
+    """Run `serving` of a module, called with what it gets `more` than all services."""
+    serving = import_module(module).serving
+    with tracing.exporting(config.otlp_endpoint, f"tandem-{role}"):
+        asyncio.run(run(role, config, serving, more))
+
+
 async def run(
     role: str,
-    config: Config,
+    config: ServiceConfig,
     serve: Serve,
     more: Callable[[Pages], dict[str, object]] = lambda _: {},
 ) -> None:
     """Serve until it is stopped: one signal has it drain, another ends it at once. Until it
-    serves, signals do what they did before: they end the process at once, or as `around` has it.
+    serves, signals do what they did before: they end the process at once.
     """
     from prometheus_client import REGISTRY
 

@@ -171,11 +171,22 @@ def configured(kind: type[Config], role: str, arguments: Sequence[str]) -> Confi
         known = (f"--{name.replace('_', '-')}" for name in kind.model_fields)
         hint = _nearest(wrong[1], known) if wrong else ""
         raise Unusable(f"{role}: {problem}{hint}") from None
-    file = flags().get("config")
-    given = getattr(outside(file), role)
-    _refuse_unknown(role, given, file, kind.model_fields.keys() - {"config"})
+    return _completed(kind, role, flags, flags().get("config"))
+
+
+def completed(kind: type[Config], role: str, given: Mapping[str, Any]) -> Config:
+    """The same with settings in place of a command line; raises Unusable."""
+    return _completed(kind, role, InitSettingsSource(kind, dict(given)), given.get("config"))
+
+
+def _completed(
+    kind: type[Config], role: str, first: PydanticBaseSettingsSource, file: Any
+) -> Config:
+    """Settings that are given, then environment and file, then defaults."""
+    more = getattr(outside(file), role)
+    _refuse_unknown(role, more, file, kind.model_fields.keys() - {"config"})
     try:
-        return _built(kind, flags, InitSettingsSource(kind, given))
+        return _built(kind, first, InitSettingsSource(kind, more))
     except ValidationError as error:
         raise Unusable(f"{role}: {_problems(error)}") from None
 

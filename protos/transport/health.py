@@ -120,13 +120,22 @@ async def is_serving(channel: aio.Channel, service: str, seconds: float) -> bool
     """Whether a service reports within so many seconds that it serves; not if its channel is closed
     meanwhile, which gRPC reports as a cancellation.
     """
+    return await _status(channel, service, seconds) == Response.SERVING
+
+
+async def answers(channel: aio.Channel, seconds: float) -> bool:
+    """Whether a process reports anything within so many seconds."""
+    return await _status(channel, "", seconds) is not None
+
+
+async def _status(channel: aio.Channel, service: str, seconds: float) -> int | None:
     stub: Any = health_pb2_grpc.HealthStub(channel)
     try:
         response = await stub.Check(Request(service=service), timeout=seconds, wait_for_ready=True)
     except aio.AioRpcError:
-        return False
+        return None
     except asyncio.CancelledError:
         if is_cancelled():
             raise
-        return False
-    return bool(response.status == Response.SERVING)
+        return None
+    return int(response.status)

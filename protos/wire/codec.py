@@ -1,5 +1,5 @@
 """Values to messages and back; those of guesses and options are in `drafting` and `sampling`, those
-of front end and round workers in `rounds`.
+of registered drafters in `registration`.
 
 Decoding refuses what cannot be a value of its type, naming the field; a model's limits are checked
 by its service.

@@ -1,4 +1,4 @@
-"""What a round worker sends to the model services: values to items of a request, by their type, and
+"""What a cell sends to the model services: values to items of a request, by their type, and
 guesses that are passed on without being decoded.
 """
 

@@ -11,7 +11,7 @@ import yaml
 from tandem import models
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.protos.errors import Unusable
-from tandem.protos.service.config import configured
+from tandem.protos.service.config import completed
 from tests.documents import ROOT
 from tests.manifests import KUBERAY, objects, ray_pods
 
@@ -43,9 +43,9 @@ async def test_no_cell_starts_on_a_ray_that_runs_anybody_s_programs(
 
 
 def test_arguments_are_settings() -> None:
-    given = {"verifier": "dns:///v:1", "tokenizer": models.TARGET, "ray": False, "port": 7}
-    config = configured(OrchestratorConfig, "orchestrator", [*cells.flags(given)])
-    assert {name: getattr(config, name) for name in given} == given
+    given = {"verifier": ["a:1", "dns:///v:1"], "tokenizer": models.TARGET, "port": 7}
+    config = completed(OrchestratorConfig, "orchestrator", given)
+    assert {name: getattr(config, name) for name in given} == given | {"verifier": "a:1,dns:///v:1"}
     with pytest.raises(Unusable, match="verfier: no such setting"):
         cells.app({"verfier": "a:1"})
 

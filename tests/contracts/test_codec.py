@@ -13,8 +13,8 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.orchestrator.rounds.generation import Finish
 from tandem.protos import streams, tree, types
-from tandem.protos.rounds import Fallback, Finish, RunRequest, Step
 from tandem.protos.wire import codec
 from tandem.protos.wire.drafting import (
     SCORE_STEPS,
@@ -25,9 +25,8 @@ from tandem.protos.wire.drafting import (
     encode_shape,
     guess_of,
 )
-from tandem.protos.wire.rounds import decode_run, decode_step, encode_run, encode_step
 from tandem.protos.wire.sampling import decode_sampling, encode_sampling
-from tandem.v1 import common_pb2, orchestrator_pb2, rounds_pb2
+from tandem.v1 import common_pb2, orchestrator_pb2
 
 STREAM, EXAMPLES = 7, 30
 token = st.integers(0, (1 << 32) - 1)
@@ -133,24 +132,12 @@ draftings = st.builds(
 facts = st.builds(
     streams.Fact, small, tokens, small, small, token, small, logprobs, bound, small, small
 )
-runs = st.builds(
-    RunRequest,
-    *(words, ids, tokens, samplings | with_history, small, stops, shapes, client, tokens, small),
-)
-steps = st.builds(
-    Step,
-    *(tokens, small, small, small, logprobs, bound, small, small, bound),
-    *(st.none() | st.sampled_from(Finish), st.none() | token, small, small, bound, bound),
-    *(st.none() | st.sampled_from(Fallback), words, words),
-)
 PAIRS = [
     (contexts, codec.encode_context, codec.decode_context),
     (samplings, encode_sampling, decode_sampling),
     (with_history, encode_sampling, decode_sampling),
     (shapes, encode_shape, decode_shape),
     (models, codec.encode_model, codec.decode_model),
-    (runs, encode_run, decode_run),
-    (steps, encode_step, decode_step),
 ]
 ITEMS: list[tuple[Any, Any, Any]] = [
     (decodings, codec.encode_decoding, codec.decode_decoding),
@@ -194,7 +181,6 @@ def test_what_is_sent_arrives(
         (types.Rule, common_pb2.Rule, "RULE_"),
         (types.Method, common_pb2.Method, "METHOD_"),
         (types.Schedule, common_pb2.Schedule, "SCHEDULE_"),
-        (Finish, rounds_pb2.Finish, "FINISH_"),
     ],
 )
 def test_choices_have_the_names_and_numbers_of_the_wire(

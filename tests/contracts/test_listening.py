@@ -15,9 +15,9 @@ from prometheus_client import CollectorRegistry
 
 from tandem import models
 from tandem.engine.config import ModelServiceConfig
+from tandem.orchestrator import launcher
 from tandem.orchestrator.cli import certificates
 from tandem.orchestrator.config import OrchestratorConfig
-from tandem.orchestrator.workers import cluster
 from tandem.protos.address import is_loopback
 from tandem.protos.errors import Unusable
 from tandem.protos.service.config import configured
@@ -143,6 +143,6 @@ def test_a_cluster_that_runs_anybody_s_programs_is_not_joined(
     monkeypatch.setenv("RAY_AUTH_MODE", mode)
     with (
         pytest.raises(Unusable, match=f"RAY_AUTH_MODE is {mode or 'not set'}"),
-        cluster.running(address, 1, ""),
+        launcher.running(listening("orchestrator", f"--ray-address={address}"), ""),
     ):
         pass

@@ -25,19 +25,6 @@ except ZeroDivisionError as error:
 """
 
 
-WORKER = """
-import structlog
-from tandem.orchestrator.workers.cluster import RoundWorker
-RoundWorker(None, None, log_level="info")
-def fails(prompt):
-    return 1 / 0
-try:
-    fails(prompt=101)
-except ZeroDivisionError as error:
-    structlog.get_logger().error("a call failed", exc_info=error)
-"""
-
-
 @cache
 def logged(form: str | None) -> str:
     """What a process that is not in a terminal writes to standard error."""
@@ -64,12 +51,3 @@ def test_no_format_shows_local_variables(form: str) -> None:
         'fails(\\"once upon a secret time\\")', ""
     )
     assert "secret" not in shown
-
-
-def test_a_round_worker_of_ray_logs_as_the_orchestrator_does() -> None:
-    """Ray starts it as a process of its own."""
-    words = [sys.executable, "-c", WORKER]
-    done = subprocess.run(words, capture_output=True, text=True)
-    failure = json.loads(done.stderr)
-    assert failure["event"] == "a call failed" and "ZeroDivisionError" in failure["exception"]
-    assert "prompt = 101" not in done.stderr

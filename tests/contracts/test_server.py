@@ -21,8 +21,8 @@ from tandem.protos import errors
 from tandem.protos.service.pages import Pages, pages_served
 from tandem.protos.transport import health as own_health
 from tandem.protos.transport import interceptor, rpc, status
-from tandem.v1 import rounds_pb2, rounds_pb2_grpc
-from tests.contracts.test_status import ROUNDS, VERIFIER, refusing
+from tandem.v1 import orchestrator_pb2, orchestrator_pb2_grpc
+from tests.contracts.test_status import CLIENT_API, VERIFIER, refusing, reply
 from tests.waiting import LIMIT, until
 
 CALLS = 2000  # at once
@@ -37,14 +37,14 @@ async def serves(channel: aio.Channel, name: str = "") -> bool:
 
 def run(channel: aio.Channel) -> Any:
     """A call of a service of ours."""
-    return rounds_pb2_grpc.RoundWorkerServiceStub(channel).Run(
-        rounds_pb2.RunRequest(), timeout=LIMIT
+    return orchestrator_pb2_grpc.OrchestratorServiceStub(channel).StreamGenerate(
+        orchestrator_pb2.StreamGenerateRequest(), timeout=LIMIT
     )
 
 
 async def test_health_knows_the_process_and_each_service() -> None:
     async with refusing(None) as channel:
-        for name in ("", VERIFIER, ROUNDS):
+        for name in ("", VERIFIER, CLIENT_API):
             assert await serves(channel, name)
         with pytest.raises(aio.AioRpcError) as failure:
             await serves(channel, "nobody")
@@ -108,15 +108,17 @@ async def test_a_service_far_away_is_connected_to_at_once() -> None:
             assert await serves(channel)
 
 
-class Hanging(rounds_pb2_grpc.RoundWorkerServiceServicer):
+class Hanging(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     """Answers when it is allowed to."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
 
-    async def Run(self, request: object, context: object) -> AsyncIterator[rounds_pb2.RunResponse]:
+    async def StreamGenerate(
+        self, request: object, context: object
+    ) -> AsyncIterator[orchestrator_pb2.StreamGenerateResponse]:
         await self.go.wait()
-        yield rounds_pb2.RunResponse(tokens=[1])
+        yield reply([1])
 
 
 async def test_a_server_full_of_calls_refuses_more_and_still_answers_health(
@@ -133,21 +135,24 @@ async def test_a_server_full_of_calls_refuses_more_and_still_answers_health(
         assert isinstance(status.decode(failure), errors.Busy)
         assert await serves(channel)
         servicer.go.set()
-        assert [list(answer.tokens) for answer in await asyncio.gather(*running)] == [[1], [1]]
-        assert list((await run(channel).read()).tokens) == [1]
+        assert [list(answer.chunk.token_ids) for answer in await asyncio.gather(*running)] == [
+            [1],
+            [1],
+        ]
+        assert list((await run(channel).read()).chunk.token_ids) == [1]
 
 
-class Flooding(rounds_pb2_grpc.RoundWorkerServiceServicer):
+class Flooding(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     """Sends more than a caller that reads nothing can be sent, and gives up."""
 
     def __init__(self) -> None:
         self.gave_up = 0
 
-    async def Run(self, request: object, context: Any) -> None:
+    async def StreamGenerate(self, request: object, context: Any) -> None:
         try:
             async with asyncio.timeout(0.1):
                 while True:
-                    await context.write(rounds_pb2.RunResponse(tokens=range(100_000)))
+                    await context.write(reply(range(100_000)))
         except TimeoutError:
             self.gave_up += 1
             raise errors.DeadlineExceeded("it read nothing") from None
@@ -175,7 +180,7 @@ async def test_many_new_calls_at_once_are_all_answered() -> None:
     servicer.go.set()
     async with rpc.serving("127.0.0.1", 0, servicer) as address, rpc.connect(address) as channel:
         answers = await asyncio.gather(*(run(channel).read() for _ in range(CALLS)))
-    assert [list(answer.tokens) for answer in answers] == [[1]] * CALLS
+    assert [list(answer.chunk.token_ids) for answer in answers] == [[1]] * CALLS
 
 
 async def test_reflection_lists_the_services() -> None:
@@ -187,7 +192,7 @@ async def test_reflection_lists_the_services() -> None:
             answer async for answer in stub.ServerReflectionInfo(iter([asked]), timeout=LIMIT)
         ]
     names = {service.name for service in answers[0].list_services_response.service}
-    assert names >= {VERIFIER, ROUNDS, "grpc.health.v1.Health"}
+    assert names >= {VERIFIER, CLIENT_API, "grpc.health.v1.Health"}
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

@@ -204,10 +204,10 @@ def test_up_goes_by_the_models_hosts_and_ports_that_are_set_outside(
     monkeypatch.setenv("TANDEM__VERIFIER__MODEL", str(models.DRAFT))
     monkeypatch.setenv("TANDEM__VERIFIER__PORT", "20999")
     monkeypatch.setenv("TANDEM__VERIFIER__HOST", "::1")
-    words = flags(Plan(port=0, ray=False, workers=1))
+    words = flags(Plan(port=0, ray=False, cells=1))
     assert "--verifier=[::1]:20999" in words["orchestrator"]
     assert f"--tokenizer={models.DRAFT}" in words["orchestrator"]
-    assert {"--no-ray", "--workers=1"} <= set(words["orchestrator"])
+    assert {"--no-ray", "--cells=1"} <= set(words["orchestrator"])
     threads = "--threads=" + str(max(1, cores.usable() - 1))
     assert words["verifier"] == [threads, "--log-level=warning", "--port=20999"]
     monkeypatch.setenv("TANDEM__VERIFIER__LOG_LEVEL", "info")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -28,15 +28,15 @@ from tandem.protos.errors import (
 from tandem.protos.transport import rpc, status
 from tandem.v1 import (
     common_pb2,
-    rounds_pb2,
-    rounds_pb2_grpc,
+    orchestrator_pb2,
+    orchestrator_pb2_grpc,
     verifier_pb2,
     verifier_pb2_grpc,
 )
 from tests.waiting import LIMIT
 
 VERIFIER = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name
-ROUNDS = rounds_pb2.DESCRIPTOR.services_by_name["RoundWorkerService"].full_name
+CLIENT_API = orchestrator_pb2.DESCRIPTOR.services_by_name["OrchestratorService"].full_name
 SECRET = "once upon a secret time"
 Context = aio.ServicerContext[Any, Any]
 
@@ -46,7 +46,7 @@ SENT: list[TandemError] = [
     errors.StaleTurn("turn 1 of a session that is at turn 2"),
     Busy("all 4 sessions are in use", retry_after=1.25),
     errors.IncompatibleModels("fingerprints differ"),
-    errors.Unavailable("no round worker is up"),
+    errors.Unavailable("no verifier serves"),
     DeadlineExceeded("the caller's time ran out"),
     errors.Unauthenticated("a client certificate is needed here"),
     errors.PermissionDenied("the certificate of 'drafter' may not call this service"),
@@ -55,7 +55,7 @@ SENT: list[TandemError] = [
 
 
 class Refusing(
-    verifier_pb2_grpc.VerifierServiceServicer, rounds_pb2_grpc.RoundWorkerServiceServicer
+    verifier_pb2_grpc.VerifierServiceServicer, orchestrator_pb2_grpc.OrchestratorServiceServicer
 ):
     """Raises the same error whatever it is asked; forgets to answer when it has none."""
 
@@ -80,12 +80,17 @@ class Refusing(
         if self._error:
             raise self._error
 
-    async def Run(
-        self, request: rounds_pb2.RunRequest, context: Context
-    ) -> AsyncIterator[rounds_pb2.RunResponse]:
-        yield rounds_pb2.RunResponse(tokens=[1, 2])
+    async def StreamGenerate(
+        self, request: orchestrator_pb2.StreamGenerateRequest, context: Context
+    ) -> AsyncIterator[orchestrator_pb2.StreamGenerateResponse]:
+        yield reply([1, 2])
         if self._error:
             raise self._error
+
+
+def reply(tokens: Iterable[int]) -> orchestrator_pb2.StreamGenerateResponse:
+    """A message of a stream, with these tokens."""
+    return orchestrator_pb2.StreamGenerateResponse(chunk=orchestrator_pb2.Chunk(token_ids=tokens))
 
 
 @asynccontextmanager
@@ -140,10 +145,10 @@ async def test_an_error_amid_a_stream_arrives_after_what_was_streamed() -> None:
     received: list[int] = []
     async with refusing(SENT[0]) as channel:
         with pytest.raises(aio.AioRpcError) as failure:
-            async for step in rounds_pb2_grpc.RoundWorkerServiceStub(channel).Run(
-                rounds_pb2.RunRequest(), timeout=LIMIT
+            async for step in orchestrator_pb2_grpc.OrchestratorServiceStub(channel).StreamGenerate(
+                orchestrator_pb2.StreamGenerateRequest(), timeout=LIMIT
             ):
-                received += step.tokens
+                received += step.chunk.token_ids
     assert received == [1, 2]
     assert same(status.decode(failure.value), SENT[0])
 
@@ -228,11 +233,13 @@ def test_only_what_may_pass_by_itself_is_transient() -> None:
     assert names == {"Busy", "Unavailable", "TransportLost", "DeadlineExceeded"}
 
 
-@pytest.mark.parametrize("method", [f"/{VERIFIER}/DescribeVerifier", f"/{ROUNDS}/Run"])
+@pytest.mark.parametrize(
+    "method", [f"/{VERIFIER}/DescribeVerifier", f"/{CLIENT_API}/StreamGenerate"]
+)
 async def test_bytes_that_are_no_message_are_an_invalid_request(method: str) -> None:
     async with refusing(Internal("never reached")) as channel:
         with pytest.raises(aio.AioRpcError) as failure:
-            if method.endswith("Run"):
+            if method.endswith("StreamGenerate"):
                 await channel.unary_stream(method)(b"\xff\xff").read()
             else:
                 await channel.unary_unary(method)(b"\xff\xff")

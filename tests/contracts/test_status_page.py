@@ -18,7 +18,6 @@ from tandem.orchestrator.frontend.status import Status
 from tandem.orchestrator.page import html
 from tandem.orchestrator.page.plot import HEIGHT, WIDTH, Line, plot, top_of_scale
 from tandem.orchestrator.page.served import HEADERS
-from tandem.orchestrator.workers.pool import WorkerStatus
 from tandem.protos.types import ModelDescription
 
 HOSTILE = "</td><script>alert(1)</script><img src=x onerror='a'>&\""
@@ -58,13 +57,10 @@ def status(name: str = "target", *problems: str, count: int = 20) -> Status:
     model = ModelDescription(name, "", 10, 10, (), "cpu", "float32", 3, name, 0.25)
     verifier = ReplicaStatus(name, model, 0.0012)
     drafter = ReplicaStatus(name, None, 0.0, "no answer in 2 s")
-    workers = (WorkerStatus(0, True, 2, False), WorkerStatus(1, False, 0, True))
     history = tuple(figures() for _ in range(count))
     clients = (ClientLoad(name, 2, 1),)
     last = figures(60.0)
-    return Status(
-        name, "", problems, (verifier,), (drafter,), workers, 2, 1, clients, last, history
-    )
+    return Status(name, "", problems, (verifier,), (drafter,), 2, 1, clients, last, history)
 
 
 def test_the_page_fetches_and_runs_nothing() -> None:
@@ -93,9 +89,9 @@ def test_every_name_is_escaped() -> None:
 
 
 def test_what_is_wrong_comes_first() -> None:
-    good, bad = html.page(status(), "", ""), html.page(status("t", "no round worker is up"), "", "")
-    assert "no round worker is up" not in good and ">serving<" in good
-    assert bad.index("no round worker is up") < bad.index("tiles") + bad.index("</style>")
+    good, bad = html.page(status(), "", ""), html.page(status("t", "no verifier serves"), "", "")
+    assert "no verifier serves" not in good and ">serving<" in good
+    assert bad.index("no verifier serves") < bad.index("tiles") + bad.index("</style>")
     assert ">not serving<" in bad and "no answer in 2 s" in bad
 
 

@@ -74,12 +74,9 @@ class Orchestrator(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         )
         model.clients.add(name="c0ffee00", running=2, waiting=1)
         model.history.extend([minute] * request.history)
-        workers = [api.RoundWorkerStatus(index=0, connected=True, requests=2)]
-        workers.append(api.RoundWorkerStatus(index=1, connected=True, reserve=True))
         return api.GetStatusResponse(
             version="1.2.3",
             models=[model] * self.models,
-            round_workers=workers,
             problems=self.problems,
         )
 
@@ -89,7 +86,7 @@ class Orchestrator(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     [
         (Orchestrator(True), 0),  # requests are served without a drafter
         (Orchestrator(False), 1),
-        (Orchestrator(True, "no round worker is up"), 1),
+        (Orchestrator(True, "no verifier serves"), 1),
         (Orchestrator(True, models=0), 1),
     ],
     ids=["serving", "no-verifier", "problem", "no-model"],
@@ -113,7 +110,6 @@ async def test_status_is_complete_and_addresses_are_whole(
     lines = printed.splitlines()
     assert LONG in lines[1] and lines[1].split()[-5:] == ["3", "25", "%", "1.5", "ms"]
     assert lines[2].split() == ["drafter", "[fe80::1]:7002", *["no", "answer", "in", "2", "s"]]
-    assert "round workers: 1 of 1 connected, 2 requests" in lines
     assert (
         "last minute: 213.4 tokens/s, acceptance rate 38 %, mean acceptance length 1.60; goodput "
         "100 tokens/s with drafts, 50 without (2.00 times); 12 finished, 1 failed" in lines

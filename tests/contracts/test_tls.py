@@ -21,23 +21,26 @@ from tandem.protos.errors import PermissionDenied, Unusable
 from tandem.protos.tls import Tls
 from tandem.protos.transport import rpc, status
 from tandem.protos.transport.guard import Peers, common_name
-from tandem.v1 import rounds_pb2, rounds_pb2_grpc
+from tandem.v1 import orchestrator_pb2, orchestrator_pb2_grpc
 from tests.certificates import made, tls_of
+from tests.contracts.test_status import reply
 from tests.waiting import LIMIT
 
 SWAPS, MESSAGES = 4, 20
 
 
-class Counting(rounds_pb2_grpc.RoundWorkerServiceServicer):
+class Counting(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     """Counts to `MESSAGES`, waits until the caller leaves, and knows who called."""
 
     def __init__(self) -> None:
         self.callers: list[str] = []
 
-    async def Run(self, request: object, context: Any) -> AsyncIterator[rounds_pb2.RunResponse]:
+    async def StreamGenerate(
+        self, request: object, context: Any
+    ) -> AsyncIterator[orchestrator_pb2.StreamGenerateResponse]:
         self.callers.append(common_name(context))
         for number in range(MESSAGES + 1):
-            yield rounds_pb2.RunResponse(tokens=[number])
+            yield reply([number])
         await asyncio.Event().wait()
 
 
@@ -57,11 +60,11 @@ async def serving(tls: Tls, *peers: str) -> AsyncIterator[tuple[Counting, str]]:
 
 async def first(channel: aio.Channel) -> list[int]:
     """The first message of a call, which then ends."""
-    call = rounds_pb2_grpc.RoundWorkerServiceStub(channel).Run(
-        rounds_pb2.RunRequest(), timeout=LIMIT
+    call = orchestrator_pb2_grpc.OrchestratorServiceStub(channel).StreamGenerate(
+        orchestrator_pb2.StreamGenerateRequest(), timeout=LIMIT
     )
     try:
-        return list((await anext(aiter(call))).tokens)
+        return list((await anext(aiter(call))).chunk.token_ids)
     finally:
         call.cancel()
 
@@ -131,14 +134,14 @@ async def test_certificates_are_swapped_under_streams_and_no_stream_ends(tmp_pat
     ):
         calls, reads = [], []
         for swap in range(SWAPS):
-            stub = rounds_pb2_grpc.RoundWorkerServiceStub(channel)
-            call = stub.Run(rounds_pb2.RunRequest(), timeout=LIMIT)
+            stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+            call = stub.StreamGenerate(orchestrator_pb2.StreamGenerateRequest(), timeout=LIMIT)
             calls.append(call)
             reads.append(aiter(call))
-            assert list((await anext(reads[-1])).tokens) == [0]
+            assert list((await anext(reads[-1])).chunk.token_ids) == [0]
             certificates.make(tmp_path, force=True, days=swap + 1)
         for read in reads:
-            messages = [list((await anext(read)).tokens) for _ in range(MESSAGES)]
+            messages = [list((await anext(read)).chunk.token_ids) for _ in range(MESSAGES)]
             assert messages == [[number + 1] for number in range(MESSAGES)], "nothing is lost"
         for call in calls:
             call.cancel()

@@ -1,7 +1,7 @@
 """Schedules of faults for real relays, with simulated services, links and time.
 
 Links break and half-open ones linger, services restart, evict and ask to wait, openings arrive late
-and twice, drafters lie, guesses are lost and repeated, workers die and live on for a while,
+and twice, drafters lie, guesses are lost and repeated, cells die and live on for a while,
 replicas are removed and come back or are slow for a while, and one may serve another model.
 Verifiers are of two groups.
 """
@@ -12,15 +12,14 @@ import random
 from itertools import chain, count
 from typing import Any
 
+from tandem.orchestrator.links.balanced import BalancedLink
+from tandem.orchestrator.rounds.generation import RunRequest
 from tandem.orchestrator.rounds.relay import Relay, Services
-from tandem.orchestrator.workers.balanced import BalancedLink
-from tandem.orchestrator.workers.pool import TURNS
-from tandem.protos.rounds import RunRequest
 from tandem.protos.types import DraftShape, Rule, SamplingParams
 from tests.laws.peers import CLOSED, FENCES, Drafter, Verifier, follows
 from tests.laws.wires import SLOW, Clock, Link
 
-PROMPT, LENGTH, SESSION = (1, 2, 3), 40, b"s" * 16
+PROMPT, LENGTH = (1, 2, 3), 40
 MOST_REPLICAS = 3  # of a service
 SHAPES = DraftShape(0), *[DraftShape(8, 2, 32)] * 3
 
@@ -34,24 +33,24 @@ def alone() -> list[int]:
 
 
 class VerifierLink(Link):
-    """Has its worker check to which verifier a text goes."""
+    """Has its cell check to which verifier a text goes."""
 
-    def __init__(self, worker: Worker, server: Verifier) -> None:
+    def __init__(self, cell: Cell, server: Verifier) -> None:
         super().__init__(server)
-        self.worker = worker
+        self.cell = cell
 
     def open(self, stream: int, opening: Any, subscriber: Any) -> None:
-        self.worker.check(self, opening.group)
+        self.cell.check(self, opening.group)
         super().open(stream, opening, subscriber)
 
 
-class Worker:
-    """One worker's part of a request: links to all replicas, and a relay whose steps are read now
+class Cell:
+    """One cell's part of a request: links to all replicas, and a relay whose steps are read now
     and then.
     """
 
     def __init__(self, world: World) -> None:
-        self.world = world
+        self.world, self.session = world, world.rng.randbytes(16)
         self.links = (
             [VerifierLink(self, each) for each in world.verifiers],
             [Link(each) for each in world.drafters],
@@ -62,14 +61,12 @@ class Worker:
         ]
         request = RunRequest(
             "",
-            SESSION,
+            self.session,
             PROMPT,
             SamplingParams(rule=world.rule),
             LENGTH,
             shape=world.shape,
             completion=tuple(world.text),
-            first_turn=world.turn,
-            verifier_group=world.group,
         )
         self.balanced = balanced
         services = Services(*balanced, world.clock, count(1))
@@ -77,21 +74,20 @@ class Worker:
         self.read()
 
     def read(self) -> None:
-        """The front end, if it is still there, takes what there is; slow replicas are left."""
+        """The client, if it is still there, takes what there is; slow replicas are left."""
         for balanced in self.balanced:
             balanced.leave_slow(self.world.clock.now())
         while self.relay.steps:
             step = self.relay.take()
-            if self is self.world.worker or "delivery" not in self.world.fences:
+            if self is self.world.cell or "delivery" not in self.world.fences:
                 self.world.text += step.tokens
-                self.world.group = step.verifier_group or self.world.group
         pause = self.world.rng.expovariate(1 if self.world.slow else 20)
         self.timer = self.world.clock.call_later(pause, self.read)
 
     def check(self, chosen: VerifierLink, group: str) -> None:
         """A text leaves its group only when every verifier of it is lost, or has just refused."""
         links = {str(number): link for number, link in enumerate(self.links[0])}
-        refused = self.balanced[0]._sessions[SESSION].refused
+        refused = self.balanced[0]._sessions[self.session].refused
         usable = [links[name] for name in self.balanced[0].names if name not in refused]
         same = any(link.connected and link.server.group == group for link in usable)
         self.world.strayed |= same and chosen.server.group != group
@@ -120,17 +116,17 @@ class World:
         self.rule = self.rng.choice((Rule.MATCH, Rule.MATCH, Rule.REJECT))
         self.shape = self.rng.choice(SHAPES)
         self.slow = self.rng.random() < 0.2
-        self.turn, self.faults = 0, 0
+        self.faults = 0
         self.text: list[int] = []
-        self.group, self.strayed = "", False
-        self.worker: Worker | None = None
-        self.worker = Worker(self)
+        self.strayed = False
+        self.cell: Cell | None = None
+        self.cell = Cell(self)
         for _ in range(self.rng.randrange(faults + 1)):
             self.clock.call_later(8 * self.rng.random(), self.fault)
 
     def fault(self) -> None:
         """Something breaks."""
-        assert self.worker
+        assert self.cell
         self.faults += 1
         kind = self.rng.randrange(10)
         if kind < 2:
@@ -138,21 +134,20 @@ class World:
         elif kind < 4:
             self.rng.choice((self.verifiers, self.drafters)[kind - 2]).evict()
         elif kind < 6:
-            self.rng.choice(self.worker.links[kind - 4]).lose()
+            self.rng.choice(self.cell.links[kind - 4]).lose()
         elif kind == 6:
-            self.remove_replica(self.worker, self.rng.randrange(2))
+            self.remove_replica(self.cell, self.rng.randrange(2))
         elif kind < 9:
             slow = self.rng.choice((self.verifiers, self.drafters)[kind - 7])
             slow.passes = SLOW
             self.clock.call_later(4 * self.rng.random(), slow.recover)
-        else:  # the worker is lost, and may live on for a while
-            self.clock.call_later(4 * self.rng.random(), self.worker.die)
-            self.turn += TURNS
-            self.worker = Worker(self)
+        else:  # the cell is lost, and may live on for a while
+            self.clock.call_later(4 * self.rng.random(), self.cell.die)
+            self.cell = Cell(self)
 
-    def remove_replica(self, worker: Worker, service: int) -> None:
+    def remove_replica(self, cell: Cell, service: int) -> None:
         """One is to be used no more, for a while."""
-        balanced, links = worker.balanced[service], worker.links[service]
+        balanced, links = cell.balanced[service], cell.links[service]
         number = self.rng.randrange(len(links))
         name, link = str(number), links[number]
         if name in balanced.names:
@@ -161,10 +156,10 @@ class World:
 
     def run(self) -> bool:
         """Whether the text is the target's own, whole, in time, and from verifiers of one group
-        while there were some, and nobody else closed the sessions of the newest worker.
+        while there were some, and nobody else closed the sessions of the newest cell.
         """
-        assert self.worker
+        assert self.cell
         finished = self.clock.pass_until(lambda: len(self.text) >= LENGTH)
-        links = chain.from_iterable(self.worker.links)
+        links = chain.from_iterable(self.cell.links)
         closed = any(str(error) == CLOSED for link in links for error in link.failures)
         return finished and self.text == alone() and not (closed or self.strayed)

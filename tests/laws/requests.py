@@ -1,4 +1,4 @@
-"""Requests for a tiny model, and what round workers get of them."""
+"""Requests for a tiny model, and what is run of them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from tandem.orchestrator.frontend.checks import ServedModel, checked
 from tandem.orchestrator.frontend.servicer import decode_request
+from tandem.orchestrator.rounds.generation import RunRequest
 from tandem.protos.errors import InvalidRequest
-from tandem.protos.rounds import RunRequest
 from tandem.protos.types import DraftShape, ModelDescription, Schedule
 from tandem.v1 import orchestrator_pb2 as api
 
@@ -29,7 +29,7 @@ def run_of(
     served: ServedModel = SERVED,
     tokenise: Callable[[str], tuple[int, ...]] = tokenise,
 ) -> RunRequest:
-    """What a round worker gets."""
+    """What is run."""
     return checked(decode_request(request), served, tokenise)
 
 

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+from tandem.orchestrator.rounds.generation import RunRequest
 from tandem.orchestrator.rounds.relay import Relay, Services
 from tandem.protos.errors import TandemError
-from tandem.protos.rounds import RunRequest
 from tandem.protos.streams import Decoding, Drafting
 from tandem.protos.types import DraftShape, Rule, SamplingParams
 from tests.laws.peers import Drafter, Service, Verifier
-from tests.laws.relayed import LENGTH, PROMPT, SESSION
+from tests.laws.relayed import LENGTH, PROMPT
 from tests.laws.wires import Call, Clock, Closing, Link, OnStream
 
-SHAPE = DraftShape(8, 2, 32)
+SHAPE, SESSION = DraftShape(8, 2, 32), b"s" * 16
 GREEDY, LOCKSTEP = SamplingParams(), SamplingParams(rule=Rule.REJECT)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tandem.orchestrator.workers.balanced import BalancedLink
+from tandem.orchestrator.links.balanced import BalancedLink
 from tandem.protos.errors import Busy, TandemError
 from tandem.protos.streams import Decoding, Guess, PassTimes
 from tandem.protos.types import Context, SamplingParams

@@ -97,7 +97,7 @@ def test_what_is_no_history_is_refused_in_one_line(line: str, tmp_path: Path) ->
 
 
 def test_a_seed_gives_the_same_faults_and_all_kinds() -> None:
-    members = {"verifier": 2, "drafter": 1, "front end": 2}
+    members = {"verifier": 2, "drafter": 1, "cell": 2}
     some = list(islice(faults(3, members, list(Kind)), 500))
     assert some == list(islice(faults(3, members, list(Kind)), 500))
     assert some != list(islice(faults(4, members, list(Kind)), 500))
@@ -105,7 +105,7 @@ def test_a_seed_gives_the_same_faults_and_all_kinds() -> None:
         (kind, role)
         for kind in Kind
         for role in members
-        if role != "front end" or kind not in (Kind.SLOW, Kind.CRAWL)
+        if role != "cell" or kind not in (Kind.SLOW, Kind.CRAWL)
     }
     assert all(fault.index < members[fault.role] for fault in some)
     assert str(replace(some[0], kind=Kind.STOP, seconds=2.0)).endswith("2.0 s")

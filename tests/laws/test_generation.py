@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.orchestrator.rounds.generation import Generation
-from tandem.protos.rounds import Finish
+from tandem.orchestrator.rounds.generation import Finish, Generation
 from tandem.protos.types import SamplingParams
 
 PROMPT = (10, 11, 12)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 
 from tandem.orchestrator.frontend.checks import (
     MAX_STOP_STRINGS,
-    ServedModel,
     check_resumable,
 )
 from tandem.orchestrator.frontend.prompt_message import MAX_ARGUMENTS_BYTES, decode_prompt
 from tandem.orchestrator.frontend.servicer import decode_request
 from tandem.protos.errors import InvalidRequest
-from tandem.protos.types import EXACT, MAX_LEVELS, MAX_NODES
+from tandem.protos.types import MAX_LEVELS, MAX_NODES
 from tandem.v1 import orchestrator_pb2 as api
 from tests.laws.requests import (
-    MODEL,
     SERVED,
     ask,
     ids,
@@ -146,27 +143,13 @@ def test_a_request_id_that_cannot_travel_is_refused(request_id: str) -> None:
         run_of(ask(request_id=request_id))
 
 
-RESUMED = decode_request(sampling(seed=3), resume_from=7)
-
-
-def served(exactness: str) -> ServedModel:
-    """The tiny model, if its verifier reports this."""
-    return replace(SERVED, description=replace(MODEL, exactness=exactness))
-
-
-def test_an_answer_is_continued_only_where_rows_do_not_depend_on_their_company() -> None:
-    check_resumable(RESUMED, served(EXACT))
-    inexact = served("exact unavailable: switched off")
-    check_resumable(decode_request(ask()), inexact)
-    with pytest.raises(InvalidRequest, match=r"resume_from needs batch-invariant .* switched off"):
-        check_resumable(RESUMED, inexact)
-
-
-def test_a_rule_whose_text_depends_on_drafts_is_not_continued() -> None:
-    request = sampling(seed=3)
-    request.speculation.rule = api.ACCEPTANCE_RULE_REJECT
-    with pytest.raises(InvalidRequest, match="resume_from needs rule MATCH: under REJECT"):
-        check_resumable(decode_request(request, resume_from=7), served(EXACT))
+def test_an_answer_is_continued_from_its_tokens_alone_and_by_the_seed_that_drew_them() -> None:
+    check_resumable(decode_request(sampling(seed=3), resume_from=2, received=(5, 6)), SERVED)
+    check_resumable(decode_request(sampling(temperature=0), received=(5, 6)), SERVED)
+    with pytest.raises(InvalidRequest, match="resume_from is 7, but received has 0 tokens"):
+        check_resumable(decode_request(sampling(seed=3), resume_from=7), SERVED)
+    with pytest.raises(InvalidRequest, match=r"received needs sampling.seed, or temperature 0"):
+        check_resumable(decode_request(ask(), received=(5, 6)), SERVED)
 
 
 def test_large_template_arguments_are_refused_before_they_are_decoded() -> None:

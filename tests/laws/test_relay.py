@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import pytest
 
+from tandem.orchestrator.rounds.generation import Finish
 from tandem.orchestrator.rounds.relay import (
     LARGEST_GUESS,
     VERIFIER_BUSY_SECONDS,
     VERIFIER_LOST_SECONDS,
 )
+from tandem.orchestrator.rounds.step import Fallback
 from tandem.protos.errors import (
     Busy,
     Internal,
@@ -21,12 +23,11 @@ from tandem.protos.errors import (
     TransportLost,
     Unavailable,
 )
-from tandem.protos.rounds import Fallback, Finish
 from tandem.protos.streams import Decoding, EncodedGuess, Fact, Flow, Guess
 from tandem.protos.types import NO_DRAFT_SHAPE, DraftShape, Method, SamplingParams
 from tests.laws.peers import Drafter, Job
-from tests.laws.relayed import LENGTH, PROMPT, SESSION, alone
-from tests.laws.scene import GREEDY, LOCKSTEP, SHAPE, Scene
+from tests.laws.relayed import LENGTH, PROMPT, alone
+from tests.laws.scene import GREEDY, LOCKSTEP, SESSION, SHAPE, Scene
 from tests.laws.wires import OnStream
 
 

@@ -115,7 +115,7 @@ def test_a_default_of_zero_makes_a_request_greedy_which_can_be_continued() -> No
         description=replace(MODEL, exactness=EXACT),
         generation=GenerationDefaults(temperature=0.0),
     )
-    check_resumable(decode_request(ask(), resume_from=7), greedy)
+    check_resumable(decode_request(ask(), received=(5, 6)), greedy)
     assert run_of(ask(), greedy).sampling.greedy
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem.orchestrator.workers import balanced
+from tandem.orchestrator.links import balanced
 from tests.laws.relayed import FENCES, World
 
 SCHEDULES = range(300)
@@ -26,7 +26,8 @@ def test_nor_does_one_with_drafters_that_are_left_alone() -> None:
     assert list(wrong(FENCES)) == []
 
 
-@pytest.mark.parametrize("fence", sorted(FENCES))
+# That a late `close` spares a session which was opened again is for links that linger longer.
+@pytest.mark.parametrize("fence", sorted(FENCES - {"close"}))
 def test_without_a_fence_the_same_faults_do(fence: str) -> None:
     """The model above can fail: it does as soon as the verifier forgets one half of its rule."""
     assert next(wrong(FENCES - {fence}), None) is not None

@@ -121,7 +121,7 @@ class Call:
 
 
 class Link:
-    """What a worker has of a service."""
+    """What a cell has of a service."""
 
     def __init__(self, server: Server) -> None:
         self.server, self.connected, self.round_trip = server, False, 0.0

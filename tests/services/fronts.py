@@ -1,9 +1,9 @@
-"""A front end over real gRPC with one place, and a round worker that drafts as it is asked to."""
+"""A front end over real gRPC with one place, whose requests run as they are asked to."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,14 +24,16 @@ from tandem.orchestrator.frontend.servicer import OrchestratorService
 from tandem.orchestrator.frontend.status import Overview, Recorder
 from tandem.orchestrator.http.delivery import Frontend
 from tandem.orchestrator.metrics import FrontMetrics
+from tandem.orchestrator.rounds.generation import Finish, RunRequest
+from tandem.orchestrator.rounds.step import Step
 from tandem.protos.service.drain import Drain
 from tandem.protos.transport import rpc
 from tandem.protos.transport.health import Health
 from tandem.protos.transport.interceptor import REQUEST_ID
 from tandem.protos.types import DraftShape, ModelDescription
 from tandem.v1 import orchestrator_pb2 as api
-from tandem.v1 import orchestrator_pb2_grpc, rounds_pb2
-from tests.services.cell import Context, Worker, pooled
+from tandem.v1 import orchestrator_pb2_grpc
+from tests.services.runner import Runner, step
 from tests.services.test_answers import END, SCRIPT, TOKENIZER
 from tests.waiting import until
 
@@ -40,30 +42,27 @@ STEPS = ((3, 2), (0, 0), (2, 0))  # drafted, accepted
 PROMPT = "A secret text"
 
 
-class Drafting(Worker):
+class Drafting(Runner):
     """Accepts drafts as in STEPS, with a pause before the last step until it is allowed."""
 
     def __init__(self) -> None:
-        super().__init__([])
+        super().__init__()
         self.go = asyncio.Event()
         self.go.set()
         self.reached = asyncio.Event()
         self.broken = False
 
-    async def Run(
-        self, request: rounds_pb2.RunRequest, context: Context
-    ) -> AsyncIterator[rounds_pb2.RunResponse]:
+    async def steps(self, request: RunRequest) -> AsyncGenerator[Step, None]:
         tokens = iter(SCRIPT)
         for drafted, accepted in STEPS:
-            step = [next(tokens) for _ in range(accepted + 1)]
-            yield rounds_pb2.RunResponse(tokens=step, drafted=drafted, accepted=accepted)
+            fresh = [next(tokens) for _ in range(accepted + 1)]
+            yield step(*fresh, drafted=drafted, accepted=accepted)
+            await asyncio.sleep(0)
         self.reached.set()
         await self.go.wait()
         if self.broken:
             raise RuntimeError("a bug")
-        yield rounds_pb2.RunResponse(
-            tokens=[END], finish=rounds_pb2.FINISH_STOP, matched_token_id=END, verifier_switches=1
-        )
+        yield step(END, finish=Finish.STOP, matched_token_id=END, verifier_switches=1)
 
 
 @dataclass
@@ -71,7 +70,7 @@ class Front:
     """A front end over real gRPC, with one place and no waiting."""
 
     stub: Any
-    worker: Drafting
+    runner: Drafting
     drain: Drain
     lines: list[dict[str, Any]]
     http: Frontend  # what an HTTP port has
@@ -103,24 +102,23 @@ async def served() -> AsyncIterator[Front]:
     model = ModelDescription(
         "tiny", "", TOKENIZER.get_vocab_size(), 512, (END,), "", "", exactness="exact"
     )
-    worker, drain, ends = Drafting(), Drain(), RequestLog()
+    runner, drain, ends = Drafting(), Drain(), RequestLog()
     registry = CollectorRegistry()
     metrics = FrontMetrics(registry)
     config = OrchestratorConfig(verifier="127.0.0.1:1", tokenizer=models.TARGET)
     merge = structlog.contextvars.merge_contextvars
     with capture_logs(processors=[merge]) as lines:
-        async with pooled(worker) as (pool, _):
-            admission = Admission(Limits(1, 0), Limits(1, 0, "_per_client"), metrics)
-            shown = ServedModel(model, DraftShape(4), 512 * 16, {})
-            answers = Answers(pool, TOKENIZER, shown, metrics, admission)
-            recorder = Recorder(metrics, admission, ends)
-            replicas = Replicas(config, Membership())
-            overview = Overview(replicas, pool, admission, recorder, Health())
-            service = OrchestratorService(answers, overview, drain, ends)
-            async with (
-                rpc.serving("127.0.0.1", 0, service) as address,
-                rpc.connect(address) as channel,
-            ):
-                stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-                http = Frontend(answers, drain, ends, lambda: True)
-                yield Front(stub, worker, drain, lines, http, registry)
+        admission = Admission(Limits(1, 0), Limits(1, 0, "_per_client"), metrics)
+        shown = ServedModel(model, DraftShape(4), 512 * 16, {})
+        answers = Answers(runner, TOKENIZER, shown, metrics, admission)
+        recorder = Recorder(metrics, admission, ends)
+        replicas = Replicas(config, Membership())
+        overview = Overview(replicas, admission, recorder, Health())
+        service = OrchestratorService(answers, overview, drain, ends)
+        async with (
+            rpc.serving("127.0.0.1", 0, service) as address,
+            rpc.connect(address) as channel,
+        ):
+            stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+            http = Frontend(answers, drain, ends, lambda: True)
+            yield Front(stub, runner, drain, lines, http, registry)

@@ -17,22 +17,19 @@ from prometheus_client import CollectorRegistry
 from tandem import models
 from tandem.drafter_service import service as drafter_service
 from tandem.engine.config import ModelServiceConfig
-from tandem.orchestrator.fleet.registration import Access
-from tandem.orchestrator.workers import worker
 from tandem.protos.tls import Tls
 from tandem.protos.transport import rpc
 from tandem.protos.transport.guard import AUTHORIZATION
-from tandem.v1 import drafter_pb2, orchestrator_pb2, registration_pb2, rounds_pb2, verifier_pb2
-from tests.certificates import made, settings, tls_of
+from tandem.v1 import drafter_pb2, orchestrator_pb2, registration_pb2, verifier_pb2
+from tests.certificates import made, settings
 from tests.services.protected import Protected, protected
-from tests.services.registering import MODEL, asked
+from tests.services.registering import asked
 from tests.waiting import LIMIT, until
 
 ALICE, BOB = "a-token-that-only-alice-has", "a-token-that-only-bob-has"
 OK, DENIED = grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED
 UNKNOWN, LOST = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE
-KEY = "key of a front end"
-FILES = (drafter_pb2, orchestrator_pb2, registration_pb2, rounds_pb2, verifier_pb2, reflection_pb2)
+FILES = (drafter_pb2, orchestrator_pb2, registration_pb2, verifier_pb2, reflection_pb2)
 METHODS = {
     f"/{service.full_name}/{method.name}": method
     for file in FILES
@@ -41,7 +38,6 @@ METHODS = {
 }
 CLIENT_API = {name for name in METHODS if "Orchestrator" in name}
 REGISTRATION = {name for name in METHODS if "Registration" in name}
-ROUNDS = {name for name in METHODS if "Round" in name}
 DRAFTING = {name for name in METHODS if "DrafterService" in name}
 VERIFYING = {name for name in METHODS if "Verifier" in name}
 REFLECTION = {name for name in METHODS if "reflection" in name}
@@ -63,7 +59,6 @@ class Known:
     clients: Path
     certificates: str
     registered: str  # of a drafter at home
-    worker: str
     http: str = ""
 
     def write(self, *entries: str) -> None:
@@ -79,16 +74,14 @@ async def known_clients(folder: Path) -> AsyncIterator[Known]:
     """The whole of it, for certificates in a folder."""
     made(folder, "phone", "stranger")
     port, file = rpc.free_port("127.0.0.1"), folder / "clients.yaml"
-    known = Known(None, file, f"127.0.0.1:{port}", "", "")  # type: ignore[arg-type]
+    known = Known(None, file, f"127.0.0.1:{port}", "")  # type: ignore[arg-type]
     known.all()
     http = rpc.free_port("127.0.0.1")
     known.http = f"https://127.0.0.1:{http}"
     async with (
         protected(folder, clients=file, certificate_port=port, http_port=http) as known.system,
         at_home(known),
-        worker.serving("127.0.0.1", Access(KEY, tls_of(folder, "orchestrator")), MODEL) as place,
     ):
-        known.worker = place
         yield known
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from grpc import aio
 
-from tandem.orchestrator.workers.worker import VerifierLink, verifier_link
+from tandem.orchestrator.links.relays import VerifierLink, verifier_link
 from tandem.protos.errors import TandemError
 from tandem.protos.streams import Decoding, Fact
 from tandem.protos.transport import heartbeat, rpc

@@ -16,7 +16,7 @@ from tandem.drafter_service.registration import registering as register
 from tandem.engine.config import ModelServiceConfig
 from tandem.models import DRAFT, TARGET
 from tandem.orchestrator.fleet.registration import CARRY, Access, Terms, registrations, route
-from tandem.orchestrator.workers.worker import DrafterLink, drafter_link
+from tandem.orchestrator.links.relays import DrafterLink, drafter_link
 from tandem.protos.fingerprint import fingerprint
 from tandem.protos.service.drain import Drain
 from tandem.protos.transport import heartbeat, rpc

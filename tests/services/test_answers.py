@@ -1,10 +1,10 @@
-"""Answers on a pool of round workers that write a given text: what is sent again, and what not."""
+"""Answers of requests that run to a given text: what is sent again, and what not."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,11 +22,11 @@ from tandem.orchestrator.frontend.checks import ServedModel
 from tandem.orchestrator.frontend.request import Request, Sampling, Speculation, Stopping
 from tandem.orchestrator.frontend.text import TextStream, load_tokenizer
 from tandem.orchestrator.metrics import FrontMetrics
+from tandem.orchestrator.rounds.generation import Finish, RunRequest
+from tandem.orchestrator.rounds.step import Step
 from tandem.protos.errors import Busy, InvalidRequest
-from tandem.protos.rounds import Finish
 from tandem.protos.types import DraftShape, ModelDescription, Rule
-from tandem.v1 import rounds_pb2
-from tests.services.cell import Context, Worker, pooled
+from tests.services.runner import Runner, step
 from tests.waiting import LIMIT, until
 
 TOKENIZER: Any = load_tokenizer(models.TARGET)
@@ -35,22 +35,20 @@ END = 0
 SCRIPT = [*TOKENIZER.encode(TEXT).ids, END, 9]  # nothing may come after the end
 
 
-class Writer(Worker):
+class Writer(Runner):
     """Writes the script from the completion on, two tokens a step, to the end or the limit."""
 
-    async def Run(
-        self, request: rounds_pb2.RunRequest, context: Context
-    ) -> AsyncIterator[rounds_pb2.RunResponse]:
-        self.asked.append(list(request.completion))
+    async def steps(self, request: RunRequest) -> AsyncGenerator[Step, None]:
         script = SCRIPT[: request.max_new_tokens]
         for at in range(len(request.completion), len(script), 2):
-            tokens, finish = script[at : at + 2], rounds_pb2.FINISH_UNSPECIFIED
+            tokens, finish = script[at : at + 2], None
             if END in tokens:
-                tokens, finish = tokens[: tokens.index(END) + 1], rounds_pb2.FINISH_STOP
+                tokens, finish = tokens[: tokens.index(END) + 1], Finish.STOP
             elif at + 2 >= len(script):
-                finish = rounds_pb2.FINISH_LENGTH
-            matched = END if finish == rounds_pb2.FINISH_STOP else None
-            yield rounds_pb2.RunResponse(tokens=tokens, finish=finish, matched_token_id=matched)
+                finish = Finish.LENGTH
+            matched = END if finish is Finish.STOP else None
+            yield step(*tokens, finish=finish, matched_token_id=matched)
+            await asyncio.sleep(0)
 
 
 @dataclass
@@ -74,10 +72,9 @@ async def front(
     vocabulary = TOKENIZER.get_vocab_size()
     model = ModelDescription("tiny", "", vocabulary, context, (END,), "", "", exactness=exactness)
     served = ServedModel(model, DraftShape(4), context * 16, {})
-    metrics, writer = FrontMetrics(CollectorRegistry()), Writer([])
-    async with pooled(writer) as (pool, _):
-        admission = Admission(Limits(1, waiting), Limits(1, 8, "_per_client"), metrics)
-        yield Front(Answers(pool, TOKENIZER, served, metrics, admission), writer)
+    metrics, writer = FrontMetrics(CollectorRegistry()), Writer()
+    admission = Admission(Limits(1, waiting), Limits(1, 8, "_per_client"), metrics)
+    yield Front(Answers(writer, TOKENIZER, served, metrics, admission), writer)
 
 
 def asked(received: Sequence[int] = (), seed: int | None = 3, **stopping: Any) -> Request:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import grpc
@@ -24,17 +24,17 @@ from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.frontend.servicer import OrchestratorService
 from tandem.orchestrator.frontend.text import load_tokenizer
 from tandem.orchestrator.metrics import FrontMetrics
+from tandem.orchestrator.rounds.generation import Finish, RunRequest
+from tandem.orchestrator.rounds.step import Fallback, Step
 from tandem.orchestrator.server import ANSWERING
 from tandem.protos.errors import Internal
-from tandem.protos.rounds import Fallback, Finish, Step
 from tandem.protos.service.drain import Drain
 from tandem.protos.transport import rpc
 from tandem.protos.transport.calls import CallMetrics
 from tandem.protos.types import DraftShape, ModelDescription
-from tandem.protos.wire.rounds import encode_step
 from tandem.v1 import orchestrator_pb2 as api
-from tandem.v1 import orchestrator_pb2_grpc, rounds_pb2
-from tests.services.cell import Cell, Context, Worker, abort, pooled
+from tandem.v1 import orchestrator_pb2_grpc
+from tests.services.runner import Runner, step
 from tests.waiting import until
 
 TOKENIZER: Any = load_tokenizer(models.TARGET)
@@ -43,20 +43,15 @@ DRAFTERS = GOOD, BAD = "a:1", "b:2"  # of the latter nothing is accepted
 Ask = Callable[[], Awaitable[Any]]
 
 
-class Drafting(Worker):
-    """Emits steps as a verifier and a drafter might have made them; dies in front of some."""
+class Drafting(Runner):
+    """Emits steps as a verifier and a drafter might have made them."""
 
-    async def Run(
-        self, request: rounds_pb2.RunRequest, context: Context
-    ) -> AsyncIterator[rounds_pb2.RunResponse]:
+    async def steps(self, request: RunRequest) -> AsyncGenerator[Step, None]:
         chance, at = random.Random(request.sampling.seed), len(request.completion)
         if request.prompt[0] == BREAK:
             raise Internal("a bug")
         drafter, told = chance.choice(DRAFTERS), ""
         while at < TOKENS:
-            if self.deaths and chance.random() < 0.1:
-                self.deaths.pop()
-                await abort(self, context)
             accepted = min(chance.randrange(4), TOKENS - at - 1)
             if drafter == BAD:
                 accepted = 0
@@ -65,9 +60,11 @@ class Drafting(Worker):
             fallback = None if drafted else chance.choice(list(Fallback))
             finish = Finish.LENGTH if at == TOKENS else None
             tokens = (7,) * (accepted + 1)
-            step = Step(tokens, drafted, accepted, finish=finish, fallback=fallback, seconds=0.01)
-            yield encode_step(replace(step, drafter=drafter if drafter != told else ""))
+            known = {"drafted": drafted, "accepted": accepted, "finish": finish, "seconds": 0.01}
+            newly = drafter if drafter != told else ""
+            yield step(*tokens, **known, fallback=fallback, drafter=newly)
             told = drafter
+            await asyncio.sleep(0)
             if request.prompt[0] == HANG:
                 await asyncio.Event().wait()
 
@@ -79,7 +76,6 @@ class Front:
     stub: Any
     channel: aio.Channel
     registry: CollectorRegistry
-    cell: Cell
     acceptance: Acceptance
 
     def total(self, name: str, **labels: str) -> float:
@@ -97,24 +93,23 @@ class Front:
 
 
 @asynccontextmanager
-async def front(*workers: Worker, running: int = 64) -> AsyncIterator[Front]:
+async def front(running: int = 64) -> AsyncIterator[Front]:
     size, registry = TOKENIZER.get_vocab_size(), CollectorRegistry()
     model = ModelDescription("tiny", "", size, 512, (0,), "", "", exactness="exact")
     served, acceptance = ServedModel(model, DraftShape(4), 8192, {}), Acceptance()
     acceptance.retain(DRAFTERS)
     metrics = FrontMetrics(registry, acceptance)
     each = Limits(running, running, "_per_client")
-    async with pooled(*workers) as (pool, cell):
-        admission = Admission(Limits(running, running), each, metrics)
-        answers = Answers(pool, TOKENIZER, served, metrics, admission)
-        service = OrchestratorService(answers, cast(Any, None), Drain(1), RequestLog())
-        calls = CallMetrics(registry, dict.fromkeys(ANSWERING, metrics.ended))
-        async with (
-            rpc.serving("127.0.0.1", 0, service, calls=calls) as address,
-            rpc.connect(address) as channel,
-        ):
-            stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-            yield Front(stub, channel, registry, cell, acceptance)
+    admission = Admission(Limits(running, running), each, metrics)
+    answers = Answers(Drafting(), TOKENIZER, served, metrics, admission)
+    service = OrchestratorService(answers, cast(Any, None), Drain(1), RequestLog())
+    calls = CallMetrics(registry, dict.fromkeys(ANSWERING, metrics.ended))
+    async with (
+        rpc.serving("127.0.0.1", 0, service, calls=calls) as address,
+        rpc.connect(address) as channel,
+    ):
+        stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+        yield Front(stub, channel, registry, acceptance)
 
 
 def asked(seed: int, prompt: int = 5, most: int = TOKENS) -> api.GenerateRequest:
@@ -125,8 +120,8 @@ def asked(seed: int, prompt: int = 5, most: int = TOKENS) -> api.GenerateRequest
     )
 
 
-async def test_counters_are_the_sums_over_the_answers_when_workers_are_killed() -> None:
-    async with front(Drafting([1] * 2), Drafting([1] * 2)) as served:
+async def test_counters_are_the_sums_over_the_answers() -> None:
+    async with front() as served:
         requests = [asked(seed, most=TOKENS - seed % 5) for seed in range(60)]
         answers = await asyncio.gather(*map(served.stub.Generate, requests))
         await served.until("requests_total", 60)
@@ -147,14 +142,13 @@ async def test_counters_are_the_sums_over_the_answers_when_workers_are_killed() 
         assert served.total("prompt_tokens_total") == prompts
         assert served.total("request_success_total", finished_reason="length") == 60
         assert served.total("requests_total", code="OK") == 60
-        assert served.cell.resumes > 0
         good, bad = map(served.acceptance.of, DRAFTERS)
         assert bad == (sum(each.num_draft_tokens for each in figures) - good[0], 0) != (0, 0)
         assert good[1] == sum(each.num_accepted_draft_tokens for each in figures)
 
 
 async def test_every_request_is_counted_once_by_the_status_that_its_client_got() -> None:
-    async with front(Drafting([]), running=1) as served:
+    async with front(running=1) as served:
         stub = served.stub
 
         async def undecodable() -> None:
@@ -204,7 +198,7 @@ async def status_of(ask: Ask) -> str:
 
 async def test_names_that_clients_invent_add_no_series() -> None:
     """Of methods, models, requests and clients."""
-    async with front(Drafting([])) as served:
+    async with front() as served:
         before = series(served.registry)
 
         async def call(number: int) -> None:

@@ -13,9 +13,8 @@ from tandem import models
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.fleet import discovery, presence
 from tandem.orchestrator.fleet.discovery import Discovery, look_up
-from tandem.orchestrator.fleet.membership import Membership, PerAddress
+from tandem.orchestrator.fleet.membership import Members, Membership, PerAddress
 from tandem.orchestrator.fleet.replicas import Replicas
-from tandem.protos.rounds import Members
 from tandem.protos.service.tasks import background
 from tests.waiting import LIMIT, until
 

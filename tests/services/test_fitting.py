@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,15 @@ import pytest
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.exact.fingerprint import model_fingerprint, weights_fingerprint
 from tandem.engine.loading import load_model, runner_of
+from tandem.orchestrator.links.link import Link
+from tandem.orchestrator.links.relays import Relays, drafter_link, verifier_link
 from tandem.orchestrator.rounds import relay
-from tandem.orchestrator.workers.link import Link
-from tandem.orchestrator.workers.worker import RoundWorkerService, drafter_link, verifier_link
 from tandem.protos.errors import Unavailable
 from tandem.protos.transport import rpc
+from tandem.protos.types import DraftShape
 from tandem.v1 import common_pb2, drafter_pb2, verifier_pb2
 from tests.services.peer import Peer, patient, served
-from tests.services.test_worker import counting, request
+from tests.services.test_relays import REQUEST, counting
 from tests.waiting import until
 
 TARGET, OTHER = "aaaa", "bbbb"
@@ -68,14 +70,13 @@ async def test_a_verifier_replaced_by_another_model_gets_no_session(
     expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay, "VERIFIER_LOST_SECONDS", 0.1)
-    context: Any = None
     async with AsyncExitStack() as scope:
         link, other = await replaced(scope, OTHER, expected)
         await until(lambda: link.problem)
         nowhere = await scope.enter_async_context(rpc.connect("127.0.0.1:1"))
-        worker = RoundWorkerService(link, drafter_link(nowhere, link))
+        relays = Relays(link, drafter_link(nowhere, link))
         with pytest.raises(Unavailable, match="another model"):
-            await anext(worker.Run(request(), context))
+            await anext(relays.run(REQUEST))
         assert not (link.connected or other.sent("open"))
 
 
@@ -111,7 +112,7 @@ async def test_the_same_model_with_another_arithmetic_is_used_and_forms_another_
 
 @pytest.mark.parametrize("tokenizer", [OTHER, TARGET])
 async def test_a_drafter_that_comes_late_and_does_not_fit_is_not_used(tokenizer: str) -> None:
-    verifier, drafter, context = Peer(counting), drafting(tokenizer), Any
+    verifier, drafter = Peer(counting), drafting(tokenizer)
     async with (
         served(verifier) as decoding,
         served(drafter) as guessing,
@@ -121,10 +122,8 @@ async def test_a_drafter_that_comes_late_and_does_not_fit_is_not_used(tokenizer:
         drafter_link(to_drafter, link, TARGET) as drafts,
     ):
         await until(lambda: link.connected and (drafts.connected or drafts.problem))
-        asked = request()
-        asked.shape.levels = asked.shape.branches = asked.shape.nodes = 1
-        worker = RoundWorkerService(link, drafts)
-        assert len([step async for step in worker.Run(asked, context)]) == 3
+        asked = replace(REQUEST, shape=DraftShape(1, 1, 1))
+        assert len([step async for step in Relays(link, drafts).run(asked)]) == 3
     assert bool(drafter.sent("open")) == (tokenizer == TARGET), "all was sent before it ended"
 
 

@@ -141,7 +141,7 @@ async def behind(services: Services, hostile: Hostile) -> AsyncIterator[Tandem]:
     await server.start()
     try:
         system = replace(services, drafter=f"127.0.0.1:{port}")
-        async with serve_all(system, ray=False) as tandem:
+        async with serve_all(system) as tandem:
             yield tandem
     finally:
         await server.stop(0)

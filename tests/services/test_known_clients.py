@@ -33,7 +33,6 @@ from tests.services.known import (
     PHONE,
     REFLECTION,
     REGISTRATION,
-    ROUNDS,
     UNKNOWN,
     VERIFYING,
     Known,
@@ -53,9 +52,9 @@ async def known(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Known
 
 
 def test_all_methods_are_those_that_are_tried() -> None:
-    tried = CLIENT_API, REGISTRATION, ROUNDS, DRAFTING, VERIFYING, REFLECTION
+    tried = CLIENT_API, REGISTRATION, DRAFTING, VERIFYING, REFLECTION
     assert set.union(*tried) == set(METHODS)
-    assert sum(map(len, tried)) == len(METHODS) >= 12
+    assert sum(map(len, tried)) == len(METHODS) >= 10
 
 
 @pytest.mark.parametrize("how", ["none", "basic", "wrong", "hash", "revoked"])
@@ -106,13 +105,12 @@ async def test_a_token_that_is_not_a_client_s_takes_away_no_certificate_s_rights
     assert await codes(place, stranger, "orchestrator", REGISTRATION, **other) == {DENIED}
 
 
-@pytest.mark.parametrize("service", ["verifier", "drafter", "worker", "registered"])
+@pytest.mark.parametrize("service", ["verifier", "drafter", "registered"])
 async def test_no_method_of_an_internal_port_is_open_to_others(known: Known, service: str) -> None:
     folder, key = known.system.folder, {WORKER_KEY.replace("-", "_"): "a guess"}
     places = {
         "verifier": (known.system.verifier, "verifier", VERIFYING, DENIED),
         "drafter": (known.system.drafter, "drafter", DRAFTING, DENIED),
-        "worker": (known.worker, "orchestrator", ROUNDS, UNKNOWN),
         "registered": (known.registered, "orchestrator", DRAFTING, UNKNOWN),
     }
     place, role, paths, refusal = places[service]
@@ -126,7 +124,7 @@ async def test_no_method_of_an_internal_port_is_open_to_others(known: Known, ser
 
 async def test_health_is_open_to_all_who_got_through_the_handshake(known: Known) -> None:
     ca, stranger = Tls(known.system.folder / "ca.pem"), tls_of(known.system.folder, "stranger")
-    ports = {known.system.orchestrator: ca, known.worker: stranger, known.registered: stranger}
+    ports = {known.system.orchestrator: ca, known.registered: stranger}
     for address, tls in ports.items():
         async with rpc.connect(address, tls, "orchestrator") as channel:
             check: Any = health_pb2_grpc.HealthStub(channel).Check
@@ -187,7 +185,7 @@ async def test_the_text_over_tls_is_the_targets_own_and_drafts_are_accepted(
     async with known.system.with_token(ALICE) as client:
 
         async def drafted() -> Any:
-            """An answer with drafts: its round worker had reached a drafter."""
+            """An answer with drafts: it had reached a drafter."""
             answer = await client.generate(prompt, max_new_tokens=16, temperature=0.0, rule="top1")
             return answer if answer.speculation.num_draft_tokens else None
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tandem.orchestrator.workers import link as module
-from tandem.orchestrator.workers.worker import drafter_link, verifier_link
+from tandem.orchestrator.links import link as module
+from tandem.orchestrator.links.relays import drafter_link, verifier_link
 from tandem.protos.errors import Busy, Internal
 from tandem.protos.streams import EncodedGuess, Guess
 from tandem.protos.transport import heartbeat, rpc, status

@@ -8,7 +8,6 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, create_subprocess_exec
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import psutil
 import pytest
@@ -20,11 +19,11 @@ from tandem.engine.forward.tiles import COARSE
 from tandem.engine.model.load import load
 from tandem.orchestrator.fleet.clients import VerifierClient
 from tandem.orchestrator.frontend.text import load_tokenizer
-from tandem.orchestrator.workers.worker import RoundWorkerService, drafter_link, verifier_link
+from tandem.orchestrator.links.relays import Relays, drafter_link, verifier_link
+from tandem.orchestrator.rounds.generation import RunRequest
 from tandem.protos.service.process import announcement
 from tandem.protos.transport import rpc
 from tandem.protos.types import Context, Draft, SamplingParams
-from tandem.v1 import rounds_pb2
 from tests import reference
 from tests.conftest import Pair, serve_all, serve_models
 from tests.system.test_same_text import ask
@@ -38,13 +37,11 @@ NEVER = 1e6  # seconds until an idle session is evicted
 KERNELS = 8e6  # bytes of code for steps of sizes that were forgotten
 
 
-async def complete(worker: RoundWorkerService, number: int) -> list[int]:
+async def complete(relays: Relays, number: int) -> list[int]:
     """The completion of a prompt of its own, without a drafter."""
-    prompt = [(number * 7919 + place * 31) % 4000 + 5 for place in range(PROMPT)]
-    name = secrets.token_bytes(16)
-    request = rounds_pb2.RunRequest(prompt=prompt, max_new_tokens=TOKENS, session_id=name)
-    context: Any = None
-    return [token async for step in worker.Run(request, context) for token in step.tokens]
+    prompt = tuple((number * 7919 + place * 31) % 4000 + 5 for place in range(PROMPT))
+    request = RunRequest("", secrets.token_bytes(16), prompt, SamplingParams(), TOKENS)
+    return [token async for step in relays.run(request) for token in step.tokens]
 
 
 async def warm_up(verifier: VerifierClient) -> None:
@@ -90,15 +87,15 @@ async def test_ten_times_more_sessions_than_memory_all_finish_with_the_same_text
         verifier_link(channel) as link,
         drafter_link(nowhere, link) as drafter,
     ):
-        client, worker = VerifierClient(channel), RoundWorkerService(link, drafter)
+        client, relays = VerifierClient(channel), Relays(link, drafter)
 
         async def all_of(numbers: range) -> list[list[int]]:
-            return await asyncio.gather(*(complete(worker, n) for n in numbers))
+            return await asyncio.gather(*(complete(relays, n) for n in numbers))
 
         await warm_up(client)
         await all_of(range(4))
         warm = highest = process.memory_info().rss
-        alone = [await complete(worker, number) for number in range(0, SESSIONS, 9)]
+        alone = [await complete(relays, number) for number in range(0, SESSIONS, 9)]
         crowd = asyncio.ensure_future(all_of(range(SESSIONS)))
 
         while not crowd.done():
@@ -128,7 +125,7 @@ async def test_sessions_that_fill_the_memory_do_not_block_each_other(
         serve_models(
             embedded, kv_bytes="7MiB", evict_after=NEVER, session_ttl=2 * NEVER, threads=1
         ) as services,
-        serve_all(services, ray=False) as tandem,
+        serve_all(services) as tandem,
     ):
         answers = await asyncio.gather(*(tandem.stub.Generate(request) for _ in range(STREAMS)))
     assert [list(answer.token_ids) for answer in answers] == [wanted] * STREAMS

@@ -12,7 +12,7 @@ import pytest
 
 from tandem.benchmarks.peers.delay import HOST, Link, State
 from tandem.benchmarks.peers.delay import linked as proxied
-from tandem.orchestrator.workers.worker import VerifierLink
+from tandem.orchestrator.links.relays import VerifierLink
 from tandem.protos.transport import heartbeat, rpc
 from tests.services.peer import (
     HASTY,

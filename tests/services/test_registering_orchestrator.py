@@ -49,7 +49,7 @@ async def test_an_orchestrator_uses_a_drafter_as_long_as_it_is_registered(
             return not await drafters()
 
         async def drafted() -> api.GenerateResponse | None:
-            """An answer with drafts: its round worker had reached the drafter."""
+            """An answer with drafts: it had reached the drafter."""
             answer: api.GenerateResponse = await stub.Generate(request)
             return answer if answer.speculation.num_draft_tokens else None
 

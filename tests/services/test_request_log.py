@@ -65,16 +65,16 @@ async def test_a_refused_request_is_one_line_with_its_code(front: Front) -> None
     with pytest.raises(aio.AioRpcError) as failure:
         await front.stub.Generate(wrong)
     assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    front.worker.go.clear()
+    front.runner.go.clear()
     running = asyncio.ensure_future(front.ask(request_id="running"))
-    await front.worker.reached.wait()
+    await front.runner.reached.wait()
     with pytest.raises(aio.AioRpcError) as failure:
         await front.ask(request_id="busy")
     assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     front.drain.begun = True
     with pytest.raises(aio.AioRpcError) as failure:
         await front.ask(request_id="late")
-    front.worker.go.set()
+    front.runner.go.set()
     await running
     lines = {line["request_id"]: line for line in await front.ended(4)}
     assert [
@@ -92,7 +92,7 @@ async def test_a_refused_request_is_one_line_with_its_code(front: Front) -> None
 async def test_a_failed_request_is_one_line_with_what_it_had(
     front: Front, code: str, streaming: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    front.worker.go.clear()
+    front.runner.go.clear()
     request = api.GenerateRequest(text=PROMPT, request_id="one")
     if streaming:
         call = front.stub.StreamGenerate(api.StreamGenerateRequest(request=request), timeout=LIMIT)
@@ -101,8 +101,8 @@ async def test_a_failed_request_is_one_line_with_what_it_had(
     reading = asyncio.ensure_future(all_of(call))
     await until(lambda: front.registry.get_sample_value("tandem_steps_total") == 3)
     if code == "INTERNAL":
-        front.worker.broken = True
-        front.worker.go.set()
+        front.runner.broken = True
+        front.runner.go.set()
     else:
         if code == "DEADLINE_EXCEEDED":  # a call that ends as late as this has run out of time
             monkeypatch.setattr(servicer, "CLOCK_SECONDS", LIMIT)
@@ -112,7 +112,7 @@ async def test_a_failed_request_is_one_line_with_what_it_had(
     (line,) = await front.ended(1)
     assert (line["event"], line["code"]) == ("a request has failed", code)
     assert (line["completion_tokens"], line["steps"], line["request_id"]) == (5, 3, "one")
-    front.worker.go.set()
+    front.runner.go.set()
 
 
 async def all_of(call: Any) -> None:
@@ -169,18 +169,17 @@ async def test_requests_in_progress_leave_a_line_now_and_then(
 
 
 async def test_the_status_shows_requests_by_client_without_their_names(front: Front) -> None:
-    front.worker.go.clear()
+    front.runner.go.clear()
     running = asyncio.ensure_future(front.ask((CLIENT_KEY, SECRET)))
-    await front.worker.reached.wait()
+    await front.runner.reached.wait()
     shown = await front.stub.GetStatus(api.GetStatusRequest(history=True))
-    front.worker.go.set()
+    front.runner.go.set()
     await running
     (model,) = shown.models
     ((name, runs, waits),) = [(each.name, each.running, each.waiting) for each in model.clients]
     assert (len(name), runs, waits) == (8, 1, 0) and SECRET not in str(shown)
     (line,) = await front.ended(1)
     assert line["client"] == name
-    assert shown.round_workers[0].requests == 1
     shown = await front.stub.GetStatus(api.GetStatusRequest())
     (last, history) = shown.models[0].last_minute, shown.models[0].history
     assert (last.requests_finished, last.requests_failed) == (1, 0)

@@ -43,7 +43,7 @@ async def test_nothing_is_left_of_requests_that_end_early(
     cancelled: bool, services: Services, nothing_left: None
 ) -> None:
     rng, places = random.Random(7), asyncio.Semaphore(AT_ONCE)
-    async with serve_all(services, ray=False, max_running=AT_ONCE // 2) as tandem:
+    async with serve_all(services, max_running=AT_ONCE // 2) as tandem:
 
         async def one() -> None:
             async with places:

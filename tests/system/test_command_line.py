@@ -75,7 +75,6 @@ def test_status_and_top_show_the_replicas_and_the_last_minute(up: Served, client
     assert (shown.returncode, screen.returncode) == (0, 0), shown.stderr + screen.stderr
     for words in (
         f"; tandem {version('tandem-serving')}\n",
-        "round workers: 1 of 1 connected, 0 requests\n",
         "0 running",
     ):
         assert words in shown.stdout

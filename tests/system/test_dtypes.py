@@ -16,7 +16,7 @@ async def test_drafts_change_no_text_in_half_precision(
     some = list(enumerate(prompts[:6]))
     async with (
         serve_models(embedded, dtype=dtype, threads=1) as services,
-        serve_all(services, ray=False) as tandem,
+        serve_all(services) as tandem,
     ):
         plain, chains, trees = [
             await texts(

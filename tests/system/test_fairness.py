@@ -41,7 +41,7 @@ async def test_a_crowd_on_one_connection_keeps_nobody_else_out(
 ) -> None:
     bounds = {"max_running": RUNNING, "max_waiting": WAITING}
     async with (
-        serve_all(services, ray=False, **bounds) as tandem,
+        serve_all(services, **bounds) as tandem,
         aio.insecure_channel(tandem.address, options=OWN_CONNECTION) as connection,
     ):
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(connection)

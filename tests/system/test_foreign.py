@@ -39,7 +39,7 @@ async def foreign(services: Services) -> AsyncIterator[Tandem]:
         pair = Pair(models.TARGET, models.FOREIGN)
         client = DrafterClient(channel)
         served = Services(pair, address, services.verifier, client, services.verifier_client)
-        async with serve_all(served, ray=False) as tandem:
+        async with serve_all(served) as tandem:
             yield tandem
         await served.assert_no_session_is_left()
 
@@ -104,5 +104,5 @@ async def test_tokenizers_that_differ_are_never_paired(services: Services, wrong
         else:
             served = replace(services, pair=Pair(models.FOREIGN, models.DRAFT))
         with pytest.raises(IncompatibleModels, match="foreign"):
-            async with serve_all(served, ray=False):
+            async with serve_all(served):
                 raise AssertionError("it serves")

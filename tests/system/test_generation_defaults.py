@@ -104,7 +104,7 @@ async def test_defaults_can_be_switched_off(
     made: tuple[Services, list[Any]], tandem: Tandem
 ) -> None:
     services, _ = made
-    async with serve_all(services, ray=False, generation_config="none") as plain:
+    async with serve_all(services, generation_config="none") as plain:
         assert await text(plain.stub) == await text(tandem.stub)
 
 
@@ -129,7 +129,7 @@ async def test_suppressed_tokens_are_in_no_text_with_drafts_and_without(
     folder, prompt = with_config(tmp_path, **settings), load_ids(embedded.target)
     async with (
         serve_models(Pair(folder, embedded.draft)) as services,
-        serve_all(services, ray=False) as tandem,
+        serve_all(services) as tandem,
     ):
         answers = []
         for levels in (0, 4):

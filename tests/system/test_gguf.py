@@ -26,7 +26,7 @@ SHAPES: tuple[dict[str, int], ...] = ({}, {"branches": 1}, {"branches": 3})
 
 async def served_texts(pair: Pair, prompts: list[str]) -> tuple[list[list[Any]], Any]:
     """The answers to prompts at once, as a stream and in lockstep, chains and trees; the status."""
-    async with serve_models(pair, threads=1) as services, serve_all(services, ray=False) as tandem:
+    async with serve_models(pair, threads=1) as services, serve_all(services) as tandem:
         found = []
         for shape in SHAPES:
             requests = [ask(prompt, tokens=TOKENS, **shape) for prompt in prompts]

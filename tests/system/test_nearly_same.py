@@ -56,7 +56,7 @@ async def nearly(larger: Path) -> AsyncIterator[Tandem]:
     """That target, and the embedded drafter."""
     async with (
         serve_models(Pair(larger, models.DRAFT), {"speaks": larger}) as services,
-        serve_all(services, ray=False) as tandem,
+        serve_all(services) as tandem,
     ):
         yield tandem
 

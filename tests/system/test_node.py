@@ -54,7 +54,7 @@ async def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
 
 
 async def test_the_example_streams_the_text_of_its_seed(services: Services, folder: Path) -> None:
-    async with serve_all(services, ray=False) as tandem:
+    async with serve_all(services) as tandem:
         code, printed, errors = await run(folder, tandem.address, "Once upon a time", str(SEED))
         assert code == 0, errors
         request = api.GenerateRequest(

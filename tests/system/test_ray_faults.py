@@ -1,4 +1,6 @@
-"""Ray places round workers, and none of its processes can break a stream or be missed for long."""
+"""Ray Serve runs the cells of `tandem up`, and no loss of a process of Ray changes a text or is
+there to stay.
+"""
 
 from __future__ import annotations
 
@@ -7,135 +9,121 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from functools import partial
-from pathlib import Path
 
 import psutil
 import pytest
 
 from tandem import AsyncClient
-from tandem.benchmarks.chaos.ray_processes import CONTROL_PLANE, NODE, WORKER, ray_processes
-from tandem.benchmarks.peers.checkout import HERE, address, child
-from tandem.benchmarks.peers.round_workers import connected
-from tandem.orchestrator.workers import driver
+from tandem.benchmarks.peers.checkout import HERE, child
+from tandem.orchestrator.cli import launch
+from tandem.orchestrator.cli.plan import Plan
+from tandem.protos.service.process import announcement
 from tests.conftest import Pair
 from tests.ray_nodes import processes
-from tests.waiting import until
+from tests.ray_processes import CELL, CONTROL_PLANE, NODE, ray_processes
+from tests.waiting import LIMIT, until
 
 pytestmark = pytest.mark.long("starts a Ray for each test and kills its processes")
 
 REQUEST = {"temperature": 0.7, "seed": 3, "max_new_tokens": 60, "ignore_eos": True}
-DRIVER = driver.__name__.encode()
+STREAMS = 3
 
 
 @asynccontextmanager
-async def front_end(pair: Pair) -> AsyncIterator[tuple[int, AsyncClient]]:
-    """One with two round workers on a private Ray: its process, which must end well, and a client
-    of it.
-    """
-    target = str(pair.target)
-    async with child(HERE, "verifier_service", "--model", target, "--threads", "1") as verifier:
-        flags = "--verifier", await address(verifier), "--tokenizer", target, "--port", "0"
-        async with child(HERE, "orchestrator", *flags, "--workers", "2") as orchestrator:
-            async with AsyncClient(await address(orchestrator), retry_seconds=1.0) as client:
-                yield orchestrator.pid, client
-            assert orchestrator.returncode is None
-            orchestrator.terminate()
-            assert await orchestrator.wait() == 0
+async def up() -> AsyncIterator[AsyncClient]:
+    """`tandem up` in this process, and a patient client."""
+    async with (
+        launch.up(Plan(port=0, ray=True)) as tandem,
+        AsyncClient(tandem.addresses["orchestrator"], retry_seconds=LIMIT) as client,
+    ):
+        yield client
 
 
-def victims(orchestrator: int, name: bytes) -> list[int]:
-    """Processes of its Ray."""
-    if name != DRIVER:
-        return ray_processes(orchestrator, name)
-    children = psutil.Process(orchestrator).children()
-    return [each.pid for each in children if DRIVER.decode() in each.cmdline()]
+def orchestrator() -> int:
+    """Its process that has started Ray; 0 if there is none now."""
+    for each in psutil.Process().children():
+        with suppress(psutil.Error):
+            if "tandem.orchestrator" in each.cmdline():
+                return each.pid
+    return 0
 
 
-def renewed(orchestrator: int, name: bytes, gone: list[int]) -> bool:
-    """Whether another process than those that are gone has the name."""
-    return bool(set(victims(orchestrator, name)) - set(gone))
+class Streams:
+    """Clients that ask again and again, once each: an error is one of the test's."""
+
+    def __init__(self, client: AsyncClient, right: str) -> None:
+        self.client, self.right = client, right
+        self.finished = 0
+
+    async def stream(self) -> None:
+        while True:
+            assert (await self.client.generate("Once", **REQUEST)).text == self.right
+            self.finished += 1
+
+    async def go_on(self) -> None:
+        """Wait until more of them have finished than were running."""
+        goal = self.finished + 2 * STREAMS
+        await until(lambda: self.finished >= goal, "streams go on")
 
 
-def session_of_its_own(orchestrator: int) -> None:
-    """Linux shares cores between sessions: a Ray that started took the front end's."""
-    (started,) = victims(orchestrator, DRIVER)
-    for name in (CONTROL_PLANE, NODE, WORKER):
-        found = ray_processes(orchestrator, name)
-        assert found, name
-        assert {os.getsid(process) for process in found} == {started}
-    assert os.getsid(orchestrator) != started
+def kill(orchestrator: int, name: bytes) -> list[int]:
+    """End the processes of a name; which these were."""
+    gone = ray_processes(orchestrator, name)
+    assert gone, name
+    for process in gone:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    return gone
 
 
-async def test_streams_go_on_when_one_process_of_ray_after_the_other_is_killed(
-    embedded: Pair,
-) -> None:
-    async with front_end(embedded) as (orchestrator, client):
-        right = (await client.generate("Once", **REQUEST)).text
-        over, finished = False, 0
+async def test_streams_go_on_when_one_process_of_ray_after_the_other_is_killed() -> None:
+    async with up() as client:
+        streams = Streams(client, (await client.generate("Once", **REQUEST)).text)
 
-        async def stream() -> None:
-            nonlocal finished
-            while not over:
-                assert (await client.generate("Once", **REQUEST)).text == right
-                finished += 1
+        async def serving(but: list[int]) -> None:
+            """A cell serves that is none of these."""
+            await until(lambda: set(ray_processes(orchestrator(), CELL)) - set(but))
+            await streams.go_on()
 
-        async with asyncio.TaskGroup() as streams:
-            for _ in range(3):
-                streams.create_task(stream())
-            await connected(client, 2)
-            session_of_its_own(orchestrator)
-            for name, comes_back in (
-                *((WORKER, True), (CONTROL_PLANE, False), (WORKER, False)),
-                *((NODE, True), (DRIVER, True)),  # on another Ray
-            ):
-                gone, goal = victims(orchestrator, name), finished + 6
-                for victim in gone:
-                    with suppress(ProcessLookupError):  # a Ray that lost a part may end by itself
-                        os.kill(victim, signal.SIGKILL)
-                await until(lambda goal=goal: finished >= goal, name.decode())
-                if comes_back:
-                    await until(partial(renewed, orchestrator, name, gone))
-                    await connected(client, 2)
-            over = True
-        assert (await client.generate("Once", **REQUEST)).text == right
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(streams.stream()) for _ in range(STREAMS)]
+            await streams.go_on()
+            await serving(kill(orchestrator(), CELL))
+            cells, first = ray_processes(orchestrator(), CELL), orchestrator()
+            kill(first, CONTROL_PLANE)
+            await streams.go_on()
+            assert ray_processes(first, CELL) == cells, "the cells that there were"
+            await serving(kill(first, CELL))  # which nobody but `tandem up` can replace
+            second = orchestrator()
+            assert second != first
+            kill(second, NODE)
+            await until(lambda: orchestrator() not in (0, second), "all of it was started again")
+            await streams.go_on()
+            for task in tasks:
+                task.cancel()
+        last = orchestrator()
+    await until(lambda: not processes(last), "no process is left")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-async def test_a_front_end_that_ends_while_ray_starts_leaves_no_process(
+async def test_an_orchestrator_that_ends_while_its_cells_start_leaves_no_process(
     embedded: Pair, number: signal.Signals
 ) -> None:
-    """It still waits for its verifier."""
+    """They still wait for their verifier."""
     flags = "--verifier", "127.0.0.1:1", "--tokenizer", str(embedded.target), "--port", "0"
     async with child(HERE, "orchestrator", *flags) as orchestrator:
         own = orchestrator.pid
-        await until(lambda: ray_processes(own, CONTROL_PLANE))
-        (started,) = victims(own, DRIVER)
+        await until(lambda: ray_processes(own, CELL))
         orchestrator.send_signal(number)
         await orchestrator.wait()
-        assert number == signal.SIGKILL or not psutil.pid_exists(started)
-        await until(lambda: not processes(own) and not processes(started))
+        await until(lambda: not processes(own), "no process is left")
 
 
-async def test_a_ray_that_does_not_start_is_a_warning_and_a_worker_in_reserve_serves(
-    embedded: Pair,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    folder = tmp_path / ("x" * 100)  # Ray's sockets have shorter paths
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
-    said = ""
-    async with front_end(embedded) as (_, client):
-        assert (await client.generate("Once", **REQUEST)).text
-
-        def refused() -> bool:
-            nonlocal said
-            said += capfd.readouterr().err
-            return "Ray did not start" in said
-
-        await until(refused)
-        workers = (await client.status()).round_workers
-        assert [each.connected for each in workers] == [False, False, True]
-    assert "AF_UNIX" in said
+async def test_a_cell_that_cannot_start_is_one_line_with_the_reason(embedded: Pair) -> None:
+    flags = "--verifier", "127.0.0.1:1", "--tokenizer", str(embedded.target), "--port", "0"
+    async with child(HERE, "orchestrator", *flags, "--start-seconds", "0.1") as orchestrator:
+        assert orchestrator.stdout
+        printed = (await orchestrator.stdout.read()).splitlines()
+        assert await orchestrator.wait() == 1
+    (failed,) = [fact for fact in map(announcement, printed) if fact and fact["event"] == "failed"]
+    assert failed["problem"] == "no verifier answers at 127.0.0.1:1"

@@ -1,5 +1,5 @@
-"""Round workers on two Ray nodes, each in a network of its own: no fault of a node or of the link
-between them can be seen by a client.
+"""Cells on two Ray nodes, each in a network of its own: no fault of a node or of the link between
+them can be seen by a client.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
-import psutil
 import pytest
 
 from tandem import AsyncClient
 from tandem.benchmarks.peers.checkout import HERE, address, python
-from tandem.benchmarks.peers.round_workers import connected
 from tandem.protos.transport import rpc
+from tandem.protos.transport.health import is_serving
 from tests.conftest import Pair
 from tests.ray_nodes import HEAD, Link, environment, kill, node, second_machine
-from tests.waiting import until
+from tests.waiting import LIMIT, until
 
 pytestmark = pytest.mark.long("starts two Ray nodes, one in a network namespace")
 
@@ -79,11 +78,14 @@ async def started(
     return process, await address(process)
 
 
-def hosts(process: Process) -> set[str]:
-    """The machines that a service is connected to."""
-    connections = psutil.Process(process.pid).net_connections("tcp")
-    open_ones = (each for each in connections if each.status == psutil.CONN_ESTABLISHED)
-    return {each.raddr.ip.removeprefix("::ffff:") for each in open_ones}
+async def serving(place: str) -> None:
+    """Wait until the cell at an address can answer requests."""
+
+    async def ready() -> bool:
+        async with rpc.connect(place) as channel:
+            return await is_serving(channel, "tandem.v1.OrchestratorService", 1.0)
+
+    await until(ready, place)
 
 
 async def test_streams_go_on_when_the_link_to_a_node_is_cut_and_when_the_node_is_lost(
@@ -91,30 +93,34 @@ async def test_streams_go_on_when_the_link_to_a_node_is_cut_and_when_the_node_is
 ) -> None:
     target, ray = str(embedded.target), environment()
     head = f"{link.here}:{rpc.free_port(link.here)}"
+    port = rpc.free_port(link.here)
+    places = f"{link.here}:{port}", f"{link.there}:{port}"
     async with AsyncExitStack() as scope:
         flags = *HEAD, f"--node-ip-address={link.here}", f"--port={head.rpartition(':')[2]}"
-        await scope.enter_async_context(node(ray, *flags))
+        await scope.enter_async_context(node(ray, *flags, cpus=1))
         joined = f"--address={head}", f"--node-ip-address={link.there}"
-        there = await scope.enter_async_context(node(ray, *joined, enter=link.enter))
+        there = await scope.enter_async_context(node(ray, *joined, cpus=1, enter=link.enter))
         flags = "--model", target, "--threads", "1", "--host", link.here
-        verifier, place = await started(scope, ray, "verifier_service", *flags)
-        flags = "--verifier", place, "--tokenizer", target, "--port", "0"
-        flags += "--ray-address", head, "--workers", "2"
-        front_end, place = await started(scope, ray, "orchestrator", *flags)
-        client = await scope.enter_async_context(AsyncClient(place, retry_seconds=0.0))
-        await connected(client, 2)
-        assert hosts(verifier) >= {link.here, link.there}
+        _, place = await started(scope, ray, "verifier_service", *flags)
+        flags = "--verifier", place, "--tokenizer", target, "--port", str(port)
+        flags += "--ray-address", head, "--cells", "2", "--host", "0.0.0.0"
+        launcher, _ = await started(scope, ray, "orchestrator", *flags)
+        for each in places:
+            await serving(each)
+        client = await scope.enter_async_context(AsyncClient(*places, retry_seconds=LIMIT))
         streams = Streams(client)
         async with streams.running():
             await streams.go_on()
             link.set("down")
-            await connected(client, 1)
             await streams.go_on()
             link.set("up")
-            await connected(client, 2)
+            await serving(places[1])
             await streams.go_on()
             assert kill(there.pid)
-            await connected(client, 1)
-            await connected(client, 2)  # Ray has started another
             await streams.go_on()
-        assert front_end.returncode is None
+            await scope.enter_async_context(node(ray, *joined, cpus=1, enter=link.enter))
+            await serving(places[1])  # Serve has started another
+            await streams.go_on()
+            launcher.kill()
+            await launcher.wait()
+            await streams.go_on()

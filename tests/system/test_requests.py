@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import urllib.request
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -25,8 +26,8 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 LONG = tuple(5 + 7 * place % 4000 for place in range(200))
 
 
-def stream(request: api.GenerateRequest, resume_from: int = 0) -> api.StreamGenerateRequest:
-    return api.StreamGenerateRequest(request=request, resume_from=resume_from)
+def stream(request: api.GenerateRequest, received: Sequence[int] = ()) -> api.StreamGenerateRequest:
+    return api.StreamGenerateRequest(request=request, received=received)
 
 
 async def test_a_stream_adds_up_to_the_answer(tandem: Tandem) -> None:
@@ -42,15 +43,14 @@ async def test_a_stream_adds_up_to_the_answer(tandem: Tandem) -> None:
     assert last.finish_reason in (api.FINISH_REASON_STOP, api.FINISH_REASON_LENGTH)
 
 
-@pytest.mark.parametrize("resume_from", [0, 1, 7, 20])
-async def test_a_broken_stream_resumes_where_the_client_stopped(
-    tandem: Tandem, resume_from: int
-) -> None:
+@pytest.mark.parametrize("seen", [0, 1, 7, 20])
+async def test_a_broken_stream_resumes_where_the_client_stopped(tandem: Tandem, seen: int) -> None:
     request = ask("The king said", temperature=1.0, seed=9, tokens=20)
     whole = await tandem.stub.Generate(request)
-    events = [event async for event in tandem.stub.StreamGenerate(stream(request, resume_from))]
+    rest = stream(request, whole.token_ids[:seen])
+    events = [event async for event in tandem.stub.StreamGenerate(rest)]
     tokens = [token for event in events[:-1] for token in event.chunk.token_ids]
-    assert tokens == list(whole.token_ids)[resume_from:]
+    assert tokens == list(whole.token_ids)[seen:]
     text = "".join(event.chunk.text for event in events[:-1])
     assert whole.text.endswith(text)
     assert events[-1].complete.text == whole.text
@@ -85,7 +85,7 @@ async def test_without_a_drafter_texts_are_decoded_plainly_and_one_that_comes_is
         model=services.pair.draft, port=rpc.free_port("127.0.0.1"), threads=1
     )
     alone = replace(services, drafter=f"127.0.0.1:{drafter.port}")
-    async with serve_all(alone, ray=False) as lame:
+    async with serve_all(alone) as lame:
 
         async def drafts() -> bool:
             (model,) = (await lame.stub.GetStatus(api.GetStatusRequest())).models
@@ -123,7 +123,7 @@ async def test_metrics_equal_the_sums_over_the_answers(
     """Requests that are greedy and sampled, drafted and not, in lockstep and not, some ended by a
     stop string.
     """
-    async with serve_all(services, ray=False) as tandem:
+    async with serve_all(services) as tandem:
         requests = [
             ask(p, temperature=n % 2, seed=n, tokens=8 + n) for n, p in enumerate(prompts[:15])
         ]

@@ -59,7 +59,7 @@ async def random_drafter(embedded: Pair, make_model: MakeModel) -> AsyncIterator
     """The trained target with a drafter that knows nothing."""
     async with (
         serve_models(Pair(embedded.target, make_model("llama", 5))) as services,
-        serve_all(services, ray=False) as tandem,
+        serve_all(services) as tandem,
     ):
         yield tandem
 
@@ -147,7 +147,7 @@ async def test_other_architectures_keep_the_promise(
     rows = [[37 * n % 4000 + 2, 91, 17 * n % 4000 + 2] for n in range(4)]
     async with (
         serve_models(Pair(folder, draft)) as services,
-        serve_all(services, ray=False) as tandem,
+        serve_all(services) as tandem,
     ):
         greedy = [ask(row, levels=6, branches=1) for row in rows]
         streamed = await texts(tandem.stub, greedy)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("waited_for")
 async def tandem(scripted: Callable[[str, int], Pair]) -> AsyncIterator[Tandem]:
     async with (
         serve_models(scripted(TEXT, WRONG_EVERY)) as services,
-        serve_all(services, ray=False) as tandem,
+        serve_all(services) as tandem,
     ):
         yield tandem
 

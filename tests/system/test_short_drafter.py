@@ -26,7 +26,7 @@ async def tandem(scripted: Callable[[str, int], Pair]) -> AsyncIterator[Tandem]:
     drafting = {"context_length": SHORT, "draft_cost": 0.0}
     async with (
         serve_models(scripted(TEXT, 0), drafting) as services,
-        serve_all(services, ray=False) as tandem,
+        serve_all(services) as tandem,
     ):
         yield tandem
 

@@ -9,7 +9,6 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from tandem import AsyncClient
 from tandem.benchmarks.peers.checkout import HERE, address, child
-from tandem.benchmarks.peers.round_workers import connected
 from tests.conftest import Pair
 from tests.services.collector import Collector, collecting
 
@@ -19,7 +18,7 @@ PROMPT, TOKENS = "Once upon a time there was a canary", 200
 
 
 async def traced(pair: Pair, collector: Collector, ray: bool) -> tuple[str, str, int]:
-    """Ask a system of three processes, or with a round worker on Ray, and stop it; trace and span
+    """Ask a system of three processes, or with its cell on Ray Serve, and stop it; trace and span
     of the one who asked, and steps of the answer.
     """
     async with AsyncExitStack() as scope:
@@ -34,13 +33,10 @@ async def traced(pair: Pair, collector: Collector, ray: bool) -> tuple[str, str,
         }
         where = [f"--{role}={await address(process)}" for role, process in processes.items()]
         tokenizer = ("--tokenizer", str(pair.target), "--port", "0")
-        workers = ("--workers", "1") if ray else ("--no-ray",)
         front = await scope.enter_async_context(
-            child(HERE, "orchestrator", *where, *tokenizer, *workers, *flags)
+            child(HERE, "orchestrator", *where, *tokenizer, "--ray" if ray else "--no-ray", *flags)
         )
         client = await scope.enter_async_context(AsyncClient(await address(front)))
-        if ray:
-            await connected(client, 1)
         tracer = TracerProvider(shutdown_on_exit=False).get_tracer("the program that asks")
         with tracer.start_as_current_span("ask") as span:
             answer = await client.generate(
@@ -57,13 +53,11 @@ async def traced(pair: Pair, collector: Collector, ray: bool) -> tuple[str, str,
 async def test_a_request_is_one_trace_with_spans_of_all_services(embedded: Pair, ray: bool) -> None:
     async with collecting() as collector:
         trace, asking, steps = await traced(embedded, collector, ray)
-    worker = "round-worker" if ray else "orchestrator"
     spans = collector.spans
     assert {each.trace for each in spans} == {trace}
     made = {(each.service.removeprefix("tandem-"), each.name) for each in spans}
     assert made == {
-        *(("orchestrator", name) for name in ("generate", "wait", "decode")),
-        *((worker, name) for name in ("relay", "round")),
+        *(("orchestrator", name) for name in ("generate", "wait", "decode", "relay", "round")),
         *(("verifier", name) for name in ("verify", "step")),
         *(("drafter", name) for name in ("draft", "guess")),
     }

@@ -109,7 +109,7 @@ class Drafting(_message.Message):
     """one guess"""
     request_id: _builtins.str
     traceparent: _builtins.str
-    """W3C: of the round worker's span; empty = none"""
+    """W3C: of the cell's span; empty = none"""
     @_builtins.property
     def context(self) -> _common_pb2.Context: ...
     @_builtins.property

@@ -32,14 +32,14 @@ class DrafterServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DrafterServiceAsyncStub: ...
     Guess: _grpc.StreamStreamMultiCallable[_drafter_pb2.GuessRequest, _drafter_pb2.GuessResponse]
-    """All sessions of one round worker. Ends their drafting when it ends; a side with nothing to report sends a message every quarter of a second."""
+    """All sessions of one cell. Ends their drafting when it ends; a side with nothing to report sends a message every quarter of a second."""
     DescribeDrafter: _grpc.UnaryUnaryMultiCallable[_drafter_pb2.DescribeDrafterRequest, _drafter_pb2.DescribeDrafterResponse]
 
 @_typing.type_check_only
 class DrafterServiceAsyncStub(DrafterServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Guess: _aio.StreamStreamMultiCallable[_drafter_pb2.GuessRequest, _drafter_pb2.GuessResponse]  # type: ignore[assignment]
-    """All sessions of one round worker. Ends their drafting when it ends; a side with nothing to report sends a message every quarter of a second."""
+    """All sessions of one cell. Ends their drafting when it ends; a side with nothing to report sends a message every quarter of a second."""
     DescribeDrafter: _aio.UnaryUnaryMultiCallable[_drafter_pb2.DescribeDrafterRequest, _drafter_pb2.DescribeDrafterResponse]  # type: ignore[assignment]
 
 class DrafterServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -49,7 +49,7 @@ class DrafterServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_drafter_pb2.GuessRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_drafter_pb2.GuessResponse], _abc.AsyncIterator[_drafter_pb2.GuessResponse]]:
-        """All sessions of one round worker. Ends their drafting when it ends; a side with nothing to report sends a message every quarter of a second."""
+        """All sessions of one cell. Ends their drafting when it ends; a side with nothing to report sends a message every quarter of a second."""
 
     @_abc_1.abstractmethod
     def DescribeDrafter(

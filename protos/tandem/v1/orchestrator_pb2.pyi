@@ -21,6 +21,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _DraftMethod:
@@ -681,8 +686,16 @@ class StreamGenerateRequest(_message.Message):
     RESUME_FROM_FIELD_NUMBER: _builtins.int
     HEARTBEATS_FIELD_NUMBER: _builtins.int
     RECEIVED_FIELD_NUMBER: _builtins.int
-    resume_from: _builtins.int
-    """how many completion tokens the client already has: they are generated again, and left out"""
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def resume_from(self) -> _builtins.int:
+        """refused unless it is 0 or the number of `received` tokens"""
+
+    @resume_from.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def resume_from(self, value: _builtins.int) -> None:
+        """refused unless it is 0 or the number of `received` tokens"""
+
     heartbeats: _builtins.bool
     """an empty response whenever there was none for a quarter of a second, so that a server that hangs is noticed"""
     @_builtins.property
@@ -811,7 +824,10 @@ class GetStatusResponse(_message.Message):
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelStatus]: ...
     @_builtins.property
-    def round_workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundWorkerStatus]: ...
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def round_workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundWorkerStatus]:
+        """empty"""
+
     @_builtins.property
     def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """why no request can be served now; empty = requests are served"""
@@ -970,6 +986,8 @@ Global___ReplicaStatus: _TypeAlias = ReplicaStatus  # noqa: Y015
 
 @_typing.final
 class RoundWorkerStatus(_message.Message):
+    """Not used any more."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     INDEX_FIELD_NUMBER: _builtins.int

@@ -81,7 +81,7 @@ class Decoding(_message.Message):
     """one step"""
     request_id: _builtins.str
     traceparent: _builtins.str
-    """W3C: of the round worker's span; empty = none"""
+    """W3C: of the cell's span; empty = none"""
     @_builtins.property
     def context(self) -> _common_pb2.Context: ...
     @_builtins.property

@@ -1,5 +1,6 @@
-"""What the clocks show that a service sends back: each message has the sender's clock, and an
-answer has that of the newest message which the service has read. Pure: time is an argument.
+"""The round trip to a service, by the clocks that it sends back: each message has the sender's
+clock, and an answer has that of the newest message which the service has read. Pure: time is an
+argument.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ ROUND_TRIP_WINDOW = 32  # answers until a shorter round trip is mostly forgotten
 LARGE_BYTES = 32 << 10  # of a message that may be long on its way on a slow connection
 
 
-class Echoes:
+class RoundTrip:
     """Of one link, over all of its calls."""
 
     def __init__(self) -> None:
-        self.round_trip = 0.0  # seconds, smoothed
+        self.seconds = 0.0  # seconds, smoothed
         self._newest = 0.0
         self._unread: deque[tuple[float, int]] = deque()  # later messages: the clock of each, bytes
 
@@ -37,8 +38,8 @@ class Echoes:
         while self._unread and self._unread[0][0] <= clock:
             self._unread.popleft()
         trip = now - clock
-        known = self.round_trip or trip
-        self.round_trip = min(trip, known + busy * (trip - known) / ROUND_TRIP_WINDOW)
+        known = self.seconds or trip
+        self.seconds = min(trip, known + busy * (trip - known) / ROUND_TRIP_WINDOW)
         return True
 
     def progress(self) -> object:

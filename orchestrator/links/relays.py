@@ -1,6 +1,7 @@
-"""A round worker: relays facts and guesses of many requests, and streams the steps of each.
+"""The rounds of all requests of a cell: a relay for each, over one link to every replica.
 
-A request carries its tokens so far, so a worker may die at any time.
+Everything runs on the event loop that also serves clients: a step is a plain call from the link
+that received it to the answer that grows by it.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,28 +21,20 @@ from grpc import aio
 
 from tandem.orchestrator.fleet.membership import Membership, PerAddress
 from tandem.orchestrator.fleet.registration import Access, Metadata
+from tandem.orchestrator.links.balanced import BalancedLink
+from tandem.orchestrator.links.link import Fits, Link
+from tandem.orchestrator.rounds.generation import RunRequest
 from tandem.orchestrator.rounds.relay import Relay, Services, ToDrafter, ToVerifier
+from tandem.orchestrator.rounds.step import Step
 from tandem.orchestrator.rounds.stream import ServiceLink
-from tandem.orchestrator.workers.balanced import BalancedLink
-from tandem.orchestrator.workers.fitting import same_model, same_tokenizer
-from tandem.orchestrator.workers.link import Link
 from tandem.protos.service import tracing
 from tandem.protos.service.tasks import background, first_done
 from tandem.protos.streams import EncodedGuess, Fact
-from tandem.protos.transport import heartbeat, rpc
-from tandem.protos.transport.key import KeyInterceptor
+from tandem.protos.transport import heartbeat
 from tandem.protos.types import ModelDescription
 from tandem.protos.wire.codec import decode_fact
 from tandem.protos.wire.requests import receive_guess
-from tandem.protos.wire.rounds import decode_attend, decode_run, encode_step
-from tandem.v1 import (
-    drafter_pb2,
-    drafter_pb2_grpc,
-    rounds_pb2,
-    rounds_pb2_grpc,
-    verifier_pb2,
-    verifier_pb2_grpc,
-)
+from tandem.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 
 JITTER = 0.5  # of a delay, by which it may be longer
 
@@ -61,32 +54,27 @@ class LoopTimer:
         return self._call_later(seconds * random.uniform(1, 1 + JITTER), call)
 
 
-class RoundWorkerService(rounds_pb2_grpc.RoundWorkerServiceServicer):
-    """Serves its own front end only."""
+class Relays:
+    """Runs requests; to be made on the event loop that it runs on."""
 
     def __init__(
-        self,
-        verifier: ServiceLink[ToVerifier, Fact],
-        drafter: ServiceLink[ToDrafter, EncodedGuess],
-        membership: Membership | None = None,
+        self, verifier: ServiceLink[ToVerifier, Fact], drafter: ServiceLink[ToDrafter, EncodedGuess]
     ) -> None:
         self._services = Services(verifier, drafter, LoopTimer(), itertools.count(1))
-        self._membership = membership or Membership()
 
-    async def Run(
-        self, request: rounds_pb2.RunRequest, context: aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[rounds_pb2.RunResponse]:
-        """Steps until the generation ends; however it ends, its sessions are closed."""
-        changed, run = asyncio.Event(), decode_run(request)
-        span = tracing.begin("relay", run.traceparent, request_id=run.request_id)
-        run = replace(run, traceparent=span.traceparent)
-        relay = Relay(run, self._services, changed.set)
+    async def run(self, request: RunRequest) -> AsyncGenerator[Step, None]:
+        """Steps until the generation ends; however it ends, its sessions are closed. Raises a
+        TandemError.
+        """
+        changed = asyncio.Event()
+        span = tracing.begin("relay", request.traceparent, request_id=request.request_id)
+        relay = Relay(replace(request, traceparent=span.traceparent), self._services, changed.set)
         try:
             while True:
                 while relay.steps:
                     step = relay.take()
-                    span.part("round", tokens=len(step.tokens), drafted=step.drafted)
-                    yield encode_step(step)
+                    span.part("round", tokens=len(step.tokens), drafted=step.fact.drafted)
+                    yield step
                 if relay.ended:
                     break
                 await changed.wait()
@@ -97,35 +85,17 @@ class RoundWorkerService(rounds_pb2_grpc.RoundWorkerServiceServicer):
             relay.end()
             span.end(relay.error)
 
-    async def Attend(
-        self,
-        requests: AsyncIterator[rounds_pb2.AttendRequest],
-        context: aio.ServicerContext[Any, Any],
-    ) -> AsyncIterator[rounds_pb2.AttendResponse]:
-        """Heartbeats while the front end is there; uses the replicas that it reports."""
-
-        async def read() -> None:
-            async for request in requests:
-                if members := decode_attend(request):
-                    self._membership.set(members)
-
-        reading = asyncio.create_task(read())
-        try:
-            while not reading.done():
-                yield rounds_pb2.AttendResponse()
-                await asyncio.wait((reading,), timeout=heartbeat.SECONDS)
-        finally:
-            reading.cancel()
-
 
 @asynccontextmanager
-async def serving(host: str, access: Access, target: ModelDescription) -> AsyncIterator[str]:
-    """A round worker on a free port while the scope lasts, for verifiers of this very target and
-    drafters with its tokens; yields its address. The front end reports where they are.
+async def relaying(
+    access: Access, target: ModelDescription, membership: Membership
+) -> AsyncIterator[Relays]:
+    """Runs requests while the scope lasts, at the members: verifiers of this very target, and
+    drafters with its tokens.
     """
     verifiers: BalancedLink[ToVerifier, Fact] = BalancedLink()
     drafters: BalancedLink[ToDrafter, EncodedGuess] = BalancedLink()
-    membership, tokenizer = Membership(), target.tokenizer_fingerprint
+    tokenizer = target.tokenizer_fingerprint
     verifier, drafter = (partial(access.reach, role=each) for each in ("verifier", "drafter"))
 
     def to_verifier(channel: aio.Channel, metadata: Metadata) -> VerifierLink:
@@ -155,13 +125,8 @@ async def serving(host: str, access: Access, target: ModelDescription) -> AsyncI
             for service in (verifiers, drafters):
                 service.leave_slow(monotonic())
 
-    service = RoundWorkerService(verifiers, drafters, membership)
-    protected, security = KeyInterceptor(access.key), rpc.Security(access.tls)
-    async with (
-        background(follow(), leave_slow_replicas()),
-        rpc.serving(host, 0, service, protected, security=security) as address,
-    ):
-        yield address
+    async with background(follow(), leave_slow_replicas()):
+        yield Relays(verifiers, drafters)
 
 
 @asynccontextmanager
@@ -227,3 +192,29 @@ def drafter_link(
         same_tokenizer(tokenizer),
     )
     return link
+
+
+def same_model(identity: str = "") -> Fits:
+    """The model with this identity, however it is computed; without one, the first that is seen."""
+    expected = identity
+
+    def check(model: ModelDescription) -> str | None:
+        nonlocal expected
+        expected = expected or model.identity
+        if model.identity == expected:
+            return None
+        return f"{model.name} is another model ({model.identity}, expected {expected})"
+
+    return check
+
+
+def same_tokenizer(fingerprint: str = "") -> Fits:
+    """A model with the target's tokens; without their fingerprint, any model."""
+
+    def check(model: ModelDescription) -> str | None:
+        if fingerprint in ("", model.tokenizer_fingerprint):
+            return None
+        prints = f"{model.tokenizer_fingerprint}, expected {fingerprint}"
+        return f"{model.name} has another tokenizer ({prints})"
+
+    return check

@@ -15,8 +15,8 @@ import structlog
 
 from tandem.orchestrator.fleet.routing import choose, of_group
 from tandem.orchestrator.fleet.slowness import AVOID_SECONDS, Slowness
+from tandem.orchestrator.links.placement import Placement, SessionPlaces
 from tandem.orchestrator.rounds.stream import ReplicaLink, Subscriber
-from tandem.orchestrator.workers.placement import Placement, SessionPlaces
 from tandem.protos.errors import TandemError
 from tandem.protos.streams import Decoding, Drafting
 

@@ -1,5 +1,4 @@
-"""One call to one service, which carries all sessions of a round worker; opened again whenever it
-is lost.
+"""One call to one service, which carries all sessions of a cell; opened again whenever it is lost.
 
 Knows neither facts nor guesses: items are sent in as few messages as possible, and received items
 go to the subscriber of their stream.
@@ -14,18 +13,18 @@ from collections.abc import Callable
 from functools import partial
 from math import inf
 from time import monotonic
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import structlog
 from grpc import aio
 
+from tandem.orchestrator.links.round_trip import RoundTrip
 from tandem.orchestrator.rounds.stream import Subscriber
-from tandem.orchestrator.workers.echoes import Echoes
-from tandem.orchestrator.workers.fitting import Fits
 from tandem.protos.errors import Internal
 from tandem.protos.service.tasks import background, first_done
 from tandem.protos.streams import EncodedGuess, PassTimes
 from tandem.protos.transport import heartbeat, status
+from tandem.protos.types import ModelDescription
 from tandem.protos.wire.codec import decode_model, decode_passes
 from tandem.protos.wire.requests import encode_closing, encode_item
 
@@ -39,6 +38,7 @@ MAX_CLOSING = 1 << 16  # sessions that are remembered while the service is not c
 
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
+Fits: TypeAlias = Callable[[ModelDescription], str | None]  # why a model must not be used
 log = structlog.get_logger()
 
 
@@ -67,7 +67,7 @@ class Link(Generic[Sent, Received]):
         self._outbox: deque[tuple[str, Any]] = deque()
         self._closing: dict[tuple[bytes, int], float] = {}  # when they were sent; if unconfirmed
         self._wake, self._full = asyncio.Event(), asyncio.Event()
-        self._echoes = Echoes()
+        self._trip = RoundTrip()
         self._responses, self._ending, self._group = 0, False, ""
 
     async def __aenter__(self) -> Link[Sent, Received]:
@@ -86,7 +86,7 @@ class Link(Generic[Sent, Received]):
     @property
     def round_trip(self) -> float:
         """Seconds, smoothed; 0 = not known."""
-        return self._echoes.round_trip
+        return self._trip.seconds
 
     def group(self, stream: int) -> str:
         """The fingerprint of its model, the same for all streams."""
@@ -156,13 +156,13 @@ class Link(Generic[Sent, Received]):
         """One call, until it ends or no response comes."""
         call = self._call(wait_for_ready=True)
         self._full.clear()
-        self._echoes.called()
+        self._trip.called()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await call.wait_for_connection()
             self._wake.set()
             silent = heartbeat.until_silent(lambda: self._responses, self._wake.set)
-            deaf = heartbeat.until_silent(self._echoes.progress)
+            deaf = heartbeat.until_silent(self._trip.progress)
             await first_done(self._read(call), self._write(call), silent, deaf, self._full.wait())
         finally:
             call.cancel()
@@ -189,7 +189,7 @@ class Link(Generic[Sent, Received]):
             getattr(message, field).append(self._outbox.popleft()[1])
             if field == "closings":
                 self._closing[item.session_id, item.turn] = message.sent
-        self._echoes.sent(message.sent, message.ByteSize())
+        self._trip.sent(message.sent, message.ByteSize())
         return message
 
     async def _read(self, call: aio.StreamStreamCall[Any, Any]) -> None:
@@ -210,7 +210,7 @@ class Link(Generic[Sent, Received]):
         if not self.connected:
             self._on_connected()
         items = getattr(response, self._incoming)
-        if self._echoes.received(response.sent, monotonic(), bool(items)) and self._closing:
+        if self._trip.received(response.sent, monotonic(), bool(items)) and self._closing:
             self._closing = {key: at for key, at in self._closing.items() if at > response.sent}
         self.load = getattr(response, "price", 0.0), getattr(response, "token_seconds", 0.0)
         self.passes = decode_passes(response.passes)

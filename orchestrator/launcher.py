@@ -1,0 +1,237 @@
+"""Starts Ray and deploys cells on Ray Serve: a private Ray on loopback, or a cluster that is there.
+
+This process is Ray's driver. It carries no request: whatever becomes of it or of Ray's control
+plane, cells go on as long as their node does. It ends when they are lost for good, so that who
+started it starts it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import structlog
+
+from tandem.orchestrator.config import OrchestratorConfig, check_token_mode
+from tandem.protos.address import joined, split, unbracketed
+from tandem.protos.errors import Unusable
+from tandem.protos.service import process
+from tandem.protos.service.tasks import first_done
+from tandem.protos.transport import rpc
+from tandem.protos.transport.health import answers
+
+ROLE, APPLICATION = "orchestrator", "tandem"
+LOCAL = "local"
+STORE_BYTES = 80 << 20  # the smallest that Ray takes; nothing is stored
+CONNECT_SECONDS = 5.0
+PROBLEM_LENGTH = 500  # of what Ray says
+CONSTRUCTIONS = 1  # of a cell on a private Ray: what it cannot start with does not change
+LOOK_SECONDS = 1.0
+MISSED = 3  # looks at a cell in a row without an answer, after which it is lost
+REPLACED = 120  # looks until Serve has replaced it, if Ray's control plane is there
+
+log = structlog.get_logger()
+
+
+def serve(config: OrchestratorConfig) -> None:
+    """Cells on Ray Serve until a signal ends them; in the main thread. Raises Unusable. When all
+    cells are lost for good, the process ends at once with exit code 1: Ray would not end in order.
+    """
+    process.raise_on_signals()
+    with TemporaryDirectory(prefix="tandem-", ignore_cleanup_errors=True) as folder:
+        try:
+            with running(config, folder):
+                if not asyncio.run(_serve(_with_ports(config))):
+                    log.error("no cell answers any more, and Ray does not replace it")
+                    shutil.rmtree(folder, ignore_errors=True)
+                    _end_group()
+                    os._exit(1)
+        finally:
+            _end_group()
+
+
+def _end_group() -> None:
+    """End what Ray has left, where this process leads a process group: an agent that had just
+    started would try for minutes to reach its node.
+    """
+    own = os.getpid()
+    for each in Path("/proc").glob("[0-9]*") if os.getpgrp() == own else ():
+        with suppress(OSError):  # it has ended
+            if int(each.name) != own and os.getpgid(int(each.name)) == own:
+                os.kill(int(each.name), signal.SIGKILL)
+
+
+async def _serve(config: OrchestratorConfig) -> bool:
+    """Until a signal comes, or, returning False, until the cells are lost for good."""
+    async with process.parent_watched():
+        found = await _deployed(config)
+        stop = process.stop_signals()
+        if "http" in found:
+            process.announce("http", role=ROLE, address=found["http"])
+        process.announce("serving", role=ROLE, address=found["address"], metrics=found["metrics"])
+        lost = asyncio.create_task(_lost(config, found["address"]))
+        stopped = asyncio.create_task(stop.get())
+        await asyncio.wait((lost, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if not stopped.done():
+            return False
+        lost.cancel()
+        await first_done(_removed(config), stop.get())
+        return True
+
+
+@contextmanager
+def running(config: OrchestratorConfig, folder: str) -> Iterator[None]:
+    """Ray while the scope lasts: a cluster joined, or a small private one on loopback, which writes
+    to a folder alone. Raises Unusable.
+
+    Enter it in the main thread, before gRPC is used: Ray starts processes and sets signal handlers.
+    """
+    address, private = config.ray_address, config.ray_address == LOCAL
+    if private:
+        os.environ |= private_environment()
+    else:
+        _check_address(address)
+    # read at import: a lost control plane must not end cells, which stream without it
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "86400")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # each line is an event
+    import ray
+
+    limits: dict[str, Any] = {
+        "num_cpus": config.cells,
+        "object_store_memory": STORE_BYTES,
+        "include_dashboard": False,
+        "_temp_dir": folder,
+    }
+    try:
+        ray.init(address, logging_level=logging.WARNING, **(limits if private else {}))
+    except Exception as error:  # whatever Ray raises
+        what = "a private Ray does not start" if private else f"cannot join Ray at {address}"
+        raise Unusable(f"{what}: {_line(error)}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def private_environment() -> dict[str, str]:
+    """What a Ray on loopback has in its environment, which it reads when it is imported."""
+    return {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every socket on loopback
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else Ray writes one into the home directory
+        "RAY_USAGE_STATS_ENABLED": os.environ.get("RAY_USAGE_STATS_ENABLED", "0"),
+        "RAY_memory_monitor_refresh_ms": "0",
+        "RAY_worker_niceness": "0",  # else cells give way to models
+    }
+
+
+async def _deployed(config: OrchestratorConfig) -> dict[str, str]:
+    """Have cells started; the addresses of one. Raises Unusable."""
+    from ray import serve
+    from ray.serve.schema import LoggingConfig
+
+    from tandem.orchestrator import cells
+
+    quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
+    options: dict[str, Any] = {"num_replicas": config.cells, "logging_config": quiet}
+    if config.ray_address == LOCAL:
+        options["max_constructor_retry_count"] = CONSTRUCTIONS
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+
+    def deploy() -> Any:
+        serve.start(proxy_location="Disabled", logging_config=quiet)
+        application = cells.deployment(config.model_dump(exclude_unset=True), **options)
+        return serve.run(application, name=APPLICATION, route_prefix=None)
+
+    try:
+        handle = await asyncio.to_thread(deploy)
+        return dict(await handle.addresses.remote())
+    except Exception as error:  # whatever Serve raises
+        raise Unusable(_line(error)) from None
+
+
+async def _removed(config: OrchestratorConfig) -> None:
+    """Have the cells removed once what runs has finished, as far as Ray still answers: the thread
+    that waits for it does not keep the process alive.
+    """
+    from ray import serve
+
+    from tandem.orchestrator import cells
+
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def remove() -> None:
+        with suppress(Exception):  # whatever Serve raises
+            serve.delete(APPLICATION)
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(done.set)
+
+    threading.Thread(target=remove, daemon=True).start()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(config.drain_seconds + 2 * cells.STOP_SECONDS):
+            await done.wait()
+
+
+async def _lost(config: OrchestratorConfig, address: str) -> None:
+    """Return when the cell does not answer, and nobody is there to replace it."""
+    needed, missed = _control(config), 0
+    async with rpc.connect(address, config.tls) as channel:
+        while missed < REPLACED + config.start_seconds:
+            await asyncio.sleep(LOOK_SECONDS)
+            missed = 0 if await answers(channel, LOOK_SECONDS) else missed + 1
+            if missed >= MISSED and not await asyncio.to_thread(lambda: all(map(_listens, needed))):
+                return
+
+
+def _control(config: OrchestratorConfig) -> list[str]:
+    """Where Ray listens that starts cells again: the control plane, and a private one's node."""
+    import ray
+
+    nodes = ray.nodes() if config.ray_address == LOCAL else ()
+    own = (joined(each["NodeManagerAddress"], each["NodeManagerPort"]) for each in nodes)
+    return [ray.get_runtime_context().gcs_address, *own]
+
+
+def _listens(address: str) -> bool:
+    """Whether anybody does at HOST:PORT."""
+    host, port = split(address)
+    try:
+        socket.create_connection((unbracketed(host), port), CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def _with_ports(config: OrchestratorConfig) -> OrchestratorConfig:
+    """On a private Ray, with ports that a cell takes again when it is replaced."""
+    if config.ray_address != LOCAL:
+        return config
+    names = [n for n in ("port", "http_port", "metrics_port") if getattr(config, n) == 0]
+    return config.model_copy(update={name: rpc.free_port(config.host) for name in names})
+
+
+def _line(error: Exception) -> str:
+    """What a Tandem error in it says, else all of it in a line."""
+    text = str(error)
+    found = re.findall(r"tandem\.protos\.errors\.\w+: (.+)", text)
+    return found[-1] if found else " ".join(text.split())[:PROBLEM_LENGTH] or repr(error)
+
+
+def _check_address(address: str) -> None:
+    """Raise Unusable if who reaches the cluster may run programs on it, or if nobody does."""
+    found = re.fullmatch(r"(?:ray://)?(.+):(\d+)", address)
+    check_token_mode(found[1] if found else address)
+    if found and not _listens(f"{found[1]}:{found[2]}"):  # Ray itself tries for minutes
+        raise Unusable(f"cannot join Ray at {address}: it does not answer")

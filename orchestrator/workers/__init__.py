@@ -1,1 +1,0 @@
-"""Who runs requests: worker, pool, on Ray or in this process."""

@@ -1,0 +1,32 @@
+"""In place of relays: runs requests as a test says."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from tandem.orchestrator.rounds.generation import RunRequest
+from tandem.orchestrator.rounds.step import Step
+from tandem.protos.streams import Fact
+
+
+def step(*tokens: int, drafted: int = 0, accepted: int = 0, **more: Any) -> Step:
+    """One with these tokens."""
+    return Step(Fact(0, tokens, drafted, accepted), **more)
+
+
+class Runner:
+    """Remembers what it was asked to run."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []  # the completion so far
+
+    async def run(self, request: RunRequest) -> AsyncGenerator[Step, None]:
+        """Steps until the generation ends."""
+        self.asked.append(list(request.completion))
+        async for each in self.steps(request):
+            yield each
+
+    def steps(self, request: RunRequest) -> AsyncGenerator[Step, None]:
+        """What a test says."""
+        raise NotImplementedError
