@@ -8,7 +8,7 @@ MODEL_ARGS ?=
 ENGINE_ARGS ?=
 CLIENT_API := protos/client_api.binpb
 
-.PHONY: setup gguf tools demo test test-all real-model lint dashboards stubs client-api bench bench-engine bench-gpu acceptance train
+.PHONY: setup gguf tools arm demo test test-all real-model lint dashboards stubs client-api bench bench-engine bench-gpu acceptance train
 
 setup: .venv/ready ## make .venv with everything for development
 
@@ -29,6 +29,13 @@ tools: ## Prometheus and Alertmanager for the tests, where apt and root are ther
 	{ command -v promtool && command -v prometheus-alertmanager; } >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
 	  { apt-get update -qq && apt-get install -qq --no-install-recommends prometheus prometheus-alertmanager; } || true
 
+arm: .venv/arm/ready ## an emulated ARM machine for the tests, where apt and root are there
+
+.venv/arm/ready: .venv/ready
+	command -v mmdebstrap qemu-aarch64 aarch64-linux-gnu-g++ >/dev/null || \
+	  { apt-get update -qq && apt-get install -qq --no-install-recommends mmdebstrap arch-test qemu-user g++-aarch64-linux-gnu; }
+	$(BIN)/python -m tests.arm
+
 demo: setup ## start everything, three prompts, figures, stop everything
 	$(BIN)/python -m examples.demo
 
@@ -37,6 +44,7 @@ test: setup ## what decides whether a change is right
 
 test-all: setup tools ## that, what is long by nature, and the real model where it can be had
 	$(MAKE) gguf || echo "llama.cpp could not be installed: tests of GGUF models skip"
+	$(MAKE) arm || echo "there is no ARM machine to emulate: its tests skip"
 	$(MAKE) real-model || echo "SmolLM2 could not be had: tests/real skip"
 	$(PYTEST) -rs $(TEST_ARGS)
 

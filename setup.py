@@ -3,7 +3,9 @@ compiler the package is built without them. They are not linked to OpenMP: PyTor
 own by then, and the threads of two would wait for each other.
 """
 
+import os
 import platform
+import sys
 from pathlib import Path
 from zlib import crc32
 
@@ -17,7 +19,10 @@ X86 = {
     "avx512": ["-march=x86-64-v4"],
     "avx2": ["-march=x86-64-v3"],
 }
-BUILDS = X86 if platform.machine() in ("x86_64", "AMD64") else {"portable": []}
+ARM = {"sve256": ["-march=armv8.2-a+sve", "-msve-vector-bits=256"], "neon": []}
+MACHINE = os.environ.get("_PYTHON_HOST_PLATFORM", platform.machine()).rpartition("-")[2]
+BUILDS = {"x86_64": X86, "AMD64": X86, "aarch64": ARM, "arm64": ARM}.get(MACHINE, {})
+OPENMP = [] if sys.platform == "darwin" else ["-fopenmp"]  # Apple's compiler has none
 
 
 class Apart(build_ext):
@@ -46,7 +51,7 @@ setup(
             [str(file) for file in SOURCES if file.suffix == ".cpp"],
             depends=[str(file) for file in SOURCES],
             define_macros=[("SOURCES", f"{crc32(b''.join(map(Path.read_bytes, SOURCES)))}u")],
-            extra_compile_args=["-std=c++17", "-O3", "-ffp-contract=fast", "-fopenmp", *flags],
+            extra_compile_args=["-std=c++17", "-O3", "-ffp-contract=fast", *OPENMP, *flags],
             language="c++",
             optional=True,
         )

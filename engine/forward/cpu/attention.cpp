@@ -14,8 +14,8 @@ namespace {
 template <int BIT, int... LANE>
 void exchange(Vector& low, Vector& high, std::integer_sequence<int, LANE...>) {
   const Vector a = low, b = high;
-  low = __builtin_shuffle(a, b, Words{(LANE & BIT ? (LANE ^ BIT) + LANES : LANE)...});
-  high = __builtin_shuffle(a, b, Words{(LANE & BIT ? LANE + LANES : LANE ^ BIT)...});
+  low = shuffled<(LANE & BIT ? (LANE ^ BIT) + LANES : LANE)...>(a, b);
+  high = shuffled<(LANE & BIT ? LANE + LANES : LANE ^ BIT)...>(a, b);
 }
 
 template <int BIT = 1>

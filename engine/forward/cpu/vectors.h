@@ -14,7 +14,7 @@ namespace {
 
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || __ARM_FEATURE_SVE_BITS == 256
 constexpr int LANES = 8;
 #else
 constexpr int LANES = 4;
@@ -138,15 +138,26 @@ inline Vector exponential(Vector x) {
 
 using Lanes = std::make_integer_sequence<int, LANES>;
 
-template <int... LANE>
-Vector rotated(Vector from, int by, std::integer_sequence<int, LANE...>) {
-  return __builtin_shuffle(from, Words{(LANE ^ by)...});
+template <int... FROM>
+Vector shuffled(Vector low, Vector high) {  // lanes by number, those of the second from LANES on
+#if defined(__clang__)
+  return __builtin_shufflevector(low, high, FROM...);
+#else
+  return __builtin_shuffle(low, high, Words{FROM...});
+#endif
 }
 
-template <class Join>
+template <int BY, int... LANE>
+Vector exchanged(Vector from, std::integer_sequence<int, LANE...>) {
+  return shuffled<(LANE ^ BY)...>(from, from);
+}
+
+template <int BY = LANES / 2, class Join>
 float joined(Vector values, Join join) {  // of all lanes, in halves
-  for (int by = LANES / 2; by; by /= 2) values = join(values, rotated(values, by, Lanes{}));
-  return values[0];
+  if constexpr (BY == 0)
+    return values[0];
+  else
+    return joined<BY / 2>(join(values, exchanged<BY>(values, Lanes{})), join);
 }
 
 }  // namespace

@@ -1,0 +1,99 @@
+"""An ARM machine that QEMU emulates: Debian's Python for it, PyTorch, the packages that the engine
+needs, and our kernels from a cross-compiler.
+
+    .venv/bin/python -m tests.arm    makes it, in .venv/arm; `make arm` installs what that needs
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from importlib.metadata import requires, version
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / ".venv" / "arm"
+SYSTEM, SITE, READY = FOLDER / "system", FOLDER / "site", FOLDER / "ready"
+TORCH = "2.8.0"  # later wheels for ARM are for CUDA, and four times as large
+ROOTS = ("transformers", "structlog", "pydantic-settings", "grpcio-status", "prometheus-client")
+ROOTS += ("grpcio-health-checking", "grpcio-reflection", "opentelemetry-exporter-otlp-proto-grpc")
+ROOTS += ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "sympy", "networkx", "jinja2")
+PLATFORMS = ("manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64")
+PROCESSORS = {"neon": "cortex-a72", "sve256": "max,sve-max-vq=2"}  # by the build that they run
+TRIPLE = "aarch64-linux-gnu"
+
+
+def packages(roots: tuple[str, ...]) -> list[str]:
+    """These and what they need but PyTorch, in the versions that are installed here."""
+    found: dict[str, str] = {}
+
+    def add(name: str, extras: set[str]) -> None:
+        if name in found or name == "torch":
+            return
+        found[name] = version(name)
+        for line in requires(name) or ():
+            needed = Requirement(line)
+            environments = [
+                {"extra": each, "platform_machine": "aarch64"} for each in ("", *extras)
+            ]
+            if not needed.marker or any(map(needed.marker.evaluate, environments)):
+                add(needed.name.lower().replace("_", "-"), needed.extras)
+
+    for root in roots:
+        add(root, set())
+    return [f"{name}=={number}" for name, number in found.items()]
+
+
+def make() -> None:
+    """Debian's archive, then wheels, then the kernels."""
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir()
+    names = "--include=python3,libgomp1,libstdc++6"
+    release = platform.freedesktop_os_release()["VERSION_CODENAME"]
+    subprocess.run(
+        ["mmdebstrap", "--quiet", "--arch=arm64", "--variant=extract", names, release, SYSTEM],
+        check=True,
+    )
+    choice = [f"--platform={each}" for each in PLATFORMS]
+    install = [*(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"), "--target", SITE]
+    wheels = [*packages(ROOTS), f"torch=={TORCH}"]
+    subprocess.run([*install, "--only-binary=:all:", *choice, *wheels], check=True)
+    build()
+    READY.touch()
+
+
+def build() -> None:
+    """The kernels, beside those for this machine."""
+    compiler = f"{TRIPLE}-g++"
+    environment = {
+        "_PYTHON_HOST_PLATFORM": "linux-aarch64",
+        "SETUPTOOLS_EXT_SUFFIX": f".cpython-311-{TRIPLE}.so",
+        "CC": compiler,
+        "CXX": compiler,
+        "LDSHARED": f"{compiler} -shared",
+        "LDCXXSHARED": f"{compiler} -shared",
+    }
+    command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
+    temporary = ["--build-temp", str(FOLDER / "build")]
+    subprocess.run([*command, *temporary], cwd=ROOT, env=os.environ | environment, check=True)
+
+
+def run(processor: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python on a processor that has what a build needs."""
+    emulator = ["qemu-aarch64", "-L", str(SYSTEM), "-cpu", PROCESSORS[processor]]
+    paths = f"PYTHONPATH={SITE}:{ROOT / 'src'}:{ROOT}"
+    return subprocess.run(
+        [*emulator, "-E", paths, str(SYSTEM / "usr/bin/python3"), *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+
+if __name__ == "__main__":
+    make()

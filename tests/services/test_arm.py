@@ -1,0 +1,40 @@
+"""The kernels for ARM, on processors that QEMU emulates: they are what their laws say, and a model
+is exact with them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import arm
+
+LAWS = ("linears", "norm", "gated", "panels", "products", "paths", "experts")
+SELF_TEST = """
+from tandem import models
+from tandem.engine.exact.exactness import self_test
+from tandem.engine.forward.cpu.kernels import kernels
+from tandem.engine.model.load import load
+from tandem.engine.runner import HFRunner
+
+print(kernels().name, self_test(HFRunner(load(models.DRAFT, "float32"), 2048), "a model"))
+"""
+
+pytestmark = [
+    pytest.mark.long("emulates another processor"),
+    pytest.mark.skipif(not arm.READY.exists(), reason="make arm"),
+]
+
+
+@pytest.mark.parametrize("build", arm.PROCESSORS)
+def test_the_kernels_for_arm_keep_their_laws(build: str) -> None:
+    files = [f"tests/laws/test_{name}.py" for name in LAWS]
+    apart = "--confcutdir=tests/laws", "-p", "no:cacheprovider"
+    done = arm.run(build, "-m", "pytest", "-v", *apart, *files)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"[{build}]" in done.stdout
+
+
+@pytest.mark.parametrize("build", arm.PROCESSORS)
+def test_a_model_is_exact_on_arm(build: str) -> None:
+    done = arm.run(build, "-c", SELF_TEST)
+    assert done.stdout.split() == [build, "exact"], done.stdout + done.stderr
