@@ -1,7 +1,7 @@
 """A drafter that connects to front ends by itself, because they cannot connect to it.
 
-It registers at each, again and again, and carries the calls that it is asked to: what arrives on
-them is served like calls at its own port.
+It registers at each, again and again, and serves the requests that come on the very call that
+registers it, like those of calls at its own port.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from tandem.protos.transport import heartbeat, rpc, status
 from tandem.protos.transport.guard import AUTHORIZATION
 from tandem.protos.transport.health import Health
 from tandem.protos.types import ModelDescription
-from tandem.protos.wire.registration import CALL, TOKEN, encode_registration
-from tandem.v1 import drafter_pb2, registration_pb2_grpc
+from tandem.protos.wire.codec import encode_model
+from tandem.protos.wire.registration import TOKEN, encode_registration
+from tandem.v1 import drafter_pb2, registration_pb2, registration_pb2_grpc
 
 BACK_OFF_SECONDS = (0.25, 10.0)
-LEAVE_SECONDS = 2.0  # for the front end to confirm that a drafter has left
+DESCRIBE_SECONDS = 1.0  # between two messages with the model
 
 Serve: TypeAlias = Callable[
     [AsyncIterator[drafter_pb2.GuessRequest], str], AsyncGenerator[drafter_pb2.GuessResponse, None]
@@ -40,7 +41,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Registrant:
-    """A drafter as a front end knows it, and what serves one call to it."""
+    """A drafter as a front end knows it, and what serves its requests."""
 
     name: str
     metadata: tuple[tuple[str, str], ...]  # of its calls
@@ -56,72 +57,58 @@ class Registration:
         self._drafter, self._address = drafter, address
         self._stub: Any = registration_pb2_grpc.RegistrationServiceStub(channel)
         self._received = 0
-        self._carried: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Register as often as it is lost; carried calls go on while the drafter is not registered
-        because it is stopping.
-        """
+        """Register as often as it is lost, while the drafter can serve."""
         least, most = BACK_OFF_SECONDS
         pause = least
-        try:
-            while True:
-                await self._drafter.health.until(True)
-                began, problem = monotonic(), "the front end has ended it"
-                try:
-                    await self._register()
-                except Exception as error:  # whatever a front end does, the drafter must come back
-                    problem = described(error)
-                if monotonic() - began > most:  # and was not replaced by its own name at once
-                    pause = least
-                if self._drafter.health.serving:
-                    log.warning("not registered", front_end=self._address, problem=problem)
-                await asyncio.sleep(pause * random.uniform(0.5, 1))
-                pause = min(most, 2 * pause)
-        finally:
-            for task in self._carried:
-                task.cancel()
-            await asyncio.gather(*self._carried, return_exceptions=True)
+        while True:
+            await self._drafter.health.until(True)
+            began, problem = monotonic(), "the front end has ended it"
+            try:
+                await self._register()
+            except Exception as error:  # whatever a front end does, the drafter must come back
+                problem = described(error)
+            if monotonic() - began > most:  # and was not replaced by its own name at once
+                pause = least
+            if self._drafter.health.serving:
+                log.warning("not registered", front_end=self._address, problem=problem)
+            await asyncio.sleep(pause * random.uniform(0.5, 1))
+            pause = min(most, 2 * pause)
 
     async def _register(self) -> None:
-        call = self._stub.Register(metadata=self._drafter.metadata)
+        drafter = self._drafter
+        call = self._stub.Register(metadata=drafter.metadata)
         try:
-            await first_done(self._read(call), self._write(call), self._watch())
+            await call.write(encode_registration(drafter.name, drafter.describe()))
+            await first_done(self._serve(call), self._watch())
         finally:
             call.cancel()
 
-    async def _read(self, call: aio.StreamStreamCall[Any, Any]) -> None:
+    async def _serve(self, call: aio.StreamStreamCall[Any, Any]) -> None:
+        """Answer what the front end sends until it ends the call; a message now and then has the
+        model as it is now. While the drafter cannot serve it takes no new sessions.
+        """
+        drafter, told = self._drafter, monotonic()
+        async with aclosing(drafter.serve(self._requests(call), self._address)) as responses:
+            async for response in responses:
+                message = registration_pb2.RegisterRequest(response=response)
+                message.leaving = not drafter.health.serving
+                if monotonic() - told >= DESCRIBE_SECONDS:
+                    told = monotonic()
+                    message.model.CopyFrom(encode_model(drafter.describe()))
+                await call.write(message)
+
+    async def _requests(
+        self, call: aio.StreamStreamCall[Any, Any]
+    ) -> AsyncIterator[drafter_pb2.GuessRequest]:
         async for response in call:
             self._received += 1
-            for name in response.calls:
-                task = asyncio.create_task(self._carry(name))
-                self._carried.add(task)
-                task.add_done_callback(self._carried.discard)
-
-    async def _write(self, call: aio.StreamStreamCall[Any, Any]) -> None:
-        """Heartbeats, each with the model as it is now; ends the call when it cannot serve."""
-        drafter = self._drafter
-        while drafter.health.serving:
-            await call.write(encode_registration(drafter.name, drafter.describe()))
-            await drafter.health.until(False, heartbeat.SECONDS)
-        await call.done_writing()
-        await asyncio.sleep(LEAVE_SECONDS)
+            yield response.request
 
     async def _watch(self) -> None:
         await heartbeat.until_silent(lambda: self._received)
         raise TransportLost("the front end is silent")
-
-    async def _carry(self, name: str) -> None:
-        """Serve one call of a round worker on a call to the front end."""
-        call = self._stub.Carry(metadata=(*self._drafter.metadata, (CALL, name)))
-        try:
-            async with aclosing(self._drafter.serve(call, self._address)) as responses:
-                async for response in responses:
-                    await call.write(response)
-        except Exception as error:
-            log.info("a carried call is lost", front_end=self._address, problem=described(error))
-        finally:
-            call.cancel()
 
 
 def described(error: Exception) -> str:

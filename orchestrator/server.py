@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -15,13 +14,7 @@ from tokenizers import Tokenizer
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.fleet.discovery import Discovery
 from tandem.orchestrator.fleet.fleet_metrics import FleetMetrics
-from tandem.orchestrator.fleet.registration import (
-    CARRY,
-    Access,
-    RegistrationService,
-    Terms,
-    registrations,
-)
+from tandem.orchestrator.fleet.registration import RegistrationService, Registry, Terms
 from tandem.orchestrator.fleet.replicas import Replicas
 from tandem.orchestrator.frontend.admission import Admission, Limits
 from tandem.orchestrator.frontend.answers import Answers
@@ -50,7 +43,6 @@ from tandem.protos.tls import server_context
 from tandem.protos.transport import rpc
 from tandem.protos.transport.calls import CallMetrics
 from tandem.protos.transport.health import Health
-from tandem.protos.transport.raw import RawInterceptor
 from tandem.protos.types import NO_DEFAULTS, DraftShape, ModelDescription, Schedule
 
 SERVICE = "/tandem.v1.OrchestratorService/"
@@ -59,24 +51,16 @@ Announce: TypeAlias = Callable[..., None]
 log = structlog.get_logger()
 
 
-@asynccontextmanager
-async def registering(
-    config: OrchestratorConfig,
-    target: ModelDescription,
-    access: Access,
-    discovery: Discovery,
-    callers: Callers,
-) -> AsyncIterator[tuple[RegistrationService, ...]]:
-    """What drafters register at while the scope lasts, if they may."""
+def registration(
+    config: OrchestratorConfig, target: ModelDescription, registered: Registry, callers: Callers
+) -> tuple[RegistrationService, ...]:
+    """What drafters register at, if they may."""
     if config.registration_token is None and config.clients is None:
-        yield ()
-        return
+        return ()
     secret = config.registration_token
     token = secret.get_secret_value() if secret else None
     terms = Terms(token, config.max_registered, target, callers.owner)
-    added, removed = discovery.register, discovery.unregister
-    async with registrations("127.0.0.1", access, terms, added, removed) as service:
-        yield (service,)
+    return (RegistrationService(registered, terms),)
 
 
 def served_model(
@@ -122,13 +106,16 @@ async def http_port(
 
 @asynccontextmanager
 async def known(
-    config: OrchestratorConfig, discovery: Discovery, registry: CollectorRegistry
+    config: OrchestratorConfig,
+    discovery: Discovery,
+    registered: Registry,
+    registry: CollectorRegistry,
 ) -> AsyncIterator[tuple[Replicas, ModelDescription]]:
     """The replicas while the scope lasts, and the model that the verifiers serve; raises Unusable
     or IncompatibleModels.
     """
     async with discovery.running() as membership:
-        replicas = Replicas(config, membership)
+        replicas = Replicas(config, membership, registered)
         fleet = FleetMetrics(registry, membership, replicas.acceptance)
         async with background(replicas.follow(), fleet.follow(replicas)):
             target = await replicas.check_models()
@@ -149,12 +136,12 @@ async def serving(
     """
     tokenizer, chat = load_tokenizer(config.tokenizer), load_chat_template(config.tokenizer)
     discovery, callers = Discovery(config.verifiers, config.drafters), callers_of(config)
-    access = Access(secrets.token_hex(16), config.tls)
-    async with known(config, discovery, registry) as (replicas, target):
+    registered = Registry(discovery.register, discovery.unregister)
+    async with known(config, discovery, registered, registry) as (replicas, target):
         metrics = FrontMetrics(registry, replicas.acceptance)
         limits_each = Limits(*config.each_client, "_per_client")
         admission = Admission(Limits(config.max_running, config.max_waiting), limits_each, metrics)
-        async with relaying(access, target, discovery.membership) as relays:
+        async with relaying(config.tls, target, discovery.membership, registered) as relays:
             model = served_model(config, target, tokenizer)
             answers = Answers(relays, tokenizer, model, metrics, admission, chat=chat)
             draining, health, ends = drain or Drain(), Health(), RequestLog()
@@ -163,18 +150,15 @@ async def serving(
             service = OrchestratorService(answers, overview, draining, ends, callers)
             counted = ends.reporting(metrics.ended)
             front = Frontend(answers, draining, counted, lambda: health.serving)
-            replicas.key = access.key
             if pages:
                 add_status_pages(pages, overview.read)
             async with (
                 background(report_verifiers(health, replicas), recorder.run()),
-                registering(config, target, access, discovery, callers) as registration,
                 http_port(config, HttpApi(front, target, tokenizer, callers), announce),
                 rpc.serving(
                     config.host,
                     config.port,
-                    (service, *registration),
-                    RawInterceptor(CARRY),
+                    (service, *registration(config, target, registered, callers)),
                     health=health,
                     drained=drain.finish if drain else None,
                     security=security_of(config, callers),

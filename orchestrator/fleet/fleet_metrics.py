@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from tandem.orchestrator.fleet.acceptance import Acceptance
 from tandem.orchestrator.fleet.membership import Membership
 from tandem.orchestrator.fleet.replicas import Replicas, ReplicaStatus
-from tandem.protos.wire.registration import split_address
+from tandem.protos.wire.registration import registered_name
 
 PAUSE_SECONDS = 1.0  # between two questions to all
 MOST = 64  # replicas of a role with a series of their own
@@ -69,7 +69,7 @@ class FleetMetrics(Collector):
             counts.add_metric([role, "serving"], len(serving))
             for each in serving[:MOST]:
                 trips.add_metric([role, each.address], each.round_trip_seconds)
-        registered = sum(bool(split_address(each)[0]) for each in members.drafters)
+        registered = sum(bool(registered_name(each)) for each in members.drafters)
         return (
             counts,
             trips,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from typing import TypeVar
 
 import grpc
@@ -35,26 +35,20 @@ async def answer_of(call: Awaitable[Response]) -> Response:
 
 
 class DrafterProbe:
-    """A drafter at an address; `metadata` is what a registered one is described by."""
+    """A drafter at an address."""
 
-    def __init__(self, channel: grpc.aio.Channel, metadata: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
         self._stub = drafter_pb2_grpc.DrafterServiceStub(channel)
-        self._metadata = tuple(metadata)
 
     async def serving(self, seconds: float) -> bool:
-        """Whether it reports within so many seconds that it serves; a registered one does, as it is
-        removed when it does not.
-        """
-        service = "tandem.v1.DrafterService"
-        return bool(self._metadata) or await is_serving(self._channel, service, seconds)
+        """Whether it reports within so many seconds that it serves."""
+        return await is_serving(self._channel, "tandem.v1.DrafterService", seconds)
 
     async def describe(self, seconds: float) -> ModelDescription:
         """The draft model; waits up to `seconds` for the service to come up."""
         request = drafter_pb2.DescribeDrafterRequest()
-        call = self._stub.DescribeDrafter(
-            request, timeout=seconds, wait_for_ready=True, metadata=self._metadata
-        )
+        call = self._stub.DescribeDrafter(request, timeout=seconds, wait_for_ready=True)
         return codec.decode_model((await answer_of(call)).model)
 
 

@@ -1,40 +1,37 @@
-"""Registered drafters over gRPC: they connect to the port of the client API, and round workers call
-them at an internal port, as if each were there.
-
-A drafter has one call that registers it. For every call of a round worker it is asked to open one
-of its own, and the front end passes messages on between the two as bytes.
+"""Registered drafters: each connects to the port of the client API, and serves the cell's requests
+on the very call that registers it, as if the cell had called the drafter.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeAlias
 
 import grpc
 import structlog
 from grpc import aio
 
-from tandem.orchestrator.fleet.registered import RegisteredDrafter, Registry
-from tandem.protos.errors import InvalidRequest, PermissionDenied, Unavailable
+from tandem.protos.errors import Busy, InvalidRequest, PermissionDenied, Unavailable
 from tandem.protos.service.tasks import first_done
-from tandem.protos.tls import Tls
-from tandem.protos.transport import heartbeat, rpc
-from tandem.protos.transport.key import WORKER_KEY, KeyInterceptor, metadata_value, same
-from tandem.protos.transport.raw import RawContext, RawInterceptor, forward
+from tandem.protos.transport.guard import metadata_value, same
 from tandem.protos.types import ModelDescription
-from tandem.protos.wire.codec import encode_model
-from tandem.protos.wire.registration import CALL, DRAFTER, TOKEN, decode_registration, split_address
-from tandem.v1 import drafter_pb2, drafter_pb2_grpc, registration_pb2, registration_pb2_grpc
+from tandem.protos.wire.registration import (
+    REGISTERED,
+    TOKEN,
+    decode_described,
+    decode_registration,
+)
+from tandem.v1 import drafter_pb2, registration_pb2, registration_pb2_grpc
 
-GUESS, CARRY = "/tandem.v1.DrafterService/Guess", "/tandem.v1.RegistrationService/Carry"
-ANSWER_SECONDS = 5.0  # in which a drafter must send its first message, and carry a call
+ANSWER_SECONDS = 5.0  # in which a drafter must send its first message
+RETRY_SECONDS = 5.0  # after which a drafter that found no place may try again
 
 Context: TypeAlias = "aio.ServicerContext[Any, Any]"
-Metadata: TypeAlias = Sequence[tuple[str, str]]
 Requests: TypeAlias = AsyncIterator[registration_pb2.RegisterRequest]
+Reported: TypeAlias = Callable[[str], None]
 log = structlog.get_logger()
 
 
@@ -63,6 +60,122 @@ class Terms:
     owner: Callable[[Context], Owner] = lambda context: Owner()
 
 
+@dataclass(slots=True, eq=False)
+class RegisteredDrafter:
+    """One registration, while it lasts: to a link it is the call of `DrafterService.Guess` that it
+    would have made, once.
+    """
+
+    name: str
+    model: ModelDescription
+    owner: str
+    requests: Requests
+    context: Context
+    receive: Callable[[RegisteredDrafter, registration_pb2.RegisterRequest], None]
+    called: bool = False
+    leaving: bool = False
+    why: str = ""  # it is over
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def wait_for_connection(self) -> None:
+        """It is connected."""
+
+    async def write(self, request: drafter_pb2.GuessRequest) -> None:
+        """Send a request."""
+        await self.context.write(registration_pb2.RegisterResponse(request=request))
+
+    async def done_writing(self) -> None:
+        """There are no more requests: the registration is over."""
+        self.end()
+
+    def cancel(self) -> None:
+        """It is not used any more."""
+        self.end("it was silent, or did not read")
+
+    def end(self, why: str = "") -> None:
+        """The registration is over, for this reason if it is not over already."""
+        if not self.over.is_set():
+            self.why = why
+            self.over.set()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> drafter_pb2.GuessResponse:
+        message = await anext(self.requests)
+        self.receive(self, message)
+        return message.response
+
+
+class Registry:
+    """The drafters that are registered, by their names; to be used on one event loop."""
+
+    def __init__(self, added: Reported, removed: Reported) -> None:
+        """`added` and `removed` are called with the address of a drafter that may get sessions, or
+        may no more.
+        """
+        self._added, self._removed = added, removed
+        self._drafters: dict[str, RegisteredDrafter] = {}
+
+    def __len__(self) -> int:
+        return len(self._drafters)
+
+    def find(self, name: str) -> RegisteredDrafter:
+        """The drafter of that name; raises Unavailable."""
+        if drafter := self._drafters.get(name):
+            return drafter
+        raise Unavailable(f"no drafter is registered as {name!r}")
+
+    def calling(self, name: str) -> Callable[..., RegisteredDrafter]:
+        """What makes its call, once for each registration; raises Unavailable."""
+
+        def call(**options: Any) -> RegisteredDrafter:
+            drafter = self.find(name)
+            if drafter.called:
+                raise Unavailable(f"the drafter {name!r} has to register again")
+            drafter.called = True
+            return drafter
+
+        return call
+
+    @contextmanager
+    def registered(self, drafter: RegisteredDrafter, limit: int) -> Iterator[None]:
+        """A drafter is registered while the scope lasts, unless a newer one of its name and owner
+        comes: the same device, connected again. Raises Busy, and PermissionDenied if the name is
+        that of another owner's.
+        """
+        name = drafter.name
+        older = self._drafters.get(name)
+        if older and older.owner != drafter.owner:
+            raise PermissionDenied(f"another client's drafter is registered as {name!r}")
+        if not older and len(self._drafters) >= limit:
+            raise Busy(f"max_registered is {limit}, and as many are", RETRY_SECONDS)
+        if older:
+            older.end(f"a newer drafter is registered as {name!r}")
+            self._remove(older)
+        self._drafters[name] = drafter
+        log.info("a drafter is registered", drafter=name)
+        self._added(name + REGISTERED)
+        try:
+            yield
+        finally:
+            drafter.end()
+            self._remove(drafter)
+
+    def leave(self, drafter: RegisteredDrafter, leaving: bool) -> None:
+        """It gets no new sessions, or does again."""
+        if self._drafters.get(drafter.name) is drafter and leaving != drafter.leaving:
+            drafter.leaving = leaving
+            (self._removed if leaving else self._added)(drafter.name + REGISTERED)
+
+    def _remove(self, drafter: RegisteredDrafter) -> None:
+        if self._drafters.get(drafter.name) is drafter:
+            del self._drafters[drafter.name]
+            log.info("a drafter is no longer registered", drafter=drafter.name)
+            if not drafter.leaving:
+                self._removed(drafter.name + REGISTERED)
+
+
 class RegistrationService(registration_pb2_grpc.RegistrationServiceServicer):
     """Serves drafters."""
 
@@ -82,136 +195,23 @@ class RegistrationService(registration_pb2_grpc.RegistrationServiceServicer):
             raise InvalidRequest.of("request", f"did not come in {ANSWER_SECONDS} s") from None
         name, model = decode_registration(first, self._terms.target)
         owner = self._terms.owner(context)
+        drafter = RegisteredDrafter(name, model, owner.name, requests, context, self._receive)
 
         async def watch() -> None:
             await owner.until_revoked()
-            drafter.revoked = True
-            drafter.lost.set()
+            drafter.end("revoked")
 
-        with self._registry.registered(name, model, owner.name) as drafter:
-            await first_done(
-                self._read(requests, drafter),
-                _ask(drafter, context),
-                drafter.replaced.wait(),
-                watch(),
-            )
-        if drafter.revoked:
+        with self._registry.registered(drafter, self._terms.limit):
+            await first_done(drafter.over.wait(), watch())
+        if drafter.why == "revoked":
             raise PermissionDenied(f"{owner.name} may register no drafters any more")
-        if drafter.replaced.is_set():
-            raise Unavailable(f"a newer drafter is registered as {name!r}")
-        if drafter.lost.is_set():
-            raise Unavailable(f"the drafter {name!r} was silent")
+        if drafter.why:
+            raise Unavailable(f"the drafter {name!r} is not registered any more: {drafter.why}")
 
-    async def _read(self, requests: Requests, drafter: RegisteredDrafter) -> None:
-        """Take messages until the drafter ends the call, or is silent."""
-        received = 0
-
-        async def read() -> None:
-            nonlocal received
-            async for request in requests:
-                received += 1
-                _, drafter.model = decode_registration(request, self._terms.target, drafter.name)
-
-        async def watch() -> None:
-            await heartbeat.until_silent(lambda: received)
-            drafter.lost.set()
-
-        await first_done(read(), watch())
-
-    async def Carry(self, answers: AsyncIterator[bytes], context: RawContext) -> None:  # type: ignore[override]
-        """A drafter's end of a round worker's call, as long as that lasts."""
-        name = metadata_value(context.invocation_metadata(), CALL)
-        owner = self._terms.owner(context).name
-        await self._registry.carry(name, (answers, context), owner).over.wait()
-
-
-async def _ask(drafter: RegisteredDrafter, context: Context) -> None:
-    """Send a drafter the names of calls to carry, and heartbeats, until it is gone."""
-    with suppress(aio.BaseError):
-        while True:
-            await context.write(registration_pb2.RegisterResponse(calls=drafter.take()))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(heartbeat.SECONDS):
-                    await drafter.changed.wait()
-            drafter.changed.clear()
-
-
-class RegisteredDrafters(drafter_pb2_grpc.DrafterServiceServicer):
-    """Serves round workers: each call is one to the drafter that its metadata names."""
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-
-    async def Guess(self, requests: AsyncIterator[bytes], context: RawContext) -> None:  # type: ignore[override]
-        """Pass messages on in both directions until either side ends its call; raises
-        Unavailable.
-        """
-        drafter = self._named(context)
-        with self._registry.calling(drafter) as call:
-            try:
-                async with asyncio.timeout(ANSWER_SECONDS):
-                    answers, carrier = await call.carrier
-            except TimeoutError:
-                raise Unavailable(f"the drafter {drafter.name!r} does not answer") from None
-            there, back = forward(requests, carrier), forward(answers, context)
-            await first_done(there, back, drafter.lost.wait())
-
-    async def DescribeDrafter(
-        self, request: drafter_pb2.DescribeDrafterRequest, context: Context
-    ) -> drafter_pb2.DescribeDrafterResponse:
-        """The model as the drafter described it last."""
-        model = encode_model(self._named(context).model)
-        return drafter_pb2.DescribeDrafterResponse(model=model)
-
-    def _named(self, context: Context) -> RegisteredDrafter:
-        return self._registry.find(metadata_value(context.invocation_metadata(), DRAFTER))
-
-
-def route(address: str, key: str) -> tuple[str, Metadata]:
-    """HOST:PORT to connect to for a drafter, and what its calls have as metadata: `NAME@HOST:PORT`
-    is a registered one at its front end, which has given this key to the worker.
-    """
-    name, place = split_address(address)
-    return place, ((DRAFTER, name), (WORKER_KEY, key)) if name else ()
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """What the processes of a front end show each other, and the model services."""
-
-    key: str
-    tls: Tls | None = None
-
-    def reach(self, address: str, role: str) -> tuple[aio.Channel, Metadata]:
-        """A channel to a replica, and what its calls have as metadata."""
-        place, metadata = route(address, self.key)
-        return rpc.connect(place, self.tls, "orchestrator" if metadata else role), metadata
-
-
-@asynccontextmanager
-async def registrations(
-    host: str,
-    access: Access,
-    terms: Terms,
-    added: Callable[[str], None] = lambda address: None,
-    removed: Callable[[str], None] = lambda address: None,
-) -> AsyncIterator[RegistrationService]:
-    """What drafters register at while the scope lasts, to be served with `RawInterceptor(CARRY)`;
-    its registered drafters serve who has the key, at an internal port of this host. `added` and
-    `removed` are called with the `NAME@HOST:PORT` of a drafter.
-    """
-
-    def on_added(name: str) -> None:
-        log.info("a drafter is registered", drafter=name)
-        added(f"{name}@{place}")
-
-    def on_removed(name: str) -> None:
-        log.info("a drafter is no longer registered", drafter=name)
-        removed(f"{name}@{place}")
-
-    registry = Registry(terms.limit, on_added, on_removed)
-    drafters = RegisteredDrafters(registry)
-    protected = KeyInterceptor(access.key), RawInterceptor(GUESS)
-    security = rpc.Security(access.tls)
-    async with rpc.serving(host, 0, drafters, *protected, security=security) as place:
-        yield RegistrationService(registry, terms)
+    def _receive(
+        self, drafter: RegisteredDrafter, message: registration_pb2.RegisterRequest
+    ) -> None:
+        """Take in what a message says of the drafter itself."""
+        if message.HasField("model"):
+            drafter.model = decode_described(message, self._terms.target)
+        self._registry.leave(drafter, message.leaving)

@@ -16,11 +16,12 @@ from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.fleet.acceptance import Acceptance
 from tandem.orchestrator.fleet.membership import Membership, PerAddress
 from tandem.orchestrator.fleet.probes import DrafterProbe, VerifierProbe
-from tandem.orchestrator.fleet.registration import Access
+from tandem.orchestrator.fleet.registration import Registry
 from tandem.protos.errors import IncompatibleModels, TandemError, Unusable
 from tandem.protos.fingerprint import fingerprint
 from tandem.protos.transport import rpc
 from tandem.protos.types import ModelDescription
+from tandem.protos.wire.registration import registered_name
 
 STATUS_SECONDS = 2.0
 PAUSE_SECONDS = 0.1  # between two questions at the start
@@ -36,6 +37,22 @@ class ModelProbe(Protocol):
 
     async def serving(self, seconds: float) -> bool:
         """Whether it reports within so many seconds that it serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredProbe:
+    """A registered drafter, which says of itself what others are asked for."""
+
+    registry: Registry
+    name: str
+
+    async def describe(self, seconds: float) -> ModelDescription:
+        """The model as the drafter described it last; raises Unavailable."""
+        return self.registry.find(self.name).model
+
+    async def serving(self, seconds: float) -> bool:
+        """It is removed when it does not."""
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +78,15 @@ class ReplicaStatus:
 class Replicas:
     """Verifiers, which serve the same model, and drafters, as they come and go."""
 
-    def __init__(self, config: OrchestratorConfig, membership: Membership) -> None:
-        self._config, self._membership = config, membership
+    def __init__(
+        self, config: OrchestratorConfig, membership: Membership, registry: Registry
+    ) -> None:
+        self._config, self._membership, self._registry = config, membership, registry
         self.fingerprint = fingerprint(config.tokenizer)
         self.model_identity = ""  # of the target at the start
-        self.key = ""  # of the round workers, which registered drafters want
         self.acceptance = Acceptance()
         self.verifiers: Mapping[str, VerifierProbe] = {}
-        self.drafters: Mapping[str, DrafterProbe] = {}
+        self.drafters: Mapping[str, ModelProbe] = {}
 
     async def follow(self) -> None:
         """Have a client for each member, until cancelled."""
@@ -132,10 +150,12 @@ class Replicas:
             yield VerifierProbe(channel)
 
     @asynccontextmanager
-    async def _drafter(self, address: str) -> AsyncIterator[DrafterProbe]:
-        channel, metadata = Access(self.key, self._config.tls).reach(address, "drafter")
-        async with channel:
-            yield DrafterProbe(channel, metadata)
+    async def _drafter(self, address: str) -> AsyncIterator[ModelProbe]:
+        if name := registered_name(address):
+            yield RegisteredProbe(self._registry, name)
+            return
+        async with rpc.connect(address, self._config.tls, "drafter") as channel:
+            yield DrafterProbe(channel)
 
     async def _target(self) -> ModelDescription:
         until = time.monotonic() + self._config.start_seconds

@@ -27,8 +27,8 @@ from tandem.orchestrator.frontend.stream_paths import with_stream_paths
 from tandem.protos.errors import DeadlineExceeded, InvalidRequest, Violation
 from tandem.protos.service import tracing
 from tandem.protos.service.drain import Drain
+from tandem.protos.transport.guard import metadata_value
 from tandem.protos.transport.interceptor import REQUEST_ID
-from tandem.protos.transport.key import metadata_value
 from tandem.protos.types import Method, Rule, Schedule
 from tandem.protos.wire.drafting import decode_choice
 from tandem.v1 import orchestrator_pb2 as api

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from grpc import aio
 
 from tandem.orchestrator.fleet.membership import Membership, PerAddress
-from tandem.orchestrator.fleet.registration import Access, Metadata
+from tandem.orchestrator.fleet.registration import Registry
 from tandem.orchestrator.links.balanced import BalancedLink
 from tandem.orchestrator.links.link import Fits, Link
 from tandem.orchestrator.rounds.generation import RunRequest
@@ -30,9 +30,11 @@ from tandem.orchestrator.rounds.stream import ServiceLink
 from tandem.protos.service import tracing
 from tandem.protos.service.tasks import background, first_done
 from tandem.protos.streams import EncodedGuess, Fact
-from tandem.protos.transport import heartbeat
+from tandem.protos.tls import Tls
+from tandem.protos.transport import heartbeat, rpc
 from tandem.protos.types import ModelDescription
 from tandem.protos.wire.codec import decode_fact
+from tandem.protos.wire.registration import registered_name
 from tandem.protos.wire.requests import receive_guess
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 
@@ -88,7 +90,7 @@ class Relays:
 
 @asynccontextmanager
 async def relaying(
-    access: Access, target: ModelDescription, membership: Membership
+    tls: Tls | None, target: ModelDescription, membership: Membership, registry: Registry
 ) -> AsyncIterator[Relays]:
     """Runs requests while the scope lasts, at the members: verifiers of this very target, and
     drafters with its tokens.
@@ -96,21 +98,15 @@ async def relaying(
     verifiers: BalancedLink[ToVerifier, Fact] = BalancedLink()
     drafters: BalancedLink[ToDrafter, EncodedGuess] = BalancedLink()
     tokenizer = target.tokenizer_fingerprint
-    verifier, drafter = (partial(access.reach, role=each) for each in ("verifier", "drafter"))
-
-    def to_verifier(channel: aio.Channel, metadata: Metadata) -> VerifierLink:
-        return verifier_link(channel, target.identity)
-
-    def to_drafter(channel: aio.Channel, metadata: Metadata) -> DrafterLink:
-        return drafter_link(channel, verifiers, tokenizer, metadata)
-
+    to_verifier = partial(_to_verifier, tls, target.identity)
+    to_drafter = partial(_to_drafter, tls, registry, verifiers, tokenizer)
     drained = asyncio.Event()
     verifiers.drained = drafters.drained = drained.set
 
     async def follow() -> None:
         async with (
-            PerAddress(partial(_linked, verifiers, to_verifier, verifier)) as at_verifiers,
-            PerAddress(partial(_linked, drafters, to_drafter, drafter)) as at_drafters,
+            PerAddress(partial(_linked, verifiers, to_verifier)) as at_verifiers,
+            PerAddress(partial(_linked, drafters, to_drafter)) as at_drafters,
         ):
             while True:
                 known = membership.now
@@ -119,26 +115,54 @@ async def relaying(
                 await first_done(membership.other_than(known), drained.wait())
                 drained.clear()
 
-    async def leave_slow_replicas() -> None:
-        while True:
-            await asyncio.sleep(heartbeat.SECONDS)
-            for service in (verifiers, drafters):
-                service.leave_slow(monotonic())
-
-    async with background(follow(), leave_slow_replicas()):
+    async with background(follow(), _leave_slow(verifiers, drafters)):
         yield Relays(verifiers, drafters)
+
+
+async def _leave_slow(*services: BalancedLink[Any, Any]) -> None:
+    """Have sessions leave slow replicas, until cancelled."""
+    while True:
+        await asyncio.sleep(heartbeat.SECONDS)
+        for service in services:
+            service.leave_slow(monotonic())
+
+
+@asynccontextmanager
+async def _to_verifier(tls: Tls | None, identity: str, address: str) -> AsyncIterator[VerifierLink]:
+    async with (
+        rpc.connect(address, tls, "verifier") as channel,
+        verifier_link(channel, identity) as link,
+    ):
+        yield link
+
+
+@asynccontextmanager
+async def _to_drafter(
+    tls: Tls | None,
+    registry: Registry,
+    verifiers: ServiceLink[ToVerifier, Fact],
+    tokenizer: str,
+    address: str,
+) -> AsyncIterator[DrafterLink]:
+    if name := registered_name(address):
+        async with guess_link(registry.calling(name), verifiers, tokenizer) as link:
+            yield link
+        return
+    async with (
+        rpc.connect(address, tls, "drafter") as channel,
+        drafter_link(channel, verifiers, tokenizer) as link,
+    ):
+        yield link
 
 
 @asynccontextmanager
 async def _linked(
     balanced: BalancedLink[Any, Any],
-    make: Callable[[aio.Channel, Metadata], Link[Any, Any]],
-    reach: Callable[[str], tuple[aio.Channel, Metadata]],
+    make: Callable[[str], AbstractAsyncContextManager[Link[Any, Any]]],
     address: str,
 ) -> AsyncIterator[None]:
     """One more replica while the scope lasts."""
-    channel, metadata = reach(address)
-    async with channel, make(channel, metadata) as link:
+    async with make(address) as link:
         balanced.add(address, link)
         try:
             yield
@@ -162,13 +186,17 @@ def verifier_link(channel: aio.Channel, identity: str = "") -> VerifierLink:
 
 
 def drafter_link(
-    channel: aio.Channel,
-    verifier: ServiceLink[ToVerifier, Fact],
-    tokenizer: str = "",
-    metadata: Metadata = (),
+    channel: aio.Channel, verifier: ServiceLink[ToVerifier, Fact], tokenizer: str = ""
 ) -> DrafterLink:
-    """The link to a drafter, while its tokenizer has this fingerprint; by default any. Its requests
-    report the verifiers' load, now and then; `metadata` is what its calls have.
+    """The link to a drafter at a port."""
+    return guess_link(drafter_pb2_grpc.DrafterServiceStub(channel).Guess, verifier, tokenizer)
+
+
+def guess_link(
+    guess: Callable[..., Any], verifier: ServiceLink[ToVerifier, Fact], tokenizer: str = ""
+) -> DrafterLink:
+    """The link to a drafter that is called by `guess`, while its tokenizer has this fingerprint; by
+    default any. Its requests report the verifiers' load, now and then.
     """
 
     reported = -inf
@@ -181,10 +209,9 @@ def drafter_link(
         request.conditions.price, request.conditions.token_seconds = verifier.load
         request.conditions.delay = verifier.round_trip + link.round_trip
 
-    stub = drafter_pb2_grpc.DrafterServiceStub(channel)
     link: DrafterLink = Link(
         "drafter",
-        partial(stub.Guess, metadata=metadata),
+        guess,
         drafter_pb2.GuessRequest,
         "guesses",
         receive_guess,

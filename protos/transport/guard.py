@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection
 from typing import Any, Protocol, TypeAlias
 
@@ -48,6 +49,16 @@ class Peers:
             raise PermissionDenied(f"the certificate of {name!r} may not call this service")
 
 
+def metadata_value(details: Any, name: str) -> str:
+    """What a call has under a name in its metadata; empty if it has nothing."""
+    return str(dict(details or ()).get(name, ""))
+
+
+def same(given: str, expected: str) -> bool:
+    """Whether two secrets are the same, in a time that does not depend on them."""
+    return secrets.compare_digest(given.encode(), expected.encode())
+
+
 def common_name(context: Context) -> str:
     """Of the certificate that the caller has shown, which the handshake has verified; empty without
     one.
@@ -58,7 +69,7 @@ def common_name(context: Context) -> str:
 
 def bearer_token(context: Context) -> str:
     """What the caller has sent in `authorization: Bearer ...`; empty if nothing."""
-    return token_of(str(dict(context.invocation_metadata() or ()).get(AUTHORIZATION, "")))
+    return token_of(metadata_value(context.invocation_metadata(), AUTHORIZATION))
 
 
 def token_of(authorization: str) -> str:

@@ -1,6 +1,4 @@
-"""The registration of a drafter: its metadata, what is checked of a message, and the address that
-round workers use.
-"""
+"""The registration of a drafter: its metadata, what is checked of a message, and its address."""
 
 from __future__ import annotations
 
@@ -12,31 +10,35 @@ from tandem.protos.wire.codec import decode_model, encode_model
 from tandem.v1 import registration_pb2
 
 TOKEN = "x-tandem-registration-token"
-CALL = "x-tandem-call"
-DRAFTER = "x-tandem-drafter"  # a registered drafter's name, in calls of round workers
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+REGISTERED = "@registered"  # behind the name of a drafter, where others have HOST:PORT
 MAX_BYTES = 1 << 14
 
 
 def encode_registration(name: str, model: ModelDescription) -> registration_pb2.RegisterRequest:
-    """What a drafter sends."""
+    """What a drafter sends first."""
     return registration_pb2.RegisterRequest(name=name, model=encode_model(model))
 
 
 def decode_registration(
-    message: registration_pb2.RegisterRequest, target: ModelDescription, known: str = ""
+    message: registration_pb2.RegisterRequest, target: ModelDescription
 ) -> tuple[str, ModelDescription]:
-    """Name and model of a drafter for a target; `known` is its name in earlier messages. Raises
-    InvalidRequest and IncompatibleModels.
+    """Name and model of a drafter for a target, of its first message. Raises InvalidRequest and
+    IncompatibleModels.
     """
     if (size := message.ByteSize()) > MAX_BYTES:
         raise InvalidRequest.of("request", f"has {size} bytes, above {MAX_BYTES}")
     if not re.fullmatch(NAME, message.name):
         raise InvalidRequest.of("name", f"is {message.name[:80]!r}, which does not match {NAME}")
-    if known not in ("", message.name):
-        raise InvalidRequest.of("name", f"is {message.name!r}, and was {known!r} before")
     if not message.HasField("model"):
         raise InvalidRequest.of("model", "is missing")
+    return message.name, decode_described(message, target)
+
+
+def decode_described(
+    message: registration_pb2.RegisterRequest, target: ModelDescription
+) -> ModelDescription:
+    """The model that a message describes; raises InvalidRequest and IncompatibleModels."""
     for field, value in message.model.ListFields():
         if isinstance(value, str) and not value.isprintable():
             problem = f"is {value[:80]!r}, which is not printable"
@@ -46,10 +48,9 @@ def decode_registration(
         prints = f"{model.tokenizer_fingerprint!r}, expected {target.tokenizer_fingerprint!r}"
         problem = f"of {model.name} is {prints}: start the drafter with --speaks"
         raise IncompatibleModels(f"model.tokenizer_fingerprint {problem}")
-    return message.name, model
+    return model
 
 
-def split_address(address: str) -> tuple[str, str]:
-    """Name, empty for a drafter that is called at its own port, and HOST:PORT."""
-    name, _, place = address.rpartition("@")
-    return name, place
+def registered_name(address: str) -> str:
+    """The name of a registered drafter; empty for one that is called at its own port."""
+    return address.removesuffix(REGISTERED) if address.endswith(REGISTERED) else ""

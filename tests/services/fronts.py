@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from tandem import models
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.fleet.membership import Membership
+from tandem.orchestrator.fleet.registration import Registry
 from tandem.orchestrator.fleet.replicas import Replicas
 from tandem.orchestrator.frontend.admission import Admission, Limits
 from tandem.orchestrator.frontend.answers import Answers
@@ -112,7 +113,7 @@ async def served() -> AsyncIterator[Front]:
         shown = ServedModel(model, DraftShape(4), 512 * 16, {})
         answers = Answers(runner, TOKENIZER, shown, metrics, admission)
         recorder = Recorder(metrics, admission, ends)
-        replicas = Replicas(config, Membership())
+        replicas = Replicas(config, Membership(), Registry(str, str))
         overview = Overview(replicas, admission, recorder, Health())
         service = OrchestratorService(answers, overview, drain, ends)
         async with (

@@ -58,7 +58,6 @@ class Known:
     system: Protected
     clients: Path
     certificates: str
-    registered: str  # of a drafter at home
     http: str = ""
 
     def write(self, *entries: str) -> None:
@@ -74,7 +73,7 @@ async def known_clients(folder: Path) -> AsyncIterator[Known]:
     """The whole of it, for certificates in a folder."""
     made(folder, "phone", "stranger")
     port, file = rpc.free_port("127.0.0.1"), folder / "clients.yaml"
-    known = Known(None, file, f"127.0.0.1:{port}", "")  # type: ignore[arg-type]
+    known = Known(None, file, f"127.0.0.1:{port}")  # type: ignore[arg-type]
     known.all()
     http = rpc.free_port("127.0.0.1")
     known.http = f"https://127.0.0.1:{http}"
@@ -96,7 +95,7 @@ async def at_home(known: Known) -> AsyncIterator[None]:
         **settings(known.system.folder, "phone"),
     )
     async with drafter_service.serving(config, CollectorRegistry()):
-        known.registered = (await until(lambda: drafters(known)))["at-home"]
+        await until(lambda: drafters(known))
         yield
 
 

@@ -15,20 +15,19 @@ from tandem.drafter_service import service as drafter_service
 from tandem.drafter_service.registration import registering as register
 from tandem.engine.config import ModelServiceConfig
 from tandem.models import DRAFT, TARGET
-from tandem.orchestrator.fleet.registration import CARRY, Access, Terms, registrations, route
-from tandem.orchestrator.links.relays import DrafterLink, drafter_link
+from tandem.orchestrator.fleet.registration import RegistrationService, Registry, Terms
+from tandem.orchestrator.links.relays import DrafterLink, guess_link
 from tandem.protos.fingerprint import fingerprint
 from tandem.protos.service.drain import Drain
 from tandem.protos.transport import heartbeat, rpc
 from tandem.protos.transport.health import Health
-from tandem.protos.transport.raw import RawInterceptor
 from tandem.protos.types import ModelDescription
-from tandem.protos.wire.registration import TOKEN, encode_registration
+from tandem.protos.wire.registration import TOKEN, encode_registration, registered_name
 from tandem.v1 import drafter_pb2, registration_pb2_grpc
 from tests.services.peer import Peer, Subscriber, linked, patient
 from tests.waiting import LIMIT, until
 
-HOST, KEY, SECRET = "127.0.0.1", "key of the workers", "a-token-of-some-length"
+HOST, SECRET = "127.0.0.1", "a-token-of-some-length"
 MODEL = ModelDescription(
     name="a model",
     tokenizer_fingerprint=fingerprint(TARGET),
@@ -64,6 +63,7 @@ class Front:
     """Where drafters register, and what was reported of them."""
 
     address: str = ""
+    registry: Any = None
     events: list[tuple[str, str]] = field(default_factory=list)
 
     @property
@@ -85,11 +85,10 @@ async def front_end(terms: Terms = TERMS, port: int = 0) -> AsyncIterator[Front]
     """A front end without a client API."""
     front = Front()
     added, removed = ((lambda a, e=e: front.events.append((e, a))) for e in ("added", "removed"))
+    front.registry = Registry(added, removed)
+    service = RegistrationService(front.registry, terms)
     with patient():
-        async with (
-            registrations(HOST, Access(KEY), terms, added, removed) as service,
-            rpc.serving(HOST, port, service, RawInterceptor(CARRY)) as front.address,
-        ):
+        async with rpc.serving(HOST, port, service) as front.address:
             yield front
 
 
@@ -152,14 +151,10 @@ async def registering(front: Front, **how: Any) -> AsyncIterator[Any]:
 
 
 @asynccontextmanager
-async def linking(address: str) -> AsyncIterator[tuple[DrafterLink, Subscriber]]:
-    """A round worker's link to a registered drafter, connected."""
-    place, metadata = route(address, KEY)
-    async with (
-        linked(Peer()) as (verifier, _),
-        rpc.connect(place) as channel,
-        drafter_link(channel, verifier, metadata=metadata) as link,
-    ):
+async def linking(front: Front, address: str) -> AsyncIterator[tuple[DrafterLink, Subscriber]]:
+    """A link to a registered drafter, connected."""
+    guess = front.registry.calling(registered_name(address))
+    async with linked(Peer()) as (verifier, _), guess_link(guess, verifier) as link:
         subscriber = Subscriber()
         link.subscribe(subscriber)
         await until(lambda: link.connected)

@@ -14,6 +14,7 @@ from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.fleet import discovery, presence
 from tandem.orchestrator.fleet.discovery import Discovery, look_up
 from tandem.orchestrator.fleet.membership import Members, Membership, PerAddress
+from tandem.orchestrator.fleet.registration import Registry
 from tandem.orchestrator.fleet.replicas import Replicas
 from tandem.protos.service.tasks import background
 from tests.waiting import LIMIT, until
@@ -177,7 +178,7 @@ async def test_a_replica_that_leaves_while_it_is_asked_is_only_gone() -> None:
     config = OrchestratorConfig(verifier="v:1", tokenizer=models.TARGET)
     async with silent() as address:
         membership = Membership(Members((address,)))
-        replicas = Replicas(config, membership)
+        replicas = Replicas(config, membership, Registry(str, str))
         async with background(replicas.follow()):
             await until(lambda: replicas.verifiers)
             serving = asyncio.create_task(replicas.serving(10 * LIMIT))

@@ -17,7 +17,6 @@ from tandem.protos.errors import PermissionDenied, TransportLost, Unauthenticate
 from tandem.protos.tls import Tls
 from tandem.protos.transport import rpc
 from tandem.protos.transport.guard import AUTHORIZATION
-from tandem.protos.transport.key import WORKER_KEY
 from tests import reference
 from tests.certificates import made, settings, tls_of
 from tests.services.known import (
@@ -54,7 +53,7 @@ async def known(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Known
 def test_all_methods_are_those_that_are_tried() -> None:
     tried = CLIENT_API, REGISTRATION, DRAFTING, VERIFYING, REFLECTION
     assert set.union(*tried) == set(METHODS)
-    assert sum(map(len, tried)) == len(METHODS) >= 10
+    assert sum(map(len, tried)) == len(METHODS) >= 9
 
 
 @pytest.mark.parametrize("how", ["none", "basic", "wrong", "hash", "revoked"])
@@ -105,31 +104,28 @@ async def test_a_token_that_is_not_a_client_s_takes_away_no_certificate_s_rights
     assert await codes(place, stranger, "orchestrator", REGISTRATION, **other) == {DENIED}
 
 
-@pytest.mark.parametrize("service", ["verifier", "drafter", "registered"])
+@pytest.mark.parametrize("service", ["verifier", "drafter"])
 async def test_no_method_of_an_internal_port_is_open_to_others(known: Known, service: str) -> None:
-    folder, key = known.system.folder, {WORKER_KEY.replace("-", "_"): "a guess"}
+    folder = known.system.folder
     places = {
         "verifier": (known.system.verifier, "verifier", VERIFYING, DENIED),
         "drafter": (known.system.drafter, "drafter", DRAFTING, DENIED),
-        "registered": (known.registered, "orchestrator", DRAFTING, UNKNOWN),
     }
     place, role, paths, refusal = places[service]
     paths = paths | REFLECTION
     for wrong in (None, Tls(folder / "ca.pem")):
         assert await codes(place, wrong, role, paths, **bearer(ALICE)) == {LOST}
     for name in ("client", "phone", "stranger"):
-        found = await codes(place, tls_of(folder, name), role, paths, **key)
+        found = await codes(place, tls_of(folder, name), role, paths)
         assert found == {refusal}, name
 
 
 async def test_health_is_open_to_all_who_got_through_the_handshake(known: Known) -> None:
-    ca, stranger = Tls(known.system.folder / "ca.pem"), tls_of(known.system.folder, "stranger")
-    ports = {known.system.orchestrator: ca, known.registered: stranger}
-    for address, tls in ports.items():
-        async with rpc.connect(address, tls, "orchestrator") as channel:
-            check: Any = health_pb2_grpc.HealthStub(channel).Check
-            answer = await check(health_pb2.HealthCheckRequest())
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    ca = Tls(known.system.folder / "ca.pem")
+    async with rpc.connect(known.system.orchestrator, ca, "orchestrator") as channel:
+        check: Any = health_pb2_grpc.HealthStub(channel).Check
+        answer = await check(health_pb2.HealthCheckRequest())
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
 async def test_a_client_that_is_removed_is_refused_from_its_next_call_on(known: Known) -> None:

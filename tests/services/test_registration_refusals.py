@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from grpc import aio
 
-from tandem.orchestrator.fleet import registered
-from tandem.orchestrator.fleet import registration as module
-from tandem.orchestrator.fleet.registration import route
+from tandem.orchestrator.links.relays import guess_link
 from tandem.protos.errors import IncompatibleModels, InvalidRequest
-from tandem.protos.transport import heartbeat, rpc
+from tandem.protos.transport import heartbeat
 from tandem.protos.wire.registration import (
-    CALL,
     MAX_BYTES,
     TOKEN,
     decode_registration,
     encode_registration,
+    registered_name,
 )
-from tandem.v1 import drafter_pb2, drafter_pb2_grpc, registration_pb2
-from tests.services.peer import HASTY
+from tandem.v1 import registration_pb2
+from tests.services.peer import HASTY, Peer, linked
 from tests.services.registering import (
-    KEY,
     MODEL,
     SECRET,
+    Front,
     drafting,
     front_end,
     linking,
@@ -36,7 +34,6 @@ from tests.services.registering import (
 from tests.waiting import until
 
 REGISTER = "/tandem.v1.RegistrationService/Register"
-CARRY = "/tandem.v1.RegistrationService/Carry"
 
 
 async def refusal(call: Any) -> str:
@@ -91,9 +88,7 @@ def test_a_registration_names_its_drafter_and_describes_its_model() -> None:
     with pytest.raises(IncompatibleModels, match="--speaks"):
         decode_registration(message, MODEL)
     message.model.tokenizer_fingerprint = MODEL.tokenizer_fingerprint
-    assert decode_registration(message, MODEL, "a")[0] == "a"
-    with pytest.raises(InvalidRequest, match="name is 'a', and was 'b' before"):
-        decode_registration(message, MODEL, "b")
+    assert decode_registration(message, MODEL)[0] == "a"
 
 
 @pytest.mark.parametrize(
@@ -113,99 +108,58 @@ def unlimited(address: str) -> aio.Channel:
     return aio.insecure_channel(address, options=[("grpc.max_send_message_length", -1)])
 
 
-async def nothing_arrives(call: Any) -> bool:
-    """Whether a round worker gets no message that it could use, and knows it."""
-    with suppress(aio.AioRpcError):
-        return await call.read() in (None, aio.EOF)
-    return True
-
-
 async def garbage(size: int) -> AsyncIterator[bytes]:
     yield b"\xff" * size
     await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize("size", [1000, 10_000_000])
-@pytest.mark.parametrize("method", [REGISTER, CARRY])
-async def test_garbage_ends_its_own_call_alone(
-    size: int, method: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_garbage_ends_its_own_call_alone(size: int) -> None:
     async with (
         front_end() as front,
         registering(front) as other,
         unlimited(front.address) as channel,
     ):
         await front.has(1)
-        call: Any = channel.stream_stream(method)
-        metadata = ((TOKEN, SECRET), (CALL, "nothing"))
-        reason = await refusal(call(garbage(size), metadata=metadata))
+        call: Any = channel.stream_stream(REGISTER)
+        reason = await refusal(call(garbage(size), metadata=((TOKEN, SECRET),)))
         assert reason.startswith(("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"))
-        assert await other.read() and front.registered
+        assert front.registered and not other.done()
 
 
 @pytest.mark.parametrize("size", [1000, 10_000_000])
-async def test_a_drafter_that_answers_with_garbage_costs_its_own_calls(size: int) -> None:
+async def test_a_registered_drafter_that_sends_garbage_costs_its_own_call(size: int) -> None:
+    async def lies(name: str) -> AsyncIterator[bytes]:
+        yield encode_registration(name, MODEL).SerializeToString()
+        yield b"\xff" * size
+        await asyncio.Event().wait()
+
     async with front_end() as front, drafting(front):
         (honest,) = await front.has(1)
         async with (
-            registering(front) as hostile,
             unlimited(front.address) as channel,
-            linking(honest) as (link, subscriber),
+            linking(front, honest) as (link, subscriber),
         ):
-            _, lying = await front.has(2)
-            place, metadata = route(lying, KEY)
-            async with rpc.connect(place) as internal:
-                stub: Any = drafter_pb2_grpc.DrafterServiceStub(internal)
-                call = stub.Guess(metadata=metadata)
-                await call.write(drafter_pb2.GuessRequest())
-                names: list[str] = []
-                while not names:
-                    names += (await hostile.read()).calls
-                stream: Any = channel.stream_stream(CARRY)
-                carrying = stream(garbage(size), metadata=((CALL, names[0]),))
-                assert await nothing_arrives(call)
-                call.cancel()
-                carrying.cancel()
-                again = stream(garbage(1), metadata=((CALL, names[0]),))
-                assert "names no call" in await refusal(again), "a call is carried once"
-                assert link.connected and subscriber.reported == ["connected"]
+            call: Any = channel.stream_stream(REGISTER)
+            lying = call(lies("liar"), metadata=((TOKEN, SECRET),))
+            async with unusable(front, (await front.has(2))[1]):
+                await front.has(1)
+            lying.cancel()
+            assert link.connected and subscriber.reported == ["connected"]
 
 
-async def test_a_drafter_that_does_not_carry_a_call_makes_it_fail(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.1)
-    async with front_end() as front, registering(front):
-        place, metadata = route(*await front.has(1), KEY)
-        async with rpc.connect(place) as channel:
-            stub: Any = drafter_pb2_grpc.DrafterServiceStub(channel)
-            call = stub.Guess(metadata=metadata)
-            assert "UNAVAILABLE: the drafter 'by-hand' does not answer" in await refusal(call)
-
-
-async def test_a_drafter_carries_so_many_calls_and_no_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(registered, "MAX_CARRIED", 2)
-    async with front_end() as front, registering(front) as drafter:
-        place, metadata = route(*await front.has(1), KEY)
-        async with rpc.connect(place) as channel:
-            stub: Any = drafter_pb2_grpc.DrafterServiceStub(channel)
-            calls = [stub.Guess(metadata=metadata) for _ in range(2)]
-            asked: list[str] = []
-            while len(asked) < 2:
-                asked += (await drafter.read()).calls
-            full = "2 calls to the drafter 'by-hand' are carried, the most at once"
-            assert full in await refusal(stub.Guess(metadata=metadata))
-            calls[0].cancel()
-            while len(asked) < 3:
-                calls.append(stub.Guess(metadata=metadata))
-                asked += (await drafter.read()).calls
+@asynccontextmanager
+async def unusable(front: Front, address: str) -> AsyncIterator[None]:
+    """A link to a drafter that never connects."""
+    guess = front.registry.calling(registered_name(address))
+    async with linked(Peer()) as (verifier, _), guess_link(guess, verifier) as link:
+        yield
+        assert not link.connected
 
 
 async def test_a_drafter_that_is_silent_is_removed() -> None:
     async with front_end() as front, registering(front, silent=True) as call:
-        await front.has(1)
-        heartbeat.MISSED = HASTY
-        await front.has(0)
-        assert "UNAVAILABLE: the drafter 'by-hand' was silent" in await refusal(call)
+        async with unusable(front, *await front.has(1)):
+            heartbeat.MISSED = HASTY
+            await front.has(0)
+        assert "not registered any more: it was silent" in await refusal(call)

@@ -26,17 +26,17 @@ from tandem.v1 import common_pb2 as tandem_dot_v1_dot_common__pb2
 from tandem.v1 import drafter_pb2 as tandem_dot_v1_dot_drafter__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctandem/v1/registration.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\x1a\x17tandem/v1/drafter.proto\"K\n\x0fRegisterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12*\n\x05model\x18\x02 \x01(\x0b\x32\x1b.tandem.v1.ModelDescription\"!\n\x10RegisterResponse\x12\r\n\x05\x63\x61lls\x18\x01 \x03(\t2\x9e\x01\n\x13RegistrationService\x12G\n\x08Register\x12\x1a.tandem.v1.RegisterRequest\x1a\x1b.tandem.v1.RegisterResponse(\x01\x30\x01\x12>\n\x05\x43\x61rry\x12\x18.tandem.v1.GuessResponse\x1a\x17.tandem.v1.GuessRequest(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctandem/v1/registration.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\x1a\x17tandem/v1/drafter.proto\"\x88\x01\n\x0fRegisterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12*\n\x05model\x18\x02 \x01(\x0b\x32\x1b.tandem.v1.ModelDescription\x12*\n\x08response\x18\x03 \x01(\x0b\x32\x18.tandem.v1.GuessResponse\x12\x0f\n\x07leaving\x18\x04 \x01(\x08\"<\n\x10RegisterResponse\x12(\n\x07request\x18\x01 \x01(\x0b\x32\x17.tandem.v1.GuessRequest2^\n\x13RegistrationService\x12G\n\x08Register\x12\x1a.tandem.v1.RegisterRequest\x1a\x1b.tandem.v1.RegisterResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.v1.registration_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REGISTERREQUEST']._serialized_start=92
-  _globals['_REGISTERREQUEST']._serialized_end=167
-  _globals['_REGISTERRESPONSE']._serialized_start=169
-  _globals['_REGISTERRESPONSE']._serialized_end=202
-  _globals['_REGISTRATIONSERVICE']._serialized_start=205
-  _globals['_REGISTRATIONSERVICE']._serialized_end=363
+  _globals['_REGISTERREQUEST']._serialized_start=93
+  _globals['_REGISTERREQUEST']._serialized_end=229
+  _globals['_REGISTERRESPONSE']._serialized_start=231
+  _globals['_REGISTERRESPONSE']._serialized_end=291
+  _globals['_REGISTRATIONSERVICE']._serialized_start=293
+  _globals['_REGISTRATIONSERVICE']._serialized_end=387
 # @@protoc_insertion_point(module_scope)

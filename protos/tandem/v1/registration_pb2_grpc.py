@@ -3,7 +3,6 @@
 import grpc
 import warnings
 
-from tandem.v1 import drafter_pb2 as tandem_dot_v1_dot_drafter__pb2
 from tandem.v1 import registration_pb2 as tandem_dot_v1_dot_registration__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -40,27 +39,15 @@ class RegistrationServiceStub:
                 request_serializer=tandem_dot_v1_dot_registration__pb2.RegisterRequest.SerializeToString,
                 response_deserializer=tandem_dot_v1_dot_registration__pb2.RegisterResponse.FromString,
                 _registered_method=True)
-        self.Carry = channel.stream_stream(
-                '/tandem.v1.RegistrationService/Carry',
-                request_serializer=tandem_dot_v1_dot_drafter__pb2.GuessResponse.SerializeToString,
-                response_deserializer=tandem_dot_v1_dot_drafter__pb2.GuessRequest.FromString,
-                _registered_method=True)
 
 
 class RegistrationServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Register(self, request_iterator, context):
-        """Registers a drafter while the call lasts. Either side sends a message every quarter of a second; one that misses
-        five has lost the other. Metadata: `x-tandem-registration-token`, the token of the front end.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Carry(self, request_iterator, context):
-        """A call of DrafterService.Guess in the other direction, one for each name in `calls`. Metadata: `x-tandem-call`,
-        that name.
+        """Registers a drafter while the call lasts, and is DrafterService.Guess in the other direction: the cell's requests
+        are the responses. Either side sends a message every quarter of a second; one that misses five has lost the other.
+        Metadata: `x-tandem-registration-token`, the token of the cell.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -73,11 +60,6 @@ def add_RegistrationServiceServicer_to_server(servicer, server):
                     servicer.Register,
                     request_deserializer=tandem_dot_v1_dot_registration__pb2.RegisterRequest.FromString,
                     response_serializer=tandem_dot_v1_dot_registration__pb2.RegisterResponse.SerializeToString,
-            ),
-            'Carry': grpc.stream_stream_rpc_method_handler(
-                    servicer.Carry,
-                    request_deserializer=tandem_dot_v1_dot_drafter__pb2.GuessResponse.FromString,
-                    response_serializer=tandem_dot_v1_dot_drafter__pb2.GuessRequest.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -107,33 +89,6 @@ class RegistrationService:
             '/tandem.v1.RegistrationService/Register',
             tandem_dot_v1_dot_registration__pb2.RegisterRequest.SerializeToString,
             tandem_dot_v1_dot_registration__pb2.RegisterResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Carry(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/tandem.v1.RegistrationService/Carry',
-            tandem_dot_v1_dot_drafter__pb2.GuessResponse.SerializeToString,
-            tandem_dot_v1_dot_drafter__pb2.GuessRequest.FromString,
             options,
             channel_credentials,
             insecure,
