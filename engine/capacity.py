@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from tandem.engine.cache.ranges import BLOCK, block_aligned
+from tandem.engine.cache.pages import PAGE, page_aligned
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.memory import available, cache_bytes, passes_bytes
 from tandem.engine.model_runner import LoadedModel
@@ -14,21 +14,21 @@ from tandem.engine.model_runner import LoadedModel
 SCRATCH = 256  # positions after the longest context for drafted nodes
 
 
-def positions_for(context_length: int, tried: int) -> int:
+def positions_for(context_length: int, tried: int, page: int = PAGE) -> int:
     """Positions that one session of a context takes, with what is drafted after it, or that the
     self-test takes if that is more.
     """
-    return max(context_length + SCRATCH + BLOCK, tried)
+    return max(context_length + SCRATCH + page, tried)
 
 
-def context_of(positions: int, longest: int) -> int:
+def context_of(positions: int, longest: int, page: int = PAGE) -> int:
     """The longest text that a session can have in so many positions, up to `longest`."""
-    return min(longest, positions // BLOCK * BLOCK - SCRATCH)
+    return min(longest, positions // page * page - SCRATCH)
 
 
-def sessions_of(positions: int, context_length: int, most: int) -> int:
+def sessions_of(positions: int, context_length: int, most: int, page: int = PAGE) -> int:
     """How many sessions have their whole context in so many positions at once, of `most`."""
-    return min(most, positions // block_aligned(context_length + SCRATCH))
+    return min(most, positions // page_aligned(context_length + SCRATCH, page))
 
 
 def kv_memory(model: LoadedModel, config: ModelServiceConfig) -> tuple[str, int]:

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import ByteSize
 
 from tandem.engine.activity import Activity
+from tandem.engine.cache.pages import page_of
 from tandem.engine.cache.sessions import Sessions
 from tandem.engine.capacity import context_of, kv_memory, positions_for, sessions_of
 from tandem.engine.config import ModelServiceConfig
@@ -70,7 +71,8 @@ class Host:
 
     def describe(self) -> ModelDescription:
         """The model and how full it is."""
-        model, sessions, positions = self.runner.model, self.sessions, self.runner.pool.positions
+        model, sessions, pool = self.runner.model, self.sessions, self.runner.pool
+        size = pool.positions, sessions.context_length, sessions.max_sessions, pool.page
         return ModelDescription(
             name=name_of(self.config.model),
             tokenizer_fingerprint=self.tokenizer_fingerprint,
@@ -87,8 +89,8 @@ class Host:
             weights_fingerprint=self.weights_fingerprint,
             generation=self.generation,
             weights_bytes=self.weights_bytes,
-            cache_positions=positions,
-            full_sessions=sessions_of(positions, sessions.context_length, sessions.max_sessions),
+            cache_positions=pool.positions,
+            full_sessions=sessions_of(*size),
         )
 
     async def close(self, session_id: bytes, close: Callable[[bytes], None]) -> None:
@@ -124,13 +126,11 @@ async def hosting(
     if unused and verb == "verify":
         log.warning("generation_config.json is used in part", settings=", ".join(unused))
     light = await asyncio.to_thread(light_seconds, runner)
+    pool, longest = runner.pool, config.context_length or runner.model.context_length
     sessions = Sessions(
-        runner.pool,
-        context_of(runner.pool.positions, config.context_length or runner.model.context_length),
-        config.max_sessions,
-        _new_epoch,
-        config.session_ttl,
-        time.monotonic,
+        pool,
+        context_of(pool.positions, longest, pool.page),
+        *(config.max_sessions, _new_epoch, config.session_ttl, time.monotonic),
         config.evict_after,
     )
     metrics, activity = ModelMetrics(verb, exactness.problem is None, registry), Activity(sessions)
@@ -183,16 +183,16 @@ def load_and_test(config: ModelServiceConfig, exact: bool) -> tuple[ModelRunner,
         limit = f"is above what the model can be trusted with, {model.context_length}"
         raise Unusable(f"context_length {config.context_length} {limit}")
     longest, tried = config.context_length or model.context_length, positions_tried(model)
-    each = model.position_bytes
+    each, page = model.position_bytes, page_of(model.device)
     setting, kv_bytes = kv_memory(model, config)
     size = f"{setting} {ByteSize(kv_bytes).human_readable()}"
-    positions = min(kv_bytes // each, config.max_sessions * positions_for(longest, tried))
-    least = positions_for(config.context_length or 1, tried)
+    positions = min(kv_bytes // each, config.max_sessions * positions_for(longest, tried, page))
+    least = positions_for(config.context_length or 1, tried, page)
     if positions < least:
         one = ByteSize(each * least).human_readable()
         lower = " or lower context_length" if config.context_length else ""
         raise Unusable(f"{size} is less than one session needs, {one}; raise it{lower}")
-    if (held := context_of(positions, longest)) < longest:
+    if (held := context_of(positions, longest, page)) < longest:
         log.warning(
             "the context is as long as memory allows",
             model=str(config.model),

@@ -11,12 +11,13 @@ from functools import partial
 
 import torch
 
+from tandem.engine.cache.pages import page_of
 from tandem.engine.cache.pool import KVPool
 from tandem.engine.forward import attention, tiles
 from tandem.engine.forward.cpu import panels, paths
 from tandem.engine.forward.cuda import flash
 from tandem.engine.forward.cuda.graphs import CudaGraphs, Run
-from tandem.engine.forward.cuda.rows import RowPlan
+from tandem.engine.forward.cuda.rows import KVLayout, RowPlan
 from tandem.engine.forward.cuda.sizes import invariant_sizes
 from tandem.engine.forward.cuda.table import SIZES, padding_passes, row_plans
 from tandem.engine.forward.segment import Segment
@@ -52,14 +53,17 @@ class HFRunner:
         self.model = model
         self.exact = exact
         rows = backend in BY_ROWS or (backend is None and model.device.type == "cuda")
+        page = page_of(model.device)
         try:
             self.pool = KVPool(
-                *(model.layers, positions, model.dtype, model.device),
-                padding=int(rows),
+                *(model.layers, positions, model.dtype, model.device, page),
+                padding=page * rows,
                 reads_unseen=rows,
             )
         except RuntimeError as error:  # how torch reports that there is no memory
             raise MemoryError(str(error)) from error
+        width = -(-min(self.pool.positions, model.context_length) // page)
+        self._layout = KVLayout(self.pool.positions, page, width)
         self.backend = AttentionBackend.TILES
         self._problem: str | None = None
         # neither holds on to this object, so that the memory goes with it
@@ -98,14 +102,14 @@ class HFRunner:
         """
         if not isinstance(self._runner, CudaGraphs):
             return 0
-        return self._runner.capture_all(padding_passes(self.pool.positions, self.exact, self.sizes))
+        return self._runner.capture_all(padding_passes(self._layout, self.exact, self.sizes))
 
     @torch.inference_mode()
     def __call__(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """Feed all segments in one pass; float32 logits per segment, [wanted, vocab].
 
-        Where a model overflows, its logits are NaN, and so is what it left in the KV range: the
-        caller wipes it.
+        Where a model overflows, its logits are NaN, and so is what it left in the pages: the
+        caller wipes them.
         """
         by_rows = self.backend in BY_ROWS
         logits = self._by_rows(segments) if by_rows else self._at_once(segments)
@@ -122,7 +126,7 @@ class HFRunner:
         return self._run(step)[: sum(segment.wanted for segment in segments)].float()
 
     def _by_rows(self, segments: Sequence[Segment]) -> torch.Tensor:
-        passes = row_plans(segments, self.pool.positions, self.exact, self.sizes)
+        passes = row_plans(segments, self._layout, self.exact, self.sizes)
         logits = [self._runner(rows)[: rows.wanted].to(torch.float32, copy=True) for rows in passes]
         return torch.cat(logits)
 
@@ -139,7 +143,7 @@ class HFRunner:
             self._runner = CudaGraphs(self._run, self.model.device)
         if self.exact:
             longest, vocabulary = self.model.context_length, self.model.vocab_size
-            self.sizes = invariant_sizes(self._runner, self.pool, longest, vocabulary)
+            self.sizes = invariant_sizes(self._runner, self.pool, self._layout, longest, vocabulary)
 
     def _row_problem(self, backend: AttentionBackend | None) -> str | None:
         """Why passes by rows cannot be used, found out by trying one; None if they can."""
@@ -148,7 +152,7 @@ class HFRunner:
             return f"there are no graphs on {model.device}"
         if problem := flash.why_unsupported(model.layers, model.dtype, model.device):
             return problem
-        (padding,) = row_plans((), self.pool.positions, exact=False)
+        (padding,) = row_plans((), self._layout, exact=False)
         try:
             self._runner(padding)
         except torch.OutOfMemoryError:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tandem.engine.cache.ranges import KVRange
+from tandem.engine.cache.pages import PageTable
 from tandem.engine.forward import attention
 from tandem.engine.forward.segment import Segment
 from tandem.engine.model.load import HFModel
@@ -50,7 +50,7 @@ def plain_pass(model: HFModel, text: list[int]) -> torch.Tensor:
 class Talk:
     """A text and the KV range that holds it."""
 
-    kv_range: KVRange
+    table: PageTable
     text: list[int] = field(default_factory=list)
 
     def segment(
@@ -58,7 +58,7 @@ class Talk:
     ) -> Segment:
         """More text, with a draft behind it."""
         hung = tree.hang(len(head), parents)
-        return Segment(self.kv_range, len(self.text), (*head, *draft), hung, len(hung))
+        return Segment(self.table, len(self.text), (*head, *draft), hung, len(hung))
 
     def among_guesses(self, piece: Sequence[int], rng: random.Random) -> tuple[Segment, list[int]]:
         """More text in a tree with wrong guesses anywhere, and the path of the text."""
@@ -90,7 +90,7 @@ class Talk:
     def commit(self, forward: HFRunner, fed: Segment, node: int) -> None:
         """The path to a node becomes text."""
         path = tree.path(fed.parents, node)
-        forward.pool.compact(self.kv_range, len(self.text), path)
+        forward.pool.compact(self.table, len(self.text), path)
         self.text += [fed.tokens[node] for node in path]
 
     def say(self, forward: HFRunner, tokens: Sequence[int]) -> torch.Tensor:
@@ -103,9 +103,9 @@ class Talk:
 
 def talks(forward: HFRunner, count: int, size: int = SIZE) -> list[Talk]:
     """Sessions without a text yet; all must fit the pool."""
-    kv_ranges = [forward.pool.allocate(size) for _ in range(count)]
-    assert None not in kv_ranges
-    return [Talk(kv_range) for kv_range in kv_ranges if kv_range]
+    tables = [forward.pool.allocate(size) for _ in range(count)]
+    assert None not in tables
+    return [Talk(table) for table in tables if table]
 
 
 def largest_difference(forward: HFRunner, rng: random.Random) -> float:

@@ -122,7 +122,7 @@ class DecodeJob:
         """With so many of them, or as there is memory for."""
         length = self.session.length + len(self.pending)
         if not self.sessions.try_reserve(self.session, length + rows):
-            rows = self.session.kv_range.capacity - length
+            rows = self.session.table.capacity - length
         self.draft, self.expected = self.guesses.draft(rows)
         return self._segment()
 
@@ -141,7 +141,7 @@ class DecodeJob:
 
     def _segment(self) -> Segment:
         return Segment(
-            kv_range=self.session.kv_range,
+            table=self.session.table,
             context=self.session.length,
             tokens=self.pending + self.draft.tokens,
             parents=tree.hang(len(self.pending), self.draft.parents),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from tandem.engine.cache.ranges import KVRange, block_aligned
+from tandem.engine.cache.pages import PageTable, page_aligned, page_of
 from tandem.engine.exact.exactness import positions_tried, self_test
 from tandem.engine.forward.segment import Segment
 from tandem.engine.model.load import HFModel
@@ -60,7 +60,7 @@ def replays(launched: HFRunner, replayed: HFRunner) -> None:
     """Replayed passes give the bits of the same passes launched operation by operation, and every
     pass can be replayed.
     """
-    with _kv_ranges(launched) as ours, _kv_ranges(replayed) as theirs:
+    with _tables(launched) as ours, _tables(replayed) as theirs:
         for step in walk(launched.model):
             expected, given = _feed(launched, ours, step), _feed(replayed, theirs, step)
             if not all(map(torch.equal, expected, given)):
@@ -75,9 +75,9 @@ def right(forward: HFRunner, network: PreTrainedModel) -> float:
     """
     texts = ReferenceTexts(network, forward.model.dtype, fused=network._supports_sdpa)
     differences: list[Difference] = []
-    with _kv_ranges(forward) as kv_ranges:
+    with _tables(forward) as tables:
         for step in walk(forward.model):
-            for fed, logits in zip(step, _feed(forward, kv_ranges, step), strict=True):
+            for fed, logits in zip(step, _feed(forward, tables, step), strict=True):
                 differences += _differences(texts, fed, logits)
     worst = typical_difference(differences, texts.smooth)
     if worst.share > 1:
@@ -108,26 +108,26 @@ def walk(model: HFModel) -> Iterator[list[Fed]]:
 
 def room_for(model: HFModel) -> int:
     """Cached tokens that a check needs space for."""
-    return max(SESSIONS * block_aligned(LONGEST), positions_tried(model))
+    return max(SESSIONS * page_aligned(LONGEST, page_of(model.device)), positions_tried(model))
 
 
 @contextmanager
-def _kv_ranges(forward: HFRunner) -> Iterator[list[KVRange]]:
+def _tables(forward: HFRunner) -> Iterator[list[PageTable]]:
     allocated = [forward.pool.allocate(LONGEST) for _ in range(SESSIONS)]
-    kv_ranges = [kv_range for kv_range in allocated if kv_range]
-    assert len(kv_ranges) == SESSIONS, "the pool was made for them"
-    yield kv_ranges
-    for kv_range in kv_ranges:
-        forward.pool.release(kv_range)
+    tables = [table for table in allocated if table]
+    assert len(tables) == SESSIONS, "the pool was made for them"
+    yield tables
+    for table in tables:
+        forward.pool.release(table)
 
 
 def _feed(
-    forward: HFRunner, kv_ranges: Sequence[KVRange], step: Sequence[Fed]
+    forward: HFRunner, tables: Sequence[PageTable], step: Sequence[Fed]
 ) -> list[torch.Tensor]:
     """The logits of a step, [tokens, vocab] for each session; they are ours to keep."""
     return forward(
         [
-            Segment(kv_ranges[fed.session], fed.context, fed.tokens, fed.parents, len(fed.tokens))
+            Segment(tables[fed.session], fed.context, fed.tokens, fed.parents, len(fed.tokens))
             for fed in step
         ]
     )

@@ -43,6 +43,7 @@ def attend(
     *,
     scale: float,
     seqused_k: torch.Tensor,
+    block_table: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, ...]:
     """`aten::_flash_attention_forward` as far as we call it, and no further."""
@@ -50,10 +51,10 @@ def attend(
         raise NotImplementedError(f"attention with {dropout}, {causal}, {debug}, {options}")
     if {each.dtype for each in (bounds, starts, seqused_k)} != {torch.int32}:
         raise TypeError("the bounds of runs are int32")
-    if longest != len(keys) or int(bounds.diff().max()) > widest:
+    if int(seqused_k.max()) > longest or int(bounds.diff().max()) > widest:
         raise ValueError(f"runs are longer than {longest} keys or {widest} rows")
     output, sums = flash.reference_kernel(
-        query, keys, values, KeyRuns(bounds, starts, seqused_k, widest), scale
+        query, keys, values, KeyRuns(bounds, starts, seqused_k, widest, block_table), scale
     )
     nothing = torch.empty(0)
     return output, sums.t().contiguous(), nothing, nothing, nothing

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from tandem.engine.cache.ranges import BLOCK
+from tandem.engine.cache.pages import CUDA_PAGE
 from tandem.engine.forward.segment import Segment
 from tandem.engine.model.load import HFModel
 from tandem.engine.runner import HFRunner
@@ -89,26 +89,26 @@ class Engine:
     ) -> None:
         length = len(text.ids)
         self._text = text
-        self.forward = build(sessions * (length + BLOCK))
+        self.forward = build(sessions * (length + CUDA_PAGE))
         allocated = [self.forward.pool.allocate(length) for _ in range(sessions)]
-        self._kv_ranges = [kv_range for kv_range in allocated if kv_range]
-        assert len(self._kv_ranges) == sessions, "the pool was made for them"
-        self.forward([Segment(self._kv_ranges[0], 0, text.ids, tree.chain(length), 1)])
-        for kv_range in self._kv_ranges[1:]:
-            self.forward.pool.copy(self._kv_ranges[0], kv_range, length)
+        self._tables = [table for table in allocated if table]
+        assert len(self._tables) == sessions, "the pool was made for them"
+        self.forward([Segment(self._tables[0], 0, text.ids, tree.chain(length), 1)])
+        for table in self._tables[1:]:
+            self.forward.pool.copy(self._tables[0], table, 0, length)
 
     def step(self, feed: Feed) -> Action:
         """All sessions in one pass."""
         segments = [
             Segment(
-                kv_range,
+                table,
                 context,
                 self._text.ids[context:][: feed.tokens],
                 feed.parents,
                 feed.tokens,
             )
-            for kv_range, context in zip(
-                self._kv_ranges, self._text.contexts(feed.sessions), strict=False
+            for table, context in zip(
+                self._tables, self._text.contexts(feed.sessions), strict=False
             )
         ]
         return partial(self.forward, segments)

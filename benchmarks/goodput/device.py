@@ -11,7 +11,7 @@ from functools import partial
 from itertools import count, islice
 from typing import Any
 
-from tandem.engine.cache.ranges import KVRange, block_aligned
+from tandem.engine.cache.pages import PAGE, PageTable, page_aligned
 from tandem.engine.cache.sessions import Sessions
 from tandem.engine.forward.segment import Segment
 from tandem.engine.schedule.batch import Batch, StepCosts, StepLimits, compose, load_of
@@ -45,32 +45,36 @@ class Events:
 class Nothing:
     """Memory for any number of keys that holds none (`engine.cache.kv_cache.KVCache`)."""
 
+    page = PAGE
     positions = free = 1 << 40
     allocated = 0
 
-    def allocate(self, length: int) -> KVRange | None:
+    def allocate(self, length: int) -> PageTable | None:
         """There is always enough."""
-        return KVRange(0, block_aligned(length))
+        table = PageTable()
+        self.grow(table, length)
+        return table
 
-    def grow(self, kv_range: KVRange, length: int) -> bool:
+    def grow(self, table: PageTable, length: int) -> bool:
         """The same."""
-        kv_range.capacity = block_aligned(length)
+        table.pages += [0] * ((page_aligned(length) - table.capacity) // PAGE)
         return True
 
-    def release(self, kv_range: KVRange) -> None:
+    def release(self, table: PageTable) -> None:
         """Nothing was taken."""
+        table.pages.clear()
 
-    def copy(self, source: KVRange, target: KVRange, count: int) -> None:
+    def copy(self, source: PageTable, target: PageTable, start: int, stop: int) -> None:
         """There are no keys."""
 
-    def compact(self, kv_range: KVRange, start: int, path: Sequence[int]) -> None:
+    def compact(self, table: PageTable, start: int, path: Sequence[int]) -> None:
         """Nor to be moved."""
 
-    def finite(self, kv_range: KVRange, length: int) -> bool:
+    def finite(self, table: PageTable, length: int) -> bool:
         """Nothing overflows."""
         return True
 
-    def wipe(self, kv_range: KVRange, start: int = 0) -> None:
+    def wipe(self, table: PageTable, start: int = 0) -> None:
         """Nothing is left."""
 
 

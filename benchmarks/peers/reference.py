@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 
-from tandem.engine.cache.ranges import KVRange
+from tandem.engine.cache.pages import PAGE, PageTable, page_aligned
 from tandem.engine.forward.attention import attend_tile, refuse_options
 from tandem.engine.forward.cpu import panels
 from tandem.engine.forward.cpu.kernels import kernels
@@ -49,7 +49,8 @@ def attend(
         rows, keys, values = (each[0].transpose(0, 1).contiguous() for each in (query, key, value))
         paths = Paths.straight(length - count, count)
         return own.attend(rows, keys, values, paths, rule)[None], None
-    segment = Segment(KVRange(0, length), length - count, (0,) * count, tree.chain(count), count)
+    table = PageTable(list(range(page_aligned(length) // PAGE)))
+    segment = Segment(table, length - count, (0,) * count, tree.chain(count), count)
     (tile,) = tile_plan([segment], PLAIN).tiles
     keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
     return attend_tile(tile, query, keys, values, rule)[None], None

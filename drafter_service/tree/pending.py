@@ -49,4 +49,4 @@ class PendingTokens:
 
 def chain_segment(session: Session, tokens: Sequence[int]) -> Segment:
     """Tokens that follow those of a session; logits are wanted for the last."""
-    return Segment(session.kv_range, session.length, tuple(tokens), tree.chain(len(tokens)), 1)
+    return Segment(session.table, session.length, tuple(tokens), tree.chain(len(tokens)), 1)

@@ -84,12 +84,12 @@ class SessionText(PendingTokens):
         """Those of some nodes to be fed that there is memory for."""
         base = self.session.length + self.tree.fed
         self._sessions.try_reserve(self.session, base + len(nodes))
-        return nodes[: max(0, self.session.kv_range.capacity - base)]
+        return nodes[: max(0, self.session.table.capacity - base)]
 
     def segment(self, nodes: Sequence[DraftNode]) -> Segment:
         """Nodes of the tree whose parents are fed."""
         return Segment(
-            kv_range=self.session.kv_range,
+            table=self.session.table,
             context=self.session.length,
             tokens=tuple(node.token for node in nodes),
             parents=self.tree.parents(nodes),

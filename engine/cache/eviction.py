@@ -15,7 +15,7 @@ def evictable(
     were last used before `idle_since`; a preempted one goes at once, for one that has memory and
     grows: or all that grow could wait for each other's.
     """
-    grows = wanting.kv_range.capacity > 0 and not wanting.retired
+    grows = wanting.table.capacity > 0 and not wanting.retired
     names = [
         name
         for name, other in sessions.items()
@@ -40,10 +40,10 @@ def to_evict(
     many of `order` as it takes; None if all of them are not enough.
     """
     leaving = list(first)
-    lacking -= sum(sessions[name].kv_range.capacity for name in leaving)
+    lacking -= sum(sessions[name].table.capacity for name in leaving)
     for name in (name for name in order if name not in first):
         if lacking <= 0:
             break
         leaving.append(name)
-        lacking -= sessions[name].kv_range.capacity
+        lacking -= sessions[name].table.capacity
     return leaving if lacking <= 0 else None

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from tandem.engine.cache.ranges import KVRange
+from tandem.engine.cache.pages import PageTable
 
 
 class KVCache(Protocol):
-    """A bounded number of cached positions, in KV ranges."""
+    """A bounded number of cached positions, in pages."""
+
+    @property
+    def page(self) -> int:
+        """Positions of a page."""
 
     @property
     def positions(self) -> int:
@@ -17,31 +21,31 @@ class KVCache(Protocol):
 
     @property
     def allocated(self) -> int:
-        """Those in KV ranges."""
+        """Those in pages that are not free."""
 
     @property
     def free(self) -> int:
-        """Those that a KV range can still get."""
+        """Those that a table can still get."""
 
-    def allocate(self, length: int) -> KVRange | None:
-        """A KV range for `length` positions; None if there are not so many free."""
+    def allocate(self, length: int) -> PageTable | None:
+        """Pages for `length` positions; None if there are not so many free."""
 
-    def grow(self, kv_range: KVRange, length: int) -> bool:
-        """Make a KV range hold `length` positions, content kept; False if there are not so
-        many.
+    def grow(self, table: PageTable, length: int) -> bool:
+        """Give a table pages for `length` positions; False, and unchanged, if there are not so many
+        free.
         """
 
-    def release(self, kv_range: KVRange) -> None:
-        """Free a KV range."""
+    def release(self, table: PageTable) -> None:
+        """Take from a table all its pages."""
 
-    def copy(self, source: KVRange, target: KVRange, count: int) -> None:
-        """Copy the first `count` positions of one KV range to another."""
+    def copy(self, source: PageTable, target: PageTable, start: int, stop: int) -> None:
+        """Copy the positions from `start` to `stop` of one table to another."""
 
-    def compact(self, kv_range: KVRange, start: int, path: Sequence[int]) -> None:
+    def compact(self, table: PageTable, start: int, path: Sequence[int]) -> None:
         """Move the positions `start + path[i]` to `start + i`; what lies after those is dead."""
 
-    def finite(self, kv_range: KVRange, length: int) -> bool:
-        """Whether the model did not overflow on a KV range's first positions."""
+    def finite(self, table: PageTable, length: int) -> bool:
+        """Whether the model did not overflow on a table's first positions."""
 
-    def wipe(self, kv_range: KVRange, start: int = 0) -> None:
-        """Make a KV range's content harmless from `start` on: no later row may be spoilt by it."""
+    def wipe(self, table: PageTable, start: int = 0) -> None:
+        """Make a table's content harmless from `start` on: no later row may be spoilt by it."""

@@ -1,7 +1,7 @@
-"""Memory for keys and values: a bounded pool of positions, with a KV range in it for each session.
+"""Memory for keys and values: a bounded pool of positions in pages, which sessions hold.
 
-Owns memory, not meaning: which tokens a KV range holds is known to `sessions`, where KV ranges lie
-to `ranges`. A KV range is one contiguous stretch, so that attention reads it without a copy.
+Owns memory, not meaning: which tokens a page holds is known to `sessions` and `prefix_tree`, which
+pages are free to `pages`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from math import prod
 from typing import TypeAlias
 
 import torch
 
-from tandem.engine.cache.ranges import KVRange, RangeAllocator
+from tandem.engine.cache.pages import PAGE, PageAllocator, PageTable
 
 SlotIndex: TypeAlias = (
     slice | torch.Tensor
@@ -40,7 +41,7 @@ def position_bytes(layers: Sequence[LayerGeometry], dtype: torch.dtype) -> int:
     return dtype.itemsize * sum(la.heads * (la.key_size + la.value_size) for la in layers)
 
 
-class KVPool(RangeAllocator):
+class KVPool(PageAllocator):
     """Positions in every layer, [positions, heads, size] each; untouched ones cost no memory.
     `padding` more lie after them, for padding rows. `reads_unseen`: the kernels may multiply by
     zero what a row does not see, instead of skipping it, so that no NaN must be left anywhere.
@@ -52,10 +53,11 @@ class KVPool(RangeAllocator):
         positions: int,
         dtype: torch.dtype,
         device: torch.device,
+        page: int = PAGE,
         padding: int = 0,
         reads_unseen: bool = False,
     ) -> None:
-        super().__init__(positions)
+        super().__init__(positions, page)
         self._reads_unseen = reads_unseen
         keys = [(layer.heads, layer.key_size) for layer in layers]
         values = [(layer.heads, layer.value_size) for layer in layers]
@@ -68,42 +70,46 @@ class KVPool(RangeAllocator):
         self.keys = [next(left[shape]) for shape in keys]
         self.values = [next(left[shape]) for shape in values]
         self._stacks = list(stacks.values())  # the same, [stores, positions, heads, size]
+        self._device = device
 
-    def copy(self, source: KVRange, target: KVRange, count: int) -> None:
-        """Copy the first `count` positions of one KV range to another."""
-        self._copy(source.start, target.start, count)
+    def copy(self, source: PageTable, target: PageTable, start: int, stop: int) -> None:
+        """Copy the positions from `start` to `stop` of one table to another, in every layer."""
+        self._copy(source.slots(start, stop), target.slots(start, stop))
 
-    def compact(self, kv_range: KVRange, start: int, path: Sequence[int]) -> None:
+    def compact(self, table: PageTable, start: int, path: Sequence[int]) -> None:
         """Move the positions `start + path[i]` to `start + i` in every layer."""
         moves = [(node, place) for place, node in enumerate(path) if node != place]
-        if not moves:
-            return
-        first, device = kv_range.start + start, self.keys[0].device
-        source = torch.tensor([first + node for node, _ in moves], device=device)
-        target = torch.tensor([first + place for _, place in moves], device=device)
-        for stack in self._stacks:
-            stack.index_copy_(1, target, stack.index_select(1, source))  # first a copy
+        if moves:
+            slots = table.slots(start, start + max(path) + 1)
+            self._copy([slots[node] for node, _ in moves], [slots[place] for _, place in moves])
 
-    def finite(self, kv_range: KVRange, length: int) -> bool:
-        """Whether the model did not overflow on a KV range's first positions, which are one or
+    def finite(self, table: PageTable, length: int) -> bool:
+        """Whether the model did not overflow on a table's first positions, which are one or
         more: what is no number in an early layer is none in the last.
         """
-        seen = slice(kv_range.start, kv_range.start + length)
+        seen = slot_index(table.slots(0, length), self._device)
         extremes = (torch.aminmax(each[seen]) for each in (self.keys[-1], self.values[-1]))
         return all(bool(each.isfinite()) for both in extremes for each in both)  # NaN is either
 
-    def wipe(self, kv_range: KVRange, start: int = 0) -> None:
-        """Make a KV range's content finite again, from `start` on, if kernels may read what their
-        rows do not see. Those for CPUs never do, and there a position that was never written has
-        no memory yet: to write to it would take that memory while all sessions wait.
+    def wipe(self, table: PageTable, start: int = 0) -> None:
+        """Make the positions of a table finite again, from `start` on, as far as it has the pages
+        alone, if kernels may read what their rows do not see. Those for CPUs never do, and there a
+        position that was never written has no memory yet: to write to it would take that memory
+        while all sessions wait.
         """
-        if self._reads_unseen:
-            for stack in self._stacks:
-                stack[:, kv_range.start + start : kv_range.end].zero_()
+        if not self._reads_unseen:
+            return
+        for number in range(start // self.page, len(table.pages)):
+            if self.alone(table.pages[number]):
+                slots = table.slots(max(start, number * self.page), (number + 1) * self.page)
+                for stack in self._stacks:
+                    stack[:, slots[0] : slots[-1] + 1].zero_()
 
-    def _copy(self, source: int, target: int, count: int) -> None:
+    def _copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        to_slots = partial(torch.tensor, dtype=torch.long, device=self._device)
+        source, target = to_slots(sources), to_slots(targets)
         for stack in self._stacks:
-            stack[:, target : target + count] = stack[:, source : source + count]
+            stack.index_copy_(1, target, stack.index_select(1, source))  # first a copy
 
 
 def slot_index(numbers: Sequence[int], device: torch.device) -> SlotIndex:

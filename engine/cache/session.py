@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tandem.engine.cache.ranges import BLOCK, KVRange
+from tandem.engine.cache.pages import PAGE, PageTable
 from tandem.protos.types import Context
 
 
@@ -33,7 +33,7 @@ class Session:
     One that found no memory to grow is `preempted`: others that grow may have what it has.
     """
 
-    kv_range: KVRange
+    table: PageTable
     epoch: int
     client: bytes
     turn: int = 0
@@ -75,11 +75,11 @@ def prefix_donor(sessions: Iterable[Session], context: Context) -> Session | Non
     """The session of the same client that shares the longest prefix with an opening, if one is
     worth it: of all but the newest token, which is always fed.
     """
-    if not context.client or len(context.tokens) <= BLOCK:
+    if not context.client or len(context.tokens) <= PAGE:
         return None
     wanted = context.tokens[:-1]
-    start = array("I", wanted[:BLOCK])
-    donors = (s for s in sessions if s.client == context.client and s.tokens[:BLOCK] == start)
+    start = array("I", wanted[:PAGE])
+    donors = (s for s in sessions if s.client == context.client and s.tokens[:PAGE] == start)
     return max(
         donors, key=lambda donor: (donor.common_prefix_with(wanted), donor.retired), default=None
     )

@@ -15,7 +15,7 @@ import torch
 
 from tandem.engine.cache.eviction import evictable, to_evict
 from tandem.engine.cache.kv_cache import KVCache
-from tandem.engine.cache.ranges import BLOCK, KVRange, block_aligned
+from tandem.engine.cache.pages import PAGE, PageTable, page_aligned
 from tandem.engine.cache.session import JobEnded, Session, SessionCounts, prefix_donor
 from tandem.protos.errors import Busy, Internal, InvalidRequest, SessionMiss, StaleTurn
 from tandem.protos.types import LAST_TURN, Context
@@ -80,10 +80,10 @@ class Sessions:
             yield session
         except BaseException as error:
             fed = error.fed if isinstance(error, JobEnded) else 0
-            if fed > session.length and self._pool.finite(session.kv_range, fed):
+            if fed > session.length and self._pool.finite(session.table, fed):
                 session.tokens = session.committed(context)[:fed]
-            if session.kv_range.capacity:  # whatever the model wrote there may not be a number
-                self._pool.wipe(session.kv_range, session.length)
+            if session.table.capacity:  # whatever the model wrote there may not be a number
+                self._pool.wipe(session.table, session.length)
             if not (session.length or session.preempted):  # or it would have a place for nothing
                 self._drop(context.session_id)
             raise
@@ -106,7 +106,7 @@ class Sessions:
     def overflowed(self, context: Context) -> Internal:
         """Drop a session whose logits are NaN, and wipe what it held."""
         if session := self._open.get(context.session_id):
-            self._pool.wipe(session.kv_range)
+            self._pool.wipe(session.table)
         self._drop(context.session_id)
         return Internal("the model overflowed: its logits are not numbers")
 
@@ -125,7 +125,7 @@ class Sessions:
         """Append tokens whose keys and values lie after what is held, token i at place `order[i]`.
         Places in `order` beyond those of the tokens are moved up after them.
         """
-        self._pool.compact(session.kv_range, session.length, order)
+        self._pool.compact(session.table, session.length, order)
         session.tokens.extend(tokens)
 
     def reserve(self, session: Session, length: int) -> None:
@@ -144,7 +144,7 @@ class Sessions:
         """
         if (session := self._open.get(session_id)) and session.turn > turn:
             return
-        if session and session.client and session.length >= BLOCK:
+        if session and session.client and session.length >= PAGE:
             session.retired = True
             retired = [name for name, other in self._open.items() if other.retired]
             if len(retired) <= self.max_sessions:
@@ -198,10 +198,10 @@ class Sessions:
             session = self._open.pop(name)
             del session.tokens[count:]
         else:
-            session = Session(KVRange(0, 0), self._new_epoch(), context.client)
+            session = Session(PageTable(page=self._pool.page), self._new_epoch(), context.client)
             self._ensure_capacity(length, session, donor)
-            if donor and donor.kv_range.capacity:
-                self._pool.copy(donor.kv_range, session.kv_range, count)
+            if donor and donor.table.capacity:
+                self._pool.copy(donor.table, session.table, 0, count)
                 session.tokens.extend(donor.tokens[:count])
         self.counts.reused_tokens += session.length
         self._open[context.session_id] = session
@@ -220,31 +220,28 @@ class Sessions:
         """Give a session a place and memory for `length` tokens, and drop others for it, no more
         than it takes. Returns why there is none, and then nothing has changed; "" if there is.
         """
-        if session.kv_range.capacity >= length and not session.retired:
+        if session.table.capacity >= length and not session.retired:
             return ""
         order = evictable(self._open, session, donor, self._clock() - self._evict_after)
         open_ = [name for name in order if not self._open[name].retired]
-        surplus = len(self) + (session.retired or not session.kv_range.capacity) - self.max_sessions
+        surplus = len(self) + (session.retired or not session.table.capacity) - self.max_sessions
         if surplus > len(open_):
             return f"all {self.max_sessions} sessions are in use"
-        lacking = block_aligned(length) - self._pool.free - session.kv_range.capacity
+        lacking = page_aligned(length, self._pool.page) - self._pool.free - session.table.capacity
         if (leaving := to_evict(self._open, order, open_[: max(0, surplus)], lacking)) is None:
             return "no memory for another session, or a longer one"
         for name in leaving:
             self.counts.evicted += not self._open[name].retired
             self._drop(name)
         self._refused = 0
-        if session.kv_range.capacity:
-            self._pool.grow(session.kv_range, length)
-        elif kv_range := self._pool.allocate(length):
-            session.kv_range = kv_range
+        self._pool.grow(session.table, length)
         return ""
 
     def _share(self, retired: bool) -> float:
         sessions = list(self._open.values())  # read by any thread
-        held = sum(each.kv_range.capacity for each in sessions if each.retired == retired)
+        held = sum(each.table.capacity for each in sessions if each.retired == retired)
         return held / self._pool.positions
 
     def _drop(self, session_id: bytes) -> None:
         if session := self._open.pop(session_id, None):
-            self._pool.release(session.kv_range)
+            self._pool.release(session.table)

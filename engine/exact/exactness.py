@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tandem.engine.cache.ranges import KVRange, block_aligned
+from tandem.engine.cache.pages import PageTable, page_aligned, page_of
 from tandem.engine.exact.trial import MARGIN, Trial
 from tandem.engine.model.load import SERVED_MODELS
 from tandem.engine.model.reference import text_length
@@ -45,8 +45,8 @@ def self_test(forward: ModelRunner, name: str, strict: bool = True) -> Exactness
     """
     kind, reference = forward.model.kind, forward.model.reference
     assert reference.main.logits, "a model is tried before its reference is released"
-    with _kv_ranges(forward) as kv_ranges:
-        trial = Trial(forward, reference, kv_ranges)
+    with _tables(forward) as tables:
+        trial = Trial(forward, reference, tables)
         try:
             off = trial.run()
         except torch.OutOfMemoryError:
@@ -80,7 +80,7 @@ def _wrong(kind: str, groups: dict[str, list[Difference]], smooth: bool) -> str 
 
 def positions_tried(model: LoadedModel) -> int:
     """How many cached tokens a self-test needs space for."""
-    return TRIAL_RANGES * block_aligned(_longest(model))
+    return TRIAL_RANGES * page_aligned(_longest(model), page_of(model.device))
 
 
 def _longest(model: LoadedModel) -> int:
@@ -88,15 +88,15 @@ def _longest(model: LoadedModel) -> int:
 
 
 @contextmanager
-def _kv_ranges(forward: ModelRunner) -> Iterator[list[KVRange]]:
+def _tables(forward: ModelRunner) -> Iterator[list[PageTable]]:
     """KV ranges for three sessions."""
     allocated = [forward.pool.allocate(_longest(forward.model)) for _ in range(TRIAL_RANGES)]
-    kv_ranges = [kv_range for kv_range in allocated if kv_range]
+    tables = [table for table in allocated if table]
     try:
-        if len(kv_ranges) < TRIAL_RANGES:
+        if len(tables) < TRIAL_RANGES:
             needed = positions_tried(forward.model)
             raise Unusable(f"the self-test needs space for {needed} cached tokens")
-        yield kv_ranges
+        yield tables
     finally:
-        for kv_range in kv_ranges:
-            forward.pool.release(kv_range)
+        for table in tables:
+            forward.pool.release(table)

@@ -31,12 +31,12 @@ def model_fingerprint(runner: ModelRunner, tokenizer_fingerprint: str) -> str:
     model = runner.model
     count = min(PROBE_TOKENS, model.context_length)
     tokens = tuple(STRIDE * (place + 1) % model.token_count for place in range(count))
-    kv_range = runner.pool.allocate(count)
-    assert kv_range, "there is no session yet"
+    table = runner.pool.allocate(count)
+    assert table, "there is no session yet"
     try:
-        (logits,) = runner([Segment(kv_range, 0, tokens, tree.chain(count), count)])
+        (logits,) = runner([Segment(table, 0, tokens, tree.chain(count), count)])
     finally:
-        runner.pool.release(kv_range)
+        runner.pool.release(table)
     known = f"{tokenizer_fingerprint} {model.numbers} {model.vocab_size} ".encode()
     return sha256(known + logits.float().cpu().numpy().tobytes()).hexdigest()[:16]
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tandem.engine.cache.ranges import KVRange
+from tandem.engine.cache.pages import PageTable
 from tandem.engine.forward.cuda.rows import TAIL
 from tandem.engine.forward.segment import Segment
 from tandem.engine.model.reference import BRANCH, ReferenceLogits
@@ -34,11 +34,11 @@ class Trial:
     """
 
     def __init__(
-        self, forward: ModelRunner, reference: ReferenceLogits, kv_ranges: Sequence[KVRange]
+        self, forward: ModelRunner, reference: ReferenceLogits, tables: Sequence[PageTable]
     ) -> None:
         self.groups: dict[str, list[Difference]] = defaultdict(list)
         self._forward, self._reference = forward, reference
-        self._alone, self._kv_range, self._neighbour = kv_ranges
+        self._alone, self._table, self._neighbour = tables
         self._other_fed = 0  # tokens of the neighbour
 
     def run(self) -> torch.Tensor:
@@ -68,14 +68,14 @@ class Trial:
         """
         rng, text, lead = random.Random(1), self._reference.main, self._reference.lead
         if lead:
-            self._beside(_chain(self._kv_range, 0, text.tokens[:lead], 0), NEIGHBOUR)
+            self._beside(_chain(self._table, 0, text.tokens[:lead], 0), NEIGHBOUR)
         rows: list[torch.Tensor] = []
         while (place := lead + len(rows)) < len(text.tokens):
             piece = text.tokens[place:][: rng.choice(PIECES)]
             tokens, parents, path = self._with_siblings(rng, piece)
-            segment = Segment(self._kv_range, place, tokens, parents, len(tokens))
+            segment = Segment(self._table, place, tokens, parents, len(tokens))
             logits = self._beside(segment, rng.choice([1, 6]))[path]
-            self._forward.pool.compact(self._kv_range, place, path)
+            self._forward.pool.compact(self._table, place, path)
             self._note("in trees in a batch", text, place, logits)
             rows += logits
         return torch.stack(rows)
@@ -90,10 +90,8 @@ class Trial:
             tokens += [main.tokens[place], side.tokens[place]]
             parents += [max(len(parents) - 2, -1), len(parents) - 1]
         half = len(tokens) // 2
-        first = Segment(self._kv_range, fork, tuple(tokens[:half]), tuple(parents[:half]), half)
-        rest = Segment(
-            self._kv_range, fork, tuple(tokens[half:]), tuple(parents), len(tokens) - half
-        )
+        first = Segment(self._table, fork, tuple(tokens[:half]), tuple(parents[:half]), half)
+        rest = Segment(self._table, fork, tuple(tokens[half:]), tuple(parents), len(tokens) - half)
         rows = torch.cat([self._beside(first, 1), self._beside(rest, 6)])
         self._note("in a growing tree", main, fork, rows[::2])
         self._note("in a growing tree", side, fork, rows[1::2])
@@ -134,7 +132,7 @@ class Trial:
 
 
 def _chain(
-    kv_range: KVRange, start: int, tokens: tuple[int, ...], wanted: int | None = None
+    table: PageTable, start: int, tokens: tuple[int, ...], wanted: int | None = None
 ) -> Segment:
     count = len(tokens)
-    return Segment(kv_range, start, tokens, tree.chain(count), count if wanted is None else wanted)
+    return Segment(table, start, tokens, tree.chain(count), count if wanted is None else wanted)

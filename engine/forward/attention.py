@@ -1,7 +1,7 @@
 """The attention hook: what a Hugging Face model calls instead of its own attention.
 
-Stores the step's keys and values in the pool and attends on views of it: tile by tile, or all rows
-at once where a device has a kernel for that. The step travels through a context variable because
+Stores the step's keys and values in the pool and attends to what it holds: tile by tile, or all
+rows at once where there is a kernel for that. The step travels through a context variable because
 not every model passes keyword arguments on to its attention.
 """
 
@@ -91,9 +91,8 @@ def attention(
             raise Unusable("a layer has a sliding window, capped scores or sinks")
         keys.index_copy_(0, step.plan.slots, new_keys)
         values.index_copy_(0, step.plan.slots, new_values)
-        return flash.attention(step.plan, query, keys, values, scaling, step.prefix_and_tail)[
-            None
-        ], None
+        stored, known = (keys, values, step.pool.page), step.prefix_and_tail
+        return flash.attention(step.plan, query, *stored, scaling, known)[None], None
     count = step.plan.count
     store_rows(keys, step.plan.slots, new_keys[:count])
     store_rows(values, step.plan.slots, new_values[:count])
@@ -126,8 +125,7 @@ def attend_tile(
     """
     heads, kv_heads = query.shape[1], keys.shape[1]
     folded = query[:, :, tile.rows].reshape(1, kv_heads, -1, query.shape[3])
-    seen = slice(tile.start, tile.start + tile.keys)
-    shared = keys[seen].transpose(0, 1)[None], values[seen].transpose(0, 1)[None]
+    shared = keys[tile.keys].transpose(0, 1)[None], values[tile.keys].transpose(0, 1)[None]
     mixed = dense_attention(
         folded, *shared, tile.bias(options.window, heads // kv_heads, query), options
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tandem.engine.cache.ranges import KVRange
+from tandem.engine.cache.pages import PageTable
 from tandem.engine.forward.step_input import FixedInput
 from tandem.protos import tree
 
@@ -19,7 +19,7 @@ class Segment(FixedInput):
     the last `wanted` of them.
     """
 
-    kv_range: KVRange
+    table: PageTable
     context: int
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
@@ -43,27 +43,23 @@ class Segment(FixedInput):
 
     def first(self, count: int) -> Segment:
         """The first `count` tokens of the head."""
-        return Segment(self.kv_range, self.context, self.tokens[:count], tree.chain(count), 0)
+        return Segment(self.table, self.context, self.tokens[:count], tree.chain(count), 0)
 
     def rest(self, count: int) -> Segment:
         """What comes after the first `count` tokens of the head."""
         parents = tuple(parent - count for parent in self.parents[count:])
-        return Segment(
-            self.kv_range, self.context + count, self.tokens[count:], parents, self.wanted
-        )
+        return Segment(self.table, self.context + count, self.tokens[count:], parents, self.wanted)
 
 
 @dataclass(slots=True)
 class PackedRows:
-    """What is the same however the rows of a step attend. By rows: `token_ids`, `positions`, the
-    `slots` where their keys are stored, and the `starts` of their KV ranges. `wanted` are the
-    numbers of those that give logits.
+    """What is the same however the rows of a step attend. By rows: `token_ids`, `positions` and the
+    `slots` where their keys are stored. `wanted` are the numbers of those that give logits.
     """
 
     token_ids: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
     wanted: list[int] = field(default_factory=list)
 
     @classmethod
@@ -71,13 +67,9 @@ class PackedRows:
         """All rows that segments feed."""
         packed = cls()
         for segment in segments:
-            cached, context, count = segment.cached, segment.context, len(segment.tokens)
-            first = (
-                segment.kv_range.start + context + cached
-            )  # node i is stored at start + context + i
+            cached, context = segment.cached, segment.context
             packed.token_ids += segment.tokens
             packed.positions += [context + depth for depth in tree.depths(segment.parents)[cached:]]
-            packed.slots += range(first, first + count)
-            packed.starts += [segment.kv_range.start] * count
+            packed.slots += segment.table.slots(context + cached, context + len(segment.parents))
             packed.wanted += range(len(packed.token_ids) - segment.wanted, len(packed.token_ids))
         return packed

@@ -12,23 +12,23 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from tandem.engine.cache.ranges import BLOCK
+from tandem.engine.cache.pool import SlotIndex, slot_index
 from tandem.engine.forward.segment import PackedRows, Segment
 from tandem.engine.forward.step_plan import StepPlan
 from tandem.protos import tree
 
+FEW = 64  # rows, up to which there is no padding
 COARSE = 16  # many rows are padded to a multiple of this many: kernels are kept for each number
 
 
 @dataclass(slots=True)
 class Tile:
-    """All rows of one session, on `keys` positions from `start` on. `allowed`, bool [rows, keys],
-    marks which keys a row sees; None: all.
+    """All rows of one session, on the `keys` at some slots. `allowed`, bool [rows, keys], marks
+    which keys a row sees; None: all.
     """
 
     rows: slice
-    start: int
-    keys: int
+    keys: SlotIndex
     allowed: torch.Tensor | None
     row_positions: torch.Tensor  # [rows]
     key_positions: torch.Tensor  # [keys]
@@ -68,16 +68,16 @@ def tile_plan(segments: Sequence[Segment], device: torch.device) -> TilePlan:
     """Lay out one step."""
     tiles, start = [], 0
     for segment in segments:
-        tiles.append(_tile(segment, start))
+        tiles.append(_tile(segment, start, device))
         start += len(segment.tokens)
     return TilePlan.of(PackedRows.of(segments), device, _padded, tiles=tiles)
 
 
 def _padded(count: int) -> int:
-    return -(-count // COARSE) * COARSE if count > BLOCK else count
+    return -(-count // COARSE) * COARSE if count > FEW else count
 
 
-def _tile(segment: Segment, start: int) -> Tile:
+def _tile(segment: Segment, start: int, device: torch.device) -> Tile:
     """The tile of a segment whose rows are those from `start` on: each sees the context, its
     ancestors and itself.
     """
@@ -91,7 +91,8 @@ def _tile(segment: Segment, start: int) -> Tile:
         allowed[:, context:] = _ancestry(segment.parents)[cached:]
     rows = slice(start, start + nodes - cached)
     row_positions = positions[context + cached :]
-    return Tile(rows, segment.kv_range.start, context + nodes, allowed, row_positions, positions)
+    keys = slot_index(segment.table.slots(0, context + nodes), device)
+    return Tile(rows, keys, allowed, row_positions, positions)
 
 
 def _ancestry(parents: tuple[int, ...]) -> torch.Tensor:

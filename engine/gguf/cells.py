@@ -1,63 +1,55 @@
-"""The cache of a GGUF model as KV ranges of a bounded number of positions.
+"""The cache of a GGUF model as pages of a bounded number of positions.
 
-A KV range counts positions; llama.cpp decides where they are, so nothing is ever moved.
+Pages only count positions here; llama.cpp decides where they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tandem.engine.cache.ranges import KVRange, RangeCapacity, block_aligned
+from tandem.engine.cache.pages import PageAllocator, PageTable
 from tandem.engine.gguf.sequences import RangeContent, Sequences
 
 
-class CellCache(RangeCapacity):
-    """At most `positions` of them are in KV ranges (`engine.cache.kv_cache.KVCache`)."""
+class CellCache(PageAllocator):
+    """At most `positions` of them are in pages (`engine.cache.kv_cache.KVCache`)."""
 
     def __init__(self, sequences: Sequences, positions: int) -> None:
-        self._kv_ranges: dict[KVRange, RangeContent] = {}
-        super().__init__(positions, self._kv_ranges)
+        super().__init__(positions)
+        self._contents: dict[PageTable, RangeContent] = {}
         self.sequences = sequences
 
-    def content(self, kv_range: KVRange) -> RangeContent:
-        """What a KV range holds."""
-        return self._kv_ranges[kv_range]
+    def content(self, table: PageTable) -> RangeContent:
+        """What the pages of a table hold."""
+        return self._contents[table]
 
-    def allocate(self, length: int) -> KVRange | None:
-        """A KV range for `length` positions; None if there are not so many free."""
-        if block_aligned(length) > self.free:
-            return None
-        kv_range = KVRange(0, block_aligned(length))
-        self._kv_ranges[kv_range] = self.sequences.open()
-        return kv_range
+    def grow(self, table: PageTable, length: int) -> bool:
+        """Give a table pages for `length` positions; False if there are not so many free."""
+        grown = super().grow(table, length)
+        if grown and table not in self._contents:
+            self._contents[table] = self.sequences.open()
+        return grown
 
-    def grow(self, kv_range: KVRange, length: int) -> bool:
-        """Make a KV range hold `length` positions; False if there are not so many free."""
-        if block_aligned(length) - kv_range.capacity > self.free:
-            return False
-        kv_range.capacity = max(kv_range.capacity, block_aligned(length))
-        return True
+    def release(self, table: PageTable, start: int = 0) -> None:
+        """Take from a table its pages."""
+        super().release(table, start)
+        if not start and table in self._contents:
+            self.sequences.close(self._contents.pop(table))
 
-    def release(self, kv_range: KVRange) -> None:
-        """Free a KV range."""
-        assert kv_range.capacity, "a KV range is given back once"
-        kv_range.capacity = 0
-        self.sequences.close(self._kv_ranges.pop(kv_range))
+    def copy(self, source: PageTable, target: PageTable, start: int, stop: int) -> None:
+        """A table gets the first `stop` positions of another: the same cells."""
+        self.sequences.share(self.content(source), self.content(target), stop)
 
-    def copy(self, source: KVRange, target: KVRange, count: int) -> None:
-        """A KV range gets the first `count` positions of another: the same cells."""
-        self.sequences.share(self.content(source), self.content(target), count)
-
-    def compact(self, kv_range: KVRange, start: int, path: Sequence[int]) -> None:
+    def compact(self, table: PageTable, start: int, path: Sequence[int]) -> None:
         """Move the positions `start + path[i]` to `start + i`; what lies after those is dead."""
-        self.sequences.moved(self.content(kv_range), start, path)
+        self.sequences.moved(self.content(table), start, path)
 
-    def finite(self, kv_range: KVRange, length: int) -> bool:
+    def finite(self, table: PageTable, length: int) -> bool:
         """Whether the model did not overflow."""
-        return self.content(kv_range).finite
+        return self.content(table).finite
 
-    def wipe(self, kv_range: KVRange, start: int = 0) -> None:
-        """Forget a KV range's content from `start` on."""
-        content = self.content(kv_range)
+    def wipe(self, table: PageTable, start: int = 0) -> None:
+        """Forget a table's content from `start` on."""
+        content = self.content(table)
         content.finite = True
         self.sequences.cut(content, start)

@@ -80,7 +80,7 @@ class GGUFRunner:
         self._sequences.forget()
         if len(segments) > 1:
             return [self([segment])[0] for segment in segments]
-        self.pool.content(segments[0].kv_range).finite = False
+        self.pool.content(segments[0].table).finite = False
         return [torch.full_like(each, torch.nan) for each in logits]
 
     def _feed(self, segments: Sequence[Segment]) -> tuple[list[torch.Tensor], bool]:
@@ -89,7 +89,7 @@ class GGUFRunner:
         """
         step = next(self._steps)
         feedings = [
-            SegmentDecode(self._sequences, self.pool.content(segment.kv_range), segment, step)
+            SegmentDecode(self._sequences, self.pool.content(segment.table), segment, step)
             for segment in segments
         ]
         while left := [feeding for feeding in feedings if feeding.left]:

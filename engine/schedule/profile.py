@@ -19,15 +19,15 @@ PASSES = 5
 @torch.inference_mode()
 def light_seconds(runner: ModelRunner) -> float:
     """Seconds of a pass over one token, the median of some."""
-    kv_range = runner.pool.allocate(1)
-    assert kv_range, "there is no session yet"
+    table = runner.pool.allocate(1)
+    assert table, "there is no session yet"
     seconds = []
     try:
         for _ in range(PASSES):
             began = time.perf_counter()
-            runner([Segment(kv_range, 0, (0,), tree.chain(1), 1)])[0].cpu()  # waits for a GPU
+            runner([Segment(table, 0, (0,), tree.chain(1), 1)])[0].cpu()  # waits for a GPU
             seconds.append(time.perf_counter() - began)
     finally:
-        runner.pool.wipe(kv_range)
-        runner.pool.release(kv_range)
+        runner.pool.wipe(table)
+        runner.pool.release(table)
     return median(seconds)

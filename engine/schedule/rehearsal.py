@@ -31,5 +31,5 @@ def rehearsal(sessions: Sessions, most: int) -> Job:
     context, most = Context(NAME, 1, 0, (0,)), min(max(ROWS), most, sessions.context_length)
     with sessions.acquire(context, most - 1) as session:
         for rows in (min(rows, most) for rows in ROWS):
-            yield Segment(session.kv_range, 0, (0,) * rows, tree.chain(rows), rows)
+            yield Segment(session.table, 0, (0,) * rows, tree.chain(rows), rows)
     sessions.close(NAME)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import torch
 
-from tandem.engine.cache.ranges import KVRange
+from tandem.engine.cache.pages import PageTable
 from tandem.engine.forward.segment import Segment
 from tandem.engine.schedule.batch import StepLimits
 from tandem.engine.schedule.progress import StepReport
@@ -20,19 +20,19 @@ from tests.waiting import LIMIT
 
 VOCABULARY, MOST = 5, 8
 LIMITS = StepLimits(sessions=MOST, tokens=128)
-KV_RANGE = KVRange(0, 1 << 16)
+TABLE = PageTable()
 
 
-def segment(*tokens: int, kv_range: KVRange = KV_RANGE) -> Segment:
+def segment(*tokens: int, table: PageTable = TABLE) -> Segment:
     """Tokens to be fed to a new session, with logits for all."""
-    return Segment(kv_range, 0, tokens, tree.chain(len(tokens)), len(tokens))
+    return Segment(table, 0, tokens, tree.chain(len(tokens)), len(tokens))
 
 
-def steps(count: int, tokens: int = 1, kv_range: KVRange = KV_RANGE) -> Job:
+def steps(count: int, tokens: int = 1, table: PageTable = TABLE) -> Job:
     """A job that takes some steps and answers with the shapes of its logits."""
     shapes = []
     for _ in range(count):
-        logits = yield segment(*range(tokens), kv_range=kv_range)
+        logits = yield segment(*range(tokens), table=table)
         shapes.append(tuple(logits.shape))
     return shapes
 
@@ -60,11 +60,9 @@ class Machine:
         """How many sessions were in each step."""
         return [len(batch) for batch in self.batches]
 
-    def fed(self, kv_range: KVRange) -> list[Segment]:
+    def fed(self, table: PageTable) -> list[Segment]:
         """What was fed to a KV range, in order."""
-        return [
-            segment for batch in self.batches for segment in batch if segment.kv_range is kv_range
-        ]
+        return [segment for batch in self.batches for segment in batch if segment.table is table]
 
     def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """Zeros, once the machine is open."""

@@ -7,17 +7,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import combinations, count
+from itertools import count
 
 import torch
 
+from tandem.engine.cache.pages import PAGE
 from tandem.engine.cache.pool import KVPool, LayerGeometry
-from tandem.engine.cache.ranges import BLOCK
 from tandem.engine.cache.session import Session
 from tandem.engine.cache.sessions import Sessions
 from tandem.protos.types import Context
 
-BLOCKS, MOST, LENGTH, TTL = 4, 2, 2 * BLOCK, 10.0
+BLOCKS, MOST, LENGTH, TTL = 4, 2, 2 * PAGE, 10.0
 Tokens = tuple[int, ...]
 
 
@@ -43,7 +43,7 @@ class Answer:
 def tiny_pool(blocks: int = BLOCKS, reads_unseen: bool = False) -> KVPool:
     """A pool of one layer, one head and one number per token."""
     layers, device = [LayerGeometry(1, 1, 1)], torch.device("cpu")
-    return KVPool(layers, blocks * BLOCK, torch.float32, device, reads_unseen=reads_unseen)
+    return KVPool(layers, blocks * PAGE, torch.float32, device, reads_unseen=reads_unseen)
 
 
 class Unfenced(Sessions):
@@ -91,9 +91,7 @@ class Replica:
         with torch.inference_mode(), self.sessions.acquire(context, nodes) as session:
             if not context.epoch:
                 self.clients[context.session_id] = context.client
-            assert session.kv_range.capacity >= context.length + nodes, (
-                "no space for what was asked"
-            )
+            assert session.table.capacity >= context.length + nodes, "no space for what was asked"
             assert not context.epoch or session.length == context.base
             others = {name: other for name, other in self.opened.items() if other is not session}
             self.opened = others | {context.session_id: session}  # it may be another's, taken over
@@ -134,26 +132,18 @@ class Replica:
 
     def holds(self, session_id: bytes) -> bool:
         """Whether a session still has its memory."""
-        return session_id in self.opened and self.opened[session_id].kv_range.capacity > 0
+        return session_id in self.opened and self.opened[session_id].table.capacity > 0
 
     def held(self, session: Session) -> Tokens:
-        """The committed tokens as a session's KV range has them."""
+        """The committed tokens as a session's pages have them."""
         return self._rows(self.pool.keys[0], session, session.length)
 
     def check_memory(self) -> None:
-        """KV ranges lie in the pool, apart from each other, and nothing is allocated but them."""
-        kv_ranges = [
-            session.kv_range for session in self.opened.values() if session.kv_range.capacity
-        ]
-        assert all(
-            kv_range.start >= 0 and kv_range.end <= self.pool.positions for kv_range in kv_ranges
-        )
-        assert all(a.end <= b.start or b.end <= a.start for a, b in combinations(kv_ranges, 2))
-        assert (
-            self.pool.allocated
-            == sum(kv_range.capacity for kv_range in kv_ranges)
-            <= self.pool.positions
-        )
+        """No page is two sessions', and none is allocated but theirs."""
+        tables = [session.table for session in self.opened.values() if session.table.capacity]
+        pages = [page for table in tables for page in table.pages]
+        assert len(set(pages)) == len(pages)
+        assert self.pool.allocated == sum(table.capacity for table in tables) <= self.pool.positions
         held = self.sessions.usage + self.sessions.prefix_usage
         assert abs(held - self.pool.allocated / self.pool.positions) < 1e-9
         assert len(self.sessions) <= self.sessions.max_sessions
@@ -163,16 +153,13 @@ class Replica:
         return int.from_bytes((self.clients.get(session_id) or b"\0" + session_id)[:3], "little")
 
     def _writers(self, session: Session, length: int) -> set[int]:
-        """Whose the first tokens of a session's KV range are."""
+        """Whose the first tokens of a session's pages are."""
         return set(self._rows(self.pool.values[0], session, length))
 
     def _rows(self, store: torch.Tensor, session: Session, length: int) -> Tokens:
-        start = session.kv_range.start
-        return tuple(int(row) for row in store[start : start + length, 0, 0].tolist())
+        return tuple(int(row) for row in store[session.table.slots(0, length), 0, 0].tolist())
 
     def _write(self, session: Session, start: int, tokens: Tokens, writer: int) -> None:
-        first = session.kv_range.start + start
-        rows = slice(first, first + len(tokens))
-        assert rows.stop <= session.kv_range.end
+        rows = session.table.slots(start, start + len(tokens))
         self.pool.keys[0][rows, 0, 0] = torch.tensor(tokens, dtype=torch.float32)
         self.pool.values[0][rows] = writer

@@ -6,13 +6,20 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from tandem.engine.cache.ranges import KVRange
+from tandem.engine.cache.pages import PAGE, PageTable, page_aligned
 from tandem.engine.forward.segment import Segment
 from tandem.engine.schedule.batch import PIECE, SHORT, StepLimits, compose
 from tandem.engine.schedule.cost import CostModel
 from tandem.protos import tree
 
-KV_RANGE = KVRange(0, 1 << 16)
+
+def straight(start: int, capacity: int) -> PageTable:
+    """Pages one after the other, for so many positions from a slot on."""
+    first = start // PAGE
+    return PageTable(list(range(first, first + page_aligned(capacity) // PAGE)))
+
+
+TABLE = straight(0, 1 << 16)
 SLOWLY = (0.02, 0.004, 1e-7, 1e-4)  # seconds for a step, a token, a key, a session
 
 
@@ -46,7 +53,7 @@ def verifying(draw: st.DrawFn, least: int, most: int) -> Segment:
     length, drafted = draw(st.integers(least, most)), draw(trees(12))
     parents = tree.hang(length, drafted)
     context, wanted = draw(st.integers(0, 300)), 1 + len(drafted)
-    return Segment(KV_RANGE, context, tuple(range(len(parents))), parents, wanted)
+    return Segment(TABLE, context, tuple(range(len(parents))), parents, wanted)
 
 
 @st.composite
@@ -55,7 +62,7 @@ def drafting(draw: st.DrawFn) -> Segment:
     parents = draw(trees(20).filter(len))
     fed = draw(st.integers(1, len(parents)))
     wanted = draw(st.integers(1, fed))
-    return Segment(KV_RANGE, draw(st.integers(0, 300)), tuple(range(fed)), parents, wanted)
+    return Segment(TABLE, draw(st.integers(0, 300)), tuple(range(fed)), parents, wanted)
 
 
 shorts = verifying(1, SHORT) | drafting()

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.engine.cache.pages import page_aligned
 from tandem.engine.cache.pool import position_bytes
-from tandem.engine.cache.ranges import block_aligned
 from tandem.engine.capacity import SCRATCH, context_of, positions_for, sessions_of
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.memory import (
@@ -154,6 +154,6 @@ def test_so_many_sessions_of_the_whole_context_fit_as_are_reported(longest: int,
     positions = positions_for(1, 0) + more
     context = context_of(positions, longest)
     count = sessions_of(positions, context, 1 << 24)
-    each = block_aligned(context + SCRATCH)
+    each = page_aligned(context + SCRATCH)
     assert count >= 1 and count * each <= positions < (count + 1) * each
     assert sessions_of(positions, context, 1) == 1, "no more than may be open"

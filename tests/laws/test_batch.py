@@ -21,8 +21,8 @@ from tandem.engine.schedule.cost import CostModel, StepLoad
 from tandem.protos import tree
 from tandem.protos.types import MAX_NODES
 from tests.laws.segments import (
-    KV_RANGE,
     SLOWLY,
+    TABLE,
     Known,
     composed,
     costs,
@@ -49,8 +49,8 @@ def test_a_step_keeps_the_limits_and_feeds_what_comes_next_of_each(
             assert is_long(whole)
             assert piece.tokens == whole.tokens[: len(piece.tokens)] != ()
             assert len(piece.tokens) <= len(whole.tokens) - whole.wanted
-            assert (piece.kv_range, piece.context, piece.wanted) == (
-                whole.kv_range,
+            assert (piece.table, piece.context, piece.wanted) == (
+                whole.table,
                 whole.context,
                 0,
             )
@@ -138,7 +138,7 @@ def test_the_pace_is_that_of_decoding_sessions_and_forgotten_when_they_rest() ->
 def test_who_waits_for_logits_is_decoding_but_for_long_prompts() -> None:
     """The largest draft included; a piece of a prompt, however short, is awaited by nobody."""
     draft = tree.chain(MAX_NODES)
-    assert is_decoding(Segment(KV_RANGE, 9, (1, *draft), tree.hang(1, draft), 1 + MAX_NODES))
-    assert is_decoding(Segment(KV_RANGE, 9, (1,), (-1,), 1))
-    prompt = Segment(KV_RANGE, 0, tuple(range(99)), tree.chain(99), 1)
+    assert is_decoding(Segment(TABLE, 9, (1, *draft), tree.hang(1, draft), 1 + MAX_NODES))
+    assert is_decoding(Segment(TABLE, 9, (1,), (-1,), 1))
+    prompt = Segment(TABLE, 0, tuple(range(99)), tree.chain(99), 1)
     assert not is_decoding(prompt) and not is_decoding(prompt.first(PIECE))

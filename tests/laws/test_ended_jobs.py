@@ -10,7 +10,7 @@ from tandem.engine.cache.session import JobEnded
 from tandem.engine.cache.sessions import Sessions
 from tandem.protos.errors import Busy, Internal
 from tandem.protos.types import Context
-from tests.laws.replica import BLOCK, LENGTH, MOST, TTL, Message, Replica, tiny_pool
+from tests.laws.replica import LENGTH, MOST, PAGE, TTL, Message, Replica, tiny_pool
 
 ONE_ID = b"a"
 
@@ -34,7 +34,7 @@ def test_an_opening_that_fails_leaves_what_its_session_held_before() -> None:
     assert replica.serve(Message(Context(ONE_ID, 3, 2, (3,), 1), (1, 2, 3))).held == 3
 
 
-@pytest.mark.parametrize("ended", [JobEnded(0), JobEnded(3), JobEnded(BLOCK + 4), Busy("full", 1)])
+@pytest.mark.parametrize("ended", [JobEnded(0), JobEnded(3), JobEnded(PAGE + 4), Busy("full", 1)])
 def test_a_job_that_ends_early_writes_to_no_memory(ended: Exception) -> None:
     """Memory that was never written is handed out when it is, page by page, while all wait."""
     pool = tiny_pool()

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.engine.cache.ranges import BLOCK
+from tandem.engine.cache.pages import PAGE
 from tandem.engine.cache.sessions import IDLE_SECONDS, LONGEST_RETRY_SECONDS
 from tandem.protos.errors import Busy
 from tandem.protos.types import NO_DRAFT, Context, SamplingParams
@@ -28,7 +28,7 @@ def filled(retired: tuple[bool, ...] = (False,) * BLOCKS, most: int = MANY) -> R
     """
     replica = Replica(blocks=len(retired), most=most)
     for number, closed in enumerate(retired):
-        replica.open(bytes([number]), tuple(range(BLOCK)), client=bytes([100 + number]))
+        replica.open(bytes([number]), tuple(range(PAGE)), client=bytes([100 + number]))
         if closed:
             replica.close(bytes([number]))
         replica.now += 1.0
@@ -47,8 +47,8 @@ def test_closed_sessions_go_first_then_those_used_least_recently(
 ) -> None:
     replica = filled()
     for number in order:
-        with replica.at_work(Context(bytes([number]), 2, BLOCK - 1, (1,), number + 1)) as session:
-            replica.sessions.keep(session, Context(bytes([number]), 2, BLOCK - 1, (1,)), ())
+        with replica.at_work(Context(bytes([number]), 2, PAGE - 1, (1,), number + 1)) as session:
+            replica.sessions.keep(session, Context(bytes([number]), 2, PAGE - 1, (1,)), ())
         if retired[number]:
             replica.close(bytes([number]))
         replica.now += 1.0
@@ -76,7 +76,7 @@ def test_sessions_at_work_or_not_yet_settled_are_never_evicted(growing: bool) ->
             pass
         assert 0 < refused.value.retry_after < IDLE_SECONDS
         assert (alive(replica), replica.sessions.counts.evicted) == ([0, 1, 2, 3], 0)
-        assert replica.opened[b"\2"].length == (BLOCK if growing else 0), "nothing has changed"
+        assert replica.opened[b"\2"].length == (PAGE if growing else 0), "nothing has changed"
         replica.check_memory()
         replica.now += 0.1
         with replica.at_work(wanted):
@@ -103,7 +103,7 @@ def test_whoever_is_told_busy_has_driven_nobody_out() -> None:
             work.enter_context(replica.at_work(Context(bytes([number]), 2, 0, (1,))))
         with pytest.raises(Busy):
             replica.open(b"new", tuple(range(LENGTH)))
-        with pytest.raises(Busy), replica.at_work(Context(b"\0", 2, 0, (1,) * LENGTH), BLOCK):
+        with pytest.raises(Busy), replica.at_work(Context(b"\0", 2, 0, (1,) * LENGTH), PAGE):
             pass
         assert alive(replica) == [0, 1, 2, 3]
     assert replica.sessions.counts.evicted == 0
@@ -119,7 +119,7 @@ def test_once_all_have_settled_everybody_is_served(
     calls: list[tuple[bytes, int, int, bool]],
 ) -> None:
     """In a pool that has just the space for the longest session, wherever the others lie."""
-    replica = Replica(blocks=2 * LENGTH // BLOCK, most=3)
+    replica = Replica(blocks=2 * LENGTH // PAGE, most=3)
     for turn, (name, length, nodes, closes) in enumerate(calls, start=1):
         replica.now += IDLE_SECONDS
         context = Context(name, turn, 0, (7,) * length, client=b"x")
@@ -133,12 +133,12 @@ def test_once_all_have_settled_everybody_is_served(
 def test_a_full_house_drops_no_closed_session_whose_memory_nobody_wants() -> None:
     """The limit is on open sessions: dropping a closed one makes no space."""
     replica = Replica(blocks=8, most=1)
-    said = tuple(range(BLOCK))
+    said = tuple(range(PAGE))
     replica.open(b"a", said, client=b"x")
     replica.close(b"a")
     replica.open(b"b", (1,))
     replica.now += IDLE_SECONDS
-    assert replica.open(b"c", (*said, 5), client=b"x").reused == BLOCK
+    assert replica.open(b"c", (*said, 5), client=b"x").reused == PAGE
     assert not replica.holds(b"b")
 
 
@@ -172,22 +172,21 @@ def test_a_call_that_is_given_up_leaves_a_session_that_can_be_evicted() -> None:
     assert replica.sessions.counts.evicted == 1
 
 
-def test_a_session_at_work_may_be_moved_and_goes_on_where_it_lies() -> None:
-    """Memory in pieces is memory: nobody is turned away because of where the others lie."""
+def test_memory_in_pieces_is_memory() -> None:
+    """Nobody is turned away, or moved, because of where the others lie."""
     replica = filled()
-    said = tuple(range(BLOCK))
-    starts = [replica.opened[bytes([n])].kv_range.start for n in range(BLOCKS)]
-    left, own, right, _ = sorted(range(BLOCKS), key=starts.__getitem__)
+    said = tuple(range(PAGE))
+    pages = [replica.opened[bytes([number])].table.pages[0] for number in range(BLOCKS)]
+    left, own, right, _ = sorted(range(BLOCKS), key=pages.__getitem__)
     name, epoch = bytes([own]), own + 1
-    with replica.at_work(Context(name, 2, BLOCK - 1, (9,), epoch)) as session:
-        before = session.kv_range.start
+    with replica.at_work(Context(name, 2, PAGE - 1, (9,), epoch)) as session:
         replica.close(bytes([left]))
         replica.close(bytes([right]))
         assert replica.open(b"new", tuple(range(LENGTH))).held == LENGTH
-        assert session.kv_range.start != before
-        assert replica.held(session) == said[: BLOCK - 1]
+        assert session.table.pages == [pages[own]]
+        assert replica.held(session) == said[: PAGE - 1]
         replica.check_memory()
-    replica.serve(Message(Context(name, 3, BLOCK - 1, (5,), epoch), (*said[: BLOCK - 1], 5)))
+    replica.serve(Message(Context(name, 3, PAGE - 1, (5,), epoch), (*said[: PAGE - 1], 5)))
 
 
 def test_a_call_that_fails_leaves_nothing_that_is_not_a_number() -> None:
@@ -198,10 +197,10 @@ def test_a_call_that_fails_leaves_nothing_that_is_not_a_number() -> None:
     replica.open(b"a", (1, 2))
     with (
         pytest.raises(ZeroDivisionError),
-        replica.at_work(Context(b"a", 2, 2, (3,), 1), BLOCK) as session,
+        replica.at_work(Context(b"a", 2, 2, (3,), 1), PAGE) as session,
     ):
         for store in (*replica.pool.keys, *replica.pool.values):
-            store[session.kv_range.start + 2 : session.kv_range.end] = float("nan")
+            store[session.table.slots(2, session.table.capacity)] = float("nan")
         raise ZeroDivisionError
     assert all(not store.isnan().any() for store in (*replica.pool.keys, *replica.pool.values))
     assert replica.held(session) == (1, 2)

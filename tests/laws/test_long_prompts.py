@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tandem.drafter_service.tree.waiting_input import WaitingInput
-from tandem.engine.cache.ranges import KVRange
+from tandem.engine.cache.pages import PageTable
 from tandem.engine.cache.session import JobEnded
 from tandem.engine.forward.segment import Segment
 from tandem.engine.schedule.batch import PIECE
@@ -30,14 +30,15 @@ from tests.laws.machine import (
     settle,
     steps,
 )
+from tests.laws.segments import straight
 from tests.waiting import LIMIT
 
 ONE = [(1, VOCABULARY)]
 
 
-def prompt(kv_range: KVRange, length: int, wanted: int = 1) -> Job:
+def prompt(table: PageTable, length: int, wanted: int = 1) -> Job:
     """A job that feeds many tokens at once and answers with the shape of its logits."""
-    logits = yield Segment(kv_range, 0, tuple(range(length)), tree.chain(length), wanted)
+    logits = yield Segment(table, 0, tuple(range(length)), tree.chain(length), wanted)
     return tuple(logits.shape)
 
 
@@ -79,15 +80,15 @@ def arriving(machine: Machine, come: Callable[[int], bool], start: Callable[[], 
 async def test_a_long_prompt_and_sessions_that_decode_share_steps(
     machine: Machine, wanted: int
 ) -> None:
-    kv_range = KVRange(0, 1024)
+    table = straight(0, 1024)
     async with machine.running() as thread:
-        long = queue(thread, b"long", lambda: prompt(kv_range, 1000, wanted))
+        long = queue(thread, b"long", lambda: prompt(table, 1000, wanted))
         short = [queue(thread, bytes([i]), lambda: steps(6, tokens=2)) for i in range(3)]
         assert (
             await answers(machine, long, *short)
             == [(wanted, VOCABULARY)] + [[(2, VOCABULARY)] * 6] * 3
         )
-    check_fed(machine.fed(kv_range), 1000, wanted)
+    check_fed(machine.fed(table), 1000, wanted)
     assert machine.sizes[:7] == [1] + [4] * 6, "nobody missed a step"
     tokens = [sum(len(piece.tokens) for piece in batch) for batch in machine.batches]
     assert max(tokens) <= LIMITS.tokens
@@ -100,17 +101,17 @@ async def test_beside_a_session_that_decodes_a_dear_prompt_comes_in_least_pieces
     machine: Machine,
 ) -> None:
     """A piece does not set the pace for the next one, however short it is."""
-    kv_range, long = KVRange(0, 1024), list[asyncio.Task[object]]()
+    table, long = straight(0, 1024), list[asyncio.Task[object]]()
     async with machine.running() as thread:
 
         def begin() -> None:
-            long.append(queue(thread, b"long", lambda: prompt(kv_range, 400)))
+            long.append(queue(thread, b"long", lambda: prompt(table, 400)))
 
         arriving(machine, lambda step: step == 20, begin)  # the cost is known by then
         short = queue(thread, b"short", lambda: steps(60))
         await answers(machine, short)
         await results(*long)
-    check_fed(machine.fed(kv_range), 400)
+    check_fed(machine.fed(table), 400)
     beside = [batch for batch in machine.batches if len(batch) == 2]
     sizes = [sum(len(piece.tokens) for piece in batch) - 1 for batch in beside]
     assert max(sizes[3:-1]) <= PIECE
@@ -118,7 +119,7 @@ async def test_beside_a_session_that_decodes_a_dear_prompt_comes_in_least_pieces
 
 async def test_with_nobody_decoding_prompts_take_whole_steps(machine: Machine) -> None:
     """The rest of a step that one prompt leaves to the next is no session that decodes."""
-    one, other = KVRange(0, 2048), KVRange(2048, 2048)
+    one, other = straight(0, 2048), straight(2048, 2048)
     with machine.thread() as thread:
         length = PIECE + 7 * LIMITS.tokens + 104  # a piece at first: nothing is known of costs
         first = queue(thread, b"one", lambda: prompt(one, length))
@@ -133,9 +134,9 @@ async def test_with_nobody_decoding_prompts_take_whole_steps(machine: Machine) -
 async def test_a_job_that_pauses_while_its_prompt_is_read_is_fed_the_rest_and_harms_nobody() -> (
     None
 ):
-    machine, kv_range, paused = Machine(), KVRange(0, 1024), list[int]()
+    machine, table, paused = Machine(), straight(0, 1024), list[int]()
     machine.between = lambda: paused.extend(machine.sizes)  # from the second step on
-    whole = Segment(kv_range, 0, tuple(range(300)), tree.chain(300), 1)
+    whole = Segment(table, 0, tuple(range(300)), tree.chain(300), 1)
 
     def pausing() -> Job:
         logits = yield WaitingInput(lambda: None if paused else whole)
@@ -144,17 +145,17 @@ async def test_a_job_that_pauses_while_its_prompt_is_read_is_fed_the_rest_and_ha
     async with machine.running() as thread:
         long, short = queue(thread, b"long", pausing), queue(thread, b"s", lambda: steps(3))
         assert await answers(machine, long, short) == [(1, VOCABULARY), ONE * 3]
-    check_fed(machine.fed(kv_range), 300)
-    assert len(machine.fed(kv_range)) > 1
+    check_fed(machine.fed(table), 300)
+    assert len(machine.fed(table)) > 1
 
 
 async def test_a_step_that_fails_in_the_middle_of_a_prompt_fails_it_once() -> None:
-    machine, kv_range, closed = Machine(), KVRange(0, 1024), list[str]()
+    machine, table, closed = Machine(), straight(0, 1024), list[str]()
     machine.fails_at = 4
 
     def rolls_back() -> Generator[Segment, torch.Tensor, object]:
         try:
-            return (yield from prompt(kv_range, 1000))
+            return (yield from prompt(table, 1000))
         finally:
             closed.append("rolled back")
 
@@ -166,16 +167,16 @@ async def test_a_step_that_fails_in_the_middle_of_a_prompt_fails_it_once() -> No
     assert isinstance(failed, Internal)
     assert good == ONE
     assert closed == ["rolled back"]
-    assert len(machine.fed(kv_range)) == 3, "nothing of it is fed after that"
+    assert len(machine.fed(table)) == 3, "nothing of it is fed after that"
 
 
 async def test_a_prompt_whose_caller_has_gone_ends_before_the_sessions_next_call() -> None:
     """Two jobs must not touch a session at once. What was fed is left for the next one."""
-    machine, kv_range, ended = Machine(), KVRange(0, 1024), list[object]()
+    machine, table, ended = Machine(), straight(0, 1024), list[object]()
 
     def told() -> Generator[Segment, torch.Tensor, object]:
         try:
-            return (yield from prompt(kv_range, 1000))
+            return (yield from prompt(table, 1000))
         except JobEnded as end:
             ended.append(end.fed)
             raise
@@ -186,7 +187,7 @@ async def test_a_prompt_whose_caller_has_gone_ends_before_the_sessions_next_call
         (gone,) = await answers(machine, long)
         assert isinstance(gone, asyncio.CancelledError)
         await results(queue(thread, b"a", lambda: ended.append("next")))
-    fed = sum(len(piece.tokens) for piece in machine.fed(kv_range))
+    fed = sum(len(piece.tokens) for piece in machine.fed(table))
     assert ended == [fed, "next"]
     assert 0 < fed < 1000
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from tandem.engine.cache.ranges import BLOCK
+from tandem.engine.cache.pages import PAGE
 from tandem.protos.errors import Busy, SessionMiss
 from tandem.protos.types import Context
 from tests.laws.replica import Message, Replica, Tokens
 
 PLACES, PAUSE, CALLS = 8, 1.5, 25
-PROMPT: Tokens = tuple(range(1, BLOCK // 2))
+PROMPT: Tokens = tuple(range(1, PAGE // 2))
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Generation:
             self.epoch = 0
         else:
             self.calls += 1
-            self.epoch, self.tokens = answer.epoch, (*self.tokens, self.calls % BLOCK)
+            self.epoch, self.tokens = answer.epoch, (*self.tokens, self.calls % PAGE)
             self.due += PAUSE
 
 

@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.engine.cache.ranges import KVRange
+from tandem.engine.cache.pages import PAGE
+from tandem.engine.forward.cuda.rows import KVLayout
 from tandem.engine.forward.cuda.table import SIZES, padding_passes, row_plans
 from tandem.engine.forward.segment import Segment
 from tandem.protos import tree
+from tests.laws.segments import straight
 
-PADDING_SLOT = 100_000
 SIZE = 2048
+LAYOUT = KVLayout(20 * SIZE, PAGE, SIZE // PAGE)
 
 
 @st.composite
@@ -28,14 +30,14 @@ def segments(draw: st.DrawFn) -> list[Segment]:
         hung = tree.hang(head, parents) if head + nodes else (-1,)
         wanted = draw(st.integers(0, len(hung)))
         context = draw(st.integers(0, 1000))
-        fed.append(Segment(KVRange(SIZE * number, SIZE), context, (1,) * len(hung), hung, wanted))
+        fed.append(Segment(straight(SIZE * number, SIZE), context, (1,) * len(hung), hung, wanted))
     return fed
 
 
 @cache
 def captured(exact: bool, sizes: tuple[int, ...]) -> set[Any]:
     """The shapes of the passes that are captured at start."""
-    return {rows.shape for rows in padding_passes(PADDING_SLOT, exact, sizes)}
+    return {rows.shape for rows in padding_passes(LAYOUT, exact, sizes)}
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -44,22 +46,14 @@ def captured(exact: bool, sizes: tuple[int, ...]) -> set[Any]:
 def test_every_pass_of_a_step_has_a_form_that_is_captured_at_start(
     fed: list[Segment], sizes: tuple[int, ...], exact: bool
 ) -> None:
-    shapes = {rows.shape for rows in row_plans(fed, PADDING_SLOT, exact, sizes)}
+    shapes = {rows.shape for rows in row_plans(fed, LAYOUT, exact, sizes)}
     assert shapes <= captured(exact, sizes)
 
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_passes_that_are_captured_at_start_differ_and_touch_no_session(exact: bool) -> None:
-    passes = padding_passes(PADDING_SLOT, exact)
+    passes = padding_passes(LAYOUT, exact)
     assert len({rows.shape for rows in passes}) == len(passes)
     for rows in passes:
-        assert set(rows.slots.tolist()) == {PADDING_SLOT}
+        assert set(rows.slots.tolist()) == {LAYOUT.padding}
         assert len(rows.logits_rows) == rows.shape.outputs and rows.spans[0, -1] == rows.shape.rows
-
-
-@given(fed=segments())
-def test_tails_are_gathered_only_where_a_row_leaves_the_stretch(fed: list[Segment]) -> None:
-    """Texts are read where they lie, and a chain is a text."""
-    branching = any(tree.trunk(segment.parents) < len(segment.parents) for segment in fed)
-    passes = row_plans(fed, PADDING_SLOT, exact=True)
-    assert any(len(rows.tail_slots) for rows in passes) == branching

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from tandem.engine.cache.ranges import KVRange
+from tandem.engine.cache.pages import PAGE, PageTable
 from tandem.engine.forward.cpu.kernels import Kernels
 from tandem.engine.forward.cpu.paths import Paths, path_plan
 from tandem.engine.forward.dense import AttentionOptions
 from tandem.engine.forward.segment import Segment
 from tandem.protos import tree
+from tests.laws.segments import straight
 
 PLACES = 700
 RULES = {
@@ -44,33 +45,34 @@ class Scene:
     def some(self, rows: list[int]) -> Scene:
         """Some of the rows."""
         seen = [self.seen[row] for row in rows]
-        starts = self.paths.starts[rows]
-        prefixes = self.paths.prefixes[rows]
-        tails = [self.seen[row][int(self.paths.prefixes[row]) :] for row in rows]
-        return Scene(
-            self.query[rows], self.keys, self.values, seen, gathered(starts, prefixes, tails)
-        )
+        paths = self.paths
+        tails = [self.seen[row][int(paths.prefixes[row]) :] for row in rows]
+        some = gathered(paths.pages, paths.tables[rows], paths.prefixes[rows], tails)
+        return Scene(self.query[rows], self.keys, self.values, seen, some)
 
 
-def gathered(starts: torch.Tensor, prefixes: torch.Tensor, tails: list[list[int]]) -> Paths:
+def gathered(
+    pages: torch.Tensor, tables: torch.Tensor, prefixes: torch.Tensor, tails: list[list[int]]
+) -> Paths:
     ends = torch.tensor([0, *(len(tail) for tail in tails)]).cumsum(0)
     places = torch.tensor([place for tail in tails for place in tail], dtype=torch.long)
-    return Paths(starts, prefixes, ends, places)
+    return Paths(pages, tables, prefixes, ends, places, PAGE)
 
 
 def scene(sizes: tuple[int, int], kv_heads: int, dtype: torch.dtype, seed: int = 0) -> Scene:
-    """Two sessions of some 80 and 140 tokens, with 7 and 40 rows of a tree behind each."""
+    """Two sessions of some 80 and 140 tokens, in pages anywhere, with 7 and 40 rows of a tree."""
     torch.manual_seed(seed)
     rng, segments = random.Random(seed), []
-    for start, context, count in ((10, 79, 7), (200, 141, 40)):
+    numbers = rng.sample(range(PLACES // PAGE), 5)
+    for pages, context, count in ((numbers[:2], 79, 7), (numbers[2:], 141, 40)):
         parents = tuple(rng.randrange(-1, node) if node > 2 else node - 1 for node in range(count))
-        segments.append(Segment(KVRange(start, 400), context, (0,) * count, parents, count))
+        segments.append(Segment(PageTable(pages), context, (0,) * count, parents, count))
     plan, seen = path_plan(segments), []
     for segment in segments:
-        first = segment.kv_range.start + segment.context
+        slots = segment.table.slots(0, segment.context + len(segment.parents))
         for node in range(len(segment.tokens)):
-            path = [first + each for each in tree.path(segment.parents, node)]
-            seen.append([*range(segment.kv_range.start, first), *path])
+            path = [segment.context + each for each in tree.path(segment.parents, node)]
+            seen.append([slots[place] for place in (*range(segment.context), *path)])
     keys = torch.randn(PLACES, kv_heads, sizes[0]).to(dtype)
     values = torch.randn(PLACES, kv_heads, sizes[1]).to(dtype)
     query = torch.randn(len(seen), HEADS[kv_heads], sizes[0]).to(dtype)
@@ -133,8 +135,9 @@ def test_it_does_not_matter_where_keys_lie(rule: str, build: Kernels) -> None:
     for row, places in enumerate(given.seen):
         moved = torch.arange(len(places))
         keys, values = torch.zeros_like(given.keys), torch.zeros_like(given.values)
-        keys[5 + moved], values[5 + moved] = given.keys[places], given.values[places]
-        paths = gathered(torch.tensor([5]), torch.tensor([len(places)]), [[]])
+        keys[PAGE + moved], values[PAGE + moved] = given.keys[places], given.values[places]
+        pages, nothing = torch.arange(1, 1 + len(places) // PAGE + 1), torch.zeros(1).long()
+        paths = gathered(pages, nothing, torch.tensor([len(places)]), [[]])
         alone = Scene(given.query[[row]], keys, values, [], paths)
         assert torch.equal(attended(build, alone, RULES[rule])[0], every[row])
 
@@ -170,8 +173,8 @@ def test_queries_that_do_not_fit_the_keys_are_refused(build: Kernels) -> None:
 
 
 def test_a_straight_path_is_that_of_a_chain(build: Kernels) -> None:
-    chain = path_plan([Segment(KVRange(0, 64), 9, (0,) * 5, tree.chain(5), 5)]).paths
-    straight = Paths.straight(9, 5)
-    for one, other in ((chain.starts, straight.starts), (chain.prefixes, straight.prefixes)):
-        assert torch.equal(one, other)
-    assert not chain.tails.any() and not len(chain.slots)
+    chain = path_plan([Segment(straight(0, 64), 9, (0,) * 5, tree.chain(5), 5)]).paths
+    alike = Paths.straight(9, 5)
+    for name in ("pages", "tables", "prefixes", "tails", "slots"):
+        assert torch.equal(getattr(chain, name), getattr(alike, name))
+    assert chain.page == alike.page

@@ -1,10 +1,11 @@
-"""The pool against a list of numbers per KV range: KV ranges keep apart, keep what they hold, and
-are refused only when there is no place for them. A pool takes the memory that was reckoned.
+"""The pool against a list of numbers per session: pages keep what they hold, whoever else has them,
+and are refused only when none is free. A pool takes the memory that was reckoned.
 """
 
 from __future__ import annotations
 
-from itertools import combinations, count, pairwise
+from collections import Counter
+from itertools import count
 
 import psutil
 import pytest
@@ -19,38 +20,38 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from tandem.engine.cache.pages import PAGE, PageTable
 from tandem.engine.cache.pool import KVPool, LayerGeometry, position_bytes
-from tandem.engine.cache.ranges import BLOCK, SPARSE, KVRange
 
 LAYERS = (LayerGeometry(1, 2, 1), LayerGeometry(2, 1, 3))
-BLOCKS = 8
+PAGES = 8
 CPU = torch.device("cpu")
-lengths = st.integers(0, 3 * BLOCK + 1)
+lengths = st.integers(0, 3 * PAGE + 1)
 which = st.integers(0, 1 << 20)
 
 
-def new_pool(blocks: int = BLOCKS) -> KVPool:
+def new_pool(pages: int = PAGES) -> KVPool:
     """A pool of two layers of different shapes, for kernels that read what no row sees."""
-    return KVPool(LAYERS, blocks * BLOCK, torch.float32, CPU, reads_unseen=True)
+    return KVPool(LAYERS, pages * PAGE, torch.float32, CPU, reads_unseen=True)
 
 
-def blocks_for(length: int) -> int:
-    """Positions that a KV range for `length` has at least: whole blocks, never none."""
-    return max(1, -(-length // BLOCK)) * BLOCK
+def pages_for(length: int) -> int:
+    """Pages that a table for `length` has at least, never none."""
+    return max(1, -(-length // PAGE))
 
 
-def write(pool: KVPool, place: int, numbers: list[int]) -> None:
+def write(pool: KVPool, slots: list[int], numbers: list[int]) -> None:
     """Store numbers in every head of every layer, keys, values and layers told apart."""
     for offset, store in enumerate((*pool.keys, *pool.values)):
         rows = torch.tensor(numbers, dtype=torch.float32) + offset / 8
-        store[place : place + len(numbers)] = rows[:, None, None]
+        store[slots] = rows[:, None, None].expand(-1, *store.shape[1:])
 
 
-def read(pool: KVPool, kv_range: KVRange, length: int) -> list[int]:
-    """The first numbers of a KV range, which must be the same in all stores."""
+def read(pool: KVPool, table: PageTable, length: int) -> list[int]:
+    """The first numbers of a table, which must be the same in all stores."""
     expected: list[float] | None = None
     for offset, store in enumerate((*pool.keys, *pool.values)):
-        rows = store[kv_range.start : kv_range.start + length].flatten(1) - offset / 8
+        rows = store[table.slots(0, length)].flatten(1) - offset / 8
         assert bool((rows == rows[:, :1]).all()), "a row is torn"
         numbers = rows[:, 0].tolist()
         assert expected in (None, numbers), "stores differ"
@@ -59,133 +60,147 @@ def read(pool: KVPool, kv_range: KVRange, length: int) -> list[int]:
 
 
 class Memory(RuleBasedStateMachine):
-    """KV ranges come, grow, are written, moved about and go, in any order."""
+    """Tables come, grow, are written, share cached pages and go, in any order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = new_pool()
-        self.kv_ranges: list[tuple[KVRange, list[int]]] = []
+        self.tables: list[tuple[PageTable, list[int]]] = []
+        self.cached: dict[int, list[int]] = {}  # what each cached page holds
         self.fresh = count(1)
 
-    def gaps(self) -> list[tuple[int, int]]:
-        """Stretches between KV ranges, as long as can be: start and length."""
-        ends = [(0, 0), *sorted((kv_range.start, kv_range.end) for kv_range, _ in self.kv_ranges)]
-        ends.append((self.pool.positions, self.pool.positions))
-        return [(end, start - end) for (_, end), (start, _) in pairwise(ends) if start > end]
+    def free(self) -> int:
+        """Pages that are nobody's."""
+        held = {page for table, _ in self.tables for page in table.pages}
+        return PAGES - len(held | set(self.cached))
 
-    def fill(self, kv_range: KVRange, numbers: list[int]) -> None:
-        """Number the positions of a KV range behind the first ones."""
-        new = [next(self.fresh) for _ in range(kv_range.capacity - len(numbers))]
-        write(self.pool, kv_range.start + len(numbers), new)
+    def fill(self, table: PageTable, numbers: list[int]) -> None:
+        """Number the positions of a table behind the first ones."""
+        new = [next(self.fresh) for _ in range(table.capacity - len(numbers))]
+        write(self.pool, table.slots(len(numbers), table.capacity), new)
         numbers += new
+
+    def own(self, table: PageTable) -> int:
+        """The first position from which on a table has its pages alone."""
+        return next(
+            (n for n, page in enumerate(table.pages) if self.pool.alone(page)), len(table.pages)
+        )
 
     @rule(length=lengths)
     def take(self, length: int) -> None:
-        """A KV range comes if so much is free, wherever it lies; nobody moves if a hole has it: the
-        largest if that is much larger, else the smallest.
-        """
-        gaps = self.gaps()
-        before = [(kv_range.start, kv_range.capacity) for kv_range, _ in self.kv_ranges]
-        kv_range = self.pool.allocate(length)
-        assert (kv_range is None) == (sum(size for _, size in gaps) < blocks_for(length))
-        if kv_range is None:
-            return
-        assert kv_range.capacity == blocks_for(length)
-        if fitting := [size for _, size in gaps if size >= blocks_for(length)]:
-            roomy = max(fitting) >= SPARSE * blocks_for(length)
-            chosen = max(fitting) if roomy else min(fitting)
-            assert [(kv_range.start, kv_range.capacity) for kv_range, _ in self.kv_ranges] == before
-            assert any(
-                size == chosen and start <= kv_range.start and kv_range.end <= start + size
-                for start, size in gaps
-            )
-        self.kv_ranges.append((kv_range, []))
-        self.fill(*self.kv_ranges[-1])
+        """A table comes if so much is free."""
+        free = self.free()
+        table = self.pool.allocate(length)
+        assert (table is None) == (free < pages_for(length))
+        if table is not None:
+            assert len(table.pages) == pages_for(length)
+            self.tables.append((table, []))
+            self.fill(*self.tables[-1])
 
-    @precondition(lambda self: self.kv_ranges)
+    @precondition(lambda self: self.tables)
     @rule(which=which, length=lengths)
     def grow(self, which: int, length: int) -> None:
-        """A KV range that grows keeps what it holds; one that cannot is left alone."""
-        kv_range, numbers = self.kv_ranges[which % len(self.kv_ranges)]
-        before, free = (kv_range.start, kv_range.capacity), sum(size for _, size in self.gaps())
-        if self.pool.grow(kv_range, length):
-            assert kv_range.capacity >= max(before[1], blocks_for(length))
-            if blocks_for(length) <= before[1]:
-                assert (kv_range.start, kv_range.capacity) == before, "it was large enough"
-            self.fill(kv_range, numbers)
-            return
-        assert (kv_range.start, kv_range.capacity) == before
-        assert before[1] + free < blocks_for(length)
+        """A table that grows keeps what it has; one that cannot is left alone."""
+        table, numbers = self.tables[which % len(self.tables)]
+        before, free = list(table.pages), self.free()
+        grown = self.pool.grow(table, length)
+        assert grown == (pages_for(length) - len(before) <= free)
+        assert table.pages[: len(before)] == before
+        assert len(table.pages) == (max(len(before), pages_for(length)) if grown else len(before))
+        self.fill(table, numbers)
 
-    @precondition(lambda self: self.kv_ranges)
+    @precondition(lambda self: self.tables)
+    @rule(which=which, start=st.integers(0, 2))
+    def release(self, which: int, start: int) -> None:
+        """A table gives back its last pages, or all, and goes."""
+        table, numbers = self.tables[which % len(self.tables)]
+        self.pool.release(table, start)
+        del numbers[start * PAGE :]
+        if not table.pages:
+            self.tables.remove((table, numbers))
+
+    @precondition(lambda self: self.tables)
     @rule(which=which)
-    def release(self, which: int) -> None:
-        """A KV range goes, once."""
-        kv_range, _ = self.kv_ranges.pop(which % len(self.kv_ranges))
-        self.pool.release(kv_range)
-        with pytest.raises(AssertionError):
-            self.pool.release(kv_range)
+    def cache(self, which: int) -> None:
+        """A page is kept for others."""
+        table, numbers = self.tables[which % len(self.tables)]
+        if (number := self.own(table)) < len(table.pages):
+            self.pool.cache(table.pages[number])
+            self.cached[table.pages[number]] = numbers[number * PAGE : (number + 1) * PAGE]
 
-    @precondition(lambda self: self.kv_ranges)
+    @precondition(lambda self: self.cached)
+    @rule(which=which)
+    def share(self, which: int) -> None:
+        """A table begins with a cached page."""
+        page = sorted(self.cached)[which % len(self.cached)]
+        table = PageTable()
+        self.pool.share(table, [page])
+        self.tables.append((table, list(self.cached[page])))
+
+    @precondition(lambda self: self.cached)
+    @rule(which=which)
+    def evict(self, which: int) -> None:
+        """A cached page is kept no longer; who holds it goes on."""
+        page = sorted(self.cached)[which % len(self.cached)]
+        self.pool.evict(page)
+        del self.cached[page]
+
+    @precondition(lambda self: self.tables)
     @rule(which=which, data=st.data())
     def compact(self, which: int, data: st.DataObject) -> None:
         """The rows of a path come to lie in a row."""
-        kv_range, numbers = self.kv_ranges[which % len(self.kv_ranges)]
-        start = data.draw(st.integers(0, kv_range.capacity - 1))
-        path = sorted(
-            data.draw(st.sets(st.integers(0, min(9, kv_range.capacity - start - 1)), max_size=5))
-        )
-        self.pool.compact(kv_range, start, path)
+        table, numbers = self.tables[which % len(self.tables)]
+        first = self.own(table) * PAGE
+        if not all(map(self.pool.alone, table.pages[first // PAGE :])) or first == table.capacity:
+            return
+        start = data.draw(st.integers(first, table.capacity - 1))
+        nodes = st.sets(st.integers(0, min(9, table.capacity - start - 1)), max_size=5)
+        path = sorted(data.draw(nodes))
+        self.pool.compact(table, start, path)
         numbers[start : start + len(path)] = [numbers[start + node] for node in path]
 
-    @precondition(lambda self: self.kv_ranges)
+    @precondition(lambda self: self.tables)
     @rule(which=which)
     def wipe(self, which: int) -> None:
-        """A KV range whose numbers overflowed is cleared, and written anew."""
-        kv_range, numbers = self.kv_ranges[which % len(self.kv_ranges)]
-        rows = [
-            store[kv_range.start : kv_range.end] for store in (*self.pool.keys, *self.pool.values)
-        ]
-        for own in rows:
-            own[:] = torch.nan
-        self.pool.wipe(kv_range)
-        assert not any(own.any() for own in rows)
-        numbers.clear()
-        self.fill(kv_range, numbers)
+        """Pages whose numbers overflowed are cleared, but none that others have too."""
+        table, numbers = self.tables[which % len(self.tables)]
+        own = [n for n, page in enumerate(table.pages) if self.pool.alone(page)]
+        slots = [slot for n in own for slot in table.slots(n * PAGE, (n + 1) * PAGE)]
+        stores = (*self.pool.keys, *self.pool.values)
+        for store in stores:
+            store[slots] = torch.nan
+        self.pool.wipe(table)
+        assert not any(store[slots].any() for store in stores)
+        for n in own:
+            new = numbers[n * PAGE : (n + 1) * PAGE] = [next(self.fresh) for _ in range(PAGE)]
+            write(self.pool, table.slots(n * PAGE, (n + 1) * PAGE), new)
 
-    @precondition(lambda self: len(self.kv_ranges) > 1)
-    @rule(pair=st.tuples(which, which), length=st.integers(0, 2 * BLOCK))
-    def copy(self, pair: tuple[int, int], length: int) -> None:
-        """The first rows of one KV range are written to another."""
-        (source, there), (target, here) = (
-            self.kv_ranges[place % len(self.kv_ranges)] for place in pair
-        )
-        length = min(length, source.capacity, target.capacity)
-        self.pool.copy(source, target, length)
-        here[:length] = there[:length]
-
-    @invariant()
-    def ranges_do_not_overlap_and_nothing_is_lost(self) -> None:
-        """KV ranges lie in the pool, whole blocks each; what is not theirs is free."""
-        kv_ranges = [kv_range for kv_range, _ in self.kv_ranges]
-        assert all(
-            kv_range.start >= 0 and kv_range.end <= self.pool.positions for kv_range in kv_ranges
-        )
-        assert all(
-            kv_range.start % BLOCK == kv_range.capacity % BLOCK == 0 for kv_range in kv_ranges
-        )
-        assert all(a.end <= b.start or b.end <= a.start for a, b in combinations(kv_ranges, 2))
-        assert self.pool.allocated == sum(kv_range.capacity for kv_range in kv_ranges)
-        assert self.pool.allocated + sum(size for _, size in self.gaps()) == self.pool.positions
+    @precondition(lambda self: self.tables)
+    @rule(which=which, source=which, length=st.integers(0, PAGE))
+    def copy(self, which: int, source: int, length: int) -> None:
+        """The beginning of a page is written to one that a table has alone."""
+        table, numbers = self.tables[which % len(self.tables)]
+        other, there = self.tables[source % len(self.tables)]
+        if self.pool.alone(table.pages[0]):
+            self.pool.copy(other, table, 0, length)
+            numbers[:length] = there[:length]
 
     @invariant()
-    def ranges_hold_what_was_written(self) -> None:
-        """No KV range's rows were touched for another's sake."""
-        for kv_range, numbers in self.kv_ranges:
-            assert read(self.pool, kv_range, len(numbers)) == numbers
+    def pages_are_counted(self) -> None:
+        """A page is free, or somebody's; those that are cached only are idle."""
+        held = Counter(page for table, _ in self.tables for page in table.pages)
+        assert all(self.pool.holders(page) == held[page] for page in range(PAGES))
+        assert self.pool.free == self.free() * PAGE == self.pool.positions - self.pool.allocated
+        assert self.pool.idle == len(self.cached.keys() - held) * PAGE
+
+    @invariant()
+    def pages_hold_what_was_written(self) -> None:
+        """Nobody's rows were touched for another's sake."""
+        for table, numbers in self.tables:
+            assert read(self.pool, table, len(numbers)) == numbers
 
 
-def test_ranges_do_not_overlap_keep_their_rows_and_leave_no_position_unused() -> None:
+def test_pages_keep_what_they_hold_and_none_is_lost() -> None:
     quick = settings(
         max_examples=60, stateful_step_count=40, suppress_health_check=list(HealthCheck)
     )
@@ -193,37 +208,24 @@ def test_ranges_do_not_overlap_keep_their_rows_and_leave_no_position_unused() ->
         run_state_machine_as_test(Memory, settings=quick)
 
 
-@torch.inference_mode()
-def test_in_a_pool_with_much_space_sessions_grow_where_they_are() -> None:
-    """A move takes as long as a step, and all sessions wait for it."""
-    pool = new_pool(128)
-    kv_ranges = [
-        kv_range for size in (1, 3, 2, 1, 16, 2, 1, 1) if (kv_range := pool.allocate(size * BLOCK))
-    ]
-    starts = [kv_range.start for kv_range in kv_ranges]
-    for size in range(2, 6):
-        for kv_range in kv_ranges:
-            assert pool.grow(kv_range, size * BLOCK)
-    assert [kv_range.start for kv_range in kv_ranges] == starts
-
-
-@pytest.mark.parametrize("sizes", [(1, 40, 45), (1, 1, 1, 1, 65)])
-@torch.inference_mode()
-def test_keeping_distance_leaves_place_for_large_ranges(sizes: tuple[int, ...]) -> None:
-    pool = new_pool(128)
-    kv_ranges = [kv_range for size in sizes[:-1] if (kv_range := pool.allocate(size * BLOCK))]
-    starts = [kv_range.start for kv_range in kv_ranges]
-    assert pool.allocate(sizes[-1] * BLOCK)
-    assert [kv_range.start for kv_range in kv_ranges] == starts
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_pool_takes_the_memory_that_was_reckoned_and_whole_blocks(dtype: torch.dtype) -> None:
-    pool = KVPool(LAYERS, 3 * BLOCK - 1, dtype, CPU)
-    assert pool.positions == 2 * BLOCK
+def test_a_pool_takes_the_memory_that_was_reckoned_and_whole_pages(dtype: torch.dtype) -> None:
+    pool = KVPool(LAYERS, 3 * PAGE - 1, dtype, CPU)
+    assert pool.positions == 2 * PAGE
     stored = sum(store.nbytes for store in pool.keys + pool.values)
     assert stored == pool.positions * position_bytes(LAYERS, dtype)
     assert all(not store.any() for store in pool.keys + pool.values)
+
+
+def test_pages_that_were_used_are_used_again_before_others() -> None:
+    """Memory that was never written is handed out when it is, while everybody waits."""
+    pool = new_pool()
+    table = pool.allocate(2 * PAGE)
+    assert table
+    used = set(table.pages)
+    pool.release(table)
+    again = pool.allocate(2 * PAGE)
+    assert again and set(again.pages) == used
 
 
 def test_untouched_positions_cost_no_memory() -> None:
@@ -234,12 +236,12 @@ def test_untouched_positions_cost_no_memory() -> None:
 
 
 def test_a_new_session_takes_about_the_memory_that_it_fills() -> None:
-    """With large pages it would take one per layer at once, while everybody waits."""
+    """With large pages of the system it would take one per layer at once, while everybody waits."""
     layers = [LayerGeometry(8, 64, 64)] * 32
     pool = KVPool(layers, 1 << 13, torch.float32, CPU)
     before = psutil.Process().memory_info().rss
-    kv_range = pool.allocate(BLOCK)
-    assert kv_range
-    write(pool, kv_range.start, list(range(BLOCK)))
-    filled = BLOCK * position_bytes(layers, torch.float32)
+    table = pool.allocate(PAGE)
+    assert table
+    write(pool, table.slots(0, PAGE), list(range(PAGE)))
+    filled = PAGE * position_bytes(layers, torch.float32)
     assert psutil.Process().memory_info().rss - before < filled + (1 << 23)

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 import torch
 
-from tandem.engine.cache.ranges import BLOCK
+from tandem.engine.cache.pages import PAGE
 from tandem.engine.cache.sessions import RETRY_SECONDS
 from tandem.protos.errors import Busy
 from tandem.protos.streams import Decoding, Guess
@@ -25,9 +25,9 @@ def test_of_sessions_that_grow_at_once_the_one_that_finds_no_memory_makes_space(
             replica.sessions.reserve(loser, LENGTH)
         with pytest.raises(Busy):
             replica.open(b"new", (1,))
-        assert loser.kv_range.capacity == BLOCK, "nobody has needed it yet"
+        assert loser.table.capacity == PAGE, "nobody has needed it yet"
         replica.sessions.reserve(winner, LENGTH)
-        assert (loser.kv_range.capacity, winner.kv_range.capacity) == (0, LENGTH)
+        assert (loser.table.capacity, winner.table.capacity) == (0, LENGTH)
         replica.check_memory()
         with pytest.raises(Busy):
             replica.open(b"b", (1, 2), turn=2)
@@ -69,7 +69,7 @@ def test_a_session_that_has_waited_for_memory_and_found_it_is_safe_again() -> No
 
 def test_a_session_whose_rows_find_no_memory_decodes_without_them_and_keeps_what_it_has() -> None:
     """What it can do without is no refusal."""
-    replica, said, rows = Replica(blocks=2, most=3), (1,) * (BLOCK - 4), 9
+    replica, said, rows = Replica(blocks=2, most=3), (1,) * (PAGE - 4), 9
     replica.open(b"other", (1,))
     stream = Mailbox()
     opening = Decoding(Context(b"a", 1, 0, said), SamplingParams(), LENGTH)
@@ -80,7 +80,7 @@ def test_a_session_whose_rows_find_no_memory_decodes_without_them_and_keeps_what
         gains = (-0.05,) * rows
         stream.inbox.append(Guess(len(said), (7,) * rows, tuple(range(rows)), gains))
         assert job.ready() is not None and len(list(job.chances())) == rows
-        assert len(job.segment(rows).tokens) == BLOCK, "as many as there is memory for"
+        assert len(job.segment(rows).tokens) == PAGE, "as many as there is memory for"
         assert not job.session.preempted
         with pytest.raises(Busy) as refusal:
             replica.open(b"new", (1,))

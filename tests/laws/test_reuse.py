@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.engine.cache.ranges import BLOCK
+from tandem.engine.cache.pages import PAGE
 from tandem.engine.cache.session import JobEnded
 from tandem.engine.cache.sessions import Sessions
 from tandem.protos.errors import SessionMiss
@@ -18,9 +18,9 @@ from tandem.protos.types import Context, Draft, SamplingParams
 from tests.laws.replica import LENGTH, TTL, Message, Replica, Tokens, tiny_pool
 from tests.laws.verifying import verify
 
-SAID: Tokens = tuple(range(100, 100 + BLOCK + 20))
+SAID: Tokens = tuple(range(100, 100 + PAGE + 20))
 clients = st.sampled_from((*[b"x"] * 6, b"y", b""))
-forks = st.sampled_from((0, BLOCK - 1, BLOCK, BLOCK + 1, BLOCK + 7, len(SAID), len(SAID)))
+forks = st.sampled_from((0, PAGE - 1, PAGE, PAGE + 1, PAGE + 7, len(SAID), len(SAID)))
 tails = st.lists(st.integers(1, 2), max_size=3).map(tuple)
 texts = st.builds(lambda fork, tail: SAID[:fork] + (tail or (3,)), forks, tails)
 
@@ -54,7 +54,7 @@ def test_a_session_starts_with_the_longest_beginning_that_its_client_has_cached(
     longest = max(shares)
     before = replica.sessions.counts.reused_tokens
     answer = replica.open(b"new", text, client)
-    assert answer.reused == (longest if longest >= BLOCK else 0)
+    assert answer.reused == (longest if longest >= PAGE else 0)
     assert answer.held == len(text)
     assert replica.sessions.counts.reused_tokens - before == answer.reused
     replica.check_memory()
@@ -63,10 +63,10 @@ def test_a_session_starts_with_the_longest_beginning_that_its_client_has_cached(
 def test_of_a_session_at_work_only_what_is_committed_is_reused() -> None:
     """What it is feeding now may not stand, and is not there yet."""
     replica = Replica()
-    first = replica.open(b"a", SAID[: BLOCK + 5], b"x")
-    with replica.at_work(Context(b"a", 2, BLOCK + 2, SAID[BLOCK + 2 :], first.epoch)) as donor:
-        assert replica.open(b"b", SAID, b"x").reused == BLOCK + 2
-        assert (donor.length, donor.active) == (BLOCK + 2, True)
+    first = replica.open(b"a", SAID[: PAGE + 5], b"x")
+    with replica.at_work(Context(b"a", 2, PAGE + 2, SAID[PAGE + 2 :], first.epoch)) as donor:
+        assert replica.open(b"b", SAID, b"x").reused == PAGE + 2
+        assert (donor.length, donor.active) == (PAGE + 2, True)
 
 
 def test_a_closed_conversation_outlives_another_that_only_begins_alike() -> None:
@@ -74,7 +74,7 @@ def test_a_closed_conversation_outlives_another_that_only_begins_alike() -> None
     replica = Replica(blocks=16, most=9)
     replica.open(b"a", SAID, b"x")
     replica.close(b"a")
-    assert replica.open(b"b", (*SAID[:BLOCK], 1, 2, 3), b"x").reused == BLOCK
+    assert replica.open(b"b", (*SAID[:PAGE], 1, 2, 3), b"x").reused == PAGE
     assert replica.open(b"c", (*SAID, 1), b"x").reused == len(SAID)
 
 
@@ -91,7 +91,7 @@ def test_no_more_closed_sessions_stay_than_may_be_open() -> None:
 
 @pytest.mark.parametrize(
     ("client", "length", "stays"),
-    [(b"x", BLOCK, True), (b"x", BLOCK - 1, False), (b"", BLOCK, False)],
+    [(b"x", PAGE, True), (b"x", PAGE - 1, False), (b"", PAGE, False)],
 )
 def test_a_closed_session_stays_only_if_it_can_be_of_use(
     client: bytes, length: int, stays: bool
@@ -139,9 +139,9 @@ def test_a_session_belongs_to_whoever_opened_it_last(closes: bool) -> None:
     replica.open(b"a", SAID, b"x")
     if closes:
         replica.close(b"a")
-    replica.open(b"a", (*SAID[:BLOCK], 1, 2, 3), b"y", turn=2)
-    assert replica.open(b"b", (*SAID[:BLOCK], 1, 2, 3), b"x").reused == 0
-    assert replica.open(b"c", (*SAID[:BLOCK], 1, 2, 3, 4), b"y").reused == BLOCK + 3
+    replica.open(b"a", (*SAID[:PAGE], 1, 2, 3), b"y", turn=2)
+    assert replica.open(b"b", (*SAID[:PAGE], 1, 2, 3), b"x").reused == 0
+    assert replica.open(b"c", (*SAID[:PAGE], 1, 2, 3, 4), b"y").reused == PAGE + 3
 
 
 def test_a_call_that_fails_leaves_what_was_copied_and_nothing_else() -> None:
@@ -192,7 +192,7 @@ def test_a_call_that_opens_a_session_again_finds_what_it_said_before(client: byt
 
 def test_what_was_fed_of_a_prompt_that_ends_early_serves_its_clients_next_session() -> None:
     sessions = Sessions(tiny_pool(), LENGTH, 2, count(1).__next__, TTL, lambda: 0.0)
-    prompt, fed = tuple(range(BLOCK + 9)), BLOCK + 4
+    prompt, fed = tuple(range(PAGE + 9)), PAGE + 4
     with pytest.raises(JobEnded), sessions.acquire(Context(b"s", 1, 0, prompt, client=b"x"), 0):
         raise JobEnded(fed)
     sessions.close(b"s")

@@ -12,7 +12,7 @@ from tandem.engine.forward.segment import Segment
 from tandem.engine.schedule.batch import StepLimits, compose
 from tandem.engine.schedule.cost import CostModel
 from tandem.protos.types import MAX_NODES
-from tests.laws.segments import KV_RANGE, Known, longs
+from tests.laws.segments import TABLE, Known, longs
 
 STEP, ROW = 0.02, 0.0004
 chances_ = st.lists(st.floats(0.001, 1), max_size=12).map(lambda c: sorted(c, reverse=True))
@@ -20,7 +20,7 @@ chances_ = st.lists(st.floats(0.001, 1), max_size=12).map(lambda c: sorted(c, re
 
 def root(context: int = 50) -> Segment:
     """The newest token of a session."""
-    return Segment(KV_RANGE, context, (1,), (-1,), 1)
+    return Segment(TABLE, context, (1,), (-1,), 1)
 
 
 def rows(

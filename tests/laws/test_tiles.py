@@ -6,47 +6,48 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.engine.cache.pages import PAGE, PageTable
 from tandem.engine.cache.pool import SlotIndex
-from tandem.engine.cache.ranges import BLOCK, KVRange
 from tandem.engine.forward.segment import Segment
 from tandem.engine.forward.tiles import COARSE, Tile, TilePlan, tile_plan
 from tandem.protos import tree
 from tests.laws.segments import trees
 
 CPU = torch.device("cpu")
-CAPACITY = 4 * BLOCK
 Name = tuple[int, int]  # of a key: which segment, and its position in the context or its node
 
 
 @st.composite
 def segments(draw: st.DrawFn) -> Segment:
-    """What a verifier feeds, or one level of a drafter; the KV range is given later."""
-    length, drafted = draw(st.integers(1, BLOCK + 9)), draw(trees(24))
+    """What a verifier feeds, or one level of a drafter; the pages are given later."""
+    length, drafted = draw(st.integers(1, PAGE + 9)), draw(trees(24))
     parents = tree.hang(length, drafted)
     cached = draw(st.integers(0, len(parents) - 1)) if draw(st.booleans()) else 0
     fed = len(parents) - cached
     wanted = draw(st.integers(0, fed))
     tokens = tuple(draw(st.integers(1, 9)) for _ in range(fed))
-    return Segment(KVRange(0, CAPACITY), draw(st.integers(0, 70)), tokens, parents, wanted)
+    return Segment(PageTable(), draw(st.integers(0, 70)), tokens, parents, wanted)
 
 
 def steps() -> st.SearchStrategy[list[Segment]]:
-    """Segments of several sessions, each in a KV range of its own, in any order."""
+    """Segments of several sessions, each in pages of its own, in any order."""
 
     def place(found: list[Segment], order: list[int]) -> list[Segment]:
-        for segment, number in zip(found, order, strict=False):
-            segment.kv_range.start = number * CAPACITY
+        for number, segment in enumerate(found):
+            segment.table.pages += order[5 * number :][:5]
         return found
 
-    return st.builds(place, st.lists(segments(), min_size=1, max_size=3), st.permutations(range(3)))
+    return st.builds(
+        place, st.lists(segments(), min_size=1, max_size=3), st.permutations(range(15))
+    )
 
 
 def stored(found: list[Segment]) -> dict[int, Name]:
     """Which key lies at which place of the pool before the step."""
     return {
-        segment.kv_range.start + place: (number, place)
+        slot: (number, place)
         for number, segment in enumerate(found)
-        for place in range(segment.context + segment.cached)
+        for place, slot in enumerate(segment.table.slots(0, segment.context + segment.cached))
     }
 
 
@@ -81,9 +82,10 @@ def numbers(index: SlotIndex) -> list[int]:
 
 def looked_at(tile: Tile, number: int, pool: dict[int, Name]) -> list[Name]:
     """What a tile's row sees; a place where nothing lies may be read, but not seen."""
-    every = torch.ones(tile.count, tile.keys, dtype=torch.bool)
+    slots = numbers(tile.keys)
+    every = torch.ones(tile.count, len(slots), dtype=torch.bool)
     allowed = every if tile.allowed is None else tile.allowed
-    return [pool[tile.start + key] for key in range(tile.keys) if allowed[number, key]]
+    return [pool[slot] for key, slot in enumerate(slots) if allowed[number, key]]
 
 
 def own_path(segment: Segment, number: int, node: int) -> list[Name]:

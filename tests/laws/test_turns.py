@@ -13,8 +13,8 @@ from tandem.engine.schedule.batch import PIECE, SHORT, StepLimits
 from tandem.engine.schedule.cost import CostModel
 from tandem.protos import tree
 from tests.laws.segments import (
-    KV_RANGE,
     SLOWLY,
+    TABLE,
     Known,
     composed,
     costs,
@@ -69,7 +69,7 @@ def test_the_pieces_of_a_prompt_are_the_prompt(
     assert len(pieces) <= 1 + len(prompt.tokens) // PIECE
     context = prompt.context
     for piece in pieces:
-        assert (piece.kv_range, piece.context) == (prompt.kv_range, context)
+        assert (piece.table, piece.context) == (prompt.table, context)
         context += len(piece.tokens)
     assert [piece.wanted for piece in pieces] == [0] * (len(pieces) - 1) + [prompt.wanted]
     last, before = pieces[-1], len(prompt.tokens) - len(pieces[-1].tokens)
@@ -105,7 +105,7 @@ def test_every_prompt_gets_on(
 ) -> None:
     """They take turns, at least `PIECE` tokens each, as long as the steps have any KV range."""
     queue = Queue([*enumerate(prompts)], cost, StepLimits(sessions=8, tokens=200), pace)
-    one = Segment(KV_RANGE, 100, (1,), (-1,), 1)
+    one = Segment(TABLE, 100, (1,), (-1,), 1)
     since = dict.fromkeys(range(len(prompts)), 0)
     for _ in range(30):
         queue.waiting += [(100 + name, one) for name in range(decoding)]
@@ -121,9 +121,9 @@ def test_every_prompt_gets_on(
 )
 def test_a_prompt_gets_on_however_many_sessions_are_decoding(limits: StepLimits) -> None:
     """Their steps are full, with more of them waiting all the time."""
-    prompt = Segment(KV_RANGE, 0, tuple(range(200)), tree.chain(200), 1)
+    prompt = Segment(TABLE, 0, tuple(range(200)), tree.chain(200), 1)
     queue = Queue([(0, prompt)], Known(*SLOWLY), limits)
-    one = Segment(KV_RANGE, 100, (1,), (-1,), 1)
+    one = Segment(TABLE, 100, (1,), (-1,), 1)
     queue.waiting += [(name, one) for name in range(1, 41)]
     for _ in range(1000):
         fed = {name for name, _ in queue.step()} - {0}

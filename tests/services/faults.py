@@ -11,14 +11,14 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from tandem.engine.cache.pool import SlotIndex
-from tandem.engine.cache.ranges import KVRange
+from tandem.engine.cache.pages import PageTable
+from tandem.engine.cache.pool import SlotIndex, slot_index
 from tandem.engine.forward import attention, tiles
 from tandem.engine.forward.cpu.gated import GatedMLP
 from tandem.engine.forward.cpu.packed import PackedLinear
 from tandem.engine.forward.cpu.panels import PanelLinear
 from tandem.engine.forward.cpu.paths import PathPlan
-from tandem.engine.forward.cuda.rows import PrefixAndTail, RowPlan
+from tandem.engine.forward.cuda.rows import KVLayout, PrefixAndTail, RowPlan
 from tandem.engine.forward.cuda.table import RowTable
 from tandem.engine.forward.segment import Segment
 from tandem.engine.forward.tiles import Tile, TilePlan
@@ -46,7 +46,7 @@ def a_mask_off_by_one_behind_96(plant: Plant) -> None:
     plant.patch.setattr(tiles, "Tile", tile)
 
     def shorter(rows: RowPlan) -> None:
-        rows.spans[5, :-1] -= (rows.positions[0] >= CUT).int()
+        rows.spans[2, :-1] -= (rows.positions[0] >= CUT).int()
 
     spoil_rows(plant, shorter)
 
@@ -122,9 +122,9 @@ def keys_moved_to_the_place_behind(plant: Plant) -> None:
     """An accepted branch comes to lie one place too far."""
     compact = plant.forward.pool.compact
 
-    def farther(kv_range: KVRange, start: int, path: list[int]) -> None:
+    def farther(table: PageTable, start: int, path: list[int]) -> None:
         if path != list(range(len(path))):
-            compact(kv_range, start + 1, [node - 1 for node in path])
+            compact(table, start, [0, *path])
 
     plant.patch.setattr(plant.forward.pool, "compact", farther)
 
@@ -168,27 +168,30 @@ def a_forgotten_bias(plant: Plant) -> None:
 
 
 def a_neighbours_keys(plant: Plant) -> None:
-    """In company, everybody reads where the first session's KV range begins."""
+    """In company, everybody reads the pages of the first session."""
     right = tiles.tile_plan
 
     def misplaced(segments: list[Segment], device: torch.device) -> TilePlan:
-        made = right(segments, device)
-        for tile in made.tiles:
-            tile.start = made.tiles[0].start
+        made, pages = right(segments, device), segments[0].table
+        for tile, segment in zip(made.tiles, segments, strict=True):
+            end = segment.context + len(segment.parents)
+            tile.keys = slot_index(pages.slots(0, end), device)
         return made
 
     plant.patch.setattr(tiles, "tile_plan", misplaced)
     of = RowTable.of
 
-    def together(segments: list[Segment]) -> RowTable:
-        made = of(segments)
-        made.rows[3] = made.rows[3][:1]
+    def together(segments: list[Segment], layout: KVLayout) -> RowTable:
+        made = of(segments, layout)
+        made.pages[:-1] = made.pages[0]
         return made
 
     plant.patch.setattr(RowTable, "of", together)
 
     def begun(plan: PathPlan) -> None:
-        plan.paths.starts[:] = plan.paths.starts[0].clone()
+        pages, count = plan.paths.pages, plant.forward.pool.positions // plan.paths.page
+        for start in plan.paths.tables.unique().tolist():
+            pages[start:] = (pages[0] + torch.arange(len(pages) - start)) % count
 
     spoil_paths(plant, begun)
 

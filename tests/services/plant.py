@@ -14,7 +14,6 @@ from tandem.engine.forward.cpu import paths
 from tandem.engine.forward.cpu.paths import PathPlan
 from tandem.engine.forward.cuda import table
 from tandem.engine.forward.cuda.rows import RowPlan
-from tandem.engine.forward.cuda.table import RowTable
 from tandem.engine.forward.segment import Segment
 from tandem.engine.runner import HFRunner
 
@@ -47,8 +46,8 @@ def spoil_rows(plant: Plant, spoil: Callable[[RowPlan], None]) -> None:
     """Change what is laid out for passes by rows."""
     right = table._rows
 
-    def wrong(given: RowTable, exact: bool) -> RowPlan:
-        rows = right(given, exact)
+    def wrong(*given: Any) -> RowPlan:
+        rows = right(*given)
         spoil(rows)
         return rows
 

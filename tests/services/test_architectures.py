@@ -65,7 +65,7 @@ class Walk:
         talk, most = self.talks[place], self.forward.model.context_length - 80
         chance = self.rng.random()
         if chance < 0.1:
-            self.forward.pool.release(talk.kv_range)
+            self.forward.pool.release(talk.table)
             (talk,) = self.talks[place : place + 1] = talks(self.forward, 1, 1)
         elif chance < 0.3 or len(talk.text) > most:
             del talk.text[self.rng.randint(0, most) :]
@@ -76,7 +76,7 @@ class Walk:
         nodes, head = self.rng.choice([0, 1, 5, 12]), self.rng.choice([1, 2, 60])
         tree_ = some_tokens(self.rng, nodes), some_tree(self.rng, nodes)
         segment = talk.segment(some_tokens(self.rng, head), *tree_)
-        assert self.forward.pool.grow(talk.kv_range, len(talk.text) + len(segment.tokens))
+        assert self.forward.pool.grow(talk.table, len(talk.text) + len(segment.tokens))
         return replace(segment, wanted=nodes + 1)
 
     def feed(self, segments: list[Segment]) -> list[torch.Tensor]:
@@ -86,7 +86,7 @@ class Walk:
             tokens, parents, wanted = segment.tokens, segment.parents, segment.wanted
             put_off = self.rng.choice([0, self.rng.randrange(wanted)])
             cut = len(tokens) - put_off
-            given = segment.kv_range, segment.context
+            given = segment.table, segment.context
             first.append(Segment(*given, tokens[:cut], parents[:cut], wanted - put_off))
             later += [Segment(*given, tokens[cut:], parents, put_off)] if put_off else []
         rows = self.forward(first)
@@ -135,7 +135,7 @@ def test_a_context_is_as_long_as_it_is_right_in_any_company(
     limit = walk.forward.model.context_length
 
     def prompt(talk: Talk, length: int) -> Segment:
-        assert walk.forward.pool.grow(talk.kv_range, length)
+        assert walk.forward.pool.grow(talk.table, length)
         return replace(talk.segment(some_tokens(walk.rng, length)), wanted=1)
 
     def difference(length: int) -> float:

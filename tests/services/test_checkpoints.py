@@ -169,9 +169,9 @@ def in_4_bits(folder: Path, to: Path) -> tuple[Path, Path]:
 
 def logits(folder: Path) -> torch.Tensor:
     forward = HFRunner(load(folder), 512)
-    kv_range = forward.pool.allocate(len(TEXT))
-    assert kv_range
-    return forward([Segment(kv_range, 0, TEXT, tree.chain(len(TEXT)), len(TEXT))])[0]
+    table = forward.pool.allocate(len(TEXT))
+    assert table
+    return forward([Segment(table, 0, TEXT, tree.chain(len(TEXT)), len(TEXT))])[0]
 
 
 @pytest.mark.parametrize(

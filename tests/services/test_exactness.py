@@ -226,14 +226,14 @@ def test_prompts_cut_anywhere_are_exact_by_any_number_of_threads(
     monkeypatch.setattr("tandem.engine.forward.cpu.kernels.WORTH_SHARING", 1)
     tokens = some_tokens(random.Random(5), 96)
     forward = HFRunner(load(embedded.draft, dtype), POSITIONS)
-    kv_range = forward.pool.allocate(SIZE)
-    assert kv_range
+    table = forward.pool.allocate(SIZE)
+    assert table
     rows = []
     try:
         for threads, size in product((1, 2, 3, 4), (8, 96)):
             use_threads(threads)
             pieces = [
-                forward([Segment(kv_range, start, tokens[start:][:size], tree.chain(size), size)])
+                forward([Segment(table, start, tokens[start:][:size], tree.chain(size), size)])
                 for start in range(0, 96, size)
             ]
             rows.append(torch.cat([logits for (logits,) in pieces]))

@@ -181,11 +181,11 @@ def test_without_the_library_the_line_says_what_to_install(
 
 def test_more_rows_than_a_batch_are_fed_in_several(make_gguf: MakeGGUF) -> None:
     runner = running(load(make_gguf(models.DRAFT, "f32")))
-    kv_ranges = [runner.pool.allocate(400) for _ in range(3)]
-    said = [(kv_range, tuple(range(100, 500))) for kv_range in kv_ranges if kv_range]
+    tables = [runner.pool.allocate(400) for _ in range(3)]
+    said = [(table, tuple(range(100, 500))) for table in tables if table]
     segments = [
-        Segment(kv_range, 0, (*text, 7, 8, 9), (*range(-1, 399), 399, 399, 400), 3)
-        for kv_range, text in said
+        Segment(table, 0, (*text, 7, 8, 9), (*range(-1, 399), 399, 399, 400), 3)
+        for table, text in said
     ]
     whole = runner(segments)
     for segment, rows in zip(segments, whole, strict=True):
@@ -211,12 +211,9 @@ def test_a_text_that_overflows_harms_nobody_else(tmp_path: Path) -> None:
     one, other = (runner.pool.allocate(100) for _ in range(2))
     assert one and other
     text = tuple(range(100, 140))
-    runner([Segment(kv_range, 0, text, tree.chain(40), 1) for kv_range in (one, other)])
+    runner([Segment(table, 0, text, tree.chain(40), 1) for table in (one, other)])
     lost, kept = runner(
-        [
-            Segment(kv_range, 40, (token, 7), (-1, -1), 2)
-            for kv_range, token in ((one, bad), (other, 5))
-        ]
+        [Segment(table, 40, (token, 7), (-1, -1), 2) for table, token in ((one, bad), (other, 5))]
     )
     assert bool(lost.isnan().all()) and not runner.pool.finite(one, 40)
     assert runner.pool.finite(other, 40)

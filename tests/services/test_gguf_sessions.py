@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tandem.engine.cache.ranges import BLOCK
+from tandem.engine.cache.pages import PAGE
 from tandem.engine.cache.session import Session
 from tandem.engine.forward.segment import Segment
 from tandem.engine.gguf.llama import BatchRow
@@ -37,7 +37,7 @@ class LlamaReplica(Replica):
 
     def restart(self) -> None:
         """Another process at the same address."""
-        positions = self._blocks * BLOCK
+        positions = self._blocks * PAGE
         decoder = self.model.context(positions, SEQUENCES)
         self.runner = GGUFRunner(self.model, decoder, positions, sequences=SEQUENCES)
         self.pool: Any = self.runner.pool
@@ -48,18 +48,12 @@ class LlamaReplica(Replica):
 
     def held(self, session: Session) -> Tokens:
         """The committed tokens as the KV range has them."""
-        return tuple(self.pool.content(session.kv_range).tokens[: session.length])
+        return tuple(self.pool.content(session.table).tokens[: session.length])
 
     def check_memory(self) -> None:
         """Nothing is allocated but KV ranges of sessions, and llama.cpp found cells for all."""
-        kv_ranges = [
-            session.kv_range for session in self.opened.values() if session.kv_range.capacity
-        ]
-        assert (
-            self.pool.allocated
-            == sum(kv_range.capacity for kv_range in kv_ranges)
-            <= self.pool.positions
-        )
+        tables = [session.table for session in self.opened.values() if session.table.capacity]
+        assert self.pool.allocated == sum(table.capacity for table in tables) <= self.pool.positions
         assert len(self.sessions) <= self.sessions.max_sessions
 
     def _writers(self, session: Session, length: int) -> set[int]:
@@ -68,7 +62,7 @@ class LlamaReplica(Replica):
     def _write(self, session: Session, start: int, tokens: Tokens, writer: int) -> None:
         if not tokens:
             return
-        fed = Segment(session.kv_range, start, tokens, tree.chain(len(tokens)), len(tokens))
+        fed = Segment(session.table, start, tokens, tree.chain(len(tokens)), len(tokens))
         (logits,) = self.runner([fed])
         text = self.held(session)[:start] + tokens
         expected = self.alone.whole(text)[start:]

@@ -30,10 +30,10 @@ PENALISED = SamplingParams(0.7, seed=3, repetition_penalty=1.3, prompt_length=9)
 
 def fresh(engine: Engine, text: Tokens) -> torch.Tensor:
     """What the model says behind a text that it never saw, [vocab]."""
-    kv_range = engine.forward.pool.allocate(len(text))
-    assert kv_range is not None
-    (logits,) = engine.run(Segment(kv_range, 0, text, tree.chain(len(text)), 1))
-    engine.forward.pool.release(kv_range)
+    table = engine.forward.pool.allocate(len(text))
+    assert table is not None
+    (logits,) = engine.run(Segment(table, 0, text, tree.chain(len(text)), 1))
+    engine.forward.pool.release(table)
     return logits[0]
 
 

@@ -13,9 +13,9 @@ import psutil
 import pytest
 from transformers import PreTrainedModel
 
+from tandem.engine.cache.pages import PAGE
 from tandem.engine.cache.pool import position_bytes
-from tandem.engine.cache.ranges import BLOCK
-from tandem.engine.forward.tiles import COARSE
+from tandem.engine.forward.tiles import COARSE, FEW
 from tandem.engine.model.load import load
 from tandem.orchestrator.fleet.clients import VerifierClient
 from tandem.orchestrator.frontend.text import load_tokenizer
@@ -30,7 +30,7 @@ from tests.system.test_same_text import ask
 from tests.waiting import LIMIT, PAUSE, until
 
 SESSIONS, FITTING, PROMPT, TOKENS = 300, 30, 248, 8
-SIZE = 4 * BLOCK  # positions that a session of PROMPT + TOKENS takes
+SIZE = 4 * PAGE  # positions that a session of PROMPT + TOKENS takes
 MOST = 512  # rows of a step
 STREAMS, MANY = 6, 300  # of many tokens
 NEVER = 1e6  # seconds until an idle session is evicted
@@ -46,8 +46,8 @@ async def complete(relays: Relays, number: int) -> list[int]:
 
 async def warm_up(verifier: VerifierClient) -> None:
     """A step of every size: the matrix library keeps code for each that it has met."""
-    for rows in (*range(1, BLOCK + 1), *range(BLOCK, MOST + 1, COARSE)):
-        nodes = min(rows, BLOCK) - 1  # wanted are their logits and one more
+    for rows in (*range(1, FEW + 1), *range(FEW, MOST + 1, COARSE)):
+        nodes = min(rows, FEW) - 1  # wanted are their logits and one more
         draft = Draft((7,) * nodes, (-1,) * nodes)
         context = Context(secrets.token_bytes(16), 1, 0, (5,) * (rows - nodes))
         await verifier.verify(context, draft, SamplingParams())

@@ -25,11 +25,11 @@ pytestmark = pytest.mark.skipif(kernels() is None, reason="the kernels were not 
 
 def fed(forward: HFRunner, count: int, wanted: int) -> torch.Tensor:
     """The logits of the last `wanted` tokens of a new text."""
-    kv_range = forward.pool.allocate(count)
-    assert kv_range
+    table = forward.pool.allocate(count)
+    assert table
     tokens = tuple(range(7, 7 + count))
-    (logits,) = forward([Segment(kv_range, 0, tokens, tree.chain(count), wanted)])
-    forward.pool.release(kv_range)
+    (logits,) = forward([Segment(table, 0, tokens, tree.chain(count), wanted)])
+    forward.pool.release(table)
     return logits
 
 

@@ -91,7 +91,7 @@ def test_a_tree_fed_level_by_level_gives_the_same_rows(make_model: MakeModel) ->
     tokens = some_tokens(rng, len(parents))
     (expected,) = forward([whole.segment((), tokens, parents)])
     for start, stop in ((0, 2), (2, 5), (5, 8), (8, 10)):
-        piece = Segment(grown.kv_range, 94, tokens[start:stop], parents[:stop], stop - start)
+        piece = Segment(grown.table, 94, tokens[start:stop], parents[:stop], stop - start)
         assert torch.equal(forward([piece])[0], expected[start:stop])
 
 
@@ -100,9 +100,10 @@ def test_tails_that_ignore_branches_are_noticed(
 ) -> None:
     """The mistake that gathering by path guards against."""
 
-    def straight(table: RowTable, cut: Any) -> Any:
-        _, positions, _, kv_ranges, _, _ = table.rows
-        return kv_ranges[:, None] + np.minimum(cut[:, None] + np.arange(TAIL), positions[:, None])
+    def straight(table: RowTable, page: int, cut: Any) -> Any:
+        _, positions, _, sessions, _, _ = table.rows
+        lanes = np.minimum(cut[:, None] + np.arange(TAIL), positions[:, None])
+        return table.pages[sessions[:, None], lanes // page] * page + lanes % page
 
     forward = by_rows(make_model("llama", 0))
     monkeypatch.setattr("tandem.engine.forward.cuda.table._tails", straight)

@@ -36,14 +36,14 @@ def said(forward: HFRunner, left: float) -> torch.Tensor:
         for talk in together:
             head, parents = some_tokens(rng, length), some_tree(rng, NODES)
             whole = talk.segment(head, some_tokens(rng, NODES), parents)
-            given, cut = (whole.kv_range, whole.context), length + NODES // 2
+            given, cut = (whole.table, whole.context), length + NODES // 2
             first.append(Segment(*given, whole.tokens[:cut], whole.parents[:cut], cut))
             later.append((talk, whole, Segment(*given, whole.tokens[cut:], whole.parents, 1)))
         rows += forward(first) + forward([rest for _, _, rest in later])
         for talk, whole, _ in later:
             talk.commit(forward, whole, rng.randrange(length, length + NODES))
     for talk in together:
-        forward.pool.release(talk.kv_range)
+        forward.pool.release(talk.table)
     return torch.cat(rows)
 
 

@@ -31,8 +31,8 @@ struct Call {
   const void *query, *keys, *values;
   void* result;
   long rows, heads, shared, size, value_size;  // `shared` heads have their own keys
-  const int64_t *starts, *prefixes, *tails, *slots;
-  long window;
+  const int64_t *pages, *tables, *prefixes, *tails, *slots;
+  long page, window;
   float scale, cap;
   const float* sinks;
 };
@@ -66,9 +66,10 @@ struct Attention {
     return call.window > 0 ? std::max<long>(0, seen(row) - call.window) : 0;
   }
 
-  long slot(long row, long position) const {
-    const long in_tail = position - call.prefixes[row];
-    return in_tail < 0 ? call.starts[row] + position : call.slots[call.tails[row] + in_tail];
+  // How far the positions of a page of a row's text lie behind their numbers.
+  long shift(long row, long position) const {
+    const long number = position / call.page;
+    return (call.pages[call.tables[row] + number] - number) * call.page;
   }
 
   void begin(RowState& state, long row, long head) const {
@@ -81,11 +82,17 @@ struct Attention {
     for (long v = 0; v < value_vectors; v++) state.output[v] = Vector{};
   }
 
-  // The keys of a row's positions from..to, the first of which is in lane `low`.
+  // The keys of a row's positions from..to, which are of one page; the first is in lane `low`.
   void fetch(Block& block, long row, long group, long from, long to, int low) const {
     block.low = low, block.high = low + int(to - from);
-    for (int i = 0; i < LANES; i++)
-      block.at[i] = i < block.low || i >= block.high ? -1 : slot(row, from + i - low);
+    const long prefix = call.prefixes[row], in_page = from < prefix ? shift(row, from) : 0;
+    const int64_t* tail = call.slots + call.tails[row] - prefix;
+    for (int i = 0; i < LANES; i++) {
+      const long position = from + i - low;
+      block.at[i] = i < block.low || i >= block.high ? -1
+                    : position < prefix              ? position + in_page
+                                                     : tail[position];
+    }
     block.keys.resize(key_vectors * LANES);
     for (long v = 0; v < key_vectors; v++) {
       Vector* square = block.keys.data() + v * LANES;
@@ -218,7 +225,7 @@ template <class Stored>
 void attend(const Call& call, int threads) {
   std::vector<long> runs{0};
   for (long row = 1; row <= call.rows; row++)
-    if (row == call.rows || call.starts[row] != call.starts[row - 1] ||
+    if (row == call.rows || call.tables[row] != call.tables[row - 1] ||
         row - runs.back() == SHARING)
       runs.push_back(row);
   const long tasks = (long(runs.size()) - 1) * call.shared;
@@ -237,16 +244,18 @@ void attend(const Call& call, int threads) {
 extern "C" {
 
 // result [rows, heads, value size] of query [rows, heads, size] on keys [slots, shared, size] and
-// values [slots, shared, value size], all of `kind`. Row r sees the keys at starts[r] + 0 ..
-// prefixes[r] - 1, then those at slots[tails[r]] .. slots[tails[r + 1] - 1], in this order; of
-// these the last `window` only, if it is above 0. Scores are capped at `cap`, if above 0; `sinks`
-// [heads], float32, may be null.
+// values [slots, shared, value size], all of `kind`. Row r sees prefixes[r] keys in pages
+// pages[tables[r]], pages[tables[r] + 1], ... of `page` slots, a multiple of 16, then those at
+// slots[tails[r]] .. slots[tails[r + 1] - 1], in this order; of these the last `window` only, if it
+// is above 0. Scores are capped at `cap`, if above 0; `sinks` [heads], float32, may be null.
 void tandem_attend(const void* query, const void* keys, const void* values, void* result, long rows,
-                   long heads, long shared, long size, long value_size, const int64_t* starts,
-                   const int64_t* prefixes, const int64_t* tails, const int64_t* slots, long window,
-                   float scale, float cap, const float* sinks, int kind, int threads) {
-  const Call call{query,    keys,  values, result, rows,  heads, shared, size, value_size, starts,
-                  prefixes, tails, slots, window, scale, cap,   sinks};
+                   long heads, long shared, long size, long value_size, const int64_t* pages,
+                   const int64_t* tables, const int64_t* prefixes, const int64_t* tails,
+                   const int64_t* slots, long page, long window, float scale, float cap,
+                   const float* sinks, int kind, int threads) {
+  const Call call{query, keys,   values,   result, rows,  heads, shared, size,  value_size,
+                  pages, tables, prefixes, tails,  slots, page,  window, scale, cap,
+                  sinks};
   if (kind == FLOAT32) attend<Float32>(call, threads);
   if (kind == BFLOAT16) attend<Bfloat16>(call, threads);
   if (kind == FLOAT16) attend<Float16>(call, threads);

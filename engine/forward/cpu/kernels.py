@@ -74,8 +74,9 @@ class Kernels:
         self._linear.restype = None
         self._attend = library.tandem_attend
         real = ctypes.c_float
-        optional = (number, real, real, pointer, kind, kind)
-        self._attend.argtypes = (*[pointer] * 4, *[number] * 5, *[pointer] * 4, *optional)
+        optional = (real, real, pointer, kind, kind)
+        sizes = (number, number)
+        self._attend.argtypes = (*[pointer] * 4, *[number] * 5, *[pointer] * 5, *sizes, *optional)
         self._attend.restype = None
         self._norm = library.tandem_norm
         self._norm.argtypes = (*rows, pointer, real, pointer, kind, kind)
@@ -128,9 +129,9 @@ class Kernels:
         self._attend(
             *(each.data_ptr() for each in (query, keys, values, result)),
             *(rows, heads, *keys.shape[1:], values.shape[2]),
-            *(each.data_ptr() for each in (paths.starts, paths.prefixes)),
-            *(each.data_ptr() for each in (paths.tails, paths.slots)),
-            *(options.window or 0, size**-0.5 if options.scaling is None else options.scaling),
+            *(each.data_ptr() for each in (paths.pages, paths.tables, paths.prefixes)),
+            *(paths.tails.data_ptr(), paths.slots.data_ptr(), paths.page, options.window or 0),
+            size**-0.5 if options.scaling is None else options.scaling,
             *(options.softcap or 0.0, None if sinks is None else sinks.data_ptr()),
             *(ELEMENT_TYPES[query.dtype], self.threads),
         )

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from tandem.engine.cache.pages import PAGE, page_aligned
 from tandem.engine.forward.segment import PackedRows, Segment
 from tandem.engine.forward.step_plan import StepPlan
 from tandem.protos import tree
@@ -20,21 +22,24 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Row i sees prefixes[i] keys from the place starts[i] on, and then those at
-    slots[tails[i] : tails[i + 1]]. int64.
+    """Row i sees prefixes[i] keys in the pages from pages[tables[i]] on, of `page` slots each, and
+    then those at slots[tails[i] : tails[i + 1]]. int64.
     """
 
-    starts: torch.Tensor  # [rows]
+    pages: torch.Tensor  # [pages of all sessions]
+    tables: torch.Tensor  # [rows]
     prefixes: torch.Tensor  # [rows]
     tails: torch.Tensor  # [rows + 1]
     slots: torch.Tensor  # [keys of all tails]
+    page: int
 
     @classmethod
     def straight(cls, context: int, rows: int) -> Paths:
-        """Those of rows in a line, from the place 0 on, after a context."""
+        """Those of rows in a line after a context, whose keys lie one after the other."""
+        pages = torch.arange(page_aligned(context + rows) // PAGE)
         prefixes = torch.arange(context + 1, context + rows + 1)
         nothing = torch.zeros(rows + 1, dtype=torch.long)
-        return cls(nothing[:rows], prefixes, nothing, nothing[:0])
+        return cls(pages, nothing[:rows], prefixes, nothing, nothing[:0], PAGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +51,21 @@ class PathPlan(StepPlan):
 
 def path_plan(segments: Sequence[Segment]) -> PathPlan:
     """Lay out one step."""
-    packed = PackedRows.of(segments)
-    prefixes: list[int] = []
-    tails, slots = [0], list[int]()
+    pages, tables, prefixes = list[int](), list[int](), list[int]()
+    tails, slots, page = [0], list[int](), PAGE
     for segment in segments:
-        first = segment.kv_range.start + segment.context
+        page = segment.table.page
+        end = segment.context + len(segment.parents)
+        nodes = segment.table.slots(segment.context, end)
+        tables += [len(pages)] * len(segment.tokens)
+        pages += segment.table.pages[: page_aligned(end, page) // page]
         for trunk, branch in _branches(segment)[segment.cached :]:
             prefixes.append(segment.context + trunk)
-            slots += [first + node for node in branch]
+            slots += [nodes[node] for node in branch]
             tails.append(len(slots))
-    paths = (
-        torch.tensor(each, dtype=torch.long) for each in (packed.starts, prefixes, tails, slots)
-    )
-    return PathPlan.of(packed, CPU, lambda count: count, paths=Paths(*paths))
+    long = partial(torch.tensor, dtype=torch.long)
+    paths = Paths(long(pages), long(tables), long(prefixes), long(tails), long(slots), page)
+    return PathPlan.of(PackedRows.of(segments), CPU, lambda count: count, paths=paths)
 
 
 def _branches(segment: Segment) -> list[tuple[int, list[int]]]:

@@ -1,8 +1,8 @@
 """Attention of a pass by rows: a flash kernel over the prefixes, again over the tails, and the two
 results joined by the sums that they are shares of.
 
-The kernel comes with PyTorch. It takes keys where they lie, in runs of any start and length, and
-never splits a run: what a row gets depends on its own run alone.
+The kernel comes with PyTorch. It takes keys in pages, where they lie, or one run after the other,
+and never splits a run: what a row gets depends on its own run alone.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Iterable
 
 import torch
 
+from tandem.engine.cache.pages import page_of
 from tandem.engine.cache.pool import LayerGeometry
-from tandem.engine.forward.cuda.rows import KeyRuns, PrefixAndTail, RowPlan
+from tandem.engine.forward.cuda.rows import TAIL, KeyRuns, PrefixAndTail, RowPlan
 
 OPERATOR = torch.ops.aten._flash_attention_forward
 # without it some versions split the keys of a run by how many runs there are; others never do
@@ -22,8 +23,8 @@ NO_SPLIT = (
     else {}
 )
 TOLERANCE = 0.03  # of an attended value, in half precision
-KEYS = 256
-TRIAL = ((3, 7, 0), (33, 64, 190), (1, 130, 96), (5, 0, 65))  # rows, start and length of each run
+TRIAL = ((3, 0), (33, 90), (1, 96), (5, 65))  # rows and keys of each run
+PAGES = ((2, 0), (3, 1), (0, 3), (1, 2))  # of each run; of those in pages it sees half a page more
 
 
 def attention(
@@ -31,6 +32,7 @@ def attention(
     query: torch.Tensor,  # [1, heads, rows, size]
     keys: torch.Tensor,  # [positions, kv heads, size]
     values: torch.Tensor,
+    page: int,
     scaling: float | None,
     known: dict[int, PrefixAndTail],
 ) -> torch.Tensor:
@@ -47,10 +49,10 @@ def attention(
     if repeat not in known:
         known[repeat] = rows.prefix_and_tail(repeat)
     prefix_and_tail, scale = known[repeat], size**-0.5 if scaling is None else scaling
-    early, early_sums = flash_kernel(folded, keys, values, prefix_and_tail.prefix, scale)
-    if rows.shape.branched:
-        keys, values = (store.index_select(0, rows.tail_slots) for store in (keys, values))
-    late, late_sums = flash_kernel(folded, keys, values, prefix_and_tail.tail, scale)
+    in_pages = keys.unflatten(0, (-1, page)), values.unflatten(0, (-1, page))
+    early, early_sums = flash_kernel(folded, *in_pages, prefix_and_tail.prefix, scale)
+    gathered = keys.index_select(0, rows.tail_slots), values.index_select(0, rows.tail_slots)
+    late, late_sums = flash_kernel(folded, *gathered, prefix_and_tail.tail, scale)
     early_sums = early_sums.masked_fill(prefix_and_tail.short, -torch.inf)
     share = torch.sigmoid(early_sums - late_sums)[..., None]
     mixed = torch.lerp(late.float(), early.float(), share).to(query.dtype)
@@ -59,7 +61,7 @@ def attention(
 
 def flash_kernel(
     query: torch.Tensor,  # [rows, heads, size]
-    keys: torch.Tensor,  # [positions, heads, size]
+    keys: torch.Tensor,  # [TAIL * runs, heads, size], or [pages, page, heads, size]
     values: torch.Tensor,
     spans: KeyRuns,
     scale: float,
@@ -67,9 +69,10 @@ def flash_kernel(
     """Every row attends to the keys of its run: [rows, heads, size], zeros where there are none;
     and the logarithms of the sums of exponentials, float32 [rows, heads].
 
-    The call below `torch.nn.attention.varlen`, whose own does not take lengths before torch 2.12.
-    A `widest` of one row would choose another kernel, but only if heads shared keys.
+    The call below `torch.nn.attention.varlen`, whose own takes no `widest`. A `widest` of one row
+    would choose another kernel, but only if heads shared keys.
     """
+    in_pages = {} if spans.pages is None else {"block_table": spans.pages}
     output, sums, *_ = OPERATOR(
         query,
         keys,
@@ -77,12 +80,13 @@ def flash_kernel(
         spans.bounds,
         spans.starts,
         spans.widest,
-        keys.shape[0],
+        TAIL if spans.pages is None else spans.pages.shape[1] * keys.shape[1],
         0.0,  # dropout
         False,  # causal
         False,  # debug mask
         scale=scale,
         seqused_k=spans.lengths,
+        **in_pages,
         **NO_SPLIT,
     )
     return output, sums.t()
@@ -95,10 +99,15 @@ def reference_kernel(
     output, sums = torch.zeros_like(query), query.new_full(query.shape[:2], torch.inf).float()
     bounds, starts = spans.bounds.tolist(), spans.starts.tolist()
     for run, length in enumerate(spans.lengths.tolist()):
-        rows, seen = slice(*bounds[run : run + 2]), slice(starts[run], starts[run] + length)
+        rows = slice(*bounds[run : run + 2])
         if rows.start == rows.stop or not length:
             continue
-        shared = keys[seen].double().permute(1, 2, 0), values[seen].double().transpose(0, 1)
+        if spans.pages is None:
+            own = keys[starts[run] :], values[starts[run] :]
+        else:
+            pages = spans.pages[run, : -(-length // keys.shape[1])].long()
+            own = keys[pages].flatten(0, 1), values[pages].flatten(0, 1)
+        shared = own[0][:length].double().permute(1, 2, 0), own[1][:length].double().transpose(0, 1)
         scores = query[rows].double().transpose(0, 1) @ shared[0] * scale  # [heads, rows, keys]
         output[rows] = (scores.softmax(-1) @ shared[1]).transpose(0, 1).to(query.dtype)
         sums[rows] = scores.logsumexp(-1).t().float()
@@ -116,7 +125,7 @@ def why_unsupported(
             off = _difference(layer, dtype, device)
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:  # or a version that takes no pages
             return str(error).splitlines()[0]
         if not off <= TOLERANCE:
             return f"the attention kernel is off by {off:.2g}"
@@ -124,24 +133,28 @@ def why_unsupported(
 
 
 def _difference(layer: LayerGeometry, dtype: torch.dtype, device: torch.device) -> float:
-    """The largest between the kernel and the same spelled out, on random numbers."""
-    generator = torch.Generator().manual_seed(0)
-    counts, starts, lengths = zip(*TRIAL, strict=True)
-    spans = KeyRuns(
-        torch.tensor([0, *counts], device=device).cumsum(0).int(),
-        torch.tensor([*starts, 0], device=device).int(),
-        torch.tensor(lengths, device=device).int(),
-        widest=max(counts),
-    )
-    query, keys, values = (
-        torch.randn(count, layer.heads, layer.key_size, generator=generator).to(device, dtype)
-        for count in (sum(counts), KEYS, KEYS)
-    )
-    scale = layer.key_size**-0.5
-    found, sums = flash_kernel(query, keys, values, spans, scale)
-    expected, expected_sums = reference_kernel(query, keys, values, spans, scale)
-    seeing = expected_sums.isfinite()
-    worst = torch.maximum(
-        (found - expected).abs().max(), (sums - expected_sums)[seeing].abs().max()
-    )
-    return float(worst)
+    """The largest between the kernel and the same spelled out, on random numbers: of runs one after
+    the other, and in pages.
+    """
+    generator, page = torch.Generator().manual_seed(0), page_of(device)
+    counts, lengths = (torch.tensor(each, device=device).int() for each in zip(*TRIAL, strict=True))
+    bounds, widest = torch.cat([counts.new_zeros(1), counts.cumsum(0).int()]), int(counts.max())
+    starts = torch.arange(len(bounds), device=device).int() * TAIL
+    pages = torch.tensor(PAGES, device=device).int()
+    longer = (lengths > 0).int() * (page // 2) + lengths
+    tails = KeyRuns(bounds, starts, lengths, widest)
+    prefixes = KeyRuns(bounds, starts, longer, widest, pages)
+
+    def some(*shape: int) -> torch.Tensor:
+        numbers = torch.randn(*shape, layer.heads, layer.key_size, generator=generator)
+        return numbers.to(device, dtype)
+
+    query, scale, worst = some(int(counts.sum())), layer.key_size**-0.5, 0.0
+    for spans, shape in ((tails, (TAIL * len(TRIAL),)), (prefixes, (int(pages.max()) + 1, page))):
+        keys, values = some(*shape), some(*shape)
+        found, sums = flash_kernel(query, keys, values, spans, scale)
+        expected, expected_sums = reference_kernel(query, keys, values, spans, scale)
+        seeing = expected_sums.isfinite()
+        off = (found - expected).abs().max(), (sums - expected_sums)[seeing].abs().max()
+        worst = max(worst, *(float(each) for each in off))
+    return worst

@@ -3,10 +3,10 @@
 What suits a GPU: no loop over sessions, two copies to the device, and so few forms that a pass of
 each can be captured and replayed. Knows no model and no cache.
 
-A row sees its path, and its position alone decides where the path is cut. The prefix lies in one
-stretch, which neighbours share; the tail, up to 96 positions, holds every node of a draft and is
-gathered where a side branch leaves the stretch. So a tree needs no mask, and what a row computes
-depends on its path and on nothing else in the step.
+A row sees its path, and its position alone decides where the path is cut. The prefix is read page
+by page, at once for neighbours; the tail, up to 96 positions, holds every node of a draft and is
+gathered. So a tree needs no mask, and what a row computes depends on its path and on nothing else
+in the step.
 """
 
 from __future__ import annotations
@@ -24,31 +24,43 @@ WIDEST = 32  # rows of a run
 
 
 @dataclass(frozen=True, slots=True)
+class KVLayout:
+    """Where keys lie: in pages of `page` slots, of which the longest prefix has `width`. Those of
+    padding rows go to the slot `padding`.
+    """
+
+    padding: int
+    page: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
 class PassShape:
     """What the sizes of a pass depend on: its rows and how many of them give logits, padding
-    included; whether some lie on side branches.
+    included.
     """
 
     rows: int
     outputs: int
-    branched: bool
 
     @property
     def sizes(self) -> list[int]:
         """Of a pass's arrays of int64, in order."""
-        return [self.rows, self.rows, self.rows, self.outputs, TAIL * self.rows * self.branched]
+        return [self.rows, self.rows, self.rows, self.outputs, TAIL * self.rows]
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRuns:
     """Runs of rows and the keys that each run sees. Run i is the rows from bounds[i] to
-    bounds[i + 1], at most `widest`, and sees lengths[i] keys from starts[i] on. int32.
+    bounds[i + 1], at most `widest`, and sees lengths[i] keys: in the pages pages[i], or, without
+    any, from starts[i] on. int32.
     """
 
     bounds: torch.Tensor  # [runs + 1]
     starts: torch.Tensor  # [runs + 1], the last unused
     lengths: torch.Tensor  # [runs]
     widest: int
+    pages: torch.Tensor | None = None  # [runs, width]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +74,8 @@ class PrefixAndTail:
 
 class RowPlan:
     """One pass. Its arrays lie in two tensors, so that two copies move it: `longs`, int64, and
-    `spans`, int32 [6, rows + 1], bounds, starts and lengths of prefixes and of tails.
+    `spans`, int32 [3 + width, rows + 1]: bounds and lengths of the runs of prefixes, lengths of
+    tails, and below those the pages of prefixes, run by run.
     """
 
     def __init__(
@@ -76,7 +89,7 @@ class RowPlan:
         self.positions = positions[None]  # [1, rows]
         self.slots = slots  # of the new keys, [rows]
         self.logits_rows = logits_rows  # [outputs]
-        self.tail_slots = tail_slots  # of all keys of all tails, [rows * TAIL] if branched
+        self.tail_slots = tail_slots  # of all keys of all tails, [rows * TAIL]
 
     def to(self, device: torch.device) -> RowPlan:
         """The same on a device."""
@@ -97,10 +110,13 @@ class RowPlan:
         """What rows see when each is that of `repeat` query heads; the same in all layers of a
         pass, but not in its replays: they have to compute it again.
         """
-        bounds, starts, lengths, *tail = self.spans.unbind()
+        rows = self.shape.rows
+        bounds, lengths, tails = self.spans[:3].unbind()
+        pages = self.spans[3:].reshape(rows + 1, -1)[:-1]
+        every = torch.arange(rows + 1, dtype=torch.int32, device=bounds.device)
         short = (self.positions[0] < TAIL)[:, None].expand(-1, repeat)
         return PrefixAndTail(
-            KeyRuns(bounds * repeat, starts, lengths[:-1], WIDEST * repeat),
-            KeyRuns(tail[0] * repeat, tail[1], tail[2][:-1], repeat),
+            KeyRuns(bounds * repeat, every, lengths[:-1], WIDEST * repeat, pages),
+            KeyRuns(every * repeat, every * TAIL, tails[:-1], repeat),
             short.reshape(-1, 1),
         )

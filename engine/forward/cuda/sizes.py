@@ -12,6 +12,7 @@ import torch
 
 from tandem.engine.cache.pool import KVPool
 from tandem.engine.forward.cuda.graphs import Run
+from tandem.engine.forward.cuda.rows import KVLayout
 from tandem.engine.forward.cuda.table import SIZES, row_plans
 from tandem.engine.forward.segment import Segment
 from tandem.protos import tree
@@ -20,27 +21,32 @@ BASE = 64  # rows; until there are more, a pass takes hardly longer than one of 
 
 
 def invariant_sizes(
-    run: Run, pool: KVPool, longest: int, vocabulary: int, sizes: Sequence[int] = SIZES
+    run: Run,
+    pool: KVPool,
+    layout: KVLayout,
+    longest: int,
+    vocabulary: int,
+    sizes: Sequence[int] = SIZES,
 ) -> tuple[int, ...]:
     """The sizes whose passes give every row of a text the same bits as those of `BASE` rows. The
     text is as long as the largest size, or as model and pool allow; larger sizes are left out.
     """
     fitting = [size for size in sizes if size <= longest]
-    kv_range = None
-    while fitting and not (kv_range := pool.allocate(fitting[-1])):
+    table = None
+    while fitting and not (table := pool.allocate(fitting[-1])):
         fitting.pop()
-    if kv_range is None:
+    if table is None:
         return (BASE,)
     rng = random.Random(0)
     tokens = tuple(rng.randrange(vocabulary) for _ in range(fitting[-1]))
-    segment = Segment(kv_range, 0, tokens, tree.chain(len(tokens)), len(tokens))
+    segment = Segment(table, 0, tokens, tree.chain(len(tokens)), len(tokens))
 
     def logits(size: int) -> torch.Tensor:
-        passes = row_plans([segment], pool.positions, exact=True, sizes=(size,))
+        passes = row_plans([segment], layout, exact=True, sizes=(size,))
         return torch.cat([run(rows)[: rows.wanted].clone() for rows in passes])
 
     base = logits(BASE)
     same = [size for size in fitting if size == BASE or torch.equal(logits(size), base)]
-    pool.wipe(kv_range)
-    pool.release(kv_range)
+    pool.wipe(table)
+    pool.release(table)
     return tuple(sorted({*same, BASE}))
