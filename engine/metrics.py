@@ -97,19 +97,17 @@ class SessionCollector(Collector):
         evictions.add_metric(["memory"], counts.evicted)
         stale = CounterMetricFamily("tandem_stale_turns", "Calls older than one already served")
         stale.add_metric([], counts.stale)
-        reused = CounterMetricFamily(
-            "tandem_reused_tokens", "Tokens found cached by another session of the same client"
-        )
+        reused = CounterMetricFamily("tandem_reused_tokens", "Prompt tokens found in the cache")
         reused.add_metric([], counts.reused_tokens)
         sessions = GaugeMetricFamily("tandem_sessions", "Open sessions", len(self._sessions))
         usage = GaugeMetricFamily(
             "tandem_kv_cache_usage_perc",
-            "Part of the memory that open sessions use, 0 to 1",
+            "Part of the memory whose pages sessions hold, 0 to 1",
             self._sessions.usage,
         )
         prefixes = GaugeMetricFamily(
             "tandem_prefix_cache_usage_perc",
-            "Part of the memory that holds prefixes kept for reuse, and is free when it is wanted",
+            "Part of the memory with cached pages that no session holds, free when they are wanted",
             self._sessions.prefix_usage,
         )
         return [misses, evictions, stale, reused, sessions, usage, prefixes]

@@ -60,17 +60,32 @@ MUTANTS = {
         "first.credit",
     ),
     "tokens that were rejected stay in the session": Mutant(
-        "engine/cache/sessions.py", "del session.tokens[session.reusable(context) :]", "pass"
+        "engine/cache/session.py", "del self.tokens[length:]", "pass"
+    ),
+    "a page that was evicted is found by others": Mutant(
+        "engine/cache/prefix_tree.py",
+        "        del parent.children[node.tokens.tobytes()]\n",
+        "",
+    ),
+    "scopes share what is cached": Mutant(
+        "engine/cache/prefix_tree.py",
+        "self._roots.get(session.scope, PrefixNode())",
+        "self._roots.get(b'', PrefixNode())",
+    ),
+    "what was only guessed is shared": Mutant(
+        "engine/cache/sessions.py",
+        "session.settled = session.length - guessed",
+        "session.settled = session.length",
     ),
     "the session that was used last is evicted first": Mutant(
         "engine/cache/eviction.py",
-        "            sessions[name].used,",
-        "            -sessions[name].used,",
+        "key=lambda session: session.used",
+        "key=lambda session: -session.used",
     ),
     "a close forgets a session that is at a newer turn": Mutant(
         "engine/cache/sessions.py",
-        "if (session := self._open.get(session_id)) and session.turn > turn:",
-        "if (session := self._open.get(session_id)) and session.turn > turn + 1:",
+        "if not session or session.turn <= turn:",
+        "if not session or session.turn < turn:",
     ),
     "penalties count the newest token of a step alone": Mutant(
         "verifier_service/decoding.py",

@@ -12,6 +12,7 @@ from itertools import count, islice
 from typing import Any
 
 from tandem.engine.cache.pages import PAGE, PageTable, page_aligned
+from tandem.engine.cache.prefixes import Prefixes
 from tandem.engine.cache.sessions import Sessions
 from tandem.engine.forward.segment import Segment
 from tandem.engine.schedule.batch import Batch, StepCosts, StepLimits, compose, load_of
@@ -48,6 +49,11 @@ class Nothing:
     page = PAGE
     positions = free = 1 << 40
     allocated = 0
+    prefixes = Prefixes()
+
+    def holders(self, page: int) -> int:
+        """Whoever asks."""
+        return 1
 
     def allocate(self, length: int) -> PageTable | None:
         """There is always enough."""
@@ -60,9 +66,8 @@ class Nothing:
         table.pages += [0] * ((page_aligned(length) - table.capacity) // PAGE)
         return True
 
-    def release(self, table: PageTable) -> None:
+    def release(self, table: PageTable, start: int = 0) -> None:
         """Nothing was taken."""
-        table.pages.clear()
 
     def copy(self, source: PageTable, target: PageTable, start: int, stop: int) -> None:
         """There are no keys."""

@@ -20,7 +20,7 @@ from tandem.drafter_service.tree.pending import PendingTokens, chain_segment
 from tandem.drafter_service.tree.session_text import FactTokens, new_tokens
 from tandem.drafter_service.tree.token_tree import adapted
 from tandem.drafter_service.tree.waiting_input import WaitingInput
-from tandem.engine.cache.session import Session, common_prefix_length
+from tandem.engine.cache.session import Session
 from tandem.engine.cache.sessions import Sessions
 from tandem.engine.forward.segment import Segment
 from tandem.engine.forward.step_input import StepInput
@@ -164,9 +164,8 @@ class ChainJob:
         """Of what the session holds, keep the prefix that it shares with the translated text, whose
         newest token is always fed.
         """
-        held = self._session.tokens
-        count = min(common_prefix_length(held, self._draft_tokens), len(self._draft_tokens) - 1)
-        del held[count:]
+        held = self._session.common_prefix_with(self._draft_tokens[:-1])
+        count = self._engine.sessions.cut(self._session, held)
         self._pending.pending, self._drafted = self._draft_tokens[count:].tolist(), ()
 
     def _draft(self, logits: torch.Tensor) -> Generator[StepInput, torch.Tensor, None]:
@@ -181,7 +180,7 @@ class ChainJob:
             segment = Segment(session.table, session.length, tuple(newest), parents, wanted=1)
             logits = yield from self._pending.feed(segment)
             fed += 1
-        sessions.advance(session, chain.tokens[:fed], range(fed))
+        sessions.advance(session, chain.tokens[:fed], range(fed), guessed=fed)
         self._drafted = tuple(self._target_tokens(chain)[: self._levels])
         self._emit(chain, session.epoch, len(self._text.tokens))
 

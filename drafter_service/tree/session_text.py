@@ -76,8 +76,8 @@ class SessionText(PendingTokens):
         return len(tokens)
 
     def keep(self, tokens: Sequence[int], places: Sequence[int]) -> int:
-        """Hold a path of the tree too, as if it were committed; returns the length held."""
-        self._sessions.advance(self.session, tokens, places)
+        """Hold a path of the tree too, though it is not committed; returns the length held."""
+        self._sessions.advance(self.session, tokens, places, guessed=len(tokens))
         return self.session.length
 
     def fit(self, nodes: list[DraftNode]) -> list[DraftNode]:

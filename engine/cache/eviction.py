@@ -2,48 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
 from tandem.engine.cache.session import Session
 
 
-def evictable(
-    sessions: Mapping[bytes, Session], wanting: Session, donor: Session | None, idle_since: float
-) -> list[bytes]:
-    """The names of those whose memory `wanting` may have, in the order in which they go: closed
-    ones first, then those used least recently, the donor only as the last. Open ones go if they
-    were last used before `idle_since`; a preempted one goes at once, for one that has memory and
-    grows: or all that grow could wait for each other's.
+def evictable(sessions: Iterable[Session], wanting: Session, idle_since: float) -> list[Session]:
+    """Those whose memory `wanting` may have, in the order in which they go: not at work, and last
+    used before `idle_since`, those used least recently first.
     """
-    grows = wanting.table.capacity > 0 and not wanting.retired
-    names = [
-        name
-        for name, other in sessions.items()
-        if other is not wanting
-        and not other.active
-        and (other.retired or other.used <= idle_since or (other.preempted and grows))
+    idle = [
+        session
+        for session in sessions
+        if session is not wanting and not session.active and session.used <= idle_since
     ]
-    return sorted(
-        names,
-        key=lambda name: (
-            sessions[name] is donor,
-            not sessions[name].retired,
-            sessions[name].used,
-        ),
-    )
+    return sorted(idle, key=lambda session: session.used)
 
 
 def to_evict(
-    sessions: Mapping[bytes, Session], order: Sequence[bytes], first: Sequence[bytes], lacking: int
-) -> list[bytes] | None:
-    """Those that have to go for so many positions that are lacking: the `first` ones, and then as
-    many of `order` as it takes; None if all of them are not enough.
+    order: Sequence[Session], least: int, lacking: int, holders: Callable[[int], int]
+) -> Sequence[Session] | None:
+    """The first sessions of `order`, `least` of them or as many more as it takes for so many pages
+    that are lacking; None if all are not enough. A page goes with the last session that holds it.
     """
-    leaving = list(first)
-    lacking -= sum(sessions[name].table.capacity for name in leaving)
-    for name in (name for name in order if name not in first):
-        if lacking <= 0:
-            break
-        leaving.append(name)
-        lacking -= sessions[name].table.capacity
-    return leaving if lacking <= 0 else None
+    held: Counter[int] = Counter()
+    for count in range(len(order) + 1):
+        if count >= least and lacking <= 0:
+            return order[:count]
+        for page in order[count].table.pages if count < len(order) else ():
+            held[page] += 1
+            lacking -= held[page] == holders(page)
+    return None

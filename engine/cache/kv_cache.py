@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tandem.engine.cache.pages import PageTable
+from tandem.engine.cache.prefixes import Prefixes
 
 
 class KVCache(Protocol):
@@ -27,6 +28,13 @@ class KVCache(Protocol):
     def free(self) -> int:
         """Those that a table can still get."""
 
+    @property
+    def prefixes(self) -> Prefixes:
+        """What is cached for sessions to come."""
+
+    def holders(self, page: int) -> int:
+        """How many sessions hold a page."""
+
     def allocate(self, length: int) -> PageTable | None:
         """Pages for `length` positions; None if there are not so many free."""
 
@@ -35,8 +43,8 @@ class KVCache(Protocol):
         free.
         """
 
-    def release(self, table: PageTable) -> None:
-        """Take from a table all its pages."""
+    def release(self, table: PageTable, start: int = 0) -> None:
+        """Take from a table its pages from the `start`-th on."""
 
     def copy(self, source: PageTable, target: PageTable, start: int, stop: int) -> None:
         """Copy the positions from `start` to `stop` of one table to another."""

@@ -5,6 +5,7 @@ Decides alone; what pages hold is known to the pool that has their memory. A pag
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -49,7 +50,7 @@ class PageTable:
         return found
 
 
-class PageAllocator:
+class PageAllocator(ABC):
     """`positions` positions in whole pages. A page is held by any number of sessions, and may be
     `cached` besides, for sessions to come; it is free when neither is so.
     """
@@ -95,21 +96,26 @@ class PageAllocator:
             table.pages.append(page)
         return True
 
+    @abstractmethod
+    def copy(self, source: PageTable, target: PageTable, start: int, stop: int) -> None:
+        """Copy the positions from `start` to `stop` of one table to another."""
+
     def share(self, table: PageTable, pages: Sequence[int]) -> None:
         """Have a table go on with pages that are cached."""
         for page in pages:
-            self._idle -= not self._holders[page]
-            self._holders[page] += 1
+            self._hold(page)
             table.pages.append(page)
+
+    def replace(self, table: PageTable, number: int, page: int) -> None:
+        """Have a table hold a page that is cached instead of its own one of that number."""
+        self._hold(page)
+        self._let_go(table.pages[number])
+        table.pages[number] = page
 
     def release(self, table: PageTable, start: int = 0) -> None:
         """Take from a table its pages from the `start`-th on; those that nobody holds are free."""
         while len(table.pages) > start:
-            page = table.pages.pop()
-            self._holders[page] -= 1
-            if not self._holders[page]:
-                self._idle += page in self._cached
-                self._free += [] if page in self._cached else [page]
+            self._let_go(table.pages.pop())
 
     def alone(self, page: int) -> bool:
         """Whether a single session holds a page, and nobody else can get it."""
@@ -129,3 +135,15 @@ class PageAllocator:
         if not self._holders[page]:
             self._idle -= 1
             self._free.append(page)
+
+    def _hold(self, page: int) -> None:
+        self._idle -= not self._holders[page]
+        self._holders[page] += 1
+
+    def _let_go(self, page: int) -> None:
+        self._holders[page] -= 1
+        if not self._holders[page]:
+            if page in self._cached:
+                self._idle += 1
+            else:
+                self._free.append(page)

@@ -19,6 +19,7 @@ from typing import TypeAlias
 import torch
 
 from tandem.engine.cache.pages import PAGE, PageAllocator, PageTable
+from tandem.engine.cache.prefix_tree import PrefixTree
 
 SlotIndex: TypeAlias = (
     slice | torch.Tensor
@@ -71,6 +72,7 @@ class KVPool(PageAllocator):
         self.values = [next(left[shape]) for shape in values]
         self._stacks = list(stacks.values())  # the same, [stores, positions, heads, size]
         self._device = device
+        self.prefixes = PrefixTree(self)
 
     def copy(self, source: PageTable, target: PageTable, start: int, stop: int) -> None:
         """Copy the positions from `start` to `stop` of one table to another, in every layer."""

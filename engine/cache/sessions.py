@@ -15,8 +15,8 @@ import torch
 
 from tandem.engine.cache.eviction import evictable, to_evict
 from tandem.engine.cache.kv_cache import KVCache
-from tandem.engine.cache.pages import PAGE, PageTable, page_aligned
-from tandem.engine.cache.session import JobEnded, Session, SessionCounts, prefix_donor
+from tandem.engine.cache.pages import PageTable, page_aligned
+from tandem.engine.cache.session import JobEnded, Session, SessionCounts
 from tandem.protos.errors import Busy, Internal, InvalidRequest, SessionMiss, StaleTurn
 from tandem.protos.types import LAST_TURN, Context
 
@@ -45,24 +45,24 @@ class Sessions:
     ) -> None:
         self.counts = SessionCounts()
         self.max_sessions, self.context_length = max_sessions, context_length
-        self._pool = pool
+        self._pool, self._prefixes = pool, pool.prefixes
         self._new_epoch = new_epoch
         self._ttl, self._clock, self._evict_after = ttl, clock, evict_after
         self._open: dict[bytes, Session] = {}
         self._refused = 0  # calls, since a session was opened
 
     def __len__(self) -> int:
-        return sum(not session.retired for session in list(self._open.values()))  # any thread
+        return len(self._open)
 
     @property
     def usage(self) -> float:
-        """The share of the pool that open sessions take."""
-        return self._share(retired=False)
+        """The share of the pool that sessions hold."""
+        return max(0, self._pool.allocated - self._prefixes.idle) / self._pool.positions
 
     @property
     def prefix_usage(self) -> float:
-        """The share that closed sessions take, which is free as soon as it is wanted."""
-        return self._share(retired=True)
+        """The share that is cached besides, and free as soon as it is wanted."""
+        return self._prefixes.idle / self._pool.positions
 
     @contextmanager
     def acquire(self, context: Context, nodes: int) -> Iterator[Session]:
@@ -70,8 +70,8 @@ class Sessions:
         the tokens to build on, `context.base` or more, and has space for the context and `nodes`
         tree nodes.
 
-        Raises StaleTurn, SessionMiss, Busy, InvalidRequest; then nothing has changed, but that an
-        open session which is refused memory is preempted.
+        Raises StaleTurn, SessionMiss, Busy, InvalidRequest. A session that finds no memory is
+        closed, or those that grow could all wait for each other's; what it held stays cached.
         """
         self.check_length("context.tokens", context.length)
         session = self._extend(context, context.length + nodes)
@@ -82,9 +82,10 @@ class Sessions:
             fed = error.fed if isinstance(error, JobEnded) else 0
             if fed > session.length and self._pool.finite(session.table, fed):
                 session.tokens = session.committed(context)[:fed]
-            if session.table.capacity:  # whatever the model wrote there may not be a number
+                session.settled = fed
+            if session.table.pages:  # whatever the model wrote there may not be a number
                 self._pool.wipe(session.table, session.length)
-            if not (session.length or session.preempted):  # or it would have a place for nothing
+            if isinstance(error, Busy) or not session.length:  # or it had a place for nothing
                 self._drop(context.session_id)
             raise
         finally:
@@ -106,6 +107,7 @@ class Sessions:
     def overflowed(self, context: Context) -> Internal:
         """Drop a session whose logits are NaN, and wipe what it held."""
         if session := self._open.get(context.session_id):
+            self._prefixes.forget(session)
             self._pool.wipe(session.table)
         self._drop(context.session_id)
         return Internal("the model overflowed: its logits are not numbers")
@@ -118,21 +120,34 @@ class Sessions:
         """
         new = context.tokens[session.length - context.base :]
         order = (*range(len(new)), *(len(new) + node for node in path))
-        self.advance(session, (*new, *(drafted[node] for node in path)), order)
+        self.advance(session, (*new, *(drafted[node] for node in path)), order, len(path))
         return session.length
 
-    def advance(self, session: Session, tokens: Sequence[int], order: Sequence[int]) -> None:
+    def advance(
+        self, session: Session, tokens: Sequence[int], order: Sequence[int], guessed: int = 0
+    ) -> None:
         """Append tokens whose keys and values lie after what is held, token i at place `order[i]`.
-        Places in `order` beyond those of the tokens are moved up after them.
+        Places in `order` beyond those of the tokens are moved up after them. The last `guessed`
+        tokens are no committed text, and nobody else's.
         """
         self._pool.compact(session.table, session.length, order)
         session.tokens.extend(tokens)
+        session.settled = session.length - guessed
+        self._prefixes.publish(session)
+
+    def cut(self, session: Session, length: int) -> int:
+        """Have a session hold its first `length` tokens only; returns how many it holds, which may
+        be some fewer.
+        """
+        self._prefixes.cut(session, length)
+        return session.length
 
     def reserve(self, session: Session, length: int) -> None:
-        """Find memory for so many tokens of a session at work; raises Busy, and then it is
-        preempted. That they are not above the context is for the caller to check.
+        """Find memory for so many tokens of a session at work; raises Busy, which ends it. That
+        they are not above the context is for the caller to check.
         """
-        self._ensure_capacity(length, session)
+        if why := self._find_memory(length, session):
+            raise self._busy(why)
 
     def try_reserve(self, session: Session, length: int) -> bool:
         """The same where the session goes on without it: returns whether there is memory."""
@@ -140,17 +155,11 @@ class Sessions:
 
     def close(self, session_id: bytes, turn: int = LAST_TURN) -> None:
         """Forget a session, unless it is at a newer turn; closing twice, or one that was never
-        open, is the same. What a known client's session holds stays until its memory is wanted.
+        open, is the same. Its text stays cached until the memory is wanted.
         """
-        if (session := self._open.get(session_id)) and session.turn > turn:
-            return
-        if session and session.client and session.length >= PAGE:
-            session.retired = True
-            retired = [name for name, other in self._open.items() if other.retired]
-            if len(retired) <= self.max_sessions:
-                return
-            session_id = min(retired, key=lambda name: self._open[name].used)
-        self._drop(session_id)
+        session = self._open.get(session_id)
+        if not session or session.turn <= turn:
+            self._drop(session_id)
 
     def expire(self, wanted: Iterable[bytes] = ()) -> None:
         """Reclaim sessions idle for longer than their time to live; those for which calls wait are
@@ -162,7 +171,7 @@ class Sessions:
                 session.used = now
         for session_id, session in list(self._open.items()):
             if now - session.used > self._ttl and not session.active:
-                self.counts.expired += not session.retired
+                self.counts.expired += 1
                 self._drop(session_id)
 
     def _extend(self, context: Context, length: int) -> Session:
@@ -170,78 +179,64 @@ class Sessions:
         if session and context.turn <= session.turn:
             self.counts.stale += 1
             raise StaleTurn(f"turn {context.turn} of a session that is at turn {session.turn}")
-        held = (session.epoch, session.length) if session and not session.retired else (0, 0)
+        held = (session.epoch, session.length) if session else (0, 0)
         if context.epoch not in (0, held[0]) or context.base > (held[1] if context.epoch else 0):
             self.counts.misses += 1
             raise SessionMiss(f"base {context.base} is not cached here")
-        if session is None:
-            session = self._admit(context, length)
+        if session and context.epoch and context.base:
+            why = self._find_memory(length, session)
+            if why or self.cut(session, context.base) < context.base:
+                self._drop(context.session_id)
+                raise self._busy(why or "no memory for a copy of a page")
         else:
-            self._ensure_capacity(length, session)
-            del session.tokens[session.reusable(context) :]
-        if session.retired:
-            session.epoch, session.retired = self._new_epoch(), False
-        if not context.epoch:
-            session.client = context.client
+            session = self._begin(context, length, held[0] or self._new_epoch())
         session.turn, session.used = context.turn, self._clock()
         return session
 
-    def _admit(self, context: Context, length: int) -> Session:
-        """A session that was not open. It starts with what another one of the same client holds: a
-        closed one that it continues it takes over, from others it copies.
-        """
-        donor = prefix_donor(self._open.values(), context)
-        count = donor.common_prefix_with(context.tokens[:-1]) if donor else 0
-        if donor and donor.retired and count == donor.length:
-            self._ensure_capacity(length, donor)
-            name = next(name for name, other in self._open.items() if other is donor)
-            session = self._open.pop(name)
-            del session.tokens[count:]
-        else:
-            session = Session(PageTable(page=self._pool.page), self._new_epoch(), context.client)
-            self._ensure_capacity(length, session, donor)
-            if donor and donor.table.capacity:
-                self._pool.copy(donor.table, session.table, 0, count)
-                session.tokens.extend(donor.tokens[:count])
+    def _begin(self, context: Context, length: int, epoch: int) -> Session:
+        """A session that holds what is cached of its text, of whatever it held before too."""
+        self._drop(context.session_id)
+        session = Session(PageTable(page=self._pool.page), epoch, context.client)
+        try:
+            self._prefixes.begin(
+                session, context.tokens[:-1], lambda: self.reserve(session, length)
+            )
+        except Busy:
+            self._prefixes.end(session)
+            raise
         self.counts.reused_tokens += session.length
         self._open[context.session_id] = session
         return session
 
-    def _ensure_capacity(self, length: int, session: Session, donor: Session | None = None) -> None:
-        """Find memory; raises Busy, and nothing has changed but that the session is preempted."""
-        why = self._find_memory(length, session, donor)
-        session.preempted = bool(why)
-        if why:
-            wait = min(RETRY_SECONDS + RETRY_STEP_SECONDS * self._refused, LONGEST_RETRY_SECONDS)
-            self._refused += 1
-            raise Busy(why, wait)
+    def _busy(self, why: str) -> Busy:
+        wait = min(RETRY_SECONDS + RETRY_STEP_SECONDS * self._refused, LONGEST_RETRY_SECONDS)
+        self._refused += 1
+        return Busy(why, wait)
 
-    def _find_memory(self, length: int, session: Session, donor: Session | None = None) -> str:
-        """Give a session a place and memory for `length` tokens, and drop others for it, no more
-        than it takes. Returns why there is none, and then nothing has changed; "" if there is.
+    def _find_memory(self, length: int, session: Session) -> str:
+        """Give a session memory for `length` tokens, and a place if it is new, and drop others for
+        it, no more than it takes. Returns why there is none; "" if there is.
         """
-        if session.table.capacity >= length and not session.retired:
+        missing = page_aligned(length, self._pool.page) - session.table.capacity
+        if missing <= 0 and session.active:
             return ""
-        order = evictable(self._open, session, donor, self._clock() - self._evict_after)
-        open_ = [name for name in order if not self._open[name].retired]
-        surplus = len(self) + (session.retired or not session.table.capacity) - self.max_sessions
-        if surplus > len(open_):
+        lacking = missing - self._pool.free
+        order = evictable(self._open.values(), session, self._clock() - self._evict_after)
+        surplus = len(self) + (session not in self._open.values()) - self.max_sessions
+        if surplus > len(order):
             return f"all {self.max_sessions} sessions are in use"
-        lacking = page_aligned(length, self._pool.page) - self._pool.free - session.table.capacity
-        if (leaving := to_evict(self._open, order, open_[: max(0, surplus)], lacking)) is None:
+        pages = (lacking - self._prefixes.idle) // self._pool.page
+        if (leaving := to_evict(order, surplus, pages, self._pool.holders)) is None:
             return "no memory for another session, or a longer one"
-        for name in leaving:
-            self.counts.evicted += not self._open[name].retired
-            self._drop(name)
+        names = {other: name for name, other in self._open.items()} if leaving else {}
+        for other in leaving:
+            self.counts.evicted += 1
+            self._drop(names[other])
         self._refused = 0
+        self._prefixes.evict(lacking)
         self._pool.grow(session.table, length)
         return ""
 
-    def _share(self, retired: bool) -> float:
-        sessions = list(self._open.values())  # read by any thread
-        held = sum(each.table.capacity for each in sessions if each.retired == retired)
-        return held / self._pool.positions
-
     def _drop(self, session_id: bytes) -> None:
         if session := self._open.pop(session_id, None):
-            self._pool.release(session.table)
+            self._prefixes.end(session)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tandem.engine.cache.pages import PageAllocator, PageTable
+from tandem.engine.gguf.kept_texts import KeptTexts
 from tandem.engine.gguf.sequences import RangeContent, Sequences
 
 
@@ -18,6 +19,7 @@ class CellCache(PageAllocator):
         super().__init__(positions)
         self._contents: dict[PageTable, RangeContent] = {}
         self.sequences = sequences
+        self.prefixes = KeptTexts(self, sequences.count)
 
     def content(self, table: PageTable) -> RangeContent:
         """What the pages of a table hold."""

@@ -48,7 +48,7 @@ class Sequences:
 
     def __init__(self, memory: SequenceMemory, count: int) -> None:
         self._memory = memory
-        self._count = count
+        self.count = count
         self._free = list(range(count))
         self._all: list[RangeContent] = []
 
@@ -68,7 +68,7 @@ class Sequences:
         self._memory.clear()
         for content in self._all:
             content.paths.clear()
-        self._free = list(range(self._count))
+        self._free = list(range(self.count))
 
     def share(self, source: RangeContent, target: RangeContent, count: int) -> None:
         """A KV range that caches nothing gets the first `count` places of another."""

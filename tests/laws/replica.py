@@ -1,5 +1,5 @@
 """A model of a drafter or verifier: real sessions over a real pool whose keys are the tokens that
-they stand for and whose values are whose tokens they are.
+they stand for and whose values are the scope of these.
 """
 
 from __future__ import annotations
@@ -8,11 +8,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 import torch
 
-from tandem.engine.cache.pages import PAGE
+from tandem.engine.cache.pages import PAGE, PageTable
 from tandem.engine.cache.pool import KVPool, LayerGeometry
+from tandem.engine.cache.prefix_tree import PrefixNode
 from tandem.engine.cache.session import Session
 from tandem.engine.cache.sessions import Sessions
 from tandem.protos.types import Context
@@ -46,6 +48,21 @@ def tiny_pool(blocks: int = BLOCKS, reads_unseen: bool = False) -> KVPool:
     return KVPool(layers, blocks * PAGE, torch.float32, device, reads_unseen=reads_unseen)
 
 
+def mark(scope: bytes) -> int:
+    """What is written for a scope."""
+    return int.from_bytes(scope[:3], "little")
+
+
+def nodes_of(tree: Any) -> Iterator[PrefixNode]:
+    """All pages that are cached."""
+    left = list(tree._roots.values())
+    while left:
+        node = left.pop()
+        left += node.children.values()
+        if node.parent:
+            yield node
+
+
 class Unfenced(Sessions):
     """Sessions that forget at which turn they are: what the fence is compared with."""
 
@@ -74,7 +91,6 @@ class Replica:
         self._kind, self._blocks, self._most = kind, blocks, most
         self._reads_unseen = reads_unseen
         self._epochs = count(1)
-        self.clients: dict[bytes, bytes] = {}  # of sessions; their callers know
         self.restart()
 
     def restart(self) -> None:
@@ -89,12 +105,9 @@ class Replica:
     def at_work(self, context: Context, nodes: int = 0) -> Iterator[Session]:
         """A call that the service has begun: what it starts with must be the sender's own."""
         with torch.inference_mode(), self.sessions.acquire(context, nodes) as session:
-            if not context.epoch:
-                self.clients[context.session_id] = context.client
             assert session.table.capacity >= context.length + nodes, "no space for what was asked"
             assert not context.epoch or session.length == context.base
-            others = {name: other for name, other in self.opened.items() if other is not session}
-            self.opened = others | {context.session_id: session}  # it may be another's, taken over
+            self.opened[context.session_id] = session
             yield session
 
     def serve(self, message: Message, guesses: Tokens = (), path: Sequence[int] = ()) -> Answer:
@@ -108,8 +121,10 @@ class Replica:
             held, meant = self.held(session), message.committed[:start]
             assert held == meant, f"the cache holds {held} and stands for {meant}"
             assert tuple(session.tokens) == meant, "the rule has lost track"
-            writer = self._writer(context.session_id)
-            assert self._writers(session, start) <= {writer}, "it holds what another client said"
+            writer = mark(session.scope)
+            assert self._writers(session, start) <= {writer}, (
+                "it holds what was said in another scope"
+            )
             tokens = context.tokens[start - context.base :] + guesses
             self._write(session, start, tokens, writer)
             reused = start - context.base
@@ -139,21 +154,23 @@ class Replica:
         return self._rows(self.pool.keys[0], session, session.length)
 
     def check_memory(self) -> None:
-        """No page is two sessions', and none is allocated but theirs."""
-        tables = [session.table for session in self.opened.values() if session.table.capacity]
-        pages = [page for table in tables for page in table.pages]
-        assert len(set(pages)) == len(pages)
-        assert self.pool.allocated == sum(table.capacity for table in tables) <= self.pool.positions
-        held = self.sessions.usage + self.sessions.prefix_usage
-        assert abs(held - self.pool.allocated / self.pool.positions) < 1e-9
+        """Pages are somebody's or cached, and cached ones hold what they are cached for."""
+        sessions = [each for each in self.opened.values() if each.table.capacity]
+        held = {page for session in sessions for page in session.table.pages}
+        nodes = list(nodes_of(self.pool.prefixes))
+        cached = {node.page for node in nodes}
+        assert len(cached) == len(nodes), "a page is cached for two texts"
+        assert self.pool.allocated == len(held | cached) * PAGE <= self.pool.positions
+        assert self.sessions.prefix_usage == len(cached - held) * PAGE / self.pool.positions
+        assert abs(self.sessions.usage - len(held) * PAGE / self.pool.positions) < 1e-9
         assert len(self.sessions) <= self.sessions.max_sessions
-
-    def _writer(self, session_id: bytes) -> int:
-        """A number for a session's client; who is not known has only itself."""
-        return int.from_bytes((self.clients.get(session_id) or b"\0" + session_id)[:3], "little")
+        for node in nodes:
+            slots = PageTable([node.page]).slots(0, len(node.tokens))
+            assert self.pool.keys[0][slots, 0, 0].tolist() == list(node.tokens)
+            assert set(self.pool.values[0][slots, 0, 0].tolist()) == {float(mark(node.scope))}
 
     def _writers(self, session: Session, length: int) -> set[int]:
-        """Whose the first tokens of a session's pages are."""
+        """Of which scope the first tokens of a session's pages are."""
         return set(self._rows(self.pool.values[0], session, length))
 
     def _rows(self, store: torch.Tensor, session: Session, length: int) -> Tokens:

@@ -1,4 +1,4 @@
-"""A new session starts with what another one of the same client holds, and with nothing else."""
+"""A new session begins with what is cached of its text in its scope, and with nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.laws.replica import LENGTH, TTL, Message, Replica, Tokens, tiny_pool
 from tests.laws.verifying import verify
 
 SAID: Tokens = tuple(range(100, 100 + PAGE + 20))
-clients = st.sampled_from((*[b"x"] * 6, b"y", b""))
+scopes = st.sampled_from((*[b""] * 6, b"x", b"y"))
 forks = st.sampled_from((0, PAGE - 1, PAGE, PAGE + 1, PAGE + 7, len(SAID), len(SAID)))
 tails = st.lists(st.integers(1, 2), max_size=3).map(tuple)
 texts = st.builds(lambda fork, tail: SAID[:fork] + (tail or (3,)), forks, tails)
@@ -32,29 +32,29 @@ def common(one: Tokens, other: Tokens) -> int:
 
 
 @given(
-    st.lists(st.tuples(clients, texts, st.sampled_from(("open", "closed"))), max_size=5),
-    clients,
+    st.lists(st.tuples(scopes, texts, st.sampled_from(("open", "closed"))), max_size=5),
+    scopes,
     texts,
 )
-def test_a_session_starts_with_the_longest_beginning_that_its_client_has_cached(
-    others: list[tuple[bytes, Tokens, str]], client: bytes, text: Tokens
+def test_a_session_begins_with_the_longest_beginning_that_is_cached_in_its_scope(
+    others: list[tuple[bytes, Tokens, str]], scope: bytes, text: Tokens
 ) -> None:
-    """Never with all of it, for the newest token is always fed, and never with less than a block;
-    the replica checks that the rows are the right ones.
+    """Never with all of it, for the newest token is always fed. Of a session that is open others
+    find whole pages, of one that was closed every token; the replica checks the rows.
     """
     replica = Replica(blocks=16, most=9)
     shares = [0]
     for number, (owner, said, _) in enumerate(others):
         replica.open(bytes([number]), said, owner)
-        if client and owner == client:
-            shares.append(common(said, text[:-1]))
-    for number, (_, _, state) in enumerate(others):
+    for number, (owner, said, state) in enumerate(others):
         if state == "closed":
             replica.close(bytes([number]))
-    longest = max(shares)
+        if owner == scope:
+            whole = len(said) if state == "closed" else len(said) // PAGE * PAGE
+            shares.append(common(said[:whole], text[:-1]))
     before = replica.sessions.counts.reused_tokens
-    answer = replica.open(b"new", text, client)
-    assert answer.reused == (longest if longest >= PAGE else 0)
+    answer = replica.open(b"new", text, scope)
+    assert answer.reused == max(shares)
     assert answer.held == len(text)
     assert replica.sessions.counts.reused_tokens - before == answer.reused
     replica.check_memory()
@@ -63,55 +63,31 @@ def test_a_session_starts_with_the_longest_beginning_that_its_client_has_cached(
 def test_of_a_session_at_work_only_what_is_committed_is_reused() -> None:
     """What it is feeding now may not stand, and is not there yet."""
     replica = Replica()
-    first = replica.open(b"a", SAID[: PAGE + 5], b"x")
-    with replica.at_work(Context(b"a", 2, PAGE + 2, SAID[PAGE + 2 :], first.epoch)) as donor:
-        assert replica.open(b"b", SAID, b"x").reused == PAGE + 2
-        assert (donor.length, donor.active) == (PAGE + 2, True)
+    first = replica.open(b"a", SAID[: PAGE - 1])
+    with replica.at_work(Context(b"a", 2, PAGE - 1, SAID[PAGE - 1 :], first.epoch)) as other:
+        assert replica.open(b"b", SAID).reused == 0
+        assert (other.length, other.active) == (PAGE - 1, True)
 
 
-def test_a_closed_conversation_outlives_another_that_only_begins_alike() -> None:
-    """While there is memory for both: its next request wants all of it."""
-    replica = Replica(blocks=16, most=9)
-    replica.open(b"a", SAID, b"x")
+def test_what_was_only_guessed_is_nobodys() -> None:
+    """It is right, but was never said; its caller may go on from it."""
+    replica, guesses = Replica(), SAID[PAGE - 5 :]
+    context = Context(b"a", 1, 0, SAID[: PAGE - 5])
+    path = tuple(range(len(guesses)))
+    held = replica.serve(Message(context, context.tokens), guesses, path)
+    assert replica.open(b"b", (*SAID, 1)).reused == 0, "of an open session others find whole pages"
+    later = Message(Context(b"a", 2, len(SAID), (7,), held.epoch), (*SAID, 7))
+    assert replica.serve(later).held == len(SAID) + 1
+    replica.close(b"b")
+    assert replica.open(b"c", (*SAID, 7, 7)).reused == len(SAID), "now it is committed"
+
+
+def test_of_a_session_that_ends_with_guesses_only_its_text_stays() -> None:
+    replica, length = Replica(), PAGE - 5
+    context = Context(b"a", 1, 0, SAID[:length])
+    replica.serve(Message(context, context.tokens), SAID[length:], tuple(range(len(SAID) - length)))
     replica.close(b"a")
-    assert replica.open(b"b", (*SAID[:PAGE], 1, 2, 3), b"x").reused == PAGE
-    assert replica.open(b"c", (*SAID, 1), b"x").reused == len(SAID)
-
-
-def test_no_more_closed_sessions_stay_than_may_be_open() -> None:
-    """Those used last: to look through more of them would take too long."""
-    replica = Replica(blocks=16, most=3)
-    for number in range(6):
-        replica.now += 1.0
-        replica.open(bytes([number]), (number, *SAID), b"x")
-        replica.close(bytes([number]))
-    assert [number for number in range(6) if replica.holds(bytes([number]))] == [3, 4, 5]
-    replica.check_memory()
-
-
-@pytest.mark.parametrize(
-    ("client", "length", "stays"),
-    [(b"x", PAGE, True), (b"x", PAGE - 1, False), (b"", PAGE, False)],
-)
-def test_a_closed_session_stays_only_if_it_can_be_of_use(
-    client: bytes, length: int, stays: bool
-) -> None:
-    replica = Replica(most=1)
-    replica.open(b"a", SAID[:length], client)
-    replica.close(b"a")
-    assert (len(replica.sessions), replica.holds(b"a")) == (0, stays)
-    assert replica.open(b"b", SAID, client).reused == (length if stays else 0)
-
-
-def test_a_closed_session_stays_no_longer_than_an_idle_one() -> None:
-    replica = Replica()
-    replica.open(b"a", SAID, b"x")
-    replica.close(b"a")
-    replica.expire(TTL)
-    assert replica.holds(b"a")
-    replica.expire(0.1)
-    assert (replica.pool.allocated, replica.sessions.counts.expired) == (0, 0)
-    assert replica.open(b"b", SAID, b"x").reused == 0
+    assert replica.open(b"b", (*SAID, 1)).reused == length
 
 
 def test_a_closed_session_that_comes_back_is_another_one() -> None:
@@ -133,30 +109,34 @@ def test_a_closed_session_that_comes_back_is_another_one() -> None:
 
 
 @pytest.mark.parametrize("closes", [False, True])
-def test_a_session_belongs_to_whoever_opened_it_last(closes: bool) -> None:
-    """What its new client says is not for the client before."""
+def test_a_session_is_of_the_scope_in_which_it_was_opened_last(closes: bool) -> None:
+    """What is said in the new one is not for the one before."""
     replica = Replica(blocks=8, most=4)
     replica.open(b"a", SAID, b"x")
     if closes:
         replica.close(b"a")
-    replica.open(b"a", (*SAID[:PAGE], 1, 2, 3), b"y", turn=2)
-    assert replica.open(b"b", (*SAID[:PAGE], 1, 2, 3), b"x").reused == 0
-    assert replica.open(b"c", (*SAID[:PAGE], 1, 2, 3, 4), b"y").reused == PAGE + 3
+    other = (*SAID[:PAGE], 1, 2, 3)
+    assert replica.open(b"a", other, b"y", turn=2).reused == 0
+    replica.close(b"a")
+    assert replica.open(b"b", (*other, 4), b"x").reused == PAGE, "of what was said before"
+    assert replica.open(b"c", (*other, 4), b"y").reused == len(other)
 
 
 def test_a_call_that_fails_leaves_what_was_copied_and_nothing_else() -> None:
     replica = Replica()
     replica.open(b"a", SAID, b"x")
+    replica.close(b"a")
     with replica.at_work(Context(b"b", 1, 0, (*SAID, 1, 2), client=b"x"), 4) as session:
         assert session.length == len(SAID)
     assert replica.held(session) == tuple(session.tokens) == SAID
     again = replica.open(b"b", (*SAID[:5], 1), b"x", turn=2)
-    assert again.held == 6
+    assert (again.held, again.reused) == (6, 5)
 
 
-def test_a_verifier_feeds_only_what_its_client_has_not_cached_and_says_so() -> None:
+def test_a_verifier_feeds_only_what_is_not_cached_and_says_so() -> None:
     replica = Replica()
     replica.open(b"a", SAID, b"x")
+    replica.close(b"a")
     context = Context(b"b", 1, 0, (*SAID, 1, 2), client=b"x")
     with torch.inference_mode():
         job = verify(replica.sessions, context, Draft((7, 8, 9), (-1, 0, -1)), SamplingParams())
@@ -190,7 +170,7 @@ def test_a_call_that_opens_a_session_again_finds_what_it_said_before(client: byt
         assert held.length == 0
 
 
-def test_what_was_fed_of_a_prompt_that_ends_early_serves_its_clients_next_session() -> None:
+def test_what_was_fed_of_a_prompt_that_ends_early_serves_the_next_session() -> None:
     sessions = Sessions(tiny_pool(), LENGTH, 2, count(1).__next__, TTL, lambda: 0.0)
     prompt, fed = tuple(range(PAGE + 9)), PAGE + 4
     with pytest.raises(JobEnded), sessions.acquire(Context(b"s", 1, 0, prompt, client=b"x"), 0):

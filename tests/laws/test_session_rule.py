@@ -193,7 +193,7 @@ class Faults(RuleBasedStateMachine):
         """All sessions were idle for too long."""
         replica = self.replicas[service]
         replica.expire(TTL + 1)
-        assert (len(replica.sessions), replica.pool.allocated) == (0, 0)
+        assert (len(replica.sessions), replica.sessions.usage) == (0, 0)
 
     @rule(service=services)
     def restart(self, service: str) -> None:

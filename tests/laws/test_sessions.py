@@ -73,7 +73,7 @@ def test_expiry_spares_sessions_at_work_and_sessions_in_use() -> None:
     replica.expire(TTL)  # counted from the end of its work
     assert len(replica.sessions) == 1
     replica.expire(0.1)
-    assert (len(replica.sessions), replica.pool.allocated) == (0, 0)
+    assert (len(replica.sessions), replica.sessions.usage) == (0, 0)
     with pytest.raises(SessionMiss):
         replica.serve(Message(Context(ONE_ID, 3, 1, (2,), 1), (1, 2)))
 
@@ -98,7 +98,7 @@ def test_a_full_house_is_busy_until_a_session_is_closed() -> None:
     assert (len(replica.sessions), replica.pool.allocated) == (1, PAGE)
     for _ in range(2):
         replica.close(ONE_ID)
-    assert (len(replica.sessions), replica.pool.allocated) == (0, 0)
+    assert (len(replica.sessions), replica.sessions.usage) == (0, 0)
     assert replica.open(b"b", (1,)).held == 1
 
 
@@ -136,16 +136,17 @@ def test_a_call_that_ends_early_leaves_its_base_and_nothing_else() -> None:
         pass
 
 
-def test_what_is_kept_for_reuse_is_not_in_use() -> None:
-    """As vLLM counts: cached blocks that nobody uses are free."""
-    replica = Replica()
+def test_usage_counts_pages_that_sessions_hold_and_each_once() -> None:
+    """As vLLM counts: cached pages that nobody uses are free."""
+    replica = Replica(most=3)
     said = tuple(range(PAGE))
-    replica.open(ONE_ID, said, client=b"x")
+    replica.open(ONE_ID, said)
     assert (replica.sessions.usage, replica.sessions.prefix_usage) == (1 / BLOCKS, 0)
     replica.close(ONE_ID)
     assert (replica.sessions.usage, replica.sessions.prefix_usage) == (0, 1 / BLOCKS)
-    replica.open(b"b", (*said, 1), client=b"x")
-    assert (replica.sessions.usage, replica.sessions.prefix_usage) == (2 / BLOCKS, 0)
+    for name in (b"b", b"c"):
+        replica.open(name, (*said, 1))
+    assert (replica.sessions.usage, replica.sessions.prefix_usage) == (3 / BLOCKS, 0)
 
 
 @pytest.mark.parametrize("epoch", [0, 7])

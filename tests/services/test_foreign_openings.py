@@ -48,7 +48,7 @@ def test_an_opening_far_longer_than_the_context_is_not_translated_and_answered_a
     guesses = running.stream.said
     assert [(guess.behind, guess.tokens) for guess in guesses] == [(length, ()), (length + 2, ())]
     assert sum(translated) == most
-    assert drafter.engine.forward.pool.allocated == 0
+    assert drafter.engine.sessions.usage == 0
     running.job.close()
 
 

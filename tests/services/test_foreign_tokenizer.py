@@ -35,7 +35,7 @@ def drafter(engine: Engine) -> Iterator[Drafter]:
         running.job.close()
     for name in (ID, *(bytes([name]) for name in range(9))):
         engine.sessions.close(name)
-    assert engine.forward.pool.allocated == 0
+    assert engine.sessions.usage == 0
 
 
 def right(guess: Guess, text: Tokens) -> int:

@@ -47,13 +47,17 @@ class LlamaReplica(Replica):
         self.opened: dict[bytes, Session] = {}
 
     def held(self, session: Session) -> Tokens:
-        """The committed tokens as the KV range has them."""
+        """The committed tokens as its pages have them."""
         return tuple(self.pool.content(session.table).tokens[: session.length])
 
     def check_memory(self) -> None:
-        """Nothing is allocated but KV ranges of sessions, and llama.cpp found cells for all."""
-        tables = [session.table for session in self.opened.values() if session.table.capacity]
-        assert self.pool.allocated == sum(table.capacity for table in tables) <= self.pool.positions
+        """Nothing is allocated but pages of sessions and of kept texts, and llama.cpp found cells
+        for all.
+        """
+        tables = [session.table for session in self.opened.values()]
+        tables += [kept.table for kept in self.pool.prefixes._kept]
+        taken = {id(table): table.capacity for table in tables}
+        assert self.pool.allocated == sum(taken.values()) <= self.pool.positions
         assert len(self.sessions) <= self.sessions.max_sessions
 
     def _writers(self, session: Session, length: int) -> set[int]:

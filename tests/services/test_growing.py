@@ -48,7 +48,7 @@ def grown(kind: str, make_gguf: MakeGGUF) -> Engine:
         model: Any = engine.forward.model
         few = GGUFRunner(model, model.context(2048, sequences=7), 2048, sequences=7)
         engine.forward = few
-        engine.sessions._pool = few.pool
+        engine.sessions._pool, engine.sessions._prefixes = few.pool, few.pool.prefixes
     return engine
 
 
@@ -89,7 +89,7 @@ def test_after_any_facts_the_logits_of_a_node_are_those_of_its_text(
         assert drafter.receiver.repeated == 0
     for drafter in drafters:
         drafter.close()
-    assert engine.forward.pool.allocated == 0
+    assert engine.sessions.usage == 0
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
@@ -149,7 +149,7 @@ def test_without_memory_a_tree_stays_as_it_is_and_the_text_goes_on(
     assert len(drafter.receiver.text) == 65
     assert refusal.value.retry_after == RETRY_SECONDS, "a tree that does not grow is no refusal"
     drafter.close()
-    assert engine.forward.pool.allocated == 0
+    assert engine.sessions.usage == 0
 
 
 def test_a_text_that_fills_the_context_is_drafted_for_no_more(

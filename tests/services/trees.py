@@ -102,4 +102,4 @@ def sessions_of(engine: Engine) -> Iterator[Callable[..., Drafter]]:
     yield make
     for drafter in made:
         drafter.close()
-    assert engine.forward.pool.allocated == 0 and len(engine.sessions) == 0
+    assert engine.sessions.usage == 0 and len(engine.sessions) == 0
