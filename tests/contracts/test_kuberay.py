@@ -81,6 +81,7 @@ def test_http_clients_and_prometheus_find_cells_at_the_ports_that_they_have() ->
         labels = pods[name]["metadata"]["labels"]
         (container,) = pods[name]["spec"]["containers"]
         assert {each["name"] for each in container["ports"]} & wanted == found
-        assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        selected = monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        assert selected == bool(found)
     labels = pods["ray-worker"]["metadata"]["labels"] | {"ray.io/node-type": "worker"}
     assert http["spec"]["selector"].items() <= labels.items()

@@ -119,7 +119,8 @@ def test_what_objects_select_exists(name: str) -> None:
     pods = workloads(name)
     for each in objects(name, "PodDisruptionBudget", "PodMonitor"):
         role = each["metadata"]["name"]
-        labels = {"app.kubernetes.io/name": f"tandem-{role}", "app.kubernetes.io/part-of": "tandem"}
+        labels = {"name": f"tandem-{role}", "component": role, "part-of": "tandem"}
+        labels = {f"app.kubernetes.io/{name}": value for name, value in labels.items()}
         assert each["spec"]["selector"]["matchLabels"].items() <= labels.items()
     for monitor in objects(name, "PodMonitor"):
         (container,) = pods[monitor["metadata"]["name"]]["containers"]
