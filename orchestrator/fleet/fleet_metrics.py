@@ -64,10 +64,9 @@ class FleetMetrics(Collector):
             ):
                 family.add_metric([address], count)
         for role, replies in seen.items():
-            serving = [each for each in replies if each.model]
             counts.add_metric([role, "known"], len(known[role]))
-            counts.add_metric([role, "serving"], len(serving))
-            for each in serving[:MOST]:
+            counts.add_metric([role, "serving"], sum(not each.problem for each in replies))
+            for each in [each for each in replies if each.model][:MOST]:
                 trips.add_metric([role, each.address], each.round_trip_seconds)
         registered = sum(bool(registered_name(each)) for each in members.drafters)
         return (

@@ -140,9 +140,16 @@ class Replicas:
         return "" if same else f"another tokenizer ({model.tokenizer_fingerprint})"
 
     async def serving(self, seconds: float) -> bool:
-        """Whether any verifier reports within so many seconds that it serves."""
-        answers = (each.serving(seconds) for each in self.verifiers.values())
-        return any(await asyncio.gather(*answers))
+        """Whether any verifier that is used reports within so many seconds that it serves."""
+
+        async def serves(verifier: VerifierProbe) -> bool:
+            if not await verifier.serving(seconds):
+                return False
+            with suppress(TandemError):
+                return not self._other_model(await verifier.describe(seconds))
+            return False
+
+        return any(await asyncio.gather(*map(serves, self.verifiers.values())))
 
     @asynccontextmanager
     async def _verifier(self, address: str) -> AsyncIterator[VerifierProbe]:

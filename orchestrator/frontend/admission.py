@@ -58,6 +58,13 @@ class ClientLoad:
     waiting: int
 
 
+@dataclass(slots=True)
+class Place:
+    """Of a request that runs."""
+
+    used: int = 0  # tokens, of its prompt and its answer
+
+
 class Admission:
     """Places for so many requests at once, which clients share fairly; so many others may wait."""
 
@@ -110,18 +117,21 @@ class Admission:
     @asynccontextmanager
     async def place(
         self, share: bytes, cost: int, quota: Quota = EVERYBODYS, part: bytes = b""
-    ) -> AsyncIterator[None]:
-        """A scope in which a request with a ticket runs; waits until it is the client's turn."""
+    ) -> AsyncIterator[Place]:
+        """A scope in which a request with a ticket runs, and says how many tokens it has used, of
+        `cost` at most; waits until it is the client's turn.
+        """
+        place = Place()
         weighed = max(1, round(cost / quota.weight))
         turn = self._queue.add(share, weighed, part, self._limits(quota).running)
         begun = self._begun[turn] = asyncio.Event()
         self._start()
         try:
             await begun.wait()
-            yield
+            yield place
         finally:
             del self._begun[turn]
-            self._queue.leave(turn)
+            self._queue.leave(turn, place.used / quota.weight)
             self._start()
 
     def _limits(self, quota: Quota) -> Limits:

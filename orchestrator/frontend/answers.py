@@ -102,13 +102,16 @@ class Answers:
         if answer.finished:
             return
         cost = len(run.prompt) + run.max_new_tokens
-        async with self.admission.place(request.share, cost, request.quota, request.part):
+        places = self.admission.place(request.share, cost, request.quota, request.part)
+        async with places as place:
+            place.used = len(run.prompt)
             span.part("wait", prompt_tokens=len(run.prompt))
             session_id = secrets.token_bytes(SESSION_ID_BYTES)
             run = replace(run, session_id=session_id, completion=answer.started())
             async with aclosing(self._runner.run(run)) as steps:
                 async for step in steps:
                     chunk = answer.add(step)
+                    place.used += len(step.tokens)
                     if chunk.token_ids:
                         yield chunk
                     if answer.finished:

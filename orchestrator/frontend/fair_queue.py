@@ -1,5 +1,8 @@
-"""Whose request runs next: deficit round robin between clients, with a request's tokens as its cost
-(Shreedhar and Varghese, 1995).
+"""Whose request runs next: deficit round robin between clients, with the tokens that a request used
+as its cost (Shreedhar and Varghese, 1995).
+
+These are known when it has ended. When it starts it is charged what requests usually use, but no
+more than it may use, and when it ends the difference.
 
 Pure. A share is that of one client; its requests start in the order in which they came.
 """
@@ -8,16 +11,20 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from math import inf
+
+WEIGHT = 0.1  # of the newest request in what is usual
 
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """A request that waits for a place, or has one; `cost` in tokens."""
+    """A request that waits for a place, or has one; `cost`: tokens that it may use at most."""
 
     share: bytes
     cost: int
     part: bytes = b""
     running: bool = False
+    charged: float = 0.0
 
 
 @dataclass(slots=True)
@@ -29,7 +36,7 @@ class Share:
     places: int
     waiting: dict[bytes, deque[Turn]] = field(default_factory=dict)
     running: int = 0
-    credit: int = 0
+    credit: float = 0.0
 
     @property
     def next(self) -> Turn:
@@ -51,11 +58,6 @@ class Share:
         if not self.waiting[turn.part]:
             del self.waiting[turn.part]
 
-    @property
-    def lacking(self) -> int:
-        """Tokens of credit that its next request needs."""
-        return max(0, self.next.cost - self.credit)
-
 
 class FairQueue:
     """So many places for all shares and for each."""
@@ -64,6 +66,7 @@ class FairQueue:
         self.running = 0
         self._places, self._places_each = places, places_each
         self._shares: dict[bytes, Share] = {}  # the one that started last is the last
+        self._usual = inf  # tokens of a request, smoothed
 
     def running_of(self, share: bytes) -> int:
         """Requests of a share that run."""
@@ -85,18 +88,32 @@ class FairQueue:
             started.append(self._start(ready))
         return started
 
-    def leave(self, turn: Turn) -> None:
-        """A request has ended, or waits no longer."""
+    def leave(self, turn: Turn, used: float | None = None) -> None:
+        """A request has ended, and has used so many tokens, by default what it may use; or it waits
+        no longer.
+        """
         share = self._shares[turn.share]
         if turn.running:
             self.running -= 1
             share.running -= 1
+            used = turn.cost if used is None else used
+            share.credit += turn.charged - used
+            known = used if self._usual == inf else self._usual
+            self._usual = known + WEIGHT * (used - known)
         else:
             share.drop(turn)
         if not share.waiting:
             share.credit = 0
         if not (share.waiting or share.running):
             del self._shares[turn.share]
+
+    def _charge(self, turn: Turn) -> float:
+        """Tokens that a request is charged when it starts."""
+        return min(turn.cost, self._usual)
+
+    def _lacking(self, share: Share) -> float:
+        """Tokens of credit that the next request of a share needs."""
+        return max(0.0, self._charge(share.next) - share.credit)
 
     def _ready(self) -> list[Share]:
         shares = self._shares.values()
@@ -106,12 +123,13 @@ class FairQueue:
         """The request of the share that needs least credit; all get that much, so that who waited
         while others started is ahead of them. A round of this size has exactly one start.
         """
-        first = min(ready, key=lambda share: share.lacking)
-        lacking = first.lacking
+        first = min(ready, key=self._lacking)
+        lacking = self._lacking(first)
         for share in ready:
             share.credit += lacking
         turn = first.take()
-        first.credit = first.credit - turn.cost if first.waiting else 0
+        turn.charged = self._charge(turn)
+        first.credit = first.credit - turn.charged if first.waiting else 0
         first.running += 1
         self.running += 1
         turn.running = True

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tandem.orchestrator.frontend import fair_queue
 from tandem.orchestrator.frontend.fair_queue import FairQueue, Turn
 
 SHARES = st.sampled_from([b"a", b"b", b"c"])
@@ -97,10 +99,13 @@ def test_a_new_client_goes_ahead_of_the_backlog_of_another() -> None:
     assert newcomer in queue.start()
 
 
-def test_credit_is_not_saved_up_by_a_client_that_waits_for_nothing() -> None:
+def test_credit_is_not_saved_up_by_a_client_that_waits_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fair_queue, "WEIGHT", 0.0)  # what is usual stays 10,000
     queue = FairQueue(2, 2)
     queue.add(b"b", 1)
-    running = queue.add(b"a", 1)
+    running = queue.add(b"a", 10_000)
     queue.start()
     gone = queue.add(b"b", 10_000)
     for turn in [queue.add(b"a", 10) for _ in range(100)]:
@@ -136,3 +141,32 @@ def test_a_share_may_have_its_own_number_of_places() -> None:
         queue.add(b"one", 1, places=1)
         queue.add(b"all", 1, places=4)
     assert Counter(turn.share for turn in queue.start()) == {b"one": 1, b"all": 3}
+
+
+def test_clients_that_use_the_same_get_the_same_whatever_they_may_use() -> None:
+    """A chat without a limit may use the whole context; with one of 216 tokens, no more."""
+    queue, starts = FairQueue(1, 1), Counter[bytes]()
+    may = {b"a": 8192, b"b": 216}
+    for share, cost in may.items():
+        for _ in range(2):
+            queue.add(share, cost)
+    for _ in range(300):
+        (turn,) = queue.start()
+        starts[turn.share] += 1
+        queue.add(turn.share, may[turn.share])
+        queue.leave(turn, 216)
+    assert abs(starts[b"a"] - starts[b"b"]) <= 30
+
+
+def test_clients_that_use_more_get_fewer_starts() -> None:
+    queue, starts = FairQueue(1, 1), Counter[bytes]()
+    uses = {b"a": 400, b"b": 100}
+    for share in uses:
+        for _ in range(2):
+            queue.add(share, 8192)
+    for _ in range(500):
+        (turn,) = queue.start()
+        starts[turn.share] += 1
+        queue.add(turn.share, 8192)
+        queue.leave(turn, uses[turn.share])
+    assert 3.6 < starts[b"b"] / starts[b"a"] < 4.4

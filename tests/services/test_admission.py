@@ -178,7 +178,8 @@ async def test_clients_get_tokens_by_their_weights() -> None:
     async def run(share: bytes, weight: float) -> None:
         quota = Quota(share.decode(), weight=weight)
         with bounded.ticket(share, quota):
-            async with bounded.place(share, 100, quota):
+            async with bounded.place(share, 100, quota) as place:
+                place.used = 100
                 order.append(share)
                 await asyncio.sleep(0)
 
