@@ -159,7 +159,17 @@ async def _deployed(config: OrchestratorConfig) -> dict[str, str]:
         handle = await asyncio.to_thread(deploy)
         return dict(await handle.addresses.remote())
     except Exception as error:  # whatever Serve raises
-        raise Unusable(_line(error)) from None
+        raise Unusable(_line(error, await asyncio.to_thread(_reported))) from None
+
+
+def _reported() -> str:
+    """What Serve says of the cells: the traceback of one that could not start."""
+    from ray import serve
+
+    with suppress(Exception):  # whatever Serve raises
+        application = serve.status().applications[APPLICATION]
+        return "\n".join(each.message for each in application.deployments.values())
+    return ""
 
 
 async def _removed(config: OrchestratorConfig) -> None:
@@ -222,10 +232,10 @@ def _with_ports(config: OrchestratorConfig) -> OrchestratorConfig:
     return config.model_copy(update={name: rpc.free_port(config.host) for name in names})
 
 
-def _line(error: Exception) -> str:
-    """What a Tandem error in it says, else all of it in a line."""
+def _line(error: Exception, more: str = "") -> str:
+    """What a Tandem error in it says, or in `more`; else all of it in a line."""
     text = str(error)
-    found = re.findall(r"tandem\.protos\.errors\.\w+: (.+)", text)
+    found = re.findall(r"tandem\.protos\.errors\.\w+: (.+)", f"{text}\n{more}")
     return found[-1] if found else " ".join(text.split())[:PROBLEM_LENGTH] or repr(error)
 
 

@@ -7,6 +7,7 @@ no owner, a part of the process that can tell, reports a problem.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -21,7 +22,7 @@ from tandem.protos.errors import Busy
 
 Request = health_pb2.HealthCheckRequest
 Response = health_pb2.HealthCheckResponse
-MAX_WATCHES = 256  # at once, by anyone
+MAX_WATCHES = 64  # at once on one connection, of one service each
 log = structlog.get_logger()
 
 
@@ -31,7 +32,7 @@ class Health(health_pb2_grpc.HealthServicer):
     def __init__(self) -> None:
         self._names = {""}
         self._problems: dict[str, str] = {}
-        self._closed, self._watches = False, 0
+        self._closed, self._watches = False, Counter[str]()
         self._changed = asyncio.Event()
 
     def report(self, owner: str, problem: str | None) -> None:
@@ -88,9 +89,10 @@ class Health(health_pb2_grpc.HealthServicer):
         self, request: Any, context: aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Any]:
         """The status of a service now, and whenever it changes. Raises Busy above the limit."""
-        if self._watches >= MAX_WATCHES:
-            raise Busy(f"{self._watches} calls of Watch run, the most at once")
-        self._watches += 1
+        peer = context.peer()
+        if self._watches[peer] >= MAX_WATCHES:
+            raise Busy(f"{MAX_WATCHES} calls of Watch run on this connection, the most at once")
+        self._watches[peer] += 1
         try:
             sent = None
             while True:
@@ -103,7 +105,9 @@ class Health(health_pb2_grpc.HealthServicer):
                     return
                 await changed.wait()
         finally:
-            self._watches -= 1
+            self._watches[peer] -= 1
+            if not self._watches[peer]:
+                del self._watches[peer]
 
     def _status(self, name: str) -> int:
         if name not in self._names:

@@ -1,5 +1,8 @@
 """What happens around every call that a server of ours answers: who may call, its request id, its
 errors, and how many run at once. Knows no service.
+
+Every handler is one of a stream of requests to gRPC, so that nothing of a message is read before
+its caller may call: who may not, cannot have the process keep half a message.
 """
 
 from __future__ import annotations
@@ -55,15 +58,15 @@ class ErrorInterceptor(aio.ServerInterceptor):
         running = nullcontext if method.startswith("/grpc.") else self._counted
         begun = partial(self._calls.observe, method) if self._calls else _uncounted
         call = Around(given, running, partial(self._guard.check, method), begun)
-        kind, wrap = KINDS[handler.request_streaming, handler.response_streaming]
+        streams, answers = handler.request_streaming, handler.response_streaming
+        kinds = [("unary", "stream")[each] for each in (streams, answers)]
+        wrapped = WRAPS[answers](getattr(handler, "_".join(kinds)), call, streams)
         deserialise, serialise = handler.request_deserializer, handler.response_serializer
         if self._calls:
             deserialise = self._calls.counting(method, "received", deserialise)
             serialise = self._calls.counting(method, "sent", serialise)
-        if deserialise and not handler.request_streaming:
-            deserialise = _deferring(deserialise)
-        make: Callable[..., Handler] = getattr(grpc, f"{kind}_rpc_method_handler")
-        return make(wrap(getattr(handler, kind), call), deserialise, serialise)
+        make: Callable[..., Handler] = getattr(grpc, f"stream_{kinds[1]}_rpc_method_handler")
+        return make(wrapped, deserialise, serialise)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -77,27 +80,15 @@ class ErrorInterceptor(aio.ServerInterceptor):
             self._running -= 1
 
 
-def _deferring(deserialise: Any) -> Any:
-    """A deserialiser that returns its error, so that it is raised in the handler and gets a proper
-    status.
-    """
-
-    def call(payload: bytes) -> Any:
-        try:
-            return deserialise(payload)
-        except DecodeError:
-            return InvalidRequest.of("request", "cannot be decoded")
-
-    return call
-
-
 def _uncounted(context: Any) -> None:
     """For servers without metrics."""
 
 
-def _check(request: Any) -> None:
-    if isinstance(request, InvalidRequest):
-        raise request
+async def _only(requests: AsyncIterator[Any]) -> Any:
+    """The one request of a call; raises InvalidRequest if there is none."""
+    async for request in requests:
+        return request
+    raise InvalidRequest.of("request", "is missing")
 
 
 def _logged_as(request_id: str) -> AbstractContextManager[None]:
@@ -118,20 +109,18 @@ class Around:
     begun: Callable[[Any], None]
 
 
-def _unary(behaviour: Any, around: Around) -> Any:
-    async def call(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
+def _unary(behaviour: Any, around: Around, streams: bool) -> Any:
+    async def call(requests: Any, context: aio.ServicerContext[Any, Any]) -> Any:
         async with _scope(context, around):
-            _check(request)
-            return await behaviour(request, context)
+            return await behaviour(requests if streams else await _only(requests), context)
 
     return call
 
 
-def _stream(behaviour: Any, around: Around) -> Any:
-    async def call(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+def _stream(behaviour: Any, around: Around, streams: bool) -> Any:
+    async def call(requests: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         async with _scope(context, around):
-            _check(request)
-            responses = behaviour(request, context)
+            responses = behaviour(requests if streams else await _only(requests), context)
             if inspect.isawaitable(responses):  # a handler that writes through the context
                 await responses
                 return
@@ -156,12 +145,7 @@ async def _scope(context: aio.ServicerContext[Any, Any], around: Around) -> Asyn
             await _abort(context, error)
 
 
-KINDS = {  # by whether requests and responses are streams
-    (False, False): ("unary_unary", _unary),
-    (False, True): ("unary_stream", _stream),
-    (True, False): ("stream_unary", _unary),
-    (True, True): ("stream_stream", _stream),
-}
+WRAPS = {False: _unary, True: _stream}  # by whether responses are a stream
 
 
 async def _abort(context: aio.ServicerContext[Any, Any], error: Exception) -> None:

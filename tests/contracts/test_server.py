@@ -85,10 +85,16 @@ async def test_watches_of_health_have_a_limit_and_checks_have_none(
         watches = [stub.Watch(asked, timeout=LIMIT) for _ in range(2)]
         for watch in watches:
             assert (await watch.read()).status == serving
-        with pytest.raises(aio.AioRpcError, match="2 calls of Watch run, the most") as failure:
+        with pytest.raises(
+            aio.AioRpcError, match="2 calls of Watch run on this connection"
+        ) as failure:
             await stub.Watch(asked, timeout=LIMIT).read()
         assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert await serves(channel)
+        own_connection = [("grpc.use_local_subchannel_pool", 1)]
+        async with aio.insecure_channel(address, options=own_connection) as another:
+            own: Any = health_pb2_grpc.HealthStub(another)
+            assert (await own.Watch(asked, timeout=LIMIT).read()).status == serving
         watches[0].cancel()
 
         async def watched() -> bool:

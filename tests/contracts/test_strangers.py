@@ -1,0 +1,36 @@
+"""What who may not call costs a server: nothing of a message is read before its caller is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+
+from tandem.protos import errors
+from tandem.protos.transport import rpc
+from tests.contracts.test_status import CLIENT_API, VERIFIER, Refusing
+
+
+class Stranger:
+    """A guard that lets nobody in."""
+
+    def check(self, method: str, context: Any) -> None:
+        raise errors.Unauthenticated("a token is needed")
+
+
+@pytest.mark.parametrize("kind", ["unary_unary", "unary_stream", "stream_stream"])
+async def test_who_may_not_call_is_refused_before_a_message_is_read(kind: str) -> None:
+    """A stranger begins a message and never ends it, as a stream that sends nothing does here."""
+    paths = {"unary_unary": "Generate", "unary_stream": "StreamGenerate"}
+    service = CLIENT_API if kind in paths else VERIFIER
+    security = rpc.Security(guard=Stranger())
+    async with (
+        rpc.serving("127.0.0.1", 0, Refusing(None), security=security) as address,
+        rpc.connect(address) as channel,
+    ):
+        call: Any = channel.stream_stream(f"/{service}/{paths.get(kind, 'Decode')}")()
+        with pytest.raises(aio.AioRpcError) as failure:
+            await call.read()
+        assert failure.value.code() is grpc.StatusCode.UNAUTHENTICATED
