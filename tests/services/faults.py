@@ -11,19 +11,17 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from tandem.engine.cache.pages import PageTable
-from tandem.engine.cache.pool import SlotIndex, slot_index
+from tandem.engine.cache.pages import PAGE, PageTable
+from tandem.engine.cache.pool import SlotIndex
 from tandem.engine.forward import attention, tiles
 from tandem.engine.forward.cpu.gated import GatedMLP
 from tandem.engine.forward.cpu.packed import PackedLinear
 from tandem.engine.forward.cpu.panels import PanelLinear
 from tandem.engine.forward.cpu.paths import PathPlan
-from tandem.engine.forward.cuda.rows import KVLayout, PrefixAndTail, RowPlan
-from tandem.engine.forward.cuda.table import RowTable
-from tandem.engine.forward.segment import Segment
-from tandem.engine.forward.tiles import Tile, TilePlan
+from tandem.engine.forward.cuda.rows import PrefixAndTail, RowPlan
+from tandem.engine.forward.tiles import Tile
 from tandem.engine.model.linears import MergedLinear
-from tests.services.plant import Plant, spoil_paths, spoil_rows, turn
+from tests.services.plant import Plant, spoil_paths, spoil_rows, spoil_tables, turn
 
 CUT = 96
 PLACE = 150  # of one token
@@ -168,32 +166,34 @@ def a_forgotten_bias(plant: Plant) -> None:
 
 
 def a_neighbours_keys(plant: Plant) -> None:
-    """In company, everybody reads the pages of the first session."""
-    right = tiles.tile_plan
+    """In company, everybody reads what lies from the first session's first page on."""
+    count = plant.forward.pool.positions // PAGE
 
-    def misplaced(segments: list[Segment], device: torch.device) -> TilePlan:
-        made, pages = right(segments, device), segments[0].table
-        for tile, segment in zip(made.tiles, segments, strict=True):
-            end = segment.context + len(segment.parents)
-            tile.keys = slot_index(pages.slots(0, end), device)
-        return made
+    def together(tables: list[list[int]]) -> None:
+        for own in tables:
+            own[:] = ((tables[0][0] + number) % count for number in range(len(own)))
 
-    plant.patch.setattr(tiles, "tile_plan", misplaced)
-    of = RowTable.of
+    spoil_tables(plant, together)
 
-    def together(segments: list[Segment], layout: KVLayout) -> RowTable:
-        made = of(segments, layout)
-        made.pages[:-1] = made.pages[0]
-        return made
 
-    plant.patch.setattr(RowTable, "of", together)
+def a_wrong_page(plant: Plant) -> None:
+    """Two pages of a session have changed places."""
 
-    def begun(plan: PathPlan) -> None:
-        pages, count = plan.paths.pages, plant.forward.pool.positions // plan.paths.page
-        for start in plan.paths.tables.unique().tolist():
-            pages[start:] = (pages[0] + torch.arange(len(pages) - start)) % count
+    def exchange(tables: list[list[int]]) -> None:
+        for own in tables:
+            own[1:3] = own[1:3][::-1]
 
-    spoil_paths(plant, begun)
+    spoil_tables(plant, exchange)
+
+
+def a_page_of_another_session(plant: Plant) -> None:
+    """In company, one page of all is the first session's."""
+
+    def lend(tables: list[list[int]]) -> None:
+        for own in tables:
+            own[1:2] = tables[0][1:2]
+
+    spoil_tables(plant, lend)
 
 
 def a_replay_with_stale_geometry(plant: Plant) -> None:
@@ -222,4 +222,6 @@ FAULTS: tuple[Fault, ...] = (
     a_wrong_row_in_packed_weights,
     a_forgotten_bias,
     a_neighbours_keys,
+    a_wrong_page,
+    a_page_of_another_session,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.engine.cache.pages import PAGE, PageTable, page_aligned
+from tandem.engine.cache.pool import slot_index
+from tandem.engine.forward import tiles
 from tandem.engine.forward.cpu import paths
 from tandem.engine.forward.cpu.paths import PathPlan
 from tandem.engine.forward.cuda import table
-from tandem.engine.forward.cuda.rows import RowPlan
+from tandem.engine.forward.cuda.rows import KVLayout, RowPlan
+from tandem.engine.forward.cuda.table import RowTable
 from tandem.engine.forward.segment import Segment
+from tandem.engine.forward.tiles import TilePlan
 from tandem.engine.runner import HFRunner
 
 
@@ -64,3 +69,38 @@ def spoil_paths(plant: Plant, spoil: Callable[[PathPlan], None]) -> None:
         return plan
 
     plant.patch.setattr(paths, "path_plan", wrong)
+
+
+def spoil_tables(plant: Plant, spoil: Callable[[list[list[int]]], None]) -> None:
+    """Change the pages that the sessions of a step read, whatever they are laid out for."""
+    of, tile_plan, path_plan = RowTable.of, tiles.tile_plan, paths.path_plan
+
+    def tables_of(segments: Sequence[Segment]) -> list[list[int]]:
+        tables = [list(segment.table.pages) for segment in segments]
+        spoil(tables)
+        return tables
+
+    def rows(segments: Sequence[Segment], layout: KVLayout) -> RowTable:
+        made = of(segments, layout)
+        for own, pages in zip(made.pages, tables_of(segments), strict=False):
+            own[: len(pages)] = pages
+        return made
+
+    def tiled(segments: Sequence[Segment], device: torch.device) -> TilePlan:
+        made = tile_plan(segments, device)
+        for tile, segment, pages in zip(made.tiles, segments, tables_of(segments), strict=True):
+            end = segment.context + len(segment.parents)
+            tile.keys = slot_index(PageTable(pages).slots(0, end), device)
+        return made
+
+    def along(segments: Sequence[Segment]) -> PathPlan:
+        made, start = path_plan(segments), 0
+        for segment, pages in zip(segments, tables_of(segments), strict=True):
+            count = page_aligned(segment.context + len(segment.parents)) // PAGE
+            made.paths.pages[start : start + count] = torch.tensor(pages[:count])
+            start += count
+        return made
+
+    plant.patch.setattr(RowTable, "of", rows)
+    plant.patch.setattr(tiles, "tile_plan", tiled)
+    plant.patch.setattr(paths, "path_plan", along)
