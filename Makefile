@@ -8,7 +8,7 @@ MODEL_ARGS ?=
 ENGINE_ARGS ?=
 CLIENT_API := protos/client_api.binpb
 
-.PHONY: setup gguf tools arm demo test test-all real-model lint dashboards stubs client-api bench bench-engine bench-gpu acceptance train
+.PHONY: setup tools arm demo test test-all real-model lint dashboards stubs client-api bench bench-engine bench-gpu acceptance train
 
 setup: .venv/ready ## make .venv with everything for development
 
@@ -16,13 +16,6 @@ setup: .venv/ready ## make .venv with everything for development
 	python3 -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[all,dev]"
-	touch $@
-
-gguf: .venv/gguf ## llama.cpp too, for GGUF models; building it takes some minutes
-
-.venv/gguf: .venv/ready
-	CMAKE_ARGS="-DLLAVA_BUILD=OFF $(CMAKE_ARGS)" \
-	  $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt gguf llama-cpp-python
 	touch $@
 
 tools: ## Prometheus and Alertmanager for the tests, where apt and root are there; without them those tests skip
@@ -43,7 +36,6 @@ test: setup ## what decides whether a change is right
 	$(PYTEST) -m "not long" --ignore tests/real $(TEST_ARGS)
 
 test-all: setup tools ## that, what is long by nature, and the real model where it can be had
-	$(MAKE) gguf || echo "llama.cpp could not be installed: tests of GGUF models skip"
 	$(MAKE) arm || echo "there is no ARM machine to emulate: its tests skip"
 	$(MAKE) real-model || echo "SmolLM2 could not be had: tests/real skip"
 	$(PYTEST) -rs $(TEST_ARGS)

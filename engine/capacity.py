@@ -9,7 +9,7 @@ import torch
 from tandem.engine.cache.pages import PAGE, page_aligned
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.memory import available, cache_bytes, passes_bytes
-from tandem.engine.model_runner import LoadedModel
+from tandem.engine.model.load import HFModel
 
 SCRATCH = 256  # positions after the longest context for drafted nodes
 
@@ -31,7 +31,7 @@ def sessions_of(positions: int, context_length: int, most: int, page: int = PAGE
     return min(most, positions // page_aligned(context_length + SCRATCH, page))
 
 
-def kv_memory(model: LoadedModel, config: ModelServiceConfig) -> tuple[str, int]:
+def kv_memory(model: HFModel, config: ModelServiceConfig) -> tuple[str, int]:
     """Bytes for keys and values, after the setting that decides how many."""
     if config.kv_bytes:
         return "kv_bytes", config.kv_bytes

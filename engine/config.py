@@ -63,7 +63,7 @@ class ModelServiceConfig(ServiceConfig):
         default=None,
         description="float32, bfloat16, float16 or auto, as the model was saved; by default auto,"
         " but on a CPU float32 unless it was saved in bfloat16 and the processor has instructions"
-        " for that; of a GGUF file, how keys and values are cached, by default float32",
+        " for that",
     )
     weights: Literal["full", "int8"] = Field(
         default="full", description="int8: rounded to 8 bits, for drafters on a CPU"

@@ -1,7 +1,5 @@
-"""What sessions, scheduler, self-test and services need of whatever runs a model: passes over
-segments, a cache with KV ranges in it, and its properties.
-
-`engine.runner` has it for Hugging Face models, `engine.gguf` for those of llama.cpp.
+"""What scheduler, self-test and services need of whatever runs a model: passes over segments, and a
+cache with KV ranges in it. `engine.runner` has it.
 """
 
 from __future__ import annotations
@@ -13,51 +11,7 @@ import torch
 
 from tandem.engine.cache.kv_cache import KVCache
 from tandem.engine.forward.segment import Segment
-from tandem.engine.model.reference import ReferenceLogits
-
-
-class LoadedModel(Protocol):
-    """What is known of a loaded model."""
-
-    @property
-    def kind(self) -> str:
-        """Its class or architecture."""
-
-    @property
-    def reference(self) -> ReferenceLogits:
-        """What it computes by itself, until it is released."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Logits of a row."""
-
-    @property
-    def token_count(self) -> int:
-        """Ids that the tokenizer knows; the rest of the vocabulary is padding."""
-
-    @property
-    def context_length(self) -> int:
-        """Tokens of the longest text that it can be trusted with."""
-
-    @property
-    def end_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a text."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where its logits are."""
-
-    @property
-    def numbers(self) -> str:
-        """How its weights are stored, for people."""
-
-    @property
-    def position_bytes(self) -> int:
-        """Bytes that one cached token takes."""
-
-    @property
-    def kernels(self) -> str:
-        """What multiplies its weights."""
+from tandem.engine.model.load import HFModel
 
 
 class ModelRunner(Protocol):
@@ -66,7 +20,7 @@ class ModelRunner(Protocol):
     exact: bool
 
     @property
-    def model(self) -> LoadedModel:
+    def model(self) -> HFModel:
         """What it runs."""
 
     @property

@@ -14,29 +14,32 @@ from typing import Any
 import torch
 from torch import nn
 
-from tandem.engine.gguf.model import GGUFModel
+from tandem.engine.forward.grouped_weight import GroupedWeight
 from tandem.engine.model.load import HFModel
-from tandem.engine.model_runner import LoadedModel
 
 
-def weights_bytes(model: LoadedModel) -> int:
+def weights_bytes(model: HFModel) -> int:
     """Bytes of all weights; those that layers share count once."""
-    if isinstance(model, GGUFModel):
-        return int(model.weights_file.query("size"))
-    assert isinstance(model, HFModel), "there are two kinds"
-    storages = (tensor.untyped_storage() for tensor in _tensors(model.network))
+    return network_bytes(model.network)
+
+
+def network_bytes(network: nn.Module) -> int:
+    """Those that a network holds."""
+    storages = (tensor.untyped_storage() for tensor in _tensors(network))
     return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
 
 def _tensors(network: nn.Module) -> Iterator[torch.Tensor]:
     """All that a network holds, also in the layers that took the place of its own."""
-    seen, left = set[int](), [network]
+    seen, left = set[int](), list[Any]([network])
     while left:
-        each: Any = left.pop()
+        each = left.pop()
         if id(each) in seen:
             continue
         seen.add(id(each))
-        if isinstance(each, torch.Tensor):
+        if isinstance(each, GroupedWeight):
+            left.extend(each.parts)
+        elif isinstance(each, torch.Tensor):
             yield each
         else:
             left.extend(_held(each))

@@ -1,4 +1,5 @@
-"""A Llama model directory, such as those of the embedded pair, as one GGUF file for llama.cpp.
+"""A Llama model directory, such as those of the embedded pair, as one GGUF file; or a file with its
+weights quantised otherwise.
 
 Knows the names and layouts of that one architecture; llama.cpp's own `convert_hf_to_gguf.py` knows
 all the others.
@@ -11,9 +12,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import typer
-from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType, quants
+from gguf import (
+    GGMLQuantizationType,
+    GGUFReader,
+    GGUFValueType,
+    GGUFWriter,
+    LlamaFileType,
+    TokenType,
+    quants,
+)
 from safetensors.torch import load_file
 
 FILES = {  # what most of a file is, by its name
@@ -22,6 +32,7 @@ FILES = {  # what most of a file is, by its name
     "bf16": LlamaFileType.MOSTLY_BF16,
     "q8_0": LlamaFileType.MOSTLY_Q8_0,
     "q4_0": LlamaFileType.MOSTLY_Q4_0,
+    "q4_1": LlamaFileType.MOSTLY_Q4_1,
 }
 TYPES = {name: GGMLQuantizationType[name.upper()] for name in FILES}
 WEIGHTS = {
@@ -52,10 +63,20 @@ def convert(folder: Path, file: Path, kind: str) -> None:
     _add_tokens(writer, json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")), config)
     for name, weight in load_file(folder / "model.safetensors").items():
         _add(writer, name, weight, config, TYPES[kind])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write(writer)
+
+
+def requantise(file: Path, made: Path, kind: str) -> None:
+    """Write a file with its matrices stored as `kind`, whatever they were."""
+    reader = GGUFReader(file)
+    writer = GGUFWriter(made, reader.fields["general.architecture"].contents())
+    copy_metadata(reader, writer)
+    writer.add_file_type(FILES[kind])
+    for tensor in reader.tensors:
+        array = quants.dequantize(tensor.data, tensor.tensor_type)
+        array = array.reshape(tensor.shape.tolist()[::-1])
+        _store(writer, tensor.name, array, TYPES[kind])
+    write(writer)
 
 
 def _describe(writer: GGUFWriter, config: dict[str, Any], kind: str) -> None:
@@ -118,21 +139,44 @@ def _add(
         name = f"blk.{layer}.{WEIGHTS[what]}.weight"
     else:
         name = OTHERS[name]
+    _store(writer, name, array, kind)
+
+
+def _store(
+    writer: GGUFWriter, name: str, array: npt.NDArray[np.float32], kind: GGMLQuantizationType
+) -> None:
     if array.ndim == 1 or kind is GGMLQuantizationType.F32:
         writer.add_tensor(name, array)
     else:
         writer.add_tensor(name, quants.quantize(array, kind), raw_dtype=kind)
 
 
+def copy_metadata(reader: GGUFReader, writer: GGUFWriter) -> None:
+    """All but what says how weights are stored."""
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name in ("general.architecture", "general.file_type"):
+            continue
+        listed = field.types[-1] if field.types[0] is GGUFValueType.ARRAY else None
+        writer.add_key_value(name, field.contents(), field.types[0], listed)
+
+
+def write(writer: GGUFWriter) -> None:
+    """Write all that was added."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def main(
-    folder: Annotated[Path, typer.Argument(help="Llama model directory")],
+    model: Annotated[Path, typer.Argument(help="Llama model directory, or GGUF file")],
     file: Annotated[Path, typer.Argument(help="GGUF file to write")],
     type: Annotated[str, typer.Option(help=f"of the weights: {', '.join(TYPES)}")] = "q8_0",
 ) -> None:
-    """Write a Llama model directory as a GGUF file."""
+    """Write a Llama model directory, or another GGUF file, as a GGUF file."""
     if type not in TYPES:
         raise SystemExit(f"--type {type} is not one of {', '.join(TYPES)}")
-    convert(folder, file, type)
+    (convert if model.is_dir() else requantise)(model, file, type)
 
 
 if __name__ == "__main__":

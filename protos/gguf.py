@@ -1,11 +1,13 @@
-"""The metadata of a GGUF file, read without the library that runs it.
+"""The head of a GGUF file: its metadata, its tokens, and where its tensors are.
 
-Reads the head of the file alone; knows nothing of weights.
+Reads no weights.
 """
 
 from __future__ import annotations
 
+import math
 import struct
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +24,11 @@ COMPARABLE = ("gpt2", "llama")  # vocabularies whose tokens are written as in a 
 DAMAGED = (OSError, struct.error, ValueError, LookupError, ArithmeticError, EOFError)
 TOO_MUCH = (MemoryError, RecursionError)  # nested, or long, as no file is that is whole
 UNUSED = 5  # a token that only fills the vocabulary up
+ALIGNMENT = 32  # of the first tensor, unless a file says so
+VOCABULARY = tuple(
+    f"tokenizer.ggml.{each}" for each in ("tokens", "scores", "token_type", "merges")
+)
+ENDS = ("eos", "eot", "eom")
 
 
 def is_gguf(model: Path) -> bool:
@@ -29,16 +36,67 @@ def is_gguf(model: Path) -> bool:
     return model.suffix == ".gguf"
 
 
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of a file: `kind` is ggml's number of its type; where its bytes begin."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+
+    @property
+    def numbers(self) -> int:
+        """How many it has."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a file says before its weights. `light`: the same bytes without the vocabulary, which
+    takes long to read.
+    """
+
+    metadata: dict[str, Any]
+    tensors: list[StoredTensor]
+    light: bytes
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a text, a turn or a message."""
+        ends = (self.metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ENDS)
+        return tuple(sorted({end for end in ends if end is not None}))
+
+
 def metadata(file: Path) -> dict[str, Any]:
     """All keys and values; raises Unusable."""
+    return head(file).metadata
+
+
+def head(file: Path) -> Head:
+    """All that precedes the weights; raises Unusable."""
     try:
         with file.open("rb") as stream:
             if stream.read(4) != MAGIC:
                 raise Unusable(f"{file} is not a GGUF file")
-            version, _, count = _unpack(stream, "<IQQ")
+            version, count, keys = _unpack(stream, "<IQQ")
             if version < 2:
                 raise Unusable(f"{file} is GGUF version {version}, below 2: convert it again")
-            return dict(_entry(stream) for _ in range(count))
+            known, kept = {}, list[bytes]()
+            for _ in range(keys):
+                start = stream.tell()
+                key, value = _entry(stream)
+                known[key] = value
+                if not key.startswith(VOCABULARY):
+                    kept.append(_again(stream, start))
+            start = stream.tell()
+            found = [_tensor(stream) for _ in range(count)]
+            light = MAGIC + struct.pack("<IQQ", version, count, len(kept))
+            light += b"".join(kept) + _again(stream, start)
+            unit = known.get("general.alignment", ALIGNMENT)
+            begin = -(-stream.tell() // unit) * unit
+            placed = [replace(each, offset=begin + each.offset) for each in found]
+            return Head(known, placed, light)
     except FileNotFoundError as error:
         raise Unusable(f"{file} is not there") from error
     except (*DAMAGED, *TOO_MUCH) as error:
@@ -70,6 +128,21 @@ def _entry(stream: BinaryIO) -> tuple[str, Any]:
     key = _text(stream)
     (kind,) = _unpack(stream, "<I")
     return key, _value(stream, kind)
+
+
+def _again(stream: BinaryIO, start: int) -> bytes:
+    """What was read from a place on."""
+    count = stream.tell() - start
+    stream.seek(start)
+    return stream.read(count)
+
+
+def _tensor(stream: BinaryIO) -> StoredTensor:
+    name = _text(stream)
+    (count,) = _unpack(stream, "<I")
+    shape = _unpack(stream, f"<{count}Q")
+    kind, offset = _unpack(stream, "<IQ")
+    return StoredTensor(name, shape[::-1], kind, offset)
 
 
 def _value(stream: BinaryIO, kind: int) -> Any:

@@ -1,21 +1,33 @@
 """The tokenizer of a model: a directory's own, or that of a GGUF file.
 
-A file has a vocabulary, but not always the rules by which a text is split: if they are missing, the
-model's `tokenizer.json` has to be in the same folder.
+A file has a vocabulary, and the name of the rules by which a text is split. If those are not known
+here, the model's `tokenizer.json` has to be in the same folder.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 from tandem.protos import gguf
 from tandem.protos.errors import Unusable
 from tandem.protos.fingerprint import tokens_by_id
+from tandem.protos.splits import COMPOSED, DIGITS, GPT2, SPLITS, WHOLE_WORDS
 
 NAME = "tokenizer.json"
-SPLIT = "gpt-2"  # the one way to split texts that is known here
+SPACE = "\u2581"  # how SentencePiece writes one
 SPECIAL = (3, 4)  # tokens that control, or that users defined
 CONTROL = 3
 
@@ -23,18 +35,10 @@ CONTROL = 3
 def tokenizer_of(model: Path) -> Tokenizer:
     """The tokenizer of a model directory or file; raises Unusable."""
     folder = model.parent if gguf.is_gguf(model) else model
+    if gguf.is_gguf(model) and not _beside(model):
+        return _built(model)
     if not (folder / NAME).is_file():
-        if gguf.is_gguf(model):
-            return _built(model)
         raise Unusable(f"{folder} has no {NAME}: a fast Hugging Face tokenizer is needed")
-    if gguf.is_gguf(model):
-        own, beside = tokens_by_id(model), tokens_by_id(folder)
-        if differing := [index for index in own if own[index] != beside.get(index)]:
-            first = differing[0]
-            raise Unusable(
-                f"{folder / NAME} is not that of {model}: token {first} is"
-                f" {beside.get(first)!r}, not {own[first]!r}"
-            )
     return Tokenizer.from_file(str(folder / NAME))
 
 
@@ -49,31 +53,99 @@ def texts_of(model: Path, count: int) -> list[str]:
     if gguf.metadata(model)["tokenizer.ggml.model"] == "gpt2":
         decoder: decoders.Decoder = decoders.ByteLevel()
     else:
-        decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback()])
+        decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback()])
     return [decoder.decode([known[token]]) if token in known else "" for token in range(count)]
+
+
+def _beside(file: Path) -> bool:
+    """Whether the rules of a file are in a tokenizer.json beside it: its own, which is checked, or
+    another model's, which is of no use here. Raises Unusable if the file's own are not known.
+    """
+    known, folder = gguf.metadata(file), file.parent
+    split = known.get("tokenizer.ggml.pre", "default")
+    if known.get("tokenizer.ggml.model") == "llama" or split in SPLITS:
+        return False
+    if not (folder / NAME).is_file():
+        raise Unusable(
+            f"{file} splits texts as {known.get('tokenizer.ggml.model')} {split!r}, which is not"
+            f" known here: put the model's {NAME} beside it"
+        )
+    own, beside = tokens_by_id(file), tokens_by_id(folder)
+    if differing := [index for index in own if own[index] != beside.get(index)]:
+        first = differing[0]
+        raise Unusable(
+            f"{folder / NAME} is not that of {file}: token {first} is {beside.get(first)!r}, not"
+            f" {own[first]!r}"
+        )
+    return True
 
 
 def _built(file: Path) -> Tokenizer:
     """Made from the file's metadata."""
     metadata, tokens = gguf.metadata(file), tokens_by_id(file)
-    kind, split = metadata["tokenizer.ggml.model"], metadata.get("tokenizer.ggml.pre", "default")
-    if (kind, split) != ("gpt2", SPLIT):
-        raise Unusable(
-            f"{file} splits texts as {kind} {split!r}, which is not known here: put the model's"
-            f" {NAME} beside it"
-        )
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(models.BPE({text: index for index, text in tokens.items()}, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    of_bytes = metadata["tokenizer.ggml.model"] == "gpt2"
+    tokenizer = _of_bytes(metadata, tokens) if of_bytes else _of_pieces(metadata, tokens)
     for index, use in enumerate(metadata.get("tokenizer.ggml.token_type", ())):
         if use in SPECIAL and index in tokens:
             added = AddedToken(tokens[index], special=use == CONTROL, normalized=False)
             tokenizer.add_tokens([added])
-    if metadata.get("tokenizer.ggml.add_bos_token") and "tokenizer.ggml.bos_token_id" in metadata:
-        first = tokens[metadata["tokenizer.ggml.bos_token_id"]]
-        pair = (first, metadata["tokenizer.ggml.bos_token_id"])
+    first = metadata.get("tokenizer.ggml.bos_token_id")
+    if metadata.get("tokenizer.ggml.add_bos_token", not of_bytes) and first in tokens:
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{first} $A", special_tokens=[pair]
+            single=f"{tokens[first]} $A", special_tokens=[(tokens[first], first)]
         )
+    return tokenizer
+
+
+def _of_bytes(metadata: Mapping[str, Any], tokens: Mapping[int, str]) -> Tokenizer:
+    """Byte-level BPE."""
+    split = metadata["tokenizer.ggml.pre"]
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
+    vocabulary = {text: index for index, text in tokens.items()}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=split in WHOLE_WORDS))
+    pattern = SPLITS[split]
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern in (GPT2, DIGITS))
+    if pattern == GPT2:
+        tokenizer.pre_tokenizer = plain
+    elif pattern == DIGITS:
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, plain])
+    else:
+        cut = pre_tokenizers.Split(Regex(pattern), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([cut, plain])
+    if split in COMPOSED:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _of_pieces(metadata: Mapping[str, Any], tokens: Mapping[int, str]) -> Tokenizer:
+    """SentencePiece's BPE, whose merges follow from the scores of the tokens."""
+    vocabulary = {text: index for index, text in tokens.items()}
+    scores = metadata.get("tokenizer.ggml.scores") or [-index for index in range(len(tokens))]
+    merges = []
+    for text, index in vocabulary.items():
+        halves = ((text[:cut], text[cut:]) for cut in range(1, len(text)))
+        merges += [
+            (scores[index], len(left), len(right), left, right)
+            for left, right in halves
+            if left in vocabulary and right in vocabulary
+        ]
+    merges.sort(key=lambda each: each[:3], reverse=True)
+    model = models.BPE(
+        vocabulary,
+        [(left, right) for *_, left, right in merges],
+        fuse_unk=True,
+        byte_fallback=True,
+        unk_token=tokens.get(metadata.get("tokenizer.ggml.unknown_token_id", 0)),
+    )
+    tokenizer = Tokenizer(model)
+    prefixed = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    cleaned: list[normalizers.Normalizer] = [normalizers.Replace(" ", SPACE)]
+    shown = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if prefixed:
+        cleaned.insert(0, normalizers.Prepend(SPACE))
+        shown.append(decoders.Strip(" ", 1, 0))
+    tokenizer.normalizer = normalizers.Sequence(cleaned)
+    tokenizer.decoder = decoders.Sequence(shown)
     return tokenizer

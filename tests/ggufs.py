@@ -1,33 +1,44 @@
-"""The embedded pair as GGUF files, and what llama.cpp alone says: a sequence of its own, fed whole
-and then a token at a time.
-"""
+"""The embedded pair as GGUF files, and blocks of random weights in each quantised type."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from importlib.util import find_spec
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
-import pytest
+import torch
+from gguf import (
+    GGML_QUANT_SIZES,
+    GGMLQuantizationType,
+    GGUFReader,
+    GGUFWriter,
+    quants,
+)
 
-from tandem.engine.gguf.llama import BatchRow, LlamaContext
-from tandem.engine.gguf.model import GGUFModel
+from tandem.engine.forward.grouped_weight import GroupedWeight, StoredGroups
+from tandem.engine.model.blocks import READERS
+from tandem.models.gguf import convert, copy_metadata, write
 
 MakeGGUF = Callable[[Path, str], Path]
-missing = [name for name in ("llama_cpp", "gguf") if find_spec(name) is None]
-needs_llama = pytest.mark.skipif(
-    bool(missing), reason=f"{' and '.join(missing)} not installed: make gguf"
-)
+Stored = tuple[str, torch.Tensor]  # a type, and blocks of it
+HALVES = {  # where a block has float16 numbers
+    "Q8_0": (0,),
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
 
 
 def maker(folder: Path) -> MakeGGUF:
     """Makes a model directory a file, once."""
 
     def make(model: Path, kind: str) -> Path:
-        from tandem.models.gguf import convert
-
         file = folder / f"{model.name}-{kind}.gguf"
         if not file.exists():
             convert(model, file, kind)
@@ -36,30 +47,52 @@ def maker(folder: Path) -> MakeGGUF:
     return make
 
 
-class Alone:
-    """llama.cpp by itself, one text at a time."""
+def some_blocks(kind: str, outputs: int, inputs: int, size: float = 0.01) -> torch.Tensor:
+    """A weight of a type, any bits in its codes, scales of about a `size`, [out, blocks, bytes]."""
+    source = np.random.default_rng(0)
+    count, length = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    blocks = source.integers(0, 256, (outputs, inputs // count, length), dtype=np.uint8)
+    for place in HALVES[kind]:
+        halves = (source.standard_normal((*blocks.shape[:2], 1)) * size).astype(np.float16)
+        blocks[..., place : place + 2] = halves.view(np.uint8)
+    return torch.from_numpy(blocks)
 
-    def __init__(self, model: GGUFModel, positions: int) -> None:
-        self._context: LlamaContext = model.context(positions, sequences=1)
-        self._length = 0
 
-    def feed(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        """More of the text; its logits, [tokens, vocab]."""
-        rows = [BatchRow(token, self._length + n, [0], True) for n, token in enumerate(tokens)]
-        self._length += len(tokens)
-        return self._context.decode(rows)
+def as_weight(kind: str, blocks: torch.Tensor, dtype: torch.dtype) -> GroupedWeight:
+    """The same as a weight of a network."""
+    size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0]
+    return GroupedWeight([StoredGroups((blocks,), blocks.shape[1] * size, READERS[kind])], dtype)
 
-    def whole(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        """The logits of a new text, [tokens, vocab]."""
-        self._context.remove(0, 0)
-        self._length = 0
-        return self.feed(tokens)
 
-    def behind_the_likeliest(self, prompt: Sequence[int], text: Sequence[int]) -> list[float]:
-        """By how much the logit of each token of a text is below the largest in its place."""
-        differences: list[float] = []
-        row = self.whole(prompt)[-1]
-        for token in text:
-            differences.append(float(row.max() - row[token]))
-            row = self.feed([token])[-1]
-        return differences
+def dequantised(kind: str, blocks: torch.Tensor) -> torch.Tensor:
+    """The same as the `gguf` package has it, [out, in] float32."""
+    rows = blocks.numpy().reshape(len(blocks), -1)
+    return torch.from_numpy(quants.dequantize(rows, GGMLQuantizationType[kind]).copy())
+
+
+def rewritten(file: Path, made: Path, tensors: Mapping[str, torch.Tensor | Stored]) -> Path:
+    """A file with some tensors instead of its own, or beside them."""
+    reader, writer = GGUFReader(file), GGUFWriter(made, "llama")
+    copy_metadata(reader, writer)
+    own = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in reader.tensors}
+    for name, tensor in (own | dict(tensors)).items():
+        if isinstance(tensor, torch.Tensor):
+            writer.add_tensor(name, tensor.numpy())
+        else:
+            kind, blocks = tensor
+            rows = blocks.numpy().reshape(len(blocks), -1)
+            writer.add_tensor(name, rows, raw_dtype=GGMLQuantizationType[kind])
+    write(writer)
+    return made
+
+
+def with_random_blocks(file: Path, made: Path, others: Mapping[str, str], kind: str) -> Path:
+    """A file of float32 with its matrices in random blocks of a type, some by name of another."""
+    found: dict[str, Stored] = {}
+    for tensor in GGUFReader(file).tensors:
+        if len(tensor.shape) == 2:
+            own = next((other for name, other in others.items() if name in tensor.name), kind)
+            shape = tensor.data.shape
+            usual = float(dequantised(own, some_blocks(own, *shape)).std())
+            found[tensor.name] = own, some_blocks(own, *shape, size=0.01 * 0.04 / usual)
+    return rewritten(file, made, found)

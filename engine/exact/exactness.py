@@ -14,10 +14,10 @@ import torch
 
 from tandem.engine.cache.pages import PageTable, page_aligned, page_of
 from tandem.engine.exact.trial import MARGIN, Trial
-from tandem.engine.model.load import SERVED_MODELS
+from tandem.engine.model.load import SERVED_MODELS, HFModel
 from tandem.engine.model.reference import text_length
 from tandem.engine.model.rounding import Difference, typical_difference
-from tandem.engine.model_runner import LoadedModel, ModelRunner
+from tandem.engine.model_runner import ModelRunner
 from tandem.protos.errors import Unusable
 from tandem.protos.types import EXACT
 
@@ -78,12 +78,12 @@ def _wrong(kind: str, groups: dict[str, list[Difference]], smooth: bool) -> str 
     return f"the logits of {kind} differ by {worst.off:.2g} {how}; {explained}"
 
 
-def positions_tried(model: LoadedModel) -> int:
+def positions_tried(model: HFModel) -> int:
     """How many cached tokens a self-test needs space for."""
     return TRIAL_RANGES * page_aligned(_longest(model), page_of(model.device))
 
 
-def _longest(model: LoadedModel) -> int:
+def _longest(model: HFModel) -> int:
     return text_length(model.context_length) + MARGIN
 
 

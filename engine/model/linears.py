@@ -22,6 +22,7 @@ from tandem.engine.forward.cpu.gated import gated_mlp
 from tandem.engine.forward.cpu.norm import rms_norm
 from tandem.engine.forward.cpu.packed import PackedLinear, can_pack
 from tandem.engine.forward.cpu.products import multiply_by_panels
+from tandem.engine.forward.grouped_weight import GroupedWeight
 from tandem.protos.errors import Unusable
 
 LinearClass: TypeAlias = type[panels.PanelLinear] | type[PackedLinear]
@@ -34,7 +35,7 @@ def linear_class(dtype: torch.dtype, device: torch.device, weights: str) -> Line
     Unusable if there is none with such weights.
     """
     if (problem := panels.why_unsupported(dtype, device)) is None:
-        return panels.PanelLinear if weights == FULL else panels.Int8Linear
+        return panels.PanelLinear
     if weights == INT8:
         raise Unusable(f"weights int8 need the compiled kernels: {problem}")
     return PackedLinear if can_pack(dtype, device) else None
@@ -45,6 +46,7 @@ def replace_layers(network: PreTrainedModel, groups: Groups, kind: LinearClass) 
     names of linear layers that are given the same rows. Its logits are not rounded any more if
     they are float32 before.
     """
+    tied = tied_in_groups(network)
     if issubclass(kind, panels.PanelLinear):
         replace(network, lambda layer: panel_experts(layer, kind))
         replace(network, lambda layer: gated_mlp(layer, kind))
@@ -57,6 +59,23 @@ def replace_layers(network: PreTrainedModel, groups: Groups, kind: LinearClass) 
     output = network.get_output_embeddings()
     if isinstance(output, panels.PanelLinear):
         output.rounded = False
+        if tied:
+            share_with_embeddings(network, output)
+
+
+def tied_in_groups(network: PreTrainedModel) -> bool:
+    """Whether input and output embeddings are one weight of 8 or 4 bits."""
+    output = network.get_output_embeddings()
+    weight = getattr(output, "weight", None)
+    return isinstance(weight, GroupedWeight) and weight is network.get_input_embeddings().weight
+
+
+def share_with_embeddings(network: PreTrainedModel, output: panels.PanelLinear) -> None:
+    """Look input embeddings up in the panels of the output layer."""
+    (part,) = output.parts
+    assert isinstance(part, panels.GroupedPart), "tied weights are as they are stored"
+    shared = GroupedWeight([part.panels], output.weight.dtype)
+    network.get_input_embeddings().weight = nn.Parameter(shared, requires_grad=False)
 
 
 def kernels_of(network: nn.Module) -> str:
@@ -97,7 +116,7 @@ class MergedLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = layer.out_features, layer.in_features
         self.bias, self.kernels = layer.bias, joined.whole.kernels
-        self.weight = layer.weight.new_empty(0)  # some models ask for its dtype
+        self.weight = torch.empty(0, dtype=layer.weight.dtype)  # some models ask for its dtype
         self._joined, self._number = joined, number
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """A Hugging Face causal language model as the engine needs it: loaded, checked, refused when it
 cannot work.
 
-Loads safetensors only and runs no code from the model directory. Raises Unusable with a line that
-names the model and what to do instead.
+Loads safetensors and GGUF files, and runs no code from the model directory. Raises Unusable with a
+line that names the model and what to do instead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from transformers import (
 from transformers.utils import logging
 
 from tandem.engine.cache.pool import LayerGeometry, position_bytes
+from tandem.engine.forward.cpu import panels
 from tandem.engine.forward.cpu.kernels import kernels
+from tandem.engine.model import gguf
+from tandem.engine.model.grouping import round_linears
 from tandem.engine.model.linears import (
     FULL,
     INT8,
@@ -39,8 +42,11 @@ from tandem.engine.model.quantised import SETTING, dequantise, unify_dtype
 from tandem.engine.model.reference import ReferenceLogits, reference_logits
 from tandem.protos.errors import Unusable
 from tandem.protos.fingerprint import tokens_by_id
+from tandem.protos.gguf import head as gguf_head
+from tandem.protos.gguf import is_gguf
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES_OF_FILES = ("f32", "bf16", "f16")
 AUTO = "auto"  # the checkpoint's own
 SERVED_MODELS = "choose one that is served, e.g. Llama, Qwen, Mistral, Gemma, Phi or GPT-2"
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -62,13 +68,18 @@ class HFModel:
     device: torch.device
     dtype: torch.dtype
     weights: str = FULL
-    quantised: str | None = None  # how the weights were, in the files
+    quantised: str | None = None  # how weights are stored in the files, if not as numbers
+    grouped: bool = False  # whether they stay so
 
     @property
     def numbers(self) -> str:
         """The dtype, as status and log report it."""
         name = str(self.dtype).removeprefix("torch.")
-        return f"{name}, dequantised from {self.quantised}" if self.quantised else name
+        if self.weights == INT8:
+            return f"{name}, weights in int8"
+        if not self.quantised:
+            return name
+        return f"{name}, {'weights in' if self.grouped else 'dequantised from'} {self.quantised}"
 
     @property
     def kind(self) -> str:
@@ -87,28 +98,36 @@ class HFModel:
 
 
 def load(
-    folder: Path, dtype: str | None = None, device: str = "cpu", weights: str = FULL
+    model: Path, dtype: str | None = None, device: str = "cpu", weights: str = FULL
 ) -> HFModel:
-    """Load a model directory; raises Unusable."""
-    if not (folder / "config.json").is_file():
-        raise Unusable(f"{folder} is not a model directory: it has no config.json")
-    tokens = tokens_by_id(folder)
-    with _loading(folder, device):
-        config = AutoConfig.from_pretrained(folder, **LOCAL)
-    with _judging(folder, config):
+    """Load a model directory or a GGUF file; raises Unusable."""
+    head = gguf_head(model) if is_gguf(model) else None
+    if not head and not (model / "config.json").is_file():
+        raise Unusable(f"{model} is not a model directory: it has no config.json")
+    tokens = tokens_by_id(model)
+    with _loading(model, device):
+        config = gguf.config_of(model, head) if head else AutoConfig.from_pretrained(model, **LOCAL)
+    with _judging(model, config):
         _refuse_config(config)
-        quantised = dequantise(config, folder)
+        quantised = gguf.stored_as(head) if head else dequantise(config, model)
     wanted = _dtype(dtype, config, device)
-    with _loading(folder, device):
-        network, missing = _read(folder, config, wanted, torch.device(device))
+    grouped = panels.why_unsupported(wanted, torch.device(device)) is None
+    with _loading(model, device):
+        if head:
+            network, missing = gguf.read(model, head, config, wanted, grouped)
+        else:
+            network, missing = _read(model, config, wanted, torch.device(device))
     if missing:
         lacking = f"its files lack {len(missing)} weights of {type(network).__name__}"
-        raise Unusable(f"{folder} cannot be served: {lacking}, e.g. {missing[0]}; get all files")
-    with _judging(folder, config), recording_inputs(network) as groups:
+        raise Unusable(f"{model} cannot be served: {lacking}, e.g. {missing[0]}; get all files")
+    kind = linear_class(wanted, network.device, weights)
+    with _judging(model, config), recording_inputs(network) as groups:
         found = install_attention(network, _context_length(config))
-    with _judging(folder, config):
-        reference = reference_logits(network, found, wanted, folder, weights == INT8)
-    if kind := linear_class(wanted, network.device, weights):
+    if weights == INT8:
+        round_linears(network)
+    with _judging(model, config):
+        reference = reference_logits(network, found, wanted, model)
+    if kind:
         replace_layers(network, groups, kind)
     return HFModel(
         network=network,
@@ -117,11 +136,12 @@ def load(
         vocab_size=found.vocab_size,
         token_count=min(max(tokens) + 1, found.vocab_size),
         context_length=found.context_length,
-        end_token_ids=_end_token_ids(network),
+        end_token_ids=head.end_token_ids if head else _end_token_ids(network),
         device=torch.device(device),
         dtype=wanted,
         weights=weights,
-        quantised=quantised,
+        quantised=quantised if quantised not in DTYPES_OF_FILES else None,
+        grouped=grouped and head is not None,
     )
 
 
@@ -147,6 +167,8 @@ def _loading(folder: Path, device: str) -> Iterator[None]:
     """Whatever the loaders underneath raise becomes a line."""
     try:
         yield
+    except Unusable as error:
+        raise Unusable(f"{folder} {error}") from error
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         if "trust_remote_code" in str(error):

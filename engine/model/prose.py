@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from tandem.protos.errors import Unusable
+from tandem.protos.tokenizer import tokenizer_of
 
 TEXT = """\
 The harbour was quiet when Ines came down the hill with two buckets of paint. "Blue or green?" her
@@ -33,13 +32,15 @@ largest city, but Canberra was chosen in 1908 as a compromise between Sydney and
 """
 
 
-def prose(folder: Path, vocabulary: int, count: int) -> list[int]:
-    """So many tokens of text as people write it, by the tokenizer of a model directory, with what
-    it puts before a text; raises Unusable.
+def prose(model: Path, vocabulary: int, count: int) -> list[int]:
+    """So many tokens of text as people write it, by the tokenizer of a model directory or file,
+    with what it puts before a text; raises Unusable.
     """
     try:
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        ids = tokenizer_of(model).encode(TEXT).ids
+    except Unusable:
+        raise
     except Exception as error:  # whatever the library raises
         raise Unusable(f"has a tokenizer.json that cannot be read ({error})") from error
-    ids = [token % vocabulary for token in tokenizer.encode(TEXT).ids] or [0]
-    return [ids[place % len(ids)] for place in range(count)]
+    known = [token % vocabulary for token in ids] or [0]
+    return [known[place % len(known)] for place in range(count)]

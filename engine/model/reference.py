@@ -61,19 +61,18 @@ def text_length(context: int) -> int:
 
 @torch.inference_mode()
 def reference_logits(
-    network: PreTrainedModel, found: ProbeResult, dtype: torch.dtype, folder: Path, rounded: bool
+    network: PreTrainedModel, found: ProbeResult, dtype: torch.dtype, model: Path
 ) -> ReferenceLogits:
-    """What a network computes of texts that are as long as it allows; `folder` has its tokenizer.
-    `rounded`: its weights are going to be rounded to 8 bits. Raises Unusable with words that follow
-    the name of its class.
+    """What a network computes of texts that are as long as it allows; the directory or file `model`
+    has its tokenizer. Raises Unusable with words that follow the name of its class.
     """
     rng, longest = random.Random(0), text_length(found.context_length)
     some = partial(rng.choices, range(found.vocab_size))
-    tokens, other = prose(folder, found.vocab_size, longest), some(k=min(OTHER, longest))
+    tokens, other = prose(model, found.vocab_size, longest), some(k=min(OTHER, longest))
     branch = list(branching(longest))
     known = sorted({*_places(longest), *range(longest)[-STREAM:], *branch})
     fused = network._supports_sdpa and all(layer.fused for layer in found.layers)
-    texts = ReferenceTexts(network, dtype, fused, rounded)
+    texts = ReferenceTexts(network, dtype, fused)
     try:
         main = texts.of(tokens, known)
         side = texts.of(tokens[: branch[0]] + some(k=len(branch)), branch)

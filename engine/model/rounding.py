@@ -21,7 +21,6 @@ SUMS = 10.0  # the same in float32, where the order of sums in linear layers rou
 # ones were within 5.7, mistakes beyond 1,400
 FLOOR = 6  # units of rounding of a logit: no two ways are taken for closer
 UNSTABLE = 4.0  # times as far as the middle row: a row that rounding moves so far says nothing
-ROUNDED = 4.0  # logits, where all is rounded to 8 bits; those of two texts differ by 9
 ATEN = torch.ops.aten
 CHOICES = {ATEN.topk.default, ATEN.sort.default, ATEN.argmax.default, ATEN.max.dim}
 
@@ -88,12 +87,10 @@ class ReferenceTexts:
     `smooth`: no pass has chosen anything by its score, so that rounding moves no row far.
     """
 
-    def __init__(
-        self, network: PreTrainedModel, dtype: torch.dtype, fused: bool, rounded: bool = False
-    ) -> None:
-        self._network, self._dtype, self._rounded = network, dtype, rounded
+    def __init__(self, network: PreTrainedModel, dtype: torch.dtype, fused: bool) -> None:
+        self._network, self._dtype = network, dtype
         self._ways = [("sdpa", 0) if fused else ("eager", 2), ("eager", 1)]
-        self.smooth = not rounded
+        self.smooth = True
 
     def of(self, tokens: Sequence[int], places: Sequence[int]) -> ReferenceText:
         """A text, with what is known of some of its places."""
@@ -108,8 +105,6 @@ class ReferenceTexts:
     ) -> dict[int, float]:
         """By place, how far a right row may be off."""
         unit = torch.stack(list(logits.values())).float().abs().median().item()
-        if self._rounded:
-            return dict.fromkeys(logits, ROUNDED * unit)
         least = FLOOR * torch.finfo(self._dtype).eps * unit
         moved = dict.fromkeys(logits, least)
         for way, seed in self._ways:

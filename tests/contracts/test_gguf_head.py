@@ -1,4 +1,4 @@
-"""The head of a GGUF file, read without llama.cpp: whatever is wrong with it is one line."""
+"""The head of a GGUF file: whatever is wrong with it is one line."""
 
 from __future__ import annotations
 

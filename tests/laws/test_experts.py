@@ -16,7 +16,8 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from tandem.engine.forward.cpu.experts import PanelExperts, panel_experts
 from tandem.engine.forward.cpu.kernels import Kernels, kernels
-from tandem.engine.forward.cpu.panels import Int8Linear, PanelLinear
+from tandem.engine.forward.cpu.panels import PanelLinear
+from tandem.engine.model.grouping import round_linears
 
 WIDTH, INNER, EXPERTS, TOP = 96, 32, 8, 3
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -70,7 +71,9 @@ def test_a_row_has_the_same_bits_in_any_company_and_by_any_number_of_threads(
 ) -> None:
     """However many others are sent to the same experts, and more than are kept at once."""
     layer = some_layer(MixtralExperts, "silu", dtype)
-    own = panel_experts(layer, Int8Linear if quantised else PanelLinear)
+    if quantised:
+        round_linears(layer)
+    own = panel_experts(layer, PanelLinear)
     assert own
     given = some_rows(300, dtype)
     alone = torch.cat([own(*(each[row : row + 1] for each in given)) for row in range(300)])
@@ -81,10 +84,10 @@ def test_a_row_has_the_same_bits_in_any_company_and_by_any_number_of_threads(
 
 def test_weights_of_experts_are_rounded_to_8_bits_where_all_are(build: Kernels) -> None:
     rows = some_rows(20, torch.float32)
-    full, small = (
-        panel_experts(some_layer(MixtralExperts, "silu", torch.float32), kind)
-        for kind in (PanelLinear, Int8Linear)
-    )
+    full = panel_experts(some_layer(MixtralExperts, "silu", torch.float32), PanelLinear)
+    layer = some_layer(MixtralExperts, "silu", torch.float32)
+    round_linears(layer)
+    small = panel_experts(layer, PanelLinear)
     assert full and small
     expected = full(*rows)
     assert 0 < (small(*rows) - expected).abs().max() < 0.1 * expected.abs().max()

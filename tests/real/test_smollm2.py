@@ -8,6 +8,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,16 +19,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tandem import models
 from tandem.engine.exact.exactness import self_test
-from tandem.engine.gguf.model import load
 from tandem.engine.model import prose
 from tandem.engine.model import reference as reference_texts
 from tandem.engine.model.load import load as load_directory
 from tandem.engine.runner import HFRunner
 from tandem.models.smollm2 import FILE
-from tandem.orchestrator.frontend.text import load_tokenizer
 from tests import reference
 from tests.conftest import Pair, serve_models
-from tests.ggufs import Alone, needs_llama
 from tests.http_served import serve_http
 
 FOLDER, GGUF = models.SMOLLM2, models.SMOLLM2 / FILE
@@ -37,7 +35,6 @@ QUESTIONS = (
     "Count from 1 to 10.",
 )
 TOKENS = 40
-NEAR_TIE = 0.5  # llama.cpp rounds rows to 8 bits
 
 pytestmark = [
     pytest.mark.long("loads a real model"),
@@ -102,13 +99,13 @@ async def test_its_answers_are_those_of_generate() -> None:
         assert answer == tokenizer.decode(tokens, skip_special_tokens=True)
 
 
-@needs_llama
-async def test_as_a_gguf_file_it_answers_as_llama_cpp_does_alone() -> None:
-    """Each token is the likeliest by llama.cpp alone, or as close to it as rounding in a batch."""
-    async with chatting(Pair(GGUF, GGUF)) as client:
-        served = await answers(client)
-    assert "Paris" in served[0]
-    alone, tokenizer = Alone(load(GGUF), 512), load_tokenizer(GGUF)
-    for question, answer in zip(QUESTIONS, served, strict=True):
-        tokens = tokenizer.encode(answer, add_special_tokens=False).ids
-        assert max(alone.behind_the_likeliest(prompt_of(question), tokens)) < NEAR_TIE
+async def test_as_a_gguf_file_it_answers_as_the_directory_that_was_made_of_it(
+    tmp_path: Path,
+) -> None:
+    """Without any other file beside it; and it is exact."""
+    file = tmp_path / FILE
+    file.symlink_to(GGUF)
+    async with chatting(Pair(FOLDER, FOLDER)) as client:
+        expected = await answers(client)
+    async with chatting(Pair(file, file)) as client:
+        assert await answers(client) == expected

@@ -16,7 +16,7 @@ from tandem.engine.cache.pool import SlotIndex
 from tandem.engine.forward import attention, tiles
 from tandem.engine.forward.cpu.gated import GatedMLP
 from tandem.engine.forward.cpu.packed import PackedLinear
-from tandem.engine.forward.cpu.panels import PanelLinear
+from tandem.engine.forward.cpu.panels import GroupedPart, PanelLinear
 from tandem.engine.forward.cpu.paths import PathPlan
 from tandem.engine.forward.cuda.rows import PrefixAndTail, RowPlan
 from tandem.engine.forward.tiles import Tile
@@ -148,21 +148,32 @@ def a_wrong_row_in_packed_weights(plant: Plant) -> None:
     whole = plant.network.get_submodule(f"{LAYER}.mlp")
     layer = whole.outer if isinstance(whole, GatedMLP) else whole.down_proj
     if isinstance(layer, PanelLinear):
-        layer._panels = PanelLinear(weight, None)._panels
+        layer.parts = PanelLinear(weight, None).parts
     elif isinstance(layer, PackedLinear):
         layer.packed = PackedLinear(weight, None).packed
     else:
         layer.weight = nn.Parameter(weight, requires_grad=False)
 
 
+def a_scale_of_97_percent_in_a_group(plant: Plant) -> None:
+    """One group of the weights of one output, in panels of 8 or 4 bits, has another scale."""
+    whole = plant.network.get_submodule(f"{LAYER}.mlp")
+    (part,) = whole.outer.parts
+    assert isinstance(part, GroupedPart)
+    with torch.inference_mode():
+        part.panels.scales[0, 1, 0, 3] *= 0.97
+
+
 def a_forgotten_bias(plant: Plant) -> None:
     """Of the queries of one layer."""
     layer = plant.network.get_submodule(f"{LAYER}.self_attn.q_proj")
     whole = layer._joined.whole if isinstance(layer, MergedLinear) else layer
-    name = "_bias" if isinstance(whole, PanelLinear) else "bias"
-    bias = getattr(whole, name).clone()
+    bias = whole.bias.clone()
     bias[: layer.out_features] = 0
-    setattr(whole, name, bias if name == "_bias" else nn.Parameter(bias, requires_grad=False))
+    if isinstance(whole, PanelLinear):
+        whole.parts[0].bias = bias
+    else:
+        whole.bias = nn.Parameter(bias, requires_grad=False)
 
 
 def a_neighbours_keys(plant: Plant) -> None:

@@ -1,104 +1,127 @@
-"""GGUF files: their vocabularies, what is refused in which words, what the self-test notices."""
+"""GGUF files: served as they are stored, exactly; their vocabularies and tokenizers; what is
+refused in which words.
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from tandem import models
 from tandem.drafter_service.visible import visible_tokens
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.exact.exactness import self_test
-from tandem.engine.forward.segment import Segment
-from tandem.engine.gguf import llama
-from tandem.engine.gguf.llama import LlamaContext
-from tandem.engine.gguf.model import GGUFModel, load
-from tandem.engine.gguf.runner import GGUFRunner
 from tandem.engine.host import load_and_test
+from tandem.engine.model import gguf as reading
+from tandem.engine.model import linears
+from tandem.engine.model.blocks import READERS
+from tandem.engine.model.load import load
+from tandem.engine.runner import HFRunner
+from tandem.engine.weights import network_bytes, weights_bytes
+from tandem.models.gguf import convert
 from tandem.orchestrator.frontend.text import load_tokenizer
-from tandem.protos import tree
 from tandem.protos.errors import Unusable
 from tandem.protos.fingerprint import fingerprint, tokens_by_id
-from tandem.protos.gguf import metadata
-from tests.ggufs import Alone, MakeGGUF, needs_llama
+from tandem.protos.gguf import head, metadata
+from tests.ggufs import MakeGGUF, rewritten, with_random_blocks
 
-pytestmark = needs_llama
 POSITIONS = 2048
+KINDS = ("f32", "f16", "q8_0", "q4_0", "q4_1")
 
 
-def running(model: GGUFModel) -> GGUFRunner:
-    """With space for a self-test."""
-    return GGUFRunner(model, model.context(POSITIONS), POSITIONS)
-
-
-@pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [("f32", "float32"), ("q8_0", "float16"), ("q4_0", "bfloat16"), ("q4_0", "auto")],
-)
-def test_the_self_test_passes_and_never_calls_it_exact(
-    kind: str, dtype: Any, make_gguf: MakeGGUF
-) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_is_exact_without_a_tokenizer_beside_it(kind: str, make_gguf: MakeGGUF) -> None:
     file = make_gguf(models.TARGET, kind)
-    config = ModelServiceConfig(model=file, dtype=dtype, threads=1)
-    runner, exactness = load_and_test(config, True)
-    assert str(exactness) == "exact unavailable: llama.cpp rounds by the number of rows"
+    assert [each.suffix for each in file.parent.iterdir() if each.suffix != ".gguf"] == []
+    runner, exactness = load_and_test(ModelServiceConfig(model=file, threads=1), True)
+    assert str(exactness) == "exact"
     model = runner.model
-    assert (model.kind, model.numbers, model.kernels) == ("llama", kind, "llama.cpp")
+    stored = "float32" if kind in ("f32", "f16") else f"float32, weights in {kind}"
+    assert (model.kind, model.numbers) == ("LlamaForCausalLM", stored)
     assert (model.vocab_size, model.token_count, model.context_length) == (4096, 4096, 512)
     assert model.end_token_ids == (0,)
 
 
-def stale(patch: pytest.MonkeyPatch) -> None:
-    """What was rolled back stays."""
-
-    def remove(self: LlamaContext, sequence: int, start: int) -> None:
-        if start == 0:
-            self._lib.llama_memory_seq_rm(self._memory, sequence, 0, -1)
-
-    patch.setattr(LlamaContext, "remove", remove)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rows_of_half_precision_pass_the_self_test(dtype: Any, make_gguf: MakeGGUF) -> None:
+    config = ModelServiceConfig(model=make_gguf(models.DRAFT, "q8_0"), threads=1, dtype=dtype)
+    assert load_and_test(config, True)[1].wrong is None
 
 
-def holed(patch: pytest.MonkeyPatch) -> None:
-    """A fork lacks some tokens of its text."""
-    copy = LlamaContext.copy
-
-    def forked(self: LlamaContext, source: int, target: int, stop: int) -> None:
-        copy(self, source, target, stop)
-        self._lib.llama_memory_seq_rm(self._memory, target, stop - 9, stop - 1)
-
-    patch.setattr(LlamaContext, "copy", forked)
-
-
-def shifted(patch: pytest.MonkeyPatch) -> None:
-    """A text has other tokens behind the 200th."""
-    decode = LlamaContext.decode
-
-    def other(self: LlamaContext, rows: Any) -> Any:
-        for row in rows:
-            row.token = (row.token + (row.position > 200)) % 4096
-        return decode(self, rows)
-
-    patch.setattr(LlamaContext, "decode", other)
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_network_is_that_of_transformers(kind: str, make_gguf: MakeGGUF) -> None:
+    """Which dequantises the file: the same logits, but for the order of sums."""
+    file = make_gguf(models.DRAFT, kind)
+    text = torch.tensor([list(range(100, 140))])
+    plain: Any = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32
+    )
+    top = head(file)
+    config = reading.config_of(file, top)
+    network, missing = reading.read(file, top, config, torch.float32, grouped=True)
+    assert not missing
+    one, other = (each(text).logits for each in (plain, network))
+    assert torch.allclose(one, other, atol=1e-3)
 
 
-@pytest.mark.parametrize("fault", [stale, holed, shifted])
-def test_a_planted_fault_is_refused(
-    fault: Callable[[pytest.MonkeyPatch], None],
-    make_gguf: MakeGGUF,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of random weights whose rows are whole blocks of 256, as a file of float32."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("wide")
+    config = LlamaConfig(
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=4096,
+        max_position_embeddings=512,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    shutil.copy(models.DRAFT / "tokenizer.json", folder)
+    convert(folder, folder / "wide.gguf", "f32")
+    return folder / "wide.gguf"
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_file_of_any_quantised_type_is_exact(kind: str, wide: Path, tmp_path: Path) -> None:
+    """Where queries, keys and values are not all stored in one way, and embeddings are tied."""
+    file = with_random_blocks(wide, tmp_path / f"{kind}.gguf", {"attn_v": "Q6_K"}, kind)
+    model = load(file)
+    assert model.numbers == f"float32, weights in {kind.lower()}"
+    assert self_test(HFRunner(model, POSITIONS), kind).problem is None
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q4_1"])
+def test_weights_take_about_as_much_memory_as_the_file(kind: str, make_gguf: MakeGGUF) -> None:
+    file = make_gguf(models.TARGET, kind)
+    assert 0.9 * file.stat().st_size <= weights_bytes(load(file)) <= 1.3 * file.stat().st_size
+
+
+def test_reading_never_holds_more_than_the_file_has(
+    make_gguf: MakeGGUF, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where rounding explains most: in weights of 8 bits."""
-    runner = running(load(make_gguf(models.DRAFT, "q8_0"), "auto"))
-    fault(monkeypatch)
-    with pytest.raises(Unusable, match=r": (the logits of llama differ|llama fail)"):
-        self_test(runner, "planted")
+    """What is read and not yet laid out is as it is stored, and goes when it is."""
+    file, held = make_gguf(models.TARGET, "q4_1"), list[int]()
+    replaced = linears.replace
+
+    def counted(network: Any, other: Any) -> None:
+        held.append(network_bytes(network))
+        replaced(network, other)
+        held.append(network_bytes(network))
+
+    monkeypatch.setattr(linears, "replace", counted)
+    load(file)
+    assert max(held) <= 1.3 * file.stat().st_size
 
 
 def test_a_files_own_tokenizer_is_the_one_that_it_was_made_from(
@@ -115,8 +138,15 @@ def test_a_files_own_tokenizer_is_the_one_that_it_was_made_from(
     assert torch.equal(visible_tokens(file, 4096), visible_tokens(models.DRAFT, 4096))
 
 
-def test_a_tokenizer_beside_the_file_must_be_its_own(make_gguf: MakeGGUF, tmp_path: Path) -> None:
-    file = Path(shutil.copy(make_gguf(models.DRAFT, "q4_0"), tmp_path))
+def test_a_way_to_split_texts_that_is_not_known_needs_a_tokenizer_beside(
+    make_gguf: MakeGGUF, tmp_path: Path
+) -> None:
+    content = make_gguf(models.DRAFT, "q4_0").read_bytes()
+    file = tmp_path / "other.gguf"
+    file.write_bytes(content.replace(b"gpt-2", b"other"))
+    assert metadata(file)["tokenizer.ggml.pre"] == "other"
+    with pytest.raises(Unusable, match=r"splits texts as gpt2 'other'.*tokenizer.json beside it"):
+        load_tokenizer(file)
     shutil.copy(models.FOREIGN / "tokenizer.json", tmp_path)
     with pytest.raises(Unusable, match=r"tokenizer.json is not that of .*: token 0 is"):
         load_tokenizer(file)
@@ -124,25 +154,9 @@ def test_a_tokenizer_beside_the_file_must_be_its_own(make_gguf: MakeGGUF, tmp_pa
     assert load_tokenizer(file).encode("a cat").ids
 
 
-def test_another_way_to_split_texts_needs_a_tokenizer_beside(
-    make_gguf: MakeGGUF, tmp_path: Path
-) -> None:
-    content = make_gguf(models.DRAFT, "q4_0").read_bytes()
-    file = tmp_path / "other.gguf"
-    file.write_bytes(content.replace(b"gpt-2", b"qwen2"))
-    assert metadata(file)["tokenizer.ggml.pre"] == "qwen2"
-    with pytest.raises(Unusable, match=r"splits texts as gpt2 'qwen2'.*tokenizer.json beside it"):
-        load_tokenizer(file)
-    assert int(visible_tokens(file, 4096).sum()) > 3000, "a drafter needs no way to split texts"
-    shutil.copy(models.DRAFT / "tokenizer.json", tmp_path)
-    assert load_tokenizer(file).encode("a cat").ids
-
-
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"device": "cuda"}, "device cuda does not apply to .*: GGUF models run on the CPU"),
-        ({"weights": "int8"}, "weights int8 does not apply to .*: it has its own, as stored"),
         ({"context_length": 513}, "context_length 513 is above .* trusted with, 512"),
         ({"kv_bytes": 1000}, "kv_bytes 1000B is less than one session needs"),
     ],
@@ -161,68 +175,18 @@ def test_what_is_no_whole_gguf_file_is_refused(make_gguf: MakeGGUF, tmp_path: Pa
         load(file)
     for content, problem in (
         (b"PK", "is not a GGUF"),
-        (whole[:-1000], "cannot be loaded by llama"),
+        (whole[:-1000], "is cut off"),
+        (whole.replace(b"blk.1.ffn_up.", b"blk.1.ffn_xx."), "a tensor that is not known here"),
     ):
         file.write_bytes(content)
-        with pytest.raises(Unusable, match=f"{file} {problem}"):
+        with pytest.raises(Unusable, match=f"{file} .*{problem}"):
             load(file)
 
 
-def test_without_the_library_the_line_says_what_to_install(
-    make_gguf: MakeGGUF, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def absent(name: str) -> None:
-        raise ImportError(name)
-
-    monkeypatch.setattr(llama, "import_module", absent)
-    with pytest.raises(Unusable, match=r"pip install 'tandem-serving\[gguf\]'"):
-        load(make_gguf(models.DRAFT, "q4_0"))
-
-
-def test_more_rows_than_a_batch_are_fed_in_several(make_gguf: MakeGGUF) -> None:
-    runner = running(load(make_gguf(models.DRAFT, "f32")))
-    tables = [runner.pool.allocate(400) for _ in range(3)]
-    said = [(table, tuple(range(100, 500))) for table in tables if table]
-    segments = [
-        Segment(table, 0, (*text, 7, 8, 9), (*range(-1, 399), 399, 399, 400), 3)
-        for table, text in said
-    ]
-    whole = runner(segments)
-    for segment, rows in zip(segments, whole, strict=True):
-        (alone,) = runner([segment])
-        assert torch.allclose(rows, alone, atol=1e-3)
-
-
-def test_a_text_that_overflows_harms_nobody_else(tmp_path: Path) -> None:
-    """In a cache that all share, where masked keys are multiplied by zero: NaN would spread."""
-    from tandem.models.gguf import convert
-
-    bad = 999
-    shutil.copytree(models.DRAFT, tmp_path / "model")
-    file = tmp_path / "model" / "model.safetensors"
-    weights = load_file(file)
-    embedded = weights["model.embed_tokens.weight"]
-    weights["lm_head.weight"] = embedded.clone()
-    embedded[bad] = torch.inf
-    save_file(weights, file)
-    convert(tmp_path / "model", tmp_path / "model.gguf", "f32")
-    model = load(tmp_path / "model.gguf")
-    runner, alone = GGUFRunner(model, model.context(POSITIONS), POSITIONS), Alone(model, POSITIONS)
-    one, other = (runner.pool.allocate(100) for _ in range(2))
-    assert one and other
-    text = tuple(range(100, 140))
-    runner([Segment(table, 0, text, tree.chain(40), 1) for table in (one, other)])
-    lost, kept = runner(
-        [Segment(table, 40, (token, 7), (-1, -1), 2) for table, token in ((one, bad), (other, 5))]
-    )
-    assert bool(lost.isnan().all()) and not runner.pool.finite(one, 40)
-    assert runner.pool.finite(other, 40)
-    expected = [alone.whole((*text, token))[-1] for token in (5, 7)]
-    assert torch.allclose(kept, torch.from_numpy(np.stack(expected)), atol=1e-3)
-    runner.pool.wipe(one)
-    runner.pool.compact(other, 40, [1])
-    again, on = runner(
-        [Segment(one, 0, text, tree.chain(40), 1), Segment(other, 41, (8,), (-1,), 1)]
-    )
-    for rows, said in ((again, text), (on, (*text, 7, 8))):
-        assert torch.allclose(rows[-1], torch.from_numpy(alone.whole(said)[-1]), atol=1e-3)
+def test_frequencies_that_a_file_divides_are_divided(make_gguf: MakeGGUF, tmp_path: Path) -> None:
+    """As those of Llama 3.1 and later, whose file has no other sign of it."""
+    file = make_gguf(models.DRAFT, "f32")
+    plain = load(file).network.model.rotary_emb.inv_freq
+    factors = torch.linspace(1, 8, len(plain))
+    made = rewritten(file, tmp_path / "made.gguf", {"rope_freqs.weight": factors})
+    assert torch.equal(load(made).network.model.rotary_emb.inv_freq, plain / factors)

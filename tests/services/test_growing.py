@@ -14,13 +14,12 @@ from transformers import PreTrainedModel
 from tandem.drafter_service.tree.worth import Conditions
 from tandem.engine.cache.sessions import RETRY_SECONDS
 from tandem.engine.forward.segment import Segment
-from tandem.engine.gguf.runner import GGUFRunner
 from tandem.models import DRAFT
 from tandem.protos import tree
 from tandem.protos.errors import Busy
 from tandem.protos.types import Context, DraftShape, SamplingParams
 from tests import reference
-from tests.ggufs import MakeGGUF, missing
+from tests.ggufs import MakeGGUF
 from tests.services.jobs import CONTEXT, Engine
 from tests.services.trees import GREEDY, Drafter, Tokens
 
@@ -37,31 +36,16 @@ def fresh(engine: Engine, text: Tokens) -> torch.Tensor:
     return logits[0]
 
 
-def grown(kind: str, make_gguf: MakeGGUF) -> Engine:
-    """The draft model, by our own backend and by llama.cpp, also where sequences are too few."""
-    if kind in ("fast", "exact"):
-        return Engine(DRAFT, kind == "exact", positions=2048)
-    if missing:
-        pytest.skip(f"{' and '.join(missing)} not installed: make gguf")
-    engine = Engine(make_gguf(DRAFT, "f32"), False, positions=2048)
-    if kind == "few":
-        model: Any = engine.forward.model
-        few = GGUFRunner(model, model.context(2048, sequences=7), 2048, sequences=7)
-        engine.forward = few
-        engine.sessions._pool, engine.sessions._prefixes = few.pool, few.pool.prefixes
-    return engine
-
-
 @pytest.mark.parametrize(
     ("kind", "sampling"),
-    [("fast", PENALISED), ("exact", GREEDY), ("gguf", PENALISED), ("few", GREEDY)],
-    ids=["fast", "exact", "gguf", "few sequences"],
+    [("fast", PENALISED), ("exact", GREEDY), ("q4_0", GREEDY)],
 )
 def test_after_any_facts_the_logits_of_a_node_are_those_of_its_text(
     kind: str, sampling: SamplingParams, make_gguf: MakeGGUF, prompts: list[Tokens]
 ) -> None:
     """Three sessions that share their passes, as far as they have anything to feed."""
-    engine, noise = grown(kind, make_gguf), random.Random(5)
+    model = make_gguf(DRAFT, kind) if kind == "q4_0" else DRAFT
+    engine, noise = Engine(model, kind != "fast", positions=2048), random.Random(5)
     drafters = [
         Drafter(engine, name, prompts[name], Conditions(), sampling=sampling) for name in range(3)
     ]

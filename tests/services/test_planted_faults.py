@@ -21,6 +21,7 @@ from tandem.engine.model.load import load
 from tandem.engine.runner import AttentionBackend, HFRunner
 from tandem.protos.errors import Unusable
 from tests.families import ARCHITECTURES, CONFIGS
+from tests.ggufs import MakeGGUF
 from tests.services import faults, replay
 from tests.services.faults import FAULTS, Fault
 from tests.services.plant import Plant
@@ -179,15 +180,34 @@ def test_no_served_architecture_is_refused(
         self_test(forward, architecture)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2_window", "mixtral"])
-def test_weights_of_8_bits_may_round_by_more(family: str, make_model: MakeModel) -> None:
-    self_test(HFRunner(load(make_model(family, 0), weights="int8"), POSITIONS, False), family)
+@pytest.mark.parametrize("family", ["llama", "qwen2_window", "mixtral", "gpt2"])
+def test_weights_rounded_to_8_bits_are_exact(family: str, make_model: MakeModel) -> None:
+    """What they are compared with is rounded too."""
+    forward = HFRunner(load(make_model(family, 0), weights="int8"), POSITIONS)
+    assert self_test(forward, family).problem is None
 
 
-@pytest.mark.parametrize("fault", [faults.swapped_layers, faults.a_neighbours_keys])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        faults.swapped_layers,
+        faults.a_neighbours_keys,
+        faults.a_wrong_rope_row,
+        faults.a_scale_of_97_percent_in_a_group,
+    ],
+)
 def test_a_planted_fault_is_refused_with_weights_of_8_bits(
     fault: Fault, make_biased: MakeBiased, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_biased("qwen2_window")
     forward = HFRunner(load(folder, weights="int8"), POSITIONS, exact=False)
     refuse(fault, folder, forward, monkeypatch)
+
+
+@pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q8_0"])
+def test_another_scale_in_a_group_of_weights_is_refused(
+    kind: str, make_gguf: MakeGGUF, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = make_gguf(models.DRAFT, kind)
+    forward = HFRunner(load(file), POSITIONS)
+    refuse(faults.a_scale_of_97_percent_in_a_group, file, forward, monkeypatch)

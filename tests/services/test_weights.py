@@ -10,13 +10,11 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from tandem.engine.gguf import model as gguf
 from tandem.engine.model.load import load
 from tandem.engine.runner import HFRunner
 from tandem.engine.weights import weights_bytes
 from tandem.models import TARGET
 from tests.families import ARCHITECTURES
-from tests.ggufs import MakeGGUF, needs_llama
 
 PADDING = 1.15  # panels of tiny layers are not full, and there are buffers
 
@@ -53,10 +51,3 @@ def test_keys_and_values_are_no_weights() -> None:
     before = weights_bytes(model)
     runner = HFRunner(model, 1 << 16, exact=True)
     assert weights_bytes(runner.model) == before
-
-
-@needs_llama
-def test_a_file_of_llama_cpp_takes_about_its_size(make_gguf: MakeGGUF) -> None:
-    file = make_gguf(TARGET, "q8_0")
-    size = file.stat().st_size
-    assert 0.8 * size <= weights_bytes(gguf.load(file)) <= size

@@ -24,7 +24,6 @@ from typer import rich_utils
 
 from tandem.protos.transport import rpc
 from tests.documents import ELSEWHERE, GUIDE, ROOT, Block, blocks, code
-from tests.ggufs import needs_llama
 from tests.running_up import serving
 
 CLIENT_API, HTTP_API = "127.0.0.1:50051", "127.0.0.1:8000"
@@ -86,8 +85,7 @@ def checkout(folder: Path) -> Path:
     for name, words in (("python", ""), ("tandem", " -m tandem")):
         (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{words} "$@"\n')
         (programs / name).chmod(0o755)
-    for name in ("ready", "gguf"):
-        (folder / ".venv" / name).touch()
+    (folder / ".venv" / "ready").touch()
     return folder
 
 
@@ -141,13 +139,7 @@ def shape(printed: str) -> list[str]:
 
 
 @pytest.mark.long("runs every command and program of every page")
-@pytest.mark.parametrize(
-    "block",
-    [
-        pytest.param(block, marks=needs_llama if "gguf" in block.text else (), id=str(block))
-        for block in HERE
-    ],
-)
+@pytest.mark.parametrize("block", HERE, ids=str)
 def test_what_a_reader_is_shown_works(block: Block, there: Checkout) -> None:
     if block.kind == "python":
         found = re.search(r"http://(\S+)/v1", there.printed)

@@ -34,16 +34,31 @@ class ElementType(IntEnum):
     FLOAT32 = 0
     BFLOAT16 = 1
     FLOAT16 = 2
-    INT8 = 3
-    PAIRS = 4  # bfloat16, inputs two by two
+    PAIRS = 3  # bfloat16, inputs two by two
+    BYTES = 4  # these and what follows are codes, whose meaning is in a Grouping
+    NIBBLES = 5
+    FLOAT8 = 6
 
 
 ELEMENT_TYPES = {
     torch.float32: ElementType.FLOAT32,
     torch.bfloat16: ElementType.BFLOAT16,
     torch.float16: ElementType.FLOAT16,
-    torch.int8: ElementType.INT8,
 }
+
+
+class Grouping(ctypes.Structure):
+    """What codes mean, as in groups.h."""
+
+    _fields_ = (
+        ("scales", ctypes.c_void_p),
+        ("supers", ctypes.c_void_p),
+        ("group", ctypes.c_int64),
+        ("span", ctypes.c_int64),
+        ("kind", ctypes.c_int32),
+        ("parts", ctypes.c_int32),
+        ("zero", ctypes.c_float),
+    )
 
 
 class Activation(IntEnum):
@@ -90,22 +105,45 @@ class Kernels:
         rows: torch.Tensor,  # [rows, in], floating
         panels: torch.Tensor,  # [layers, panels, in / together, width, together]
         outputs: int,
-        scales: torch.Tensor | None,  # [layers, out], float32
         bias: torch.Tensor | None,  # [layers, out], float32
         ends: torch.Tensor | None,  # [layers], int64: where the rows of each end
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """rows x weights' * scales + bias, [rows, out] of `dtype`; all contiguous, on the CPU. Of
-        several layers each has its own rows, one layer's after the other's; a single one has all.
+        """rows x weights' + bias, [rows, out] of `dtype`; all contiguous, on the CPU. Of several
+        layers each has its own rows, one layer's after the other's; a single one has all.
         """
-        result = rows.new_empty(rows.shape[0], outputs, dtype=dtype)
-        optional = (None if each is None else each.data_ptr() for each in (scales, bias, ends))
         kind = ELEMENT_TYPES[panels.dtype] if panels.shape[-1] == 1 else ElementType.PAIRS
+        return self._product(rows, (panels, kind, len(panels), outputs, None), bias, ends, dtype)
+
+    def grouped_linear(
+        self,
+        rows: torch.Tensor,
+        given: tuple[torch.Tensor, int, int, int, int],
+        bias: torch.Tensor | None,
+        ends: torch.Tensor | None,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """The same by codes [layers * panels, in, width], or half as wide; they are `given` with
+        their kind, layers, outputs, and the address of their Grouping.
+        """
+        return self._product(rows, given, bias, ends, dtype)
+
+    def _product(
+        self,
+        rows: torch.Tensor,
+        given: tuple[torch.Tensor, int, int, int, int | None],
+        bias: torch.Tensor | None,
+        ends: torch.Tensor | None,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        weights, kind, layers, outputs, grouping = given
+        result = rows.new_empty(rows.shape[0], outputs, dtype=dtype)
+        optional = (None if each is None else each.data_ptr() for each in (bias, ends))
         kinds = kind, ELEMENT_TYPES[rows.dtype], ELEMENT_TYPES[dtype]
-        threads = self._sharing(panels[: rows.shape[0]])  # no more layers than rows are read
+        read = weights.numel() * min(layers, rows.shape[0]) // layers  # no more layers than rows
         self._linear(
-            *(rows.data_ptr(), *rows.shape, panels.data_ptr(), outputs, panels.shape[0]),
-            *(*optional, result.data_ptr(), *kinds, threads),
+            *(rows.data_ptr(), *rows.shape, weights.data_ptr(), outputs, layers, grouping),
+            *(*optional, result.data_ptr(), *kinds, self._sharing(read)),
         )
         return result
 
@@ -147,7 +185,7 @@ class Kernels:
         size = rows.shape[-1]
         self._norm(
             *(rows.data_ptr(), rows.numel() // size, size, weight.data_ptr(), epsilon),
-            *(result.data_ptr(), ELEMENT_TYPES[rows.dtype], self._sharing(rows)),
+            *(result.data_ptr(), ELEMENT_TYPES[rows.dtype], self._sharing(rows.numel())),
         )
         return result
 
@@ -161,16 +199,16 @@ class Kernels:
         result = rows.new_empty(count, size)
         self._gate(
             *(rows.data_ptr(), count, size, result.data_ptr(), activation),
-            *(ELEMENT_TYPES[rows.dtype], self._sharing(rows)),
+            *(ELEMENT_TYPES[rows.dtype], self._sharing(rows.numel())),
         )
         return result
 
-    def _sharing(self, numbers: torch.Tensor) -> int:
-        """How many threads read these numbers: all, or one where others are not worth their start.
-        Never some: OpenMP ends the threads that a smaller team leaves out, and starts them again
-        for the next larger one.
+    def _sharing(self, numbers: int) -> int:
+        """How many threads read so many numbers: all, or one where others are not worth their
+        start. Never some: OpenMP ends the threads that a smaller team leaves out, and starts them
+        again for the next larger one.
         """
-        return self.threads if numbers.numel() >= WORTH_SHARING else 1
+        return self.threads if numbers >= WORTH_SHARING else 1
 
 
 def runnable() -> Iterator[Path]:
@@ -204,9 +242,7 @@ def required_kernels() -> Kernels:
 
 
 def use_threads(count: int) -> None:
-    """Compute with so many threads from now on.
-
-    Where there are kernels only they do. PyTorch's own operations share their elements among
+    """Compute with so many threads from now on. Where there are kernels only they do. PyTorch's own operations share their elements among
     threads, and round the last ones of a share differently, so bits would depend on how many rows
     there are; they are too small to gain much from threads.
     """

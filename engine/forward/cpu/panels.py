@@ -6,12 +6,16 @@ whatever the weights are stored in.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import torch
 from torch import nn
 
-from tandem.engine.forward.cpu.kernels import ELEMENT_TYPES, kernels, required_kernels
+from tandem.engine.forward.cpu.group_panels import GroupPanels
+from tandem.engine.forward.cpu.kernels import ELEMENT_TYPES, Kernels, kernels, required_kernels
+from tandem.engine.forward.grouped_weight import GroupedWeight, Part, PlainNumbers, StoredGroups
 
-LEVELS = 127  # of an 8-bit weight, on either side of 0
+Multiply = Callable[[torch.Tensor, torch.Tensor | None, torch.dtype], torch.Tensor]
 
 
 class PanelLinear(nn.Module):
@@ -24,14 +28,10 @@ class PanelLinear(nn.Module):
         super().__init__()
         build = required_kernels()
         self.out_features, self.in_features = weight.shape[-2:]
-        self.weight = weight.new_empty(0)  # some models ask for its dtype
+        self.weight = torch.empty(0, dtype=weight.dtype)  # some models ask for its dtype
         self.bias, self.kernels, self.rounded = bias, build.name, True
-        self._multiply = build.linear
-        self._bias = None if bias is None else bias.float().contiguous()
-        self._scales: torch.Tensor | None = None
-        paired = build.pairs and weight.dtype == torch.bfloat16 and self.in_features % 2 == 0
-        weights = weight.reshape(-1, self.out_features, self.in_features)
-        self._panels = in_panels(weights, build.width, 2 if paired else 1)
+        layers = weight.shape[0] if weight.dim() == 3 else 1
+        self.parts = list(_parts(weight, bias, layers, build))
 
     def forward(self, rows: torch.Tensor, ends: torch.Tensor | None = None) -> torch.Tensor:
         """Called by the model; of several layers, each takes the rows up to its own of the `ends`.
@@ -41,19 +41,63 @@ class PanelLinear(nn.Module):
             raise RuntimeError(f"rows of {rows.dtype} for a weight of {self.weight.dtype}")
         flat = rows.reshape(-1, self.in_features).contiguous()
         dtype = rows.dtype if self.rounded else torch.float32
-        given = self._panels, self.out_features, self._scales, self._bias
-        out = self._multiply(flat, *given, ends, dtype)
+        found = [part.multiply(flat, ends, dtype) for part in self.parts]
+        out = found[0] if len(found) == 1 else torch.cat(found, 1)
         return out.view(*rows.shape[:-1], self.out_features)
 
 
-class Int8Linear(PanelLinear):
-    """One whose weights are rounded to 8 bits, by a scale for each output; its inputs are not."""
+class PlainPart:
+    """Some outputs of all layers, by weights [layers, out, in] as they are."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        scales = (weight.abs().amax(-1).float() / LEVELS).clamp_min(1e-12)
-        super().__init__((weight / scales[..., None]).round().to(torch.int8), bias)
-        self.weight = weight.new_empty(0)
-        self._scales = scales
+    def __init__(self, weights: torch.Tensor, bias: torch.Tensor | None, build: Kernels) -> None:
+        paired = build.pairs and weights.dtype == torch.bfloat16 and weights.shape[2] % 2 == 0
+        self._multiply, self.bias = build.linear, bias
+        self._outputs = weights.shape[1]
+        self._panels = in_panels(weights, build.width, 2 if paired else 1)
+
+    def multiply(
+        self, rows: torch.Tensor, ends: torch.Tensor | None, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """[rows, out] of `dtype`."""
+        return self._multiply(rows, self._panels, self._outputs, self.bias, ends, dtype)
+
+
+class GroupedPart:
+    """The same by weights of 8 or 4 bits."""
+
+    def __init__(
+        self, stored: StoredGroups, layers: int, bias: torch.Tensor | None, build: Kernels
+    ) -> None:
+        self.panels = GroupPanels(stored, layers, build.width)
+        self._multiply, self.bias = build.grouped_linear, bias
+
+    def multiply(
+        self, rows: torch.Tensor, ends: torch.Tensor | None, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """[rows, out] of `dtype`."""
+        panels = self.panels
+        weights = panels.codes, panels.code, panels.layers, panels.outputs, panels.grouping
+        return self._multiply(rows, weights, self.bias, ends, dtype)
+
+
+def _parts(
+    weight: torch.Tensor, bias: torch.Tensor | None, layers: int, build: Kernels
+) -> Iterator[PlainPart | GroupedPart]:
+    """One for each way in which outputs are stored."""
+    added = None if bias is None else bias.float().contiguous()
+    if not isinstance(weight, GroupedWeight):
+        yield PlainPart(weight.reshape(layers, *weight.shape[-2:]), added, build)
+        return
+    parts = list[Part](weight.parts)
+    sizes = [part.shape[0] for part in parts]
+    assert layers == 1 or len(parts) == 1, "layers are stored in one way"
+    biases = added.split(sizes) if added is not None and layers == 1 else [added] * len(parts)
+    for part, own in zip(parts, biases, strict=True):
+        if isinstance(part, StoredGroups):
+            yield GroupedPart(part, layers, own, build)
+        else:
+            assert isinstance(part, PlainNumbers), "there are two kinds"
+            yield PlainPart(part.weight.to(weight.dtype)[None], own, build)
 
 
 def in_panels(weights: torch.Tensor, width: int, together: int) -> torch.Tensor:

@@ -26,9 +26,9 @@ typedef int32_t Words __attribute__((vector_size(4 * LANES)));
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
 typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
-enum Kind { FLOAT32, BFLOAT16, FLOAT16, INT8, PAIRS };
+enum Kind { FLOAT32, BFLOAT16, FLOAT16, PAIRS, BYTES, NIBBLES, FLOAT8 };
 
-inline long bytes(int kind) { return kind == FLOAT32 ? 4 : kind == INT8 ? 1 : 2; }  // of a number
+inline long bytes(int kind) { return kind == FLOAT32 ? 4 : 2; }  // of a number
 
 template <class To>
 To read(const void* from) {

@@ -1,0 +1,98 @@
+"""Weights of 8 or 4 bits in panels, as groups.h reads them."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch.nn import functional
+
+from tandem.engine.forward.cpu.kernels import ELEMENT_TYPES, ElementType, Grouping
+from tandem.engine.forward.grouped_weight import StoredGroups
+from tandem.engine.forward.groups import Code, Groups
+
+AT_ONCE = 1 << 21  # codes that are laid out at a time
+
+
+class GroupPanels:
+    """The outputs of `layers` layers. As a part of a weight it has the numbers of one."""
+
+    def __init__(self, part: StoredGroups, layers: int, width: int) -> None:
+        outputs, self.inputs = part.shape[0] // layers, part.shape[1]
+        self.outputs, self.layers, self.width = outputs, layers, width
+        self._panels = -(-outputs // width)
+        step = max(1, AT_ONCE // (self.inputs * width))  # panels
+        for layer in range(layers):
+            for first in range(0, self._panels, step):
+                start, stop = first * width, min((first + step) * width, outputs)
+                groups = part.groups(slice(layer * outputs + start, layer * outputs + stop))
+                self._put(layer * self._panels + first, groups)
+        supers = self.supers
+        self._grouping = Grouping(
+            scales=self.scales.data_ptr(),
+            supers=None if supers is None else supers.data_ptr(),
+            group=self.inputs // self.scales.shape[1],
+            span=self.inputs if supers is None else self.inputs // supers.shape[1],
+            kind=SCALES[self.scales.dtype],
+            parts=self.scales.shape[2],
+            zero=self.zero,
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return self.outputs * self.layers, self.inputs
+
+    @property
+    def grouping(self) -> int:
+        """Where the kernels find what codes mean."""
+        return ctypes.addressof(self._grouping)
+
+    def numbers(self, chosen: slice | torch.Tensor) -> torch.Tensor:
+        """What some outputs of one layer are, [chosen, in] float32."""
+        if isinstance(chosen, slice):
+            chosen = torch.arange(chosen.start, chosen.stop)
+        panel, lane = chosen // self.width, chosen % self.width
+        if self.code is Code.NIBBLES:
+            half = self.width // 2
+            codes = (self.codes[panel, :, lane % half] >> (4 * (lane // half))[:, None]) & 15
+        else:
+            codes = self.codes[panel, :, lane]
+        scales = self.scales[panel, :, :, lane]
+        supers = None if self.supers is None else self.supers[panel, :, :, lane]
+        return Groups(self.code, codes, scales, supers, self.zero).numbers()
+
+    def _put(self, place: int, groups: Groups) -> None:
+        """Lay out the outputs of some panels, the rest of which is zeros."""
+        if not place:
+            self.code, self.zero = groups.code, groups.zero
+            made = self._panels * self.layers
+            size = self.width // 2 if groups.code is Code.NIBBLES else self.width
+            self.codes = torch.empty(made, self.inputs, size, dtype=torch.uint8)
+            self.scales = groups.scales.new_empty(made, *groups.scales.shape[1:], self.width)
+            self.supers = None
+            if groups.supers is not None:
+                self.supers = groups.supers.new_empty(made, *groups.supers.shape[1:], self.width)
+        codes = self._in_panels(groups.codes)
+        count = len(codes)
+        if groups.code is Code.NIBBLES:
+            low, high = codes.chunk(2, -1)
+            codes = low | high << 4
+        self.codes[place : place + count] = codes
+        self.scales[place : place + count] = self._in_panels(groups.scales)
+        if self.supers is not None and groups.supers is not None:
+            self.supers[place : place + count] = self._in_panels(groups.supers)
+
+    def _in_panels(self, given: torch.Tensor) -> torch.Tensor:
+        """[out, ...] as [panels, ..., width]."""
+        lacking = -len(given) % self.width
+        full = functional.pad(given, (0, 0) * (given.dim() - 1) + (0, lacking))
+        panels: torch.Tensor = full.unflatten(0, (-1, self.width)).movedim(1, -1)
+        return panels
+
+
+SCALES = {
+    torch.float32: ELEMENT_TYPES[torch.float32],
+    torch.float16: ELEMENT_TYPES[torch.float16],
+    torch.int8: ElementType.BYTES,
+}

@@ -1,0 +1,170 @@
+"""A weight of 8 or 4 bits in the place of a plain one: whatever a network does with it, it does
+with the numbers that it stands for. They are made when they are asked for, a part at a time where
+that is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.nn import functional
+
+from tandem.engine.forward.groups import Groups
+
+AT_ONCE = 1 << 22  # numbers that are made at a time, 16 MiB
+
+
+class Part(Protocol):
+    """Some outputs of a weight."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+
+    def numbers(self, chosen: slice | torch.Tensor) -> torch.Tensor:
+        """What some outputs are, [chosen, in] float32."""
+
+
+@dataclass(frozen=True)
+class StoredGroups:
+    """Outputs as a file has them: `stored` are tensors [out, ...] of which `read` makes groups."""
+
+    stored: tuple[torch.Tensor, ...]
+    inputs: int
+    read: Callable[..., Groups]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return len(self.stored[0]), self.inputs
+
+    def groups(self, chosen: slice | torch.Tensor) -> Groups:
+        """Some outputs."""
+        return self.read(*(each[chosen] for each in self.stored))
+
+    def numbers(self, chosen: slice | torch.Tensor) -> torch.Tensor:
+        """What they are."""
+        return self.groups(chosen).numbers()
+
+
+@dataclass(frozen=True)
+class PlainNumbers:
+    """Outputs that are numbers already, beside others."""
+
+    weight: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return self.weight.shape[0], self.weight.shape[1]
+
+    def numbers(self, chosen: slice | torch.Tensor) -> torch.Tensor:
+        """What they are."""
+        return self.weight[chosen].float()
+
+
+class GroupedWeight(torch.Tensor):
+    """A weight [out, in] or [layers, out, in], of one or several parts, one's outputs after the
+    other's; those of several layers are all in one part.
+    """
+
+    parts: list[Part]
+
+    @staticmethod
+    def __new__(
+        cls, parts: Sequence[Part], dtype: torch.dtype, layers: int | None = None
+    ) -> GroupedWeight:
+        outputs, inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
+        shape = (outputs, inputs) if layers is None else (layers, outputs // layers, inputs)
+        made: GroupedWeight = torch.Tensor._make_wrapper_subclass(
+            cls, shape, dtype=dtype, device=torch.device("cpu")
+        )
+        made.parts = list(parts)
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> torch.Tensor:
+        """Called by torch instead of a function."""
+        own = OWN.get(func)
+        if own is None:
+            with torch._C.DisableTorchFunctionSubclass():
+                result: torch.Tensor = func(*args, **(kwargs or {}))
+                return result
+        return own(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Called by torch instead of an operation: on the numbers, but for a copy of all."""
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            layers = args[0].shape[0] if args[0].dim() == 3 else None
+            return cls(args[0].parts, args[0].dtype, layers)
+        if func is torch.ops.aten.select.int and args[0].dim() == 3 and args[1] == 0:
+            outputs = args[0].shape[1]
+            return numbers_of(args[0], slice(args[2] * outputs, (args[2] + 1) * outputs))
+        flat, build = torch.utils._pytree.tree_flatten((args, kwargs or {}))
+        plain = [_spelled_out(each) if isinstance(each, cls) else each for each in flat]
+        given, named = torch.utils._pytree.tree_unflatten(plain, build)
+        return func(*given, **named)
+
+
+def numbers_of(weight: GroupedWeight, chosen: slice) -> torch.Tensor:
+    """What some outputs of a weight are, [chosen, in] of its dtype."""
+    found, before = [], 0
+    for part in weight.parts:
+        outputs = part.shape[0]
+        start, stop = max(chosen.start - before, 0), min(chosen.stop - before, outputs)
+        if start < stop:
+            found.append(part.numbers(slice(start, stop)))
+        before += outputs
+    return torch.cat(found).to(weight.dtype)
+
+
+def _spelled_out(weight: GroupedWeight) -> torch.Tensor:
+    outputs = sum(part.shape[0] for part in weight.parts)
+    return numbers_of(weight, slice(0, outputs)).view(weight.shape)
+
+
+def _linear(
+    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """In float32, whatever the rows are."""
+    assert isinstance(weight, GroupedWeight), "nothing else is"
+    given, found = rows.float(), []
+    for part in weight.parts:
+        step = max(1, AT_ONCE // part.shape[1])
+        for start in range(0, part.shape[0], step):
+            numbers = part.numbers(slice(start, min(start + step, part.shape[0])))
+            found.append(functional.linear(given, numbers))
+    result = torch.cat(found, -1)
+    return (result if bias is None else result + bias.float()).to(rows.dtype)
+
+
+def _embedding(ids: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    assert isinstance(weight, GroupedWeight) and len(weight.parts) == 1, "as it was stored"
+    found = weight.parts[0].numbers(ids.flatten())
+    return found.to(weight.dtype).view(*ids.shape, weight.shape[1])
+
+
+def _cat(tensors: Iterable[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    given = list(tensors)
+    assert dim == 0 and all(each.dim() == 2 for each in given), "outputs after outputs"
+    parts = [
+        part
+        for each in given
+        for part in (each.parts if isinstance(each, GroupedWeight) else [PlainNumbers(each)])
+    ]
+    return GroupedWeight(parts, given[0].dtype)
+
+
+OWN: dict[Any, Callable[..., torch.Tensor]] = {
+    functional.linear: _linear,
+    functional.embedding: _embedding,
+    torch.cat: _cat,
+}

@@ -1,0 +1,88 @@
+"""Weights of 8 or 4 bits as numbers: codes, of which every group of an output's inputs has a scale
+and a minimum. Knows no file format and no kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import torch
+
+GROUPS = (256, 128, 64, 32, 16)  # inputs that share a scale, as the kernels take them
+LEVELS = 127  # of a code of 8 bits, on either side of 0
+
+
+class Code(IntEnum):
+    """What a code is, as in vectors.h."""
+
+    BYTES = 4  # a signed integer
+    NIBBLES = 5  # 0 to 15
+    FLOAT8 = 6  # e4m3
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """A weight [out, in]: code * scale + minimum, rounded to float32 once. Where there is a `super`
+    the scale and the minimum are each multiplied by theirs; where there are no minima, it is
+    -zero * scale.
+    """
+
+    code: Code
+    codes: torch.Tensor  # [out, in], uint8, whatever they mean
+    scales: torch.Tensor  # [out, groups, 1 or 2], float32, float16 or int8
+    supers: torch.Tensor | None = None  # [out, supers, 1 or 2], float16
+    zero: int = 0
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale."""
+        return self.codes.shape[1] // self.scales.shape[1]
+
+    def rows(self, chosen: slice | torch.Tensor) -> Groups:
+        """Some of the outputs."""
+        supers = None if self.supers is None else self.supers[chosen]
+        return replace(self, codes=self.codes[chosen], scales=self.scales[chosen], supers=supers)
+
+    def numbers(self) -> torch.Tensor:
+        """What the weights are, [out, in] float32."""
+        scales = self.scales.float()
+        if self.supers is not None:
+            times = scales.shape[1] // self.supers.shape[1]
+            scales = scales * self.supers.float().repeat_interleave(times, 1)
+        minima = scales[..., 1:] if scales.shape[2] == 2 else scales * -float(self.zero)
+        codes = self.codes.unflatten(1, (scales.shape[1], -1))
+        if self.code is Code.NIBBLES:
+            values = codes.float()
+        else:
+            stored = torch.int8 if self.code is Code.BYTES else torch.float8_e4m3fn
+            values = codes.view(stored).float()
+        made: torch.Tensor = values.mul_(scales[..., :1]).add_(minima).flatten(1)
+        return made
+
+
+def grouped(code: Code, codes: torch.Tensor, scales: torch.Tensor, zero: int = 0) -> Groups | None:
+    """Groups whose scales, [out, groups, 1 or 2], may be of fewer groups than the kernels take;
+    None if groups are of a size that they do not take at all.
+    """
+    inputs = codes.shape[1]
+    if inputs % scales.shape[1]:
+        return None
+    size = inputs // scales.shape[1]
+    fitting = next((each for each in GROUPS if size % each == 0), None)
+    if fitting is None:
+        return None
+    return Groups(code, codes, scales.repeat_interleave(size // fitting, 1), None, zero)
+
+
+def rounded(weight: torch.Tensor) -> Groups | None:
+    """A weight [out, in] rounded to 8 bits in groups of 32, or 16 if 32 do not divide it; None if
+    neither does.
+    """
+    size = next((each for each in (32, 16) if weight.shape[1] % each == 0), None)
+    if size is None:
+        return None
+    split = weight.float().unflatten(1, (-1, size))
+    scales = (split.abs().amax(2, keepdim=True) / LEVELS).clamp_min(1e-12)
+    codes = (split / scales).round().to(torch.int8).flatten(1).view(torch.uint8)
+    return Groups(Code.BYTES, codes, scales)

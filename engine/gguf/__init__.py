@@ -1,1 +1,0 @@
-"""GGUF models, run by llama.cpp."""

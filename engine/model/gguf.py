@@ -1,0 +1,204 @@
+"""A GGUF file as a Hugging Face network: names and configuration as `transformers` maps them,
+weights of 8 or 4 bits as they are stored, where there are kernels for them.
+
+Tensors are read one after the other, so no more is ever held than the file has. Raises Unusable
+with words that follow the name of the file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import (
+    GGML_QUANT_SIZES,
+    MODEL_ARCH_NAMES,
+    GGMLQuantizationType,
+    get_tensor_name_map,
+)
+from gguf.quants import dequantize
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+from tandem.engine.forward.grouped_weight import GroupedWeight, StoredGroups
+from tandem.engine.model.blocks import READERS
+from tandem.protos.errors import Unusable
+from tandem.protos.gguf import Head, StoredTensor
+
+ROPE = "rope_freqs.weight"  # by which the frequencies of rotary positions are divided
+BLOCKS = {kind.name: size for kind, (size, _) in GGML_QUANT_SIZES.items()}  # numbers of a block
+BYTES = {kind.name: size for kind, (_, size) in GGML_QUANT_SIZES.items()}
+
+
+def config_of(file: Path, head: Head) -> PreTrainedConfig:
+    """What `transformers` makes of a file's head; raises whatever it raises, or Unusable."""
+    known = head.metadata
+    kind = known.get("general.architecture")
+    stretched = known.get(f"{kind}.rope.scaling.type", "none")
+    if stretched != "none":
+        raise Unusable(f"stretches its positions by {stretched!r}, which is not read from GGUF")
+    with TemporaryDirectory() as folder:
+        light = Path(folder) / file.name
+        light.write_bytes(head.light)
+        os.truncate(light, file.stat().st_size)  # as long as the file, but with holes
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            folder, gguf_file=light.name, local_files_only=True
+        )
+    count = known.get(f"{kind}.vocab_size", len(known.get("tokenizer.ggml.tokens", ())))
+    config.get_text_config().vocab_size = count
+    return config
+
+
+def stored_as(head: Head) -> str:
+    """What most weights are stored as, e.g. `q8_0`."""
+    sizes = Counter[int]()
+    for tensor in head.tensors:
+        sizes[tensor.kind] += tensor.numbers
+    return GGMLQuantizationType(sizes.most_common(1)[0][0]).name.lower()
+
+
+def read(
+    file: Path, head: Head, config: PreTrainedConfig, dtype: torch.dtype, grouped: bool
+) -> tuple[PreTrainedModel, list[str]]:
+    """The network, and names of weights that the file does not have. Quantised weights of linear
+    layers and embeddings stay `grouped`, or are made numbers.
+    """
+    with torch.device("meta"):
+        network: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    _compute_buffers(network)
+    reading = _Reading(file, head.metadata["general.architecture"], network, dtype, grouped)
+    for tensor in head.tensors:
+        reading.take(tensor)
+    reading.finish()
+    network.tie_weights()
+    missing = [name for name, weight in network.named_parameters() if weight.is_meta]
+    return network.eval().requires_grad_(False), missing
+
+
+class _Reading:
+    """A network on its way from a file of an architecture."""
+
+    def __init__(
+        self, file: Path, kind: str, network: PreTrainedModel, dtype: torch.dtype, grouped: bool
+    ) -> None:
+        self._file, self._network, self._dtype, self._grouped = file, network, dtype, grouped
+        config = network.config.get_text_config()
+        processor: Any = TENSOR_PROCESSORS.get(kind, TensorProcessor)
+        self._processor = processor(config=config.to_dict())
+        self._names = _names(kind, network, config.num_hidden_layers, self._processor)
+        self._joined: dict[str, Any] = {"tensors": {}}  # weights made of several tensors
+
+    def take(self, tensor: StoredTensor) -> None:
+        """Read a tensor and put it into its place."""
+        if tensor.name == ROPE:
+            return self._stretch(torch.from_numpy(self._numbers(tensor)))
+        name = self._names.get(tensor.name)
+        if name and self._stays(tensor, name):
+            return self._put(name, self._weight(tensor))
+        numbers, kept = self._processed(tensor, self._numbers(tensor))
+        if kept is None:
+            return None  # a part of another
+        if kept not in self._names:
+            raise Unusable(f"has a tensor that is not known here, {tensor.name}")
+        return self._put(self._names[kept], torch.from_numpy(np.ascontiguousarray(numbers)))
+
+    def finish(self) -> None:
+        """Put what was made of several tensors into its place."""
+        for name, numbers in self._joined["tensors"].items():
+            self._put(name, numbers)
+
+    def _stays(self, tensor: StoredTensor, name: str) -> bool:
+        """Whether a tensor keeps its form: quantised, and all that is done to it is that outputs
+        change places.
+        """
+        kind = GGMLQuantizationType(tensor.kind).name
+        if not self._grouped or kind not in READERS or len(tensor.shape) != 2:
+            return False
+        layer = self._network.get_submodule(name.rpartition(".")[0])
+        return isinstance(layer, nn.Linear | nn.Embedding)
+
+    def _weight(self, tensor: StoredTensor) -> torch.Tensor:
+        outputs, inputs = tensor.shape
+        kind = GGMLQuantizationType(tensor.kind).name
+        order = np.arange(outputs)[:, None]
+        places = self._processed(tensor, order)[0]
+        stored = torch.from_numpy(self._bytes(tensor)).view(outputs, -1)
+        if not np.array_equal(places, order):
+            stored = stored[torch.from_numpy(places[:, 0].copy())]
+        blocks = stored.unflatten(1, (inputs // BLOCKS[kind], -1))
+        return GroupedWeight([StoredGroups((blocks,), inputs, READERS[kind])], self._dtype)
+
+    def _bytes(self, tensor: StoredTensor) -> np.ndarray[Any, Any]:
+        kind = GGMLQuantizationType(tensor.kind)
+        size = tensor.numbers // BLOCKS[kind.name] * BYTES[kind.name]
+        stored = np.fromfile(self._file, np.uint8, size, offset=tensor.offset)
+        if len(stored) < size:
+            raise Unusable("is cut off: get the whole file")
+        return stored
+
+    def _numbers(self, tensor: StoredTensor) -> np.ndarray[Any, Any]:
+        kind = GGMLQuantizationType(tensor.kind)
+        stored = self._bytes(tensor).reshape(*tensor.shape[:-1], -1)
+        return dequantize(stored, kind).reshape(tensor.shape)
+
+    def _processed(self, tensor: StoredTensor, numbers: np.ndarray[Any, Any]) -> Any:
+        """What `transformers` makes of a tensor, and the name of that; None if it keeps it."""
+        made = self._processor.process(
+            weights=numbers,
+            name=tensor.name,
+            tensor_key_mapping=self._names,
+            parsed_parameters=self._joined,
+        )
+        return made.weights, made.name
+
+    def _put(self, name: str, weight: torch.Tensor) -> None:
+        owner, _, leaf = name.rpartition(".")
+        layer = self._network.get_submodule(owner)
+        place = getattr(layer, leaf)
+        if place.shape != weight.shape:
+            had, wants = list(weight.shape), list(place.shape)
+            raise Unusable(f"takes {wants} for {name}, of which the file has {had}")
+        if not isinstance(weight, GroupedWeight):
+            weight = weight.to(place.dtype)
+        setattr(layer, leaf, nn.Parameter(weight, requires_grad=False))
+
+    def _stretch(self, factors: torch.Tensor) -> None:
+        for layer in self._network.modules():
+            for name in ("inv_freq", "original_inv_freq"):
+                frequencies = getattr(layer, name, None)
+                if isinstance(frequencies, torch.Tensor) and frequencies.shape == factors.shape:
+                    setattr(layer, name, frequencies / factors)
+
+
+def _names(kind: str, network: PreTrainedModel, layers: int, processor: Any) -> dict[str, str]:
+    """The network's names of weights, by a file's."""
+    architecture = next(key for key, name in MODEL_ARCH_NAMES.items() if name == kind)
+    known, found = get_tensor_name_map(architecture, layers), dict[str, str]()
+    for name in network.state_dict():
+        stem, end = processor.preprocess_name(name), ""
+        if stem.endswith((".weight", ".bias")):
+            stem, _, end = stem.rpartition(".")
+            end = f".{end}"
+        stored = known.get_name(stem) or known.get_name(stem.partition(".")[2])
+        if stored:
+            found[stored + end] = name
+        else:
+            processor.perform_fallback_tensor_mapping(found, end, "", stem + end)
+    return found
+
+
+def _compute_buffers(network: PreTrainedModel) -> None:
+    """Give a network without memory what it computes itself, such as rotary frequencies."""
+    for layer in network.modules():
+        for name in layer._non_persistent_buffers_set:
+            buffer = layer._buffers[name]
+            if buffer is not None:
+                layer._buffers[name] = torch.empty_like(buffer, device="cpu")
+        if layer._non_persistent_buffers_set:
+            network._init_weights(layer)

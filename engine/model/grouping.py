@@ -1,0 +1,51 @@
+"""Weights of a network rounded to 8 bits in groups, as it was loaded: whatever is compared with it
+is rounded too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from tandem.engine.forward.cpu.experts import INNER, OUTER
+from tandem.engine.forward.grouped_weight import GroupedWeight, StoredGroups
+from tandem.engine.forward.groups import Groups, rounded
+
+
+@torch.inference_mode()
+def round_linears(network: PreTrainedModel) -> None:
+    """Round the weights of all linear layers and experts whose inputs are a multiple of 16; an
+    embedding that shares its weight with one stays as it is.
+    """
+    for name, layer in list(network.named_modules()):
+        if type(layer) is Conv1D:
+            linear = nn.Linear(layer.nx, layer.nf, device="meta")
+            linear.weight, linear.bias = nn.Parameter(layer.weight.t(), False), layer.bias
+            network.set_submodule(name, linear)
+            layer = linear
+        if type(layer) is nn.Linear:
+            _round(layer, "weight")
+        elif all(isinstance(getattr(layer, each, None), nn.Parameter) for each in (INNER, OUTER)):
+            _round(layer, INNER)
+            _round(layer, OUTER)
+
+
+def _round(layer: nn.Module, name: str) -> None:
+    weight = getattr(layer, name)
+    layers = weight.shape[0] if weight.dim() == 3 else None
+    groups = None if isinstance(weight, GroupedWeight) else rounded(weight.flatten(0, -2))
+    if groups is not None:
+        made = GroupedWeight([as_part(groups)], weight.dtype, layers)
+        setattr(layer, name, nn.Parameter(made, requires_grad=False))
+
+
+def as_part(groups: Groups) -> StoredGroups:
+    """Groups as a part of a weight."""
+    code, zero = groups.code, groups.zero
+
+    def read(codes: torch.Tensor, scales: torch.Tensor) -> Groups:
+        return Groups(code, codes, scales, None, zero)
+
+    return StoredGroups((groups.codes, groups.scales), groups.codes.shape[1], read)
