@@ -49,9 +49,11 @@ from tandem.engine.cache.pool import position_bytes
 from tandem.engine.exact.exactness import positions_tried, self_test
 from tandem.engine.model.load import DTYPES, load
 from tandem.engine.runner import HFRunner
+from tandem.engine.weights import weights_bytes
 from tandem.models.grow import Shape, grow
 from tandem.protos import tree
 from tandem.protos.errors import TandemError
+from tandem.protos.gguf import is_gguf
 
 FEEDS = (
     ONE,
@@ -70,18 +72,19 @@ SYSTEMS = (TANDEM, LLAMA, FLASH, LIBRARY)
 
 def measure(folder: Path, dtype: str, repetitions: int) -> Figures:
     """Time all steps of a model, which is loaded two or three times; raises Unusable."""
-    model = load(folder, dtype)
+    model, file = load(folder, dtype), is_gguf(folder)
     exactness = self_test(HFRunner(model, positions_tried(model)), str(folder))
     text = Text.fit(model, max(feed.tokens for feed in FEEDS))
-    library = Library(folder, DTYPES[dtype], text)
-    read = weights_read(library.network)
+    library = None if file else Library(folder, DTYPES[dtype], text)
+    read = weights_read(library.network) if library else weights_bytes(model)
     actions = {(FLOOR, ONE): reading(read)}
     engine = Engine(partial(HFRunner, model), text, MOST)
     actions |= {(TANDEM, feed): engine.step(feed) for feed in FEEDS}
     chains = [feed for feed in FEEDS if tree.is_chain(feed.parents)]
     for name, llama in peers(folder, dtype, text).items():
         actions |= {(name, feed): llama.step(feed) for feed in chains}
-    actions |= {(LIBRARY, feed): library.step(feed) for feed in COMPARED}
+    if library:
+        actions |= {(LIBRARY, feed): library.step(feed) for feed in COMPARED}
     seconds = timed(actions, track(range(1 + repetitions), "measuring", transient=True))
     return Figures(
         dtype=dtype,
@@ -89,7 +92,7 @@ def measure(folder: Path, dtype: str, repetitions: int) -> Figures:
         text=text,
         floor=seconds.pop((FLOOR, ONE)),
         seconds=seconds,
-        weights=sum(weight.nbytes for weight in library.network.parameters()),
+        weights=sum(each.nbytes for each in library.network.parameters()) if library else read,
         read=read,
         token=position_bytes(model.layers, model.dtype),
     )
@@ -100,8 +103,10 @@ def peers(folder: Path, dtype: str, text: Text) -> dict[str, llamacpp.Steps]:
     if not llamacpp.installed():
         return {}
     with TemporaryDirectory() as temporary:
-        file = Path(temporary) / "model.gguf"
-        llamacpp.convert(folder, file, dtype)
+        file = folder
+        if not is_gguf(folder):
+            file = Path(temporary) / "model.gguf"
+            llamacpp.convert(folder, file, dtype)
         ways = {LLAMA: False, FLASH: True}
         return {name: llamacpp.Steps(file, text, MOST, flash) for name, flash in ways.items()}
 
@@ -140,7 +145,8 @@ def subject(folder: Path | None) -> Iterator[tuple[Path, str]]:
 
 def main(
     model: Annotated[
-        Path | None, typer.Argument(help="model directory; none: the embedded target, grown")
+        Path | None,
+        typer.Argument(help="model directory or GGUF file; none: the embedded target, grown"),
     ] = None,
     dtype: Annotated[str, typer.Option(help="one or several, with commas")] = "float32",
     threads: Annotated[int, typer.Option(help="CPU threads", min=1)] = 1,

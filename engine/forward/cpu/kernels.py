@@ -242,9 +242,9 @@ def required_kernels() -> Kernels:
 
 
 def use_threads(count: int) -> None:
-    """Compute with so many threads from now on. Where there are kernels only they do. PyTorch's own operations share their elements among
-    threads, and round the last ones of a share differently, so bits would depend on how many rows
-    there are; they are too small to gain much from threads.
+    """Compute with so many threads from now on. Where there are kernels only they do. PyTorch's own
+    operations share their elements among threads, and round the last ones of a share differently,
+    so bits would depend on how many rows there are; they are too small to gain much from threads.
     """
     build = kernels()
     if build:
