@@ -155,12 +155,22 @@ def _embedding(ids: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> t
 def _cat(tensors: Iterable[torch.Tensor], dim: int = 0) -> torch.Tensor:
     given = list(tensors)
     assert dim == 0 and all(each.dim() == 2 for each in given), "outputs after outputs"
-    parts = [
-        part
-        for each in given
-        for part in (each.parts if isinstance(each, GroupedWeight) else [PlainNumbers(each)])
-    ]
+    parts = list[Part]()
+    for each in given:
+        for part in each.parts if isinstance(each, GroupedWeight) else [PlainNumbers(each)]:
+            joined = parts and _joined(parts[-1], part)
+            parts[-1:] = [joined] if joined else [*parts[-1:], part]
     return GroupedWeight(parts, given[0].dtype)
+
+
+def _joined(one: Part, other: Part) -> Part | None:
+    """Two parts as one, if they are stored in the same way."""
+    if not (isinstance(one, StoredGroups) and isinstance(other, StoredGroups)):
+        return None
+    if one.read != other.read or one.inputs != other.inputs:
+        return None
+    stored = tuple(torch.cat(pair) for pair in zip(one.stored, other.stored, strict=True))
+    return StoredGroups(stored, one.inputs, one.read)
 
 
 OWN: dict[Any, Callable[..., torch.Tensor]] = {

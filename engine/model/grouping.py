@@ -4,6 +4,8 @@ is rounded too.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -11,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from tandem.engine.forward.cpu.experts import INNER, OUTER
 from tandem.engine.forward.grouped_weight import GroupedWeight, StoredGroups
-from tandem.engine.forward.groups import Groups, rounded
+from tandem.engine.forward.groups import Code, Groups, rounded
 
 
 @torch.inference_mode()
@@ -41,11 +43,19 @@ def _round(layer: nn.Module, name: str) -> None:
         setattr(layer, name, nn.Parameter(made, requires_grad=False))
 
 
+@dataclass(frozen=True)
+class Apart:
+    """Reads groups without supers whose codes and scales are tensors of their own."""
+
+    code: Code
+    zero: int
+
+    def __call__(self, codes: torch.Tensor, scales: torch.Tensor) -> Groups:
+        """Codes [out, in], scales [out, groups, 1 or 2]."""
+        return Groups(self.code, codes, scales, None, self.zero)
+
+
 def as_part(groups: Groups) -> StoredGroups:
     """Groups as a part of a weight."""
-    code, zero = groups.code, groups.zero
-
-    def read(codes: torch.Tensor, scales: torch.Tensor) -> Groups:
-        return Groups(code, codes, scales, None, zero)
-
-    return StoredGroups((groups.codes, groups.scales), groups.codes.shape[1], read)
+    stored = groups.codes, groups.scales
+    return StoredGroups(stored, groups.codes.shape[1], Apart(groups.code, groups.zero))

@@ -101,6 +101,7 @@ def test_outputs_that_are_stored_in_several_ways_are_one_layer(build: Kernels) -
     weights = [as_weight(kind, blocks, torch.float32) for kind, blocks in parts.items()]
     numbers = torch.cat([dequantised(kind, blocks) for kind, blocks in parts.items()] + [plain])
     joined = torch.cat([*weights, plain])
+    assert [part.shape[0] for part in torch.cat([*weights, *weights[1:]]).parts] == [40, 80]
     assert isinstance(joined, GroupedWeight) and joined.shape == numbers.shape
     assert torch.equal(PanelLinear(joined, bias)(rows), PanelLinear(numbers, bias)(rows))
 
