@@ -60,8 +60,8 @@ class Link:
         return "nsenter", f"--net=/var/run/netns/{self.namespace}"
 
     def set(self, state: str) -> None:
-        """`up` or `down`."""
-        ip("link", "set", self.namespace, state)
+        """`up` or `down`, at the far end: here the route stays, and leads nowhere."""
+        ip("-netns", self.namespace, "link", "set", "eth0", state)
 
 
 def ip(*words: str) -> None:

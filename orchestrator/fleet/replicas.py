@@ -103,8 +103,8 @@ class Replicas:
                 await drafters.update(known.drafters)
 
     async def check_models(self) -> ModelDescription:
-        """Wait for a verifier, and check that its tokenizer is the orchestrator's, and that of a
-        drafter that answers too; the target's description.
+        """Wait for a verifier, and check that its tokenizer is the orchestrator's; the target's
+        description. A drafter that is not there, or does not fit, stops nobody.
 
         Raises Unusable without a verifier, IncompatibleModels if tokenizers differ.
         """
@@ -113,9 +113,9 @@ class Replicas:
         self.model_identity = target.identity
         _check_same(config.tokenizer, self.fingerprint, target)
         draft = await _first(self.drafters, min(STATUS_SECONDS, config.start_seconds))
-        if draft:
-            _check_same(draft.name, draft.tokenizer_fingerprint, target)
-        elif config.drafter:
+        if draft and (problem := self._other_tokens(draft)):
+            log.warning("a drafter does not fit", model=draft.name, problem=problem)
+        elif not draft and config.drafter:
             log.warning("no drafter answers; decoding without drafts", address=config.drafter)
         return target
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import structlog
 
@@ -17,7 +17,7 @@ from tandem.orchestrator.fleet.routing import choose, of_group
 from tandem.orchestrator.fleet.slowness import AVOID_SECONDS, Slowness
 from tandem.orchestrator.links.placement import Placement, SessionPlaces
 from tandem.orchestrator.rounds.stream import ReplicaLink, Subscriber
-from tandem.protos.errors import TandemError
+from tandem.protos.errors import Internal, TandemError
 from tandem.protos.streams import Decoding, Drafting
 
 Sent = TypeVar("Sent")
@@ -198,7 +198,7 @@ class BalancedLink(Generic[Sent, Received]):
         """A replica is connected; who has a stream at another stays there."""
         placed = {placement.subscriber for placement in self._streams.values()}
         for subscriber in [each for each in self._subscribers if each not in placed]:
-            subscriber.connected()
+            _report(subscriber, subscriber.connected)
 
     def on_lost(self, name: str) -> None:
         """A replica is lost, and with it its streams."""
@@ -206,8 +206,17 @@ class BalancedLink(Generic[Sent, Received]):
             self.drop(stream)
             if not placed.answered:
                 placed.session.lost.add(name)
-            placed.subscriber.lost()
+            _report(placed.subscriber, placed.subscriber.lost)
 
     def _open_to_new(self) -> list[str]:
         links = self._links.items()
         return [name for name, link in links if link.connected and name not in self._leaving]
+
+
+def _report(subscriber: Subscriber[Any], report: Callable[[], None]) -> None:
+    """Call a subscriber; a bug in one must not affect the others."""
+    try:
+        report()
+    except Exception as error:
+        log.error("a session failed", exc_info=error)
+        subscriber.failed(Internal("internal error; see the server's log"))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tandem.orchestrator.links.balanced import BalancedLink
-from tandem.protos.errors import Busy, TandemError
+from tandem.protos.errors import Busy, Internal, TandemError
 from tandem.protos.streams import Decoding, Guess, PassTimes
 from tandem.protos.types import Context, SamplingParams
 
@@ -209,3 +209,18 @@ def test_loads_and_round_trips_are_means_of_those_that_report_them() -> None:
     assert balanced.round_trip == pytest.approx(0.2)
     assert balanced.load == pytest.approx((0.3, 3.0))
     assert BalancedLink[Any, Any]({"x": FakeLink()}).load == (0.0, 0.0)
+
+
+def test_a_bug_in_one_session_keeps_no_other_at_a_lost_replica(three: Three) -> None:
+    class Broken(Reader):
+        def lost(self) -> None:
+            raise RuntimeError("a bug")
+
+    readers = [Broken(), Reader()]
+    for stream, reader in enumerate(readers):
+        three.balanced.open(stream, opening(5), reader)
+    place = three.place(0)
+    assert three.place(1) == place
+    three.links[place].become(False)
+    assert readers[0].events == [Internal]
+    assert readers[1].events == ["lost"]

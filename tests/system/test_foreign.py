@@ -95,14 +95,22 @@ def test_up_has_a_drafter_with_another_tokenizer_translate() -> None:
     assert not Plan(models.TARGET, models.DRAFT, port=0, ray=False).translates
 
 
-@pytest.mark.parametrize("wrong", ["drafter", "tokenizer"])
-async def test_tokenizers_that_differ_are_never_paired(services: Services, wrong: str) -> None:
+async def test_an_orchestrator_does_not_serve_a_target_with_other_tokens(
+    services: Services,
+) -> None:
+    served = replace(services, pair=Pair(models.FOREIGN, models.DRAFT))
+    with pytest.raises(IncompatibleModels, match="foreign"):
+        async with serve_all(served):
+            raise AssertionError("it serves")
+
+
+async def test_a_drafter_with_other_tokens_is_not_used_and_stops_nobody(services: Services) -> None:
     config = ModelServiceConfig(model=models.FOREIGN)
-    async with drafter_service.serving(config, CollectorRegistry()) as address:
-        if wrong == "drafter":
-            served = replace(services, drafter=address)
-        else:
-            served = replace(services, pair=Pair(models.FOREIGN, models.DRAFT))
-        with pytest.raises(IncompatibleModels, match="foreign"):
-            async with serve_all(served):
-                raise AssertionError("it serves")
+    async with (
+        drafter_service.serving(config, CollectorRegistry()) as address,
+        serve_all(replace(services, drafter=address)) as tandem,
+    ):
+        answer = await tandem.stub.Generate(ask("Once upon a time", tokens=8))
+        (model,) = (await tandem.stub.GetStatus(api.GetStatusRequest())).models
+    assert answer.speculation.num_draft_tokens == 0
+    assert "another tokenizer" in model.drafters[0].problem
