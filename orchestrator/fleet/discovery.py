@@ -8,7 +8,9 @@ import asyncio
 import socket
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -19,19 +21,23 @@ from tandem.protos.address import DNS, FILE, joined, split
 from tandem.protos.service.tasks import background
 
 LOOK_SECONDS = 1.0  # between two looks
+NAMES = ThreadPoolExecutor(2, "names")  # else a dead name server takes the threads of others
 
 log = structlog.get_logger()
 
 
 async def look_up(source: str) -> tuple[str, ...]:
-    """The addresses that a source has now. Raises OSError if it cannot be reached, ValueError if it
-    has something that is no address.
+    """The addresses that a source has now; of a name with both families, those of one, as a replica
+    has one of each. Raises OSError if it cannot be reached, ValueError if it has
+    something that is no address.
     """
     if source.startswith(DNS):
         host, port = split(source.removeprefix(DNS))
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        return tuple(sorted({joined(str(address[0]), port) for *_, address in found}))
+        ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(NAMES, ask)
+        family = min((each[0] for each in found), default=socket.AF_INET)  # IPv4 is the lower
+        own = {str(address[0]) for kind, *_, address in found if kind == family}
+        return tuple(sorted(joined(each, port) for each in own))
     if source.startswith(FILE):
         text = await asyncio.to_thread(Path(source.removeprefix(FILE)).read_text, "utf-8")
         lines = (line.partition("#")[0].strip() for line in text.splitlines())

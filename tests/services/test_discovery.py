@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -42,6 +43,16 @@ async def test_an_address_stands_for_itself() -> None:
 
 async def test_a_dns_name_stands_for_all_its_addresses() -> None:
     assert "127.0.0.1:50051" in await look_up("dns:///localhost:50051")
+
+
+async def test_a_replica_with_two_addresses_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def both(host: str, port: int, **options: object) -> list[tuple[object, ...]]:
+        four, six = socket.AF_INET, socket.AF_INET6
+        found = [(six, "fd00::1"), (four, "10.0.0.1"), (four, "10.0.0.2"), (six, "fd00::2")]
+        return [(family, 0, 0, "", (address, port)) for family, address in found]
+
+    monkeypatch.setattr(discovery.socket, "getaddrinfo", both)
+    assert await look_up("dns:///verifier:1") == ("10.0.0.1:1", "10.0.0.2:1")
 
 
 async def test_a_file_has_an_address_in_each_line(tmp_path: Path) -> None:

@@ -113,10 +113,9 @@ async def test_streams_go_on_when_the_link_to_a_node_is_cut_and_when_the_node_is
             await streams.go_on()
             link.set("down")
             await streams.go_on()
-            link.set("up")
-            await serving(places[1])
+            link.set("up")  # Ray may have counted the node as lost meanwhile, and end it
             await streams.go_on()
-            assert kill(there.pid)
+            kill(there.pid)
             await streams.go_on()
             await scope.enter_async_context(node(ray, *joined, cpus=1, enter=link.enter))
             await serving(places[1])  # Serve has started another
