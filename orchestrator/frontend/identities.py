@@ -59,12 +59,10 @@ class Identity(BaseModel):
             raise PermissionDenied(f"{self.name} may {' and '.join(self.may)}, not {right}")
 
     def owning(self, request: Request) -> Request:
-        """A request of this client: names that it gives subdivide its own share and cache. Without
-        a name it shares no cache, as it may be a gateway that has many users.
-        """
+        """A request of this client: names that it gives subdivide its own share and cache."""
         own = digest(f"identity {self.name}")
         quota = Quota(self.name, self.max_running, self.max_waiting, self.weight)
-        client = digest(f"{own.hex()} {request.client.hex()}") if request.client else b""
+        client = digest(f"{own.hex()} {request.client.hex()}")
         return replace(request, client=client, share=own, part=request.share, quota=quota)
 
 

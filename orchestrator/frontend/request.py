@@ -103,7 +103,7 @@ class Request:
     logprobs: int | None = None
     resume_from: int = 0  # how many of those there are, as older clients say
     received: tuple[int, ...] = ()  # completion tokens that the client already has
-    client: bytes = b""  # whose cached prefixes may be used; empty = nobody's
+    client: bytes = b""  # whose cached prefixes may be used; empty = everybody's
     share: bytes = b""  # whose share of the places it takes; the connection's without a client
     malformed: tuple[Violation, ...] = ()
     traceparent: str = ""  # W3C: of the client's span

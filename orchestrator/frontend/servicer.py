@@ -20,7 +20,12 @@ from tandem.orchestrator.frontend.client_guard import Anybody, Callers
 from tandem.orchestrator.frontend.prompt_message import decode_prompt
 from tandem.orchestrator.frontend.request import Request, Sampling, Speculation, Stopping
 from tandem.orchestrator.frontend.request_log import RequestLog
-from tandem.orchestrator.frontend.share import CLIENT_KEY, client_digest, connection_digest
+from tandem.orchestrator.frontend.share import (
+    CLIENT_KEY,
+    client_digest,
+    connection_digest,
+    scope_of,
+)
 from tandem.orchestrator.frontend.status import Overview
 from tandem.orchestrator.frontend.status_message import encode_status
 from tandem.orchestrator.frontend.stream_paths import with_stream_paths
@@ -176,7 +181,7 @@ def decode_request(
         message.logprobs if message.HasField("logprobs") else None,
         resume_from,
         received,
-        client,
+        scope_of(client, message.cache_salt),
         client or connection_digest(connection),
         tuple(malformed),
     )

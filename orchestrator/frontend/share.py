@@ -1,5 +1,5 @@
-"""Names of clients as digests: requests of one client may use each other's cached prefixes, and
-share the places. Pure.
+"""Names of clients as digests: requests of one client use each other's cached prefixes, and share
+the places. Pure.
 """
 
 from __future__ import annotations
@@ -12,6 +12,13 @@ CLIENT_KEY = "x-tandem-client"
 def client_digest(name: str) -> bytes:
     """Empty for a client without a name; a name that others cannot guess keeps them out."""
     return _digest(f"client {name}") if name else b""
+
+
+def scope_of(client: bytes, salt: str) -> bytes:
+    """Whose cached prefixes a request of a client may use: with a salt only those of its own salt,
+    else those of the client, which are everybody's without one.
+    """
+    return _digest(f"salt {client.hex()} {salt}") if salt else client
 
 
 def connection_digest(peer: str) -> bytes:

@@ -25,7 +25,12 @@ from tokenizers import Tokenizer
 
 from tandem.orchestrator.frontend.client_guard import Anybody, Callers
 from tandem.orchestrator.frontend.identities import GENERATE, Identity
-from tandem.orchestrator.frontend.share import CLIENT_KEY, client_digest, connection_digest
+from tandem.orchestrator.frontend.share import (
+    CLIENT_KEY,
+    client_digest,
+    connection_digest,
+    scope_of,
+)
 from tandem.orchestrator.http import decoding, errors
 from tandem.orchestrator.http.body import Bodies, BodyTooLarge, NotJson
 from tandem.orchestrator.http.delivery import Delivery, Frontend
@@ -156,7 +161,7 @@ def caller_of(request: Request, body: GenerationBody) -> decoding.Caller:
     user = client_digest(name or body.user or end_user or "")
     host = f"{request.client.host}:{request.client.port}" if request.client else ""
     return decoding.Caller(
-        client_digest(name or body.prompt_cache_key or ""),
+        scope_of(client_digest(name or body.prompt_cache_key or ""), body.cache_salt or ""),
         user or connection_digest(host),
         request.state.request_id,
     )

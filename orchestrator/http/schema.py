@@ -66,8 +66,9 @@ class GenerationBody(Body):
     stop: str | Texts | None = None
     max_tokens: Count | None = None
     user: str | None = None  # whose share of the places it takes
-    prompt_cache_key: str | None = None  # who may use each other's cached prefixes
+    prompt_cache_key: str | None = None  # whose requests find each other's cached prefixes
     # vLLM's
+    cache_salt: str | None = None  # no request without it may use what is cached of this one
     top_k: Annotated[int, Field(ge=-1, le=MOST_32)] | None = None
     min_p: Number | None = None
     repetition_penalty: Number | None = None

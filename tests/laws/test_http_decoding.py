@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import struct
+from itertools import product
 from typing import Any
 
 import pytest
 from starlette.requests import Request as HttpRequest
 
 from tandem.orchestrator.frontend.request import ChatMessage, Conversation, Request, Sampling
-from tandem.orchestrator.frontend.share import CLIENT_KEY
+from tandem.orchestrator.frontend.servicer import decode_request
+from tandem.orchestrator.frontend.share import CLIENT_KEY, scope_of
 from tandem.orchestrator.http.app import caller_of
 from tandem.orchestrator.http.decoding import Caller, chat, completion, parsed, renamed
 from tandem.orchestrator.http.schema import ChatBody, CompletionBody
 from tandem.protos.errors import InvalidRequest, Violation
+from tandem.v1.orchestrator_pb2 import GenerateRequest
 
 CALLER = Caller(b"client", b"share", "id-1")
 HELLO = {"role": "user", "content": "Hello"}
@@ -106,6 +109,18 @@ def test_a_cache_key_decides_about_the_cache_and_a_user_about_the_places() -> No
     assert keyed.share == a.share and keyed.client and not a.client
     assert caller(prompt_cache_key="k").share == nobody.share
     assert caller("n", user="a", prompt_cache_key="k") == caller("n")
+    salted = caller("n", cache_salt="s")
+    assert salted.share == caller("n").share and salted.client != caller("n").client
+
+
+def test_a_salt_keeps_the_cache_of_its_requests_apart_and_changes_no_share() -> None:
+    found = set[bytes]()
+    for metadata, salt in product((b"", b"n"), ("", "s", "t")):
+        asked = decode_request(GenerateRequest(cache_salt=salt), metadata, "peer")
+        found.add(asked.client)
+        assert asked.share == decode_request(GenerateRequest(), metadata, "peer").share
+        assert asked.client == scope_of(metadata, salt)
+    assert len(found) == 6 and scope_of(b"", "") == b""
 
 
 def test_no_value_stands_for_another() -> None:

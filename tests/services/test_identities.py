@@ -118,8 +118,7 @@ def test_names_in_headers_subdivide_an_identity_and_never_leave_it(file: Path) -
     assert alice and bob
     nameless, named = Request(share=b"peer"), Request(client=b"name", share=b"name")
     requests = [each.owning(it) for each in (alice, bob) for it in (nameless, named)]
-    assert len({it.client for it in requests[1::2]}) == 2, "each has a cache of its own"
-    assert [it.client for it in requests[::2]] == [b"", b""], "and none without a name"
+    assert len({it.client for it in requests} | {b""}) == 5, "each has a cache of its own"
     assert [it.share for it in requests[:2]] == [requests[0].share] * 2 != [requests[2].share] * 2
     assert [it.part for it in requests] == [b"peer", b"name"] * 2
     assert requests[0].quota == Quota("alice", 2, None, 3)

@@ -105,7 +105,7 @@ class Context(_message.Message):
     epoch: _builtins.int
     """that the session was answered with last; 0 = opening"""
     client: _builtins.bytes
-    """whose cached prefixes may be used, set when opening; empty = nobody's"""
+    """whose cached prefixes may be used, set when opening; empty = everybody's"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """never empty"""
