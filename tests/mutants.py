@@ -52,11 +52,11 @@ MUTANTS = {
         "protos/errors.py", 'status = "RESOURCE_EXHAUSTED"', 'status = "UNAVAILABLE"'
     ),
     "accepted tokens behind a stop string are counted": Mutant(
-        "orchestrator/frontend/answer.py", "min(step.accepted, used)", "step.accepted"
+        "protos/streams.py", "min(self.accepted, len(tokens))", "self.accepted"
     ),
     "a share that was served keeps its credit": Mutant(
         "orchestrator/frontend/fair_queue.py",
-        "first.credit - turn.cost if first.waiting else 0",
+        "first.credit - turn.charged if first.waiting else 0",
         "first.credit",
     ),
     "tokens that were rejected stay in the session": Mutant(

@@ -1,6 +1,4 @@
-"""What sessions leave cached for others: nothing, here. How it is shared depends on where keys lie
-(`prefix_tree`, `engine.gguf.kept_texts`).
-"""
+"""What sessions leave cached for others: nothing, here. Where there are keys, see `prefix_tree`."""
 
 from __future__ import annotations
 
