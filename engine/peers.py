@@ -11,10 +11,10 @@ from tandem.protos.types import Context
 
 
 def own(peer: str, name: bytes) -> bytes:
-    """The name of a session, or of a client, as this peer's: no other can make the same. Without
-    TLS there are no peers, and names are as they were sent.
+    """The name of a session, or of a client, which may be empty, as this peer's: no other can make
+    the same. Without TLS there are no peers, and names are as they were sent.
     """
-    if not (peer and name):
+    if not peer:
         return name
     return hashlib.sha256(peer.encode() + b"\0" + name).digest()
 

@@ -75,7 +75,7 @@ class Nothing:
     def compact(self, table: PageTable, start: int, path: Sequence[int]) -> None:
         """Nor to be moved."""
 
-    def finite(self, table: PageTable, length: int) -> bool:
+    def finite(self, table: PageTable, start: int, stop: int) -> bool:
         """Nothing overflows."""
         return True
 

@@ -52,8 +52,8 @@ class KVCache(Protocol):
     def compact(self, table: PageTable, start: int, path: Sequence[int]) -> None:
         """Move the positions `start + path[i]` to `start + i`; what lies after those is dead."""
 
-    def finite(self, table: PageTable, length: int) -> bool:
-        """Whether the model did not overflow on a table's first positions."""
+    def finite(self, table: PageTable, start: int, stop: int) -> bool:
+        """Whether the model did not overflow on a table's positions from `start` to `stop`."""
 
     def wipe(self, table: PageTable, start: int = 0) -> None:
         """Make a table's content harmless from `start` on: no later row may be spoilt by it."""

@@ -85,11 +85,11 @@ class KVPool(PageAllocator):
             slots = table.slots(start, start + max(path) + 1)
             self._copy([slots[node] for node, _ in moves], [slots[place] for _, place in moves])
 
-    def finite(self, table: PageTable, length: int) -> bool:
-        """Whether the model did not overflow on a table's first positions, which are one or
-        more: what is no number in an early layer is none in the last.
+    def finite(self, table: PageTable, start: int, stop: int) -> bool:
+        """Whether the model did not overflow on a table's positions from `start` to `stop`, which
+        are one or more: what is no number in an early layer is none in the last.
         """
-        seen = slot_index(table.slots(0, length), self._device)
+        seen = slot_index(table.slots(start, stop), self._device)
         extremes = (torch.aminmax(each[seen]) for each in (self.keys[-1], self.values[-1]))
         return all(bool(each.isfinite()) for both in extremes for each in both)  # NaN is either
 

@@ -8,6 +8,7 @@ text may be in it too, filled in part: who goes on from there copies it.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -28,11 +29,32 @@ class PrefixNode:
     parent: PrefixNode | None = None
     used: int = 0
     children: dict[bytes, PrefixNode] = field(default_factory=dict)
+    keys: list[bytes] = field(default_factory=list)  # of the children, in order
 
     def nearest(self, tokens: array[int]) -> PrefixNode | None:
         """The node below that has most leading tokens in common with others; None if none has."""
-        near = [child for child in self.children.values() if child.tokens[:1] == tokens[:1]]
-        return max(near, key=lambda child: common_prefix_length(child.tokens, tokens), default=None)
+        near = self.neighbours(tokens)
+        best = max(near, key=lambda child: common_prefix_length(child.tokens, tokens), default=None)
+        return best if best and best.tokens[:1] == tokens[:1] else None
+
+    def neighbours(self, tokens: array[int]) -> list[PrefixNode]:
+        """The nodes below that stand before and after tokens in the order of their bytes: no other
+        has more of them in common, begins with them, or, as no node below is the beginning of
+        another, is their beginning.
+        """
+        at = bisect_left(self.keys, tokens.tobytes())
+        return [self.children[key] for key in self.keys[max(0, at - 1) : at + 1]]
+
+    def add(self, child: PrefixNode) -> None:
+        """Have one more below."""
+        key = child.tokens.tobytes()
+        self.children[key] = child
+        insort(self.keys, key)
+
+    def remove(self, child: PrefixNode) -> None:
+        """Have one no longer below."""
+        key = child.tokens.tobytes()
+        del self.children[key], self.keys[bisect_left(self.keys, key)]
 
 
 class PrefixTree(Prefixes):
@@ -105,12 +127,17 @@ class PrefixTree(Prefixes):
             self._pool.release(session.table, whole)
             if length % page and not self._pool.free:
                 self.evict(page)
-            if length % page and self._pool.grow(session.table, length):
-                self._pool.copy(source, session.table, whole * page, length)
-            else:
-                length = whole * page
-            self._pool.release(source)
-            self._touch(last)
+            try:
+                if length % page and self._pool.grow(session.table, length):
+                    self._pool.copy(source, session.table, whole * page, length)
+                else:
+                    length = whole * page
+            except BaseException:
+                session.cut(whole * page)
+                raise
+            finally:
+                self._pool.release(source)
+                self._touch(last)
         session.cut(length)
 
     def forget(self, session: Session) -> None:
@@ -148,11 +175,12 @@ class PrefixTree(Prefixes):
         parent = path[-1] if path else self._root(session.scope)
         if node := parent.children.get(tokens.tobytes()):
             return node
-        near = [child for child in parent.children.values() if child.tokens[0] == tokens[0]]
-        for child in near if len(tokens) < self._page else ():
+        near = parent.neighbours(tokens)
+        for child in near:
             if child.tokens[: len(tokens)] == tokens:
                 return child
-        node = parent.children[tokens.tobytes()] = PrefixNode(session.scope, tokens, page, parent)
+        node = PrefixNode(session.scope, tokens, page, parent)
+        parent.add(node)
         self._pool.cache(page)
         for child in near:
             if len(child.tokens) < len(tokens) and tokens[: len(child.tokens)] == child.tokens:
@@ -191,7 +219,7 @@ class PrefixTree(Prefixes):
         """Take a leaf out of the tree."""
         parent, node.parent = node.parent, None
         assert parent and not node.children, "leaves go first"
-        del parent.children[node.tokens.tobytes()]
+        parent.remove(node)
         self._pool.evict(node.page)
         parent.used = max(parent.used, node.used)
         if parent.parent:

@@ -80,7 +80,7 @@ class Sessions:
             yield session
         except BaseException as error:
             fed = error.fed if isinstance(error, JobEnded) else 0
-            if fed > session.length and self._pool.finite(session.table, fed):
+            if fed > session.length and self._pool.finite(session.table, session.length, fed):
                 session.tokens = session.committed(context)[:fed]
                 session.settled = fed
             if session.table.pages:  # whatever the model wrote there may not be a number
@@ -185,9 +185,11 @@ class Sessions:
             raise SessionMiss(f"base {context.base} is not cached here")
         if session and context.epoch and context.base:
             why = self._find_memory(length, session)
-            if why or self.cut(session, context.base) < context.base:
+            if not why and self.cut(session, context.base) < context.base:
+                why = "no memory for a copy of a page"
+            if why := why or self._find_memory(length, session):  # a cut may let pages go
                 self._drop(context.session_id)
-                raise self._busy(why or "no memory for a copy of a page")
+                raise self._busy(why)
         else:
             session = self._begin(context, length, held[0] or self._new_epoch())
         session.turn, session.used = context.turn, self._clock()
@@ -201,7 +203,7 @@ class Sessions:
             self._prefixes.begin(
                 session, context.tokens[:-1], lambda: self.reserve(session, length)
             )
-        except Busy:
+        except BaseException:  # Busy, or no memory for a copy
             self._prefixes.end(session)
             raise
         self.counts.reused_tokens += session.length
@@ -233,7 +235,7 @@ class Sessions:
             self.counts.evicted += 1
             self._drop(names[other])
         self._refused = 0
-        self._prefixes.evict(lacking)
+        self._prefixes.evict(missing - self._pool.free)
         self._pool.grow(session.table, length)
         return ""
 

@@ -94,7 +94,7 @@ class Task:
         self.step_input = self.rest = None
         if self.job is not None:
             with suppress(Exception):
-                self.job.close()
+                self.job.throw(error)
         self.answer.set_exception(error)
 
 
