@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, TypeAlias
 
 import structlog
@@ -138,18 +138,16 @@ def deployment(args: Settings, **options: Any) -> serve.Application:
 
 
 def _on_free_ports(config: OrchestratorConfig) -> OrchestratorConfig:
-    """With the next ports that no other cell of this node has."""
-    hosts = dict.fromkeys(("port", "http_port"), config.host)
+    """With all ports moved up by the least number at which they are free, so that they are those of
+    no other cell of this node; 0 and None stay what they are. Raises Unusable.
+    """
+    hosts = dict.fromkeys(("port", "http_port", "certificate_port"), config.host)
     hosts["metrics_port"] = config.metrics_host or config.host
-    ports = {name: _free(host, getattr(config, name)) for name, host in hosts.items()}
-    return config.model_copy(update=ports)
-
-
-def _free(host: str, wanted: int | None) -> int | None:
-    """The first free port from this one on; 0 and None stay what they are. Raises Unusable."""
-    if not wanted:
-        return wanted
-    for port in range(wanted, wanted + CELLS - 1):
-        with suppress(Unusable):
-            return rpc.free_port(host, port)
-    return rpc.free_port(host, wanted + CELLS - 1)
+    wanted = {name: port for name in hosts if (port := getattr(config, name))}
+    for number in range(CELLS):
+        ports = {name: port + number for name, port in wanted.items()}
+        with suppress(Unusable) if number < CELLS - 1 else nullcontext():
+            for name, port in ports.items():
+                rpc.free_port(hosts[name], port)
+            return config.model_copy(update=ports)
+    raise AssertionError("the last one returns or raises")

@@ -15,7 +15,6 @@ import secrets
 import shutil
 import signal
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,11 +27,12 @@ from tandem.orchestrator.config import OrchestratorConfig, check_token_mode
 from tandem.protos.address import joined, split, unbracketed
 from tandem.protos.errors import Unusable
 from tandem.protos.service import process
-from tandem.protos.service.tasks import first_done
+from tandem.protos.service.tasks import first_done, in_daemon
 from tandem.protos.transport import rpc
 from tandem.protos.transport.health import answers
 
 ROLE, APPLICATION = "orchestrator", "tandem"
+TOKEN = "RAY_AUTH_TOKEN"
 LOCAL = "local"
 STORE_BYTES = 80 << 20  # the smallest that Ray takes; nothing is stored
 CONNECT_SECONDS = 5.0
@@ -40,7 +40,6 @@ PROBLEM_LENGTH = 500  # of what Ray says
 CONSTRUCTIONS = 1  # of a cell on a private Ray: what it cannot start with does not change
 LOOK_SECONDS = 1.0
 MISSED = 3  # looks at a cell in a row without an answer, after which it is lost
-REPLACED = 120  # looks until Serve has replaced it, if Ray's control plane is there
 
 log = structlog.get_logger()
 
@@ -53,23 +52,25 @@ def serve(config: OrchestratorConfig) -> None:
     with TemporaryDirectory(prefix="tandem-", ignore_cleanup_errors=True) as folder:
         try:
             with running(config, folder):
+                process.raise_on_signals()  # Ray has set handlers of its own
                 if not asyncio.run(_serve(_with_ports(config))):
                     log.error("no cell answers any more, and Ray does not replace it")
                     shutil.rmtree(folder, ignore_errors=True)
-                    _end_group()
+                    _end_ray()
                     os._exit(1)
         finally:
-            _end_group()
+            _end_ray()
 
 
-def _end_group() -> None:
-    """End what Ray has left, where this process leads a process group: an agent that had just
-    started would try for minutes to reach its node.
+def _end_ray() -> None:
+    """End what a private Ray has left, known by its token: an agent that had just started would try
+    for minutes to reach its node.
     """
-    own = os.getpid()
-    for each in Path("/proc").glob("[0-9]*") if os.getpgrp() == own else ():
-        with suppress(OSError):  # it has ended
-            if int(each.name) != own and os.getpgid(int(each.name)) == own:
+    mark = f"{TOKEN}={os.environ.get(TOKEN, '')}".encode()
+    for each in Path("/proc").glob("[0-9]*") if os.environ.get(TOKEN) else ():
+        with suppress(OSError):  # it has ended, or is somebody else's
+            marked = mark in (each / "environ").read_bytes().split(b"\0")
+            if marked and int(each.name) != os.getpid():
                 os.kill(int(each.name), signal.SIGKILL)
 
 
@@ -130,7 +131,7 @@ def private_environment() -> dict[str, str]:
     return {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every socket on loopback
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else Ray writes one into the home directory
+        TOKEN: secrets.token_hex(32),  # else Ray writes one into the home directory
         "RAY_USAGE_STATS_ENABLED": os.environ.get("RAY_USAGE_STATS_ENABLED", "0"),
         "RAY_memory_monitor_refresh_ms": "0",
         "RAY_worker_niceness": "0",  # else cells give way to models
@@ -152,11 +153,12 @@ async def _deployed(config: OrchestratorConfig) -> dict[str, str]:
 
     def deploy() -> Any:
         serve.start(proxy_location="Disabled", logging_config=quiet)
-        application = cells.deployment(config.model_dump(exclude_unset=True), **options)
+        settings = config.model_dump(exclude_unset=True, exclude={"config"})  # it was read here
+        application = cells.deployment(settings, **options)
         return serve.run(application, name=APPLICATION, route_prefix=None)
 
     try:
-        handle = await asyncio.to_thread(deploy)
+        handle = await in_daemon(deploy)
         return dict(await handle.addresses.remote())
     except Exception as error:  # whatever Serve raises
         raise Unusable(_line(error, await asyncio.to_thread(_reported))) from None
@@ -173,32 +175,23 @@ def _reported() -> str:
 
 
 async def _removed(config: OrchestratorConfig) -> None:
-    """Have the cells removed once what runs has finished, as far as Ray still answers: the thread
-    that waits for it does not keep the process alive.
-    """
+    """Have the cells removed once what runs has finished, as far as Ray still answers."""
     from ray import serve
 
     from tandem.orchestrator import cells
 
-    loop, done = asyncio.get_running_loop(), asyncio.Event()
-
-    def remove() -> None:
-        with suppress(Exception):  # whatever Serve raises
-            serve.delete(APPLICATION)
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(done.set)
-
-    threading.Thread(target=remove, daemon=True).start()
-    with suppress(TimeoutError):
+    with suppress(Exception):  # whatever Serve raises, or it takes too long
         async with asyncio.timeout(config.drain_seconds + 2 * cells.STOP_SECONDS):
-            await done.wait()
+            await in_daemon(lambda: serve.delete(APPLICATION))
 
 
 async def _lost(config: OrchestratorConfig, address: str) -> None:
-    """Return when the cell does not answer, and nobody is there to replace it."""
+    """Return when the cell does not answer, and nobody is there to replace it: Serve does while
+    Ray's control plane is there.
+    """
     needed, missed = _control(config), 0
     async with rpc.connect(address, config.tls) as channel:
-        while missed < REPLACED + config.start_seconds:
+        while True:
             await asyncio.sleep(LOOK_SECONDS)
             missed = 0 if await answers(channel, LOOK_SECONDS) else missed + 1
             if missed >= MISSED and not await asyncio.to_thread(lambda: all(map(_listens, needed))):

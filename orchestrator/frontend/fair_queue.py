@@ -1,8 +1,9 @@
 """Whose request runs next: deficit round robin between clients, with the tokens that a request used
 as its cost (Shreedhar and Varghese, 1995).
 
-These are known when it has ended. When it starts it is charged what requests usually use, but no
-more than it may use, and when it ends the difference.
+These are known when it has ended. When it starts it is charged what requests of its client usually
+use, those of all where there was none yet, but no more than it may use; and when it ends the
+difference.
 
 Pure. A share is that of one client; its requests start in the order in which they came.
 """
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 WEIGHT = 0.1  # of the newest request in what is usual
+REMEMBERED = 1 << 12  # clients whose usual request is known, 100 bytes each
 
 
 @dataclass(eq=False, slots=True)
@@ -66,7 +68,8 @@ class FairQueue:
         self.running = 0
         self._places, self._places_each = places, places_each
         self._shares: dict[bytes, Share] = {}  # the one that started last is the last
-        self._usual = inf  # tokens of a request, smoothed
+        self._average = inf  # tokens of a request, smoothed
+        self._usual: dict[bytes, float] = {}  # of a share's, which may have none now
 
     def running_of(self, share: bytes) -> int:
         """Requests of a share that run."""
@@ -98,8 +101,12 @@ class FairQueue:
             share.running -= 1
             used = turn.cost if used is None else used
             share.credit += turn.charged - used
-            known = used if self._usual == inf else self._usual
-            self._usual = known + WEIGHT * (used - known)
+            usual = self._usual.pop(turn.share, used)
+            self._usual[turn.share] = usual + WEIGHT * (used - usual)
+            if len(self._usual) > REMEMBERED:
+                del self._usual[next(iter(self._usual))]
+            known = used if self._average == inf else self._average
+            self._average = known + WEIGHT * (used - known)
         else:
             share.drop(turn)
         if not share.waiting:
@@ -109,7 +116,7 @@ class FairQueue:
 
     def _charge(self, turn: Turn) -> float:
         """Tokens that a request is charged when it starts."""
-        return min(turn.cost, self._usual)
+        return min(turn.cost, self._usual.get(turn.share, self._average))
 
     def _lacking(self, share: Share) -> float:
         """Tokens of credit that the next request of a share needs."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
-from typing import Any
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -53,3 +57,26 @@ async def first_done(*work: Coroutine[Any, Any, object]) -> None:
     """Run coroutines until the first has ended, cancel the others; raises what one raises."""
     async with background(*work) as tasks:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def in_daemon(work: Callable[[], T]) -> T:
+    """What some work returns or raises, in a thread that does not keep the process alive: one that
+    a signal ends waits for all others.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(set_it: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(lambda: None if done.done() else set_it())
+
+    def run() -> None:
+        try:
+            result = work()
+        except Exception as error:
+            settle(partial(done.set_exception, error))
+        else:
+            settle(partial(done.set_result, result))
+
+    threading.Thread(target=run, daemon=True).start()
+    return await done

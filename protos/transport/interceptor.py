@@ -111,16 +111,16 @@ class Around:
 
 def _unary(behaviour: Any, around: Around, streams: bool) -> Any:
     async def call(requests: Any, context: aio.ServicerContext[Any, Any]) -> Any:
-        async with _scope(context, around):
-            return await behaviour(requests if streams else await _only(requests), context)
+        async with _scope(context, around, requests, streams) as given:
+            return await behaviour(given, context)
 
     return call
 
 
 def _stream(behaviour: Any, around: Around, streams: bool) -> Any:
     async def call(requests: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-        async with _scope(context, around):
-            responses = behaviour(requests if streams else await _only(requests), context)
+        async with _scope(context, around, requests, streams) as given:
+            responses = behaviour(given, context)
             if inspect.isawaitable(responses):  # a handler that writes through the context
                 await responses
                 return
@@ -131,16 +131,20 @@ def _stream(behaviour: Any, around: Around, streams: bool) -> Any:
 
 
 @asynccontextmanager
-async def _scope(context: aio.ServicerContext[Any, Any], around: Around) -> AsyncIterator[None]:
-    """What a call runs in. It is not counted any more while its status is sent: gRPC waits with
-    that for as long as the client reads nothing, and such calls are bounded by connection alone.
+async def _scope(
+    context: aio.ServicerContext[Any, Any], around: Around, requests: Any, streams: bool
+) -> AsyncIterator[Any]:
+    """What a call runs in, with what it is given: its requests, or the only one, which is read
+    before the call takes a place. It is not counted any more while its status is sent: gRPC waits
+    with that for as long as the client reads nothing, and such calls are bounded by connection.
     """
     around.begun(context)
     with _logged_as(around.request_id):
         try:
             around.check_caller(context)
+            given = requests if streams else await _only(requests)
             with around.running():
-                yield
+                yield given
         except Exception as error:
             await _abort(context, error)
 

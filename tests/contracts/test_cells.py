@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -15,9 +16,9 @@ from tandem.protos.service.config import completed
 from tests.documents import ROOT
 from tests.manifests import KUBERAY, objects, ray_pods
 
-serve_config = pytest.importorskip("ray.serve.config", reason="needs the extra [cells]")
-serve_schema = pytest.importorskip("ray.serve.schema", reason="needs the extra [cells]")
-cells = pytest.importorskip("tandem.orchestrator.cells", reason="needs the extra [cells]")
+serve_config = pytest.importorskip("ray.serve.config")
+serve_schema = pytest.importorskip("ray.serve.schema")
+cells = pytest.importorskip("tandem.orchestrator.cells")
 
 
 @pytest.mark.parametrize(
@@ -48,6 +49,19 @@ def test_arguments_are_settings() -> None:
     assert {name: getattr(config, name) for name in given} == given | {"verifier": "a:1,dns:///v:1"}
     with pytest.raises(Unusable, match="verfier: no such setting"):
         cells.app({"verfier": "a:1"})
+
+
+def test_the_ports_of_a_cell_move_together_above_those_of_the_others() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        first = taken.getsockname()[1]
+        ports = {"port": first, "http_port": first + 1, "certificate_port": first + 2}
+        given = {"verifier": "a:1", "tokenizer": models.TARGET, "metrics_port": 0}
+        config = completed(OrchestratorConfig, "orchestrator", given)
+        moved = cells._on_free_ports(config.model_copy(update=ports))
+    distances = {getattr(moved, name) - port for name, port in ports.items()}
+    assert len(distances) == 1 and min(distances) > 0
+    assert moved.metrics_port == 0
 
 
 def shipped() -> str:

@@ -9,7 +9,7 @@ import pytest
 from grpc import aio
 
 from tandem.protos import errors
-from tandem.protos.transport import rpc
+from tandem.protos.transport import interceptor, rpc
 from tests.contracts.test_status import CLIENT_API, VERIFIER, Refusing
 
 
@@ -34,3 +34,17 @@ async def test_who_may_not_call_is_refused_before_a_message_is_read(kind: str) -
         with pytest.raises(aio.AioRpcError) as failure:
             await call.read()
         assert failure.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_call_that_sends_no_message_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interceptor, "MAX_CONCURRENT_CALLS", 1)
+    served = rpc.serving("127.0.0.1", 0, Refusing(errors.Internal("asked")))
+    async with served as address, rpc.connect(address) as channel:
+        silent: Any = channel.stream_stream(f"/{CLIENT_API}/Generate")()
+        await silent.wait_for_connection()
+        honest: Any = channel.unary_unary(f"/{VERIFIER}/DescribeVerifier")
+        for _ in range(3):
+            with pytest.raises(aio.AioRpcError) as failure:
+                await honest(b"")
+            assert failure.value.details() == "asked"
+        silent.cancel()

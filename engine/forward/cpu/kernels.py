@@ -213,11 +213,9 @@ class Kernels:
 
 def runnable() -> Iterator[Path]:
     """The builds that this processor runs, best first."""
-    names = {
-        "AVX512": ["avx512", "avx2"],
-        "AVX2": ["avx2"],
-        "SVE256": ["sve256", "neon"],
-    }.get(torch.backends.cpu.get_cpu_capability(), ["neon"])
+    names = {"AVX512": ["avx512", "avx2"], "AVX2": ["avx2"], "SVE256": ["sve256", "neon"]}.get(
+        torch.backends.cpu.get_cpu_capability(), ["neon"]
+    )
     if "avx512" in names and torch.cpu._is_avx512_bf16_supported():
         names.insert(0, "avx512bf16")
     for name in names:
