@@ -29,6 +29,22 @@ VOCABULARY = tuple(
     f"tokenizer.ggml.{each}" for each in ("tokens", "scores", "token_type", "merges")
 )
 ENDS = ("eos", "eot", "eom")
+CONTROL = 3  # a token that is never text
+TURN_ENDS = {  # which converters often do not name; those that llama.cpp looks for
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|end_of_text|>",
+    "<|endoftext|>",
+    "<end_of_turn>",
+    "<end_of_utterance>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+}
 
 
 def is_gguf(model: Path) -> bool:
@@ -63,9 +79,20 @@ class Head:
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a text, a turn or a message."""
-        ends = (self.metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ENDS)
-        return tuple(sorted({end for end in ends if end is not None}))
+        """Tokens that end a text, a turn or a message, named as such or known by their text."""
+        known, ends = self.metadata, set[int]()
+        ends |= {known[key] for end in ENDS if (key := f"tokenizer.ggml.{end}_token_id") in known}
+        tokens = known.get("tokenizer.ggml.tokens", ())
+        kinds = known.get("tokenizer.ggml.token_type", ())
+        controls = {
+            token: index
+            for index, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
+            if kind == CONTROL
+        }
+        if "<|return|>" in controls:
+            controls.pop("<|end|>", None)  # it ends a part of a turn
+        ends |= {controls[token] for token in TURN_ENDS & controls.keys()}
+        return tuple(sorted(ends))
 
 
 def metadata(file: Path) -> dict[str, Any]:

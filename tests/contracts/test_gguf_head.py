@@ -54,3 +54,20 @@ def test_a_damaged_head_is_one_line(content: bytes, tmp_path: Path) -> None:
     file.write_bytes(content)
     with pytest.raises(Unusable, match=f"{file} is a damaged GGUF file"):
         gguf.tokens(file)
+
+
+def test_turn_ends_that_converters_do_not_name_end_a_turn(tmp_path: Path) -> None:
+    """If they are control tokens, not text; and where a turn has several parts, not their end."""
+    file = tmp_path / "model.gguf"
+
+    def ends(tokens: dict[str, int]) -> tuple[int, ...]:
+        texts = listed(gguf.STRING, [text(token) for token in tokens])
+        uses = listed(5, [struct.pack("<i", use) for use in tokens.values()])
+        eos = ("tokenizer.ggml.eos_token_id", 4, struct.pack("<I", 0))
+        kinds, named = (KINDS[0], gguf.LIST, uses), (TOKENS[0], gguf.LIST, texts)
+        file.write_bytes(head(MODEL, named, kinds, eos))
+        return gguf.head(file).end_token_ids
+
+    assert ends({"</s>": 3, "a": 1, "<|im_end|>": 3, "<|eot_id|>": 1}) == (0, 2)
+    assert ends({"<|endoftext|>": 3, "<|end|>": 3, "<|user|>": 3}) == (0, 1)
+    assert ends({"<|endoftext|>": 3, "<|end|>": 3, "<|return|>": 3, "<|call|>": 3}) == (0, 2, 3)
