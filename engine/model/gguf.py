@@ -1,16 +1,15 @@
-"""A GGUF file as a Hugging Face network: names and configuration as `transformers` maps them,
-weights of 8 or 4 bits as they are stored, where there are kernels for them.
+"""A GGUF file as a Hugging Face network: names as `transformers` maps them, weights of 8 or 4 bits
+as they are stored, where there are kernels for them.
 
-Tensors are read one after the other, so no more is ever held than the file has. Raises Unusable
-with words that follow the name of the file.
+Tensors are read one after the other, and what is made of several is put into its place with the
+last of them, so no more is ever held than the network has. Raises Unusable with words that follow
+the name of the file.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from gguf import (
 )
 from gguf.quants import dequantize
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
 from tandem.engine.forward.grouped_weight import GroupedWeight, StoredGroups
@@ -34,25 +33,6 @@ from tandem.protos.gguf import Head, StoredTensor
 ROPE = "rope_freqs.weight"  # by which the frequencies of rotary positions are divided
 BLOCKS = {kind.name: size for kind, (size, _) in GGML_QUANT_SIZES.items()}  # numbers of a block
 BYTES = {kind.name: size for kind, (_, size) in GGML_QUANT_SIZES.items()}
-
-
-def config_of(file: Path, head: Head) -> PreTrainedConfig:
-    """What `transformers` makes of a file's head; raises whatever it raises, or Unusable."""
-    known = head.metadata
-    kind = known.get("general.architecture")
-    stretched = known.get(f"{kind}.rope.scaling.type", "none")
-    if stretched != "none":
-        raise Unusable(f"stretches its positions by {stretched!r}, which is not read from GGUF")
-    with TemporaryDirectory() as folder:
-        light = Path(folder) / file.name
-        light.write_bytes(head.light)
-        os.truncate(light, file.stat().st_size)  # as long as the file, but with holes
-        config: PreTrainedConfig = AutoConfig.from_pretrained(
-            folder, gguf_file=light.name, local_files_only=True
-        )
-    count = known.get(f"{kind}.vocab_size", len(known.get("tokenizer.ggml.tokens", ())))
-    config.get_text_config().vocab_size = count
-    return config
 
 
 def stored_as(head: Head) -> str:
@@ -93,6 +73,7 @@ class _Reading:
         self._processor = processor(config=config.to_dict())
         self._names = _names(kind, network, config.num_hidden_layers, self._processor)
         self._joined: dict[str, Any] = {"tensors": {}}  # weights made of several tensors
+        self._came = set[str]()  # names of tensors that were read for them
 
     def take(self, tensor: StoredTensor) -> None:
         """Read a tensor and put it into its place."""
@@ -101,17 +82,27 @@ class _Reading:
         name = self._names.get(tensor.name)
         if name and self._stays(tensor, name):
             return self._put(name, self._weight(tensor))
-        numbers, kept = self._processed(tensor, self._numbers(tensor))
+        numbers, kept = self._processed(tensor, self._numbers(tensor), self._joined)
         if kept is None:
-            return None  # a part of another
+            return self._join(tensor.name)
         if kept not in self._names:
             raise Unusable(f"has a tensor that is not known here, {tensor.name}")
         return self._put(self._names[kept], torch.from_numpy(np.ascontiguousarray(numbers)))
 
     def finish(self) -> None:
-        """Put what was made of several tensors into its place."""
-        for name, numbers in self._joined["tensors"].items():
-            self._put(name, numbers)
+        """Raise Unusable for a weight of which the file has only a part."""
+        for name in self._joined["tensors"]:
+            lacking = min(self._parts(name) - self._came)
+            raise Unusable(f"lacks {lacking}, a part of {name}: get the whole file")
+
+    def _join(self, part: str) -> None:
+        """Put what was made of several tensors into its place once all were read."""
+        self._came |= {part, part.removesuffix(".weight")}  # transformers names it so or so
+        for name in [each for each in self._joined["tensors"] if self._parts(each) <= self._came]:
+            self._put(name, self._joined["tensors"].pop(name))
+
+    def _parts(self, name: str) -> set[str]:
+        return {stored for stored, own in self._names.items() if own == name}
 
     def _stays(self, tensor: StoredTensor, name: str) -> bool:
         """Whether a tensor keeps its form: quantised, and all that is done to it is that outputs
@@ -127,7 +118,7 @@ class _Reading:
         outputs, inputs = tensor.shape
         kind = GGMLQuantizationType(tensor.kind).name
         order = np.arange(outputs)[:, None]
-        places = self._processed(tensor, order)[0]
+        places = self._processed(tensor, order, {"tensors": {}})[0]  # keeps nothing: no weights
         stored = torch.from_numpy(self._bytes(tensor)).view(outputs, -1)
         if not np.array_equal(places, order):
             stored = stored[torch.from_numpy(places[:, 0].copy())]
@@ -147,13 +138,17 @@ class _Reading:
         stored = self._bytes(tensor).reshape(*tensor.shape[:-1], -1)
         return dequantize(stored, kind).reshape(tensor.shape)
 
-    def _processed(self, tensor: StoredTensor, numbers: np.ndarray[Any, Any]) -> Any:
-        """What `transformers` makes of a tensor, and the name of that; None if it keeps it."""
+    def _processed(
+        self, tensor: StoredTensor, numbers: np.ndarray[Any, Any], keep: dict[str, Any]
+    ) -> Any:
+        """What `transformers` makes of a tensor, and the name of that; None if it was put there to
+        `keep`.
+        """
         made = self._processor.process(
             weights=numbers,
             name=tensor.name,
             tensor_key_mapping=self._names,
-            parsed_parameters=self._joined,
+            parsed_parameters=keep,
         )
         return made.weights, made.name
 
@@ -169,11 +164,15 @@ class _Reading:
         setattr(layer, leaf, nn.Parameter(weight, requires_grad=False))
 
     def _stretch(self, factors: torch.Tensor) -> None:
+        divided = False
         for layer in self._network.modules():
             for name in ("inv_freq", "original_inv_freq"):
                 frequencies = getattr(layer, name, None)
                 if isinstance(frequencies, torch.Tensor) and frequencies.shape == factors.shape:
                     setattr(layer, name, frequencies / factors)
+                    divided = True
+        if not divided:
+            raise Unusable(f"divides {len(factors)} rotary frequencies, which its network lacks")
 
 
 def _names(kind: str, network: PreTrainedModel, layers: int, processor: Any) -> dict[str, str]:

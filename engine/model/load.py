@@ -28,6 +28,7 @@ from tandem.engine.cache.pool import LayerGeometry, position_bytes
 from tandem.engine.forward.cpu import panels
 from tandem.engine.forward.cpu.kernels import kernels
 from tandem.engine.model import gguf
+from tandem.engine.model.gguf_config import config_of as gguf_config_of
 from tandem.engine.model.grouping import round_linears
 from tandem.engine.model.linears import (
     FULL,
@@ -106,7 +107,7 @@ def load(
         raise Unusable(f"{model} is not a model directory: it has no config.json")
     tokens = tokens_by_id(model)
     with _loading(model, device):
-        config = gguf.config_of(model, head) if head else AutoConfig.from_pretrained(model, **LOCAL)
+        config = gguf_config_of(model, head) if head else AutoConfig.from_pretrained(model, **LOCAL)
     with _judging(model, config):
         _refuse_config(config)
         quantised = gguf.stored_as(head) if head else dequantise(config, model)

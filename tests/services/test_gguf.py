@@ -20,6 +20,7 @@ from tandem.engine.host import load_and_test
 from tandem.engine.model import gguf as reading
 from tandem.engine.model import linears
 from tandem.engine.model.blocks import READERS
+from tandem.engine.model.gguf_config import config_of
 from tandem.engine.model.load import load
 from tandem.engine.runner import HFRunner
 from tandem.engine.weights import network_bytes, weights_bytes
@@ -63,7 +64,7 @@ def test_the_network_is_that_of_transformers(kind: str, make_gguf: MakeGGUF) -> 
         file.parent, gguf_file=file.name, dtype=torch.float32
     )
     top = head(file)
-    config = reading.config_of(file, top)
+    config = config_of(file, top)
     network, missing = reading.read(file, top, config, torch.float32, grouped=True)
     assert not missing
     one, other = (each(text).logits for each in (plain, network))

@@ -1,0 +1,127 @@
+"""The configuration of a GGUF file: what `transformers` makes of its metadata, and nothing lost.
+
+What it drops would be a text that is wrong, and no self-test would see that, as it compares a
+network with itself. Raises Unusable with words that follow the name of the file.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+from tandem.protos.errors import Unusable
+from tandem.protos.gguf import Head
+
+HARMLESS = {
+    "vocab_size",  # set here
+    "rope.scaling.type",  # refused here, unless it is none
+    "rope.scaling.original_context_length",  # of use only where positions are stretched
+    "rope.scaling.finetuned",  # the same
+    "context_length",  # how far a text may reach; where positions are weights, a shape says so too
+    "tensor_data_layout",  # the one that each architecture has
+    # what the shapes of weights say too, each of which must be the network's:
+    "attention.head_count_kv",
+    "feed_forward_length",
+    "expert_feed_forward_length",
+    "expert_shared_feed_forward_length",
+}
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
+LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}  # by which llama.cpp knows them too
+
+
+def config_of(file: Path, head: Head) -> PreTrainedConfig:
+    """What `transformers` makes of a file's head, with what it leaves out. Raises whatever it
+    raises, or Unusable for metadata that the network would not follow.
+    """
+    known = head.metadata
+    kind = known.get("general.architecture")
+    stretched = known.get(f"{kind}.rope.scaling.type", "none")
+    if stretched != "none":
+        raise Unusable(f"stretches its positions by {stretched!r}, which is not read from GGUF")
+    with TemporaryDirectory() as folder:
+        light = Path(folder) / file.name
+        light.write_bytes(head.light)
+        os.truncate(light, file.stat().st_size)  # as long as the file, but with holes
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            folder, gguf_file=light.name, local_files_only=True
+        )
+    text = config.get_text_config()
+    text.vocab_size = known.get(f"{kind}.vocab_size", len(known.get("tokenizer.ggml.tokens", ())))
+    own = {
+        key.removeprefix(f"{kind}."): value
+        for key, value in known.items()
+        if key.startswith(f"{kind}.")
+    }
+    _complete(text, str(kind), own)
+    _compare(text, str(kind), own)
+    return config
+
+
+def _complete(text: Any, kind: str, own: dict[str, Any]) -> None:
+    """Set what `transformers` leaves at a default."""
+    rope, layers = _rope(text), LAYERS_OF_27B.get(kind)
+    if rope and "rope.freq_base" in own:
+        rope["rope_theta"] = own["rope.freq_base"]
+    window = own.get("attention.sliding_window")
+    if window and hasattr(text, "sliding_window") and not getattr(text, "layer_types", None):
+        text.sliding_window = window  # of all layers
+    if layers:
+        wide = text.num_hidden_layers == layers
+        text.query_pre_attn_scalar = _width(text) if wide else text.head_dim
+
+
+def _compare(text: Any, kind: str, own: dict[str, Any]) -> None:
+    """Raise Unusable for the first key that the configuration does not follow."""
+    plain = kind.replace("-", "").replace("_", "")
+    names: dict[str, Any] = {name.replace("_", ""): to for name, to in GGUF_CONFIG_MAPPING.items()}
+    mapped = {key for key, name in names.get(plain, {}).items() if name}
+    followed = _followed(text)
+    for key, value in own.items():
+        if key in followed:
+            found = followed[key] or 0
+            number = isinstance(value, int | float)
+            if not (math.isclose(value, found, rel_tol=1e-6) if number else value == found):
+                raise Unusable(f"has {kind}.{key} {value!r}, but its network here has {found!r}")
+        elif key not in mapped | HARMLESS:
+            raise Unusable(f"has {kind}.{key} {value!r}, which is not read from GGUF")
+
+
+def _followed(text: Any) -> dict[str, Any]:
+    """What a network will do, by a file's keys; None and 0 are the same, nothing."""
+    rope, size = _rope(text), getattr(text, "head_dim", None) or _width(text)
+    norms = (getattr(text, name, None) for name in EPSILONS)
+    epsilon = next((each for each in norms if each is not None), None)
+    return {
+        "rope.freq_base": rope.get("rope_theta"),
+        "rope.freq_base_swa": _rope(text, "sliding_attention").get("rope_theta"),
+        "rope.dimension_count": rope and int(size * rope.get("partial_rotary_factor", 1)),
+        "rope.scaling.factor": 1,
+        "rope.scale_linear": 1,
+        "attention.key_length": size,
+        "attention.value_length": size,
+        "attention.sliding_window": getattr(text, "sliding_window", None),
+        "attention.layer_norm_epsilon": epsilon,
+        "attention.layer_norm_rms_epsilon": epsilon,
+        "attn_logit_softcapping": getattr(text, "attn_logit_softcapping", None),
+        "final_logit_softcapping": getattr(text, "final_logit_softcapping", None),
+        "use_parallel_residual": getattr(text, "use_parallel_residual", None),
+        "expert_weights_norm": getattr(text, "norm_topk_prob", None),
+    }
+
+
+def _rope(text: Any, layers: str = "full_attention") -> dict[str, Any]:
+    """How positions rotate, in some layers if others differ."""
+    ropes: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
+    found: dict[str, Any] = ropes.get(layers, ropes)
+    return found
+
+
+def _width(text: Any) -> int:
+    """Of a head, if it does not have one of its own."""
+    return int(text.hidden_size // (getattr(text, "num_attention_heads", None) or 1))
