@@ -1,5 +1,5 @@
 """What a network that loses everything costs: one connection carries no bytes any more, in both
-directions or in one, between round worker and verifier, round worker and drafter, or client and
+directions or in one, between cell and verifier, cell and drafter, or client and
 front end; with another replica beside, and without one until the network is healed.
 
 All in one process, with proxies between the parts and a verifier without a model.
@@ -188,7 +188,7 @@ def table(found: list[Figures]) -> Table:
     """What people see."""
     shown = Table("between", "bytes lost", "replicas", "noticed\ns", "longest gap\ns")
     for each in found:
-        other = "client" if each.where == FRONT_END else "round worker"
+        other = "client" if each.where == FRONT_END else "cell"
         noticed = "" if each.noticed is None else f"{each.noticed:.2f}"
         since = "" if each.replicas > 1 else " after healing"
         row = f"{other}, {each.where}", each.way, str(each.replicas), noticed

@@ -139,7 +139,7 @@ def main(
     temperature: Annotated[float, typer.Option(help="0: greedy", min=0)] = 0.0,
     dtype: Annotated[str, typer.Option(help=f"one of {', '.join(llamacpp.KINDS)}")] = "float32",
     ray: Annotated[
-        bool, typer.Option(help="Tandem's round workers as Ray actors, as `tandem up` has them")
+        bool, typer.Option(help="Tandem's cell on Ray Serve, as `tandem up` has it")
     ] = True,
     json: Annotated[
         Path | None, typer.Option("--json", help="write the figures to this file too")

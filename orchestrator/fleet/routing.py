@@ -1,7 +1,7 @@
 """Which replica a session goes to. Pure.
 
-Rendezvous hashing: every replica has a score for a key, and the highest wins, so that all round
-workers agree without talking, and a replica that comes or goes moves no session but its own
+Rendezvous hashing: every replica has a score for a key, and the highest wins, so that all
+cells agree without talking, and a replica that comes or goes moves no session but its own
 (Thaler & Ravishankar, "Using name-based mappings to increase hit rates", 1998). One that has many
 more sessions than another is passed over ("consistent hashing with bounded loads").
 """
