@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -33,6 +34,7 @@ from tandem.orchestrator.http.hosts import asked_by_own_names
 from tandem.orchestrator.links.relays import relaying
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.orchestrator.page.served import add_status_pages
+from tandem.orchestrator.rounds.relay import Services
 from tandem.protos.address import is_loopback
 from tandem.protos.service import process
 from tandem.protos.service.about import report_model
@@ -47,6 +49,7 @@ from tandem.protos.types import NO_DEFAULTS, DraftShape, ModelDescription, Sched
 
 SERVICE = "/tandem.v1.OrchestratorService/"
 ANSWERING = (f"{SERVICE}Generate", f"{SERVICE}StreamGenerate")  # the calls that are requests
+LOOKS = 20  # at services that may be away: two seconds
 Announce: TypeAlias = Callable[..., None]
 log = structlog.get_logger()
 
@@ -123,6 +126,16 @@ async def known(
             yield replicas, target
 
 
+async def connected(services: Services, drafting: bool) -> None:
+    """Wait for a verifier, and for a drafter if there is to be `drafting`, so that the first
+    request has drafts; not for long, as a service may be away.
+    """
+    for _ in range(LOOKS):
+        if services.verifier.connected and (services.drafter.connected or not drafting):
+            return
+        await asyncio.sleep(rpc.LOOK_SECONDS)
+
+
 @asynccontextmanager
 async def serving(
     config: OrchestratorConfig,
@@ -142,6 +155,7 @@ async def serving(
         limits_each = Limits(*config.each_client, "_per_client")
         admission = Admission(Limits(config.max_running, config.max_waiting), limits_each, metrics)
         async with relaying(config.tls, target, discovery.membership, registered) as relays:
+            await connected(relays.services, drafting=bool(config.drafters))
             model = served_model(config, target, tokenizer)
             answers = Answers(relays, tokenizer, model, metrics, admission, chat=chat)
             draining, health, ends = drain or Drain(), Health(), RequestLog()

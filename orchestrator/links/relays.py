@@ -62,7 +62,7 @@ class Relays:
     def __init__(
         self, verifier: ServiceLink[ToVerifier, Fact], drafter: ServiceLink[ToDrafter, EncodedGuess]
     ) -> None:
-        self._services = Services(verifier, drafter, LoopTimer(), itertools.count(1))
+        self.services = Services(verifier, drafter, LoopTimer(), itertools.count(1))
 
     async def run(self, request: RunRequest) -> AsyncGenerator[Step, None]:
         """Steps until the generation ends; however it ends, its sessions are closed. Raises a
@@ -70,7 +70,7 @@ class Relays:
         """
         changed = asyncio.Event()
         span = tracing.begin("relay", request.traceparent, request_id=request.request_id)
-        relay = Relay(replace(request, traceparent=span.traceparent), self._services, changed.set)
+        relay = Relay(replace(request, traceparent=span.traceparent), self.services, changed.set)
         try:
             while True:
                 while relay.steps:
