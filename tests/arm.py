@@ -7,7 +7,6 @@ needs, and our kernels from a cross-compiler.
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -26,6 +25,7 @@ ROOTS += ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "sympy", "
 PLATFORMS = ("manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64")
 PROCESSORS = {"neon": "cortex-a72", "sve256": "max,sve-max-vq=2"}  # by the build that they run
 TRIPLE = "aarch64-linux-gnu"
+RELEASE, PYTHON = "bookworm", "3.11"  # Debian's, and the Python that it has
 
 
 def packages(roots: tuple[str, ...]) -> list[str]:
@@ -54,12 +54,11 @@ def make() -> None:
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir()
     names = "--include=python3,libgomp1,libstdc++6"
-    release = platform.freedesktop_os_release()["VERSION_CODENAME"]
     subprocess.run(
-        ["mmdebstrap", "--quiet", "--arch=arm64", "--variant=extract", names, release, SYSTEM],
+        ["mmdebstrap", "--quiet", "--arch=arm64", "--variant=extract", names, RELEASE, SYSTEM],
         check=True,
     )
-    choice = [f"--platform={each}" for each in PLATFORMS]
+    choice = [f"--python-version={PYTHON}", *(f"--platform={each}" for each in PLATFORMS)]
     install = [*(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"), "--target", SITE]
     wheels = [*packages(ROOTS), f"torch=={TORCH}"]
     subprocess.run([*install, "--only-binary=:all:", *choice, *wheels], check=True)
@@ -72,7 +71,7 @@ def build() -> None:
     compiler = f"{TRIPLE}-g++"
     environment = {
         "_PYTHON_HOST_PLATFORM": "linux-aarch64",
-        "SETUPTOOLS_EXT_SUFFIX": f".cpython-311-{TRIPLE}.so",
+        "SETUPTOOLS_EXT_SUFFIX": f".cpython-{PYTHON.replace('.', '')}-{TRIPLE}.so",
         "CC": compiler,
         "CXX": compiler,
         "LDSHARED": f"{compiler} -shared",
