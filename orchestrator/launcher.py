@@ -32,7 +32,7 @@ from tandem.protos.transport import rpc
 from tandem.protos.transport.health import answers
 
 ROLE, APPLICATION = "orchestrator", "tandem"
-TOKEN = "RAY_AUTH_TOKEN"
+TOKEN = secrets.token_hex(32)  # of a private Ray, which is started by this process alone
 LOCAL = "local"
 STORE_BYTES = 80 << 20  # the smallest that Ray takes; nothing is stored
 CONNECT_SECONDS = 5.0
@@ -66,8 +66,8 @@ def _end_ray() -> None:
     """End what a private Ray has left, known by its token: an agent that had just started would try
     for minutes to reach its node.
     """
-    mark = f"{TOKEN}={os.environ.get(TOKEN, '')}".encode()
-    for each in Path("/proc").glob("[0-9]*") if os.environ.get(TOKEN) else ():
+    mark = f"RAY_AUTH_TOKEN={TOKEN}".encode()
+    for each in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or is somebody else's
             marked = mark in (each / "environ").read_bytes().split(b"\0")
             if marked and int(each.name) != os.getpid():
@@ -131,7 +131,7 @@ def private_environment() -> dict[str, str]:
     return {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every socket on loopback
         "RAY_AUTH_MODE": "token",
-        TOKEN: secrets.token_hex(32),  # else Ray writes one into the home directory
+        "RAY_AUTH_TOKEN": TOKEN,  # else Ray writes one into the home directory
         "RAY_USAGE_STATS_ENABLED": os.environ.get("RAY_USAGE_STATS_ENABLED", "0"),
         "RAY_memory_monitor_refresh_ms": "0",
         "RAY_worker_niceness": "0",  # else cells give way to models
