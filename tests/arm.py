@@ -19,7 +19,14 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".venv" / "arm"
 SYSTEM, SITE, READY = FOLDER / "system", FOLDER / "site", FOLDER / "ready"
 TORCH = "2.8.0"  # later wheels for ARM are for CUDA, and four times as large
-ROOTS = ("transformers", "structlog", "pydantic-settings", "grpcio-status", "prometheus-client")
+ROOTS = (
+    "transformers",
+    "gguf",
+    "structlog",
+    "pydantic-settings",
+    "grpcio-status",
+    "prometheus-client",
+)
 ROOTS += ("grpcio-health-checking", "grpcio-reflection", "opentelemetry-exporter-otlp-proto-grpc")
 ROOTS += ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "sympy", "networkx", "jinja2")
 PLATFORMS = ("manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64")

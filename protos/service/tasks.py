@@ -17,9 +17,11 @@ async def background(*work: Coroutine[Any, Any, object]) -> AsyncIterator[list[a
     """Run coroutines while the scope lasts, then cancel them; yields their tasks. The first that
     fails cancels the scope, which raises its error.
 
-    An `asyncio.TaskGroup` whose errors come without an ExceptionGroup around them.
+    An `asyncio.TaskGroup` whose errors come without an ExceptionGroup around them, and hide no
+    cancellation of the scope: who catches them and goes on would never end.
     """
     raised: BaseException | None = None
+    cancelled = _cancelled()
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each) for each in work]
@@ -33,9 +35,17 @@ async def background(*work: Coroutine[Any, Any, object]) -> AsyncIterator[list[a
                 for task in tasks:
                     task.cancel()
     except BaseExceptionGroup as failures:
+        if _cancelled() > cancelled:
+            raise asyncio.CancelledError from failures.exceptions[0]
         raise failures.exceptions[0] from raised
     if raised:
         raise raised
+
+
+def _cancelled() -> int:
+    """How often this task was cancelled."""
+    task = asyncio.current_task()
+    return task.cancelling() if task else 0
 
 
 async def to_the_end(work: Coroutine[Any, Any, object]) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from tandem.protos.service.tasks import background, first_done, to_the_end
+from tandem.protos.service.tasks import background, first_done, in_daemon, to_the_end
+from tests.waiting import LIMIT
 
 
 async def fail() -> None:
@@ -85,3 +89,44 @@ async def test_work_that_must_be_done_is_done_however_often_its_caller_is_cancel
     assert done == [1]
     with pytest.raises(LookupError):
         await to_the_end(fail())
+
+
+@pytest.mark.parametrize("run", [background, first_done])
+async def test_a_failure_hides_no_cancellation(run: Callable[..., Any]) -> None:
+    """Who tries again after every failure would never end."""
+    begun = asyncio.Event()
+
+    async def failing() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError("while it is cancelled")
+
+    async def again_and_again() -> None:
+        while True:
+            try:
+                if run is first_done:
+                    await first_done(failing())
+                else:
+                    async with background(failing()):
+                        await asyncio.Event().wait()
+            except ValueError:
+                begun.clear()
+
+    task = asyncio.create_task(again_and_again())
+    await begun.wait()
+    task.cancel()
+    await asyncio.wait((task,), timeout=LIMIT)
+    ended = task.cancelled()
+    task.cancel()
+    assert ended
+
+
+async def test_in_daemon_returns_what_work_returns_and_raises_what_it_raises() -> None:
+    def fail() -> None:
+        raise ValueError("its own")
+
+    assert await in_daemon(lambda: threading.current_thread().daemon)
+    with pytest.raises(ValueError, match="its own"):
+        await in_daemon(fail)

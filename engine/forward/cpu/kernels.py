@@ -74,6 +74,8 @@ class Kernels:
     """
 
     def __init__(self, file: Path) -> None:
+        for openmp in Path(torch.__file__).parents[1].glob("torch.libs/libgomp*"):
+            ctypes.CDLL(str(openmp), ctypes.RTLD_GLOBAL)  # which PyTorch for ARM keeps to itself
         library = ctypes.CDLL(str(file))
         library.tandem_sources.restype = ctypes.c_uint
         if library.tandem_sources() != SOURCES:
@@ -179,10 +181,10 @@ class Kernels:
         """Rows [..., size] / their root mean square * weight [size], float32; contiguous, on the
         CPU. Raises RuntimeError for what does not fit.
         """
-        if rows.shape[-1:] != weight.shape:
-            raise RuntimeError(f"rows of {rows.shape[-1]} for a weight of {len(weight)}")
-        result = torch.empty_like(rows)
         size = rows.shape[-1]
+        if size != len(weight):
+            raise RuntimeError(f"rows of {size} for a weight of {len(weight)}")
+        result = torch.empty_like(rows)
         self._norm(
             *(rows.data_ptr(), rows.numel() // size, size, weight.data_ptr(), epsilon),
             *(result.data_ptr(), ELEMENT_TYPES[rows.dtype], self._sharing(rows.numel())),
@@ -204,9 +206,8 @@ class Kernels:
         return result
 
     def _sharing(self, numbers: int) -> int:
-        """How many threads read so many numbers: all, or one where others are not worth their
-        start. Never some: OpenMP ends the threads that a smaller team leaves out, and starts them
-        again for the next larger one.
+        """All threads for so many numbers, or one where others are not worth their start. Never
+        some: OpenMP ends those that a team leaves out, and starts them again for the next.
         """
         return self.threads if numbers >= WORTH_SHARING else 1
 
@@ -244,7 +245,6 @@ def use_threads(count: int) -> None:
     operations share their elements among threads, and round the last ones of a share differently,
     so bits would depend on how many rows there are; they are too small to gain much from threads.
     """
-    build = kernels()
-    if build:
+    if build := kernels():
         build.threads = count
     torch.set_num_threads(1 if build else count)
