@@ -30,7 +30,8 @@ from tandem.protos.transport import rpc
 ROLE = "orchestrator"
 CELLS = 16  # of one node at most: each takes the next free port
 FILLED, ENOUGH = "filled", 0.75  # part of its places that the requests of a cell take
-STOP_SECONDS = 15.0  # beside those that what runs has to finish
+STOP_SECONDS = 15.0  # beside those of the settings that say how long it takes to stop
+STOPPING = "lame_duck_seconds", "drain_seconds"
 DEPLOYMENT: dict[str, Any] = {
     "ray_actor_options": {"num_cpus": 1},
     "health_check_period_s": 2,
@@ -126,8 +127,8 @@ def deployment(args: Settings, **options: Any) -> serve.Application:
     """The same with options of Serve's own."""
     if unknown := args.keys() - OrchestratorConfig.model_fields.keys():
         raise Unusable(f"{', '.join(sorted(unknown))}: no such setting of the orchestrator")
-    default = OrchestratorConfig.model_fields["drain_seconds"].default
-    seconds = float(args.get("drain_seconds", default))
+    fields = OrchestratorConfig.model_fields
+    seconds = sum(float(args.get(name, fields[name].default)) for name in STOPPING)
     make: Callable[[type], serve.Deployment] = serve.deployment(
         name=Cell.__name__,
         graceful_shutdown_timeout_s=seconds + STOP_SECONDS,

@@ -83,6 +83,12 @@ class OrchestratorConfig(ServiceConfig):
         default=None, description="that drafters must know to register; by default none may"
     )
     max_registered: int = Field(default=64, ge=1, description="drafters registered at once")
+    lame_duck_seconds: float = Field(
+        default=0.0,
+        ge=0,
+        description="that a stopping orchestrator, which is NOT_SERVING, takes requests of load"
+        " balancers that do not know it yet",
+    )
     start_seconds: float = Field(
         default=120.0, gt=0, description="how long to wait for the verifier at the start"
     )

@@ -181,7 +181,9 @@ async def _removed(config: OrchestratorConfig) -> None:
     from tandem.orchestrator import cells
 
     with suppress(Exception):  # whatever Serve raises, or it takes too long
-        async with asyncio.timeout(config.drain_seconds + 2 * cells.STOP_SECONDS):
+        async with asyncio.timeout(
+            sum(getattr(config, name) for name in cells.STOPPING) + 2 * cells.STOP_SECONDS
+        ):
             await in_daemon(lambda: serve.delete(APPLICATION))
 
 

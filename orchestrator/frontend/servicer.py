@@ -67,8 +67,9 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         asked = await self._identified(
             decode_request(request, client_of(context), context.peer()), context
         )
-        with self._ends.logged(asked, timed_out(context)) as course, self._drain.running():
-            async with aclosing(self._answers.generate(asked, course)) as events:
+        with self._ends.logged(asked, timed_out(context)) as course:
+            generated = aclosing(self._answers.generate(asked, course))
+            async with self._drain.running(), generated as events:
                 answers = [event async for event in events if isinstance(event, Answer)]
         return encode_answer(answers[-1])
 
@@ -87,8 +88,9 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             tuple(request.received),
         )
         asked = await self._identified(asked, context)
-        with self._ends.logged(asked, timed_out(context)) as course, self._drain.running():
-            async with aclosing(self._answers.generate(asked, course)) as events:
+        with self._ends.logged(asked, timed_out(context)) as course:
+            generated = aclosing(self._answers.generate(asked, course))
+            async with self._drain.running(), generated as events:
                 async for event in events:
                     if isinstance(event, Answer):
                         response = api.StreamGenerateResponse(complete=encode_answer(event))

@@ -84,7 +84,7 @@ class HttpApi:
             ClientDisconnect: _left,
             Exception: _failed,
         }
-        return _named(Starlette(routes=routes, exception_handlers=refusals))  # type: ignore[arg-type]
+        return self._named(Starlette(routes=routes, exception_handlers=refusals))  # type: ignore[arg-type]
 
     async def _generate(self, kind: type[GenerationBody], request: Request) -> Delivery:
         """What goes wrong before the request is decoded is logged here, later by its delivery."""
@@ -148,8 +148,33 @@ class HttpApi:
         }
 
     async def _health(self, request: Request) -> Response:
-        serving = self.frontend.serving() and not self.frontend.drain.begun
+        serving = self.frontend.serving() and not self.frontend.drain.leaving
         return JSONResponse({}, HTTPStatus.OK if serving else HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def _named(self, app: ASGIApp) -> ASGIApp:
+        """Every request has an id, its own or one of ours, which is sent back and logged. A service
+        that is stopping has its clients make new connections, elsewhere.
+        """
+
+        async def call(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http":
+                return
+            given = dict(scope["headers"]).get(REQUEST_ID.encode(), b"").decode("latin-1")
+            request_id = given if GIVEN_ID.fullmatch(given) else secrets.token_hex(8)
+            scope.setdefault("state", {})["request_id"] = request_id
+
+            async def answer(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    headers = MutableHeaders(scope=message)
+                    headers[REQUEST_ID] = request_id
+                    if self.frontend.drain.leaving:
+                        headers["connection"] = "close"
+                await send(message)
+
+            with structlog.contextvars.bound_contextvars(request_id=request_id):
+                await app(scope, receive, answer)
+
+        return call
 
 
 def caller_of(request: Request, body: GenerationBody) -> decoding.Caller:
@@ -165,27 +190,6 @@ def caller_of(request: Request, body: GenerationBody) -> decoding.Caller:
         user or connection_digest(host),
         request.state.request_id,
     )
-
-
-def _named(app: ASGIApp) -> ASGIApp:
-    """Every request has an id, its own or one of ours, which is sent back and logged."""
-
-    async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        given = dict(scope["headers"]).get(REQUEST_ID.encode(), b"").decode("latin-1")
-        request_id = given if GIVEN_ID.fullmatch(given) else secrets.token_hex(8)
-        scope.setdefault("state", {})["request_id"] = request_id
-
-        async def answer(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
-            await send(message)
-
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
-            await app(scope, receive, answer)
-
-    return call
 
 
 async def _refused(request: Request, error: TandemError) -> Response:

@@ -78,8 +78,9 @@ class Delivery:
 
     async def _deliver(self, scope: Scope, receive: Receive, send: Send) -> None:
         front = self.frontend
-        with front.ends.logged(self.request) as course, front.drain.running():
-            async with aclosing(front.answers.generate(self.request, course)) as events:
+        with front.ends.logged(self.request) as course:
+            generated = aclosing(front.answers.generate(self.request, course))
+            async with front.drain.running(), generated as events:
                 if self.body.stream:
                     await self._stream(events, send)
                     return

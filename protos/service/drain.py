@@ -3,35 +3,48 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 from tandem.protos.errors import Unavailable
+
+LAST_SECONDS = 0.5  # for what is cut to tell its client
 
 
 class Drain:
     """What runs in a service, and whether it is stopping; to be used on one event loop."""
 
     def __init__(self, seconds: float = 0.0) -> None:
-        """Once it is stopping, what runs has so many seconds."""
-        self.begun = False
+        """Once it takes nothing new, what runs has so many seconds."""
+        self.leaving = self.begun = False
         self._seconds = seconds
         self._running = 0
-        self._over = asyncio.Event()
+        self._scopes: set[asyncio.Timeout] = set()
+        self._over, self._cut = asyncio.Event(), asyncio.Event()
 
     def check(self) -> None:
         """Raise Unavailable if nothing new is taken."""
         if self.begun:
             raise Unavailable("the service is stopping")
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """A scope in which something runs; raises Unavailable if it may not begin."""
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """A scope in which something runs; raises Unavailable if it may not begin, and when the
+        time of what runs is over.
+        """
         self.check()
         self.begin_one()
+        scope = asyncio.timeout(None)
         try:
-            yield
+            async with scope:
+                self._scopes.add(scope)
+                yield
+        except TimeoutError:
+            if scope.expired():
+                raise Unavailable("the service stopped before the answer was complete") from None
+            raise
         finally:
+            self._scopes.discard(scope)
             self.end_one()
 
     def begin_one(self) -> None:
@@ -47,15 +60,30 @@ class Drain:
     def cut(self) -> None:
         """Wait no longer for what runs."""
         self._seconds = 0.0
+        self._cut.set()
         self._over.set()
+
+    async def leave(self, seconds: float) -> None:
+        """Take new work for so many seconds more, in which those who send it learn that the service
+        is stopping; cut, it returns at once.
+        """
+        self.leaving = True
+        await _until(self._cut, seconds)
 
     async def finish(self) -> None:
         """Take nothing new; returns when nothing runs any more, or the time is over."""
-        self.begun = True
-        if not self._running or not self._seconds:
-            return
-        try:
-            async with asyncio.timeout(self._seconds):
-                await self._over.wait()
-        except TimeoutError:
-            pass
+        self.leaving = self.begun = True
+        if self._running and self._seconds:
+            await _until(self._over, self._seconds)
+        if self._scopes:
+            self._over.clear()
+            for scope in self._scopes:
+                scope.reschedule(asyncio.get_running_loop().time())
+            await _until(self._over, LAST_SECONDS)
+
+
+async def _until(event: asyncio.Event, seconds: float) -> None:
+    """Wait for it, so many seconds at most."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()

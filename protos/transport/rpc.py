@@ -34,6 +34,7 @@ MAX_MESSAGE_BYTES = 4 << 20
 MAX_NEW_CALLS = 10_000  # that are not looked at yet
 DRAIN_SECONDS = 5.0
 LAST_SECONDS = 0.5  # for answers that are on their way
+WHILE_DRAINED = 86_400.0  # seconds: longer than any drain
 LOOK_SECONDS = 0.1  # between two looks at whether a channel is connected
 FREE_PORTS = range(20_000, 32_768)  # above those of Ray's workers, below the ephemeral ones
 
@@ -130,6 +131,8 @@ async def serving(
     servicer: object | tuple[object, ...],
     *interceptors: aio.ServerInterceptor,
     health: Health | None = None,
+    leave: Callable[[float], Awaitable[None]] | None = None,
+    lame_duck_seconds: float = 0.0,
     drained: Callable[[], Awaitable[None]] | None = None,
     security: Security = INSECURE,
     calls: CallMetrics | None = None,
@@ -137,16 +140,21 @@ async def serving(
     """Serve until the scope ends; yields the address. There may be several servicers, and one may
     have several services.
 
-    What is reported to `health` is true of every service. When the scope ends, `drained` is
-    awaited, during which the port is open but no service is SERVING; without it calls have a few
-    seconds to end. `calls` counts every call, refused ones too. Raises Unusable if the port is
-    taken.
+    What is reported to `health` is true of every service. When the scope ends, no service is
+    SERVING any more, but new calls are taken while `leave(lame_duck_seconds)` is awaited. Then the
+    port is closed, and calls that run go on while `drained` is awaited. Without `leave` the port
+    stays open meanwhile; without `drained` calls have a few seconds to end. `calls` counts every
+    call, refused ones too. Raises Unusable if the port is taken.
+
+    gRPC cancels what clients send in the moment in which it closes a port. So connections are
+    renewed within every lame-duck time, by when load balancers make no new ones.
     """
     if port:
         free_port(host, port)  # first, because gRPC itself would write lines of its own
+    age = [("grpc.max_connection_age_ms", round(lame_duck_seconds * 500))]  # 10 % more at most
     server = aio.server(
         interceptors=(ErrorInterceptor(security.guard, calls), *interceptors),
-        options=SERVER_OPTIONS,
+        options=[*SERVER_OPTIONS, *(age if lame_duck_seconds else ())],
     )
     services = _services(*(servicer if isinstance(servicer, tuple) else (servicer,)))
     for register in services.values():
@@ -166,10 +174,15 @@ async def serving(
         yield joined(host, bound)
     finally:
         health.stopping()
+        stops = []
+        if leave:
+            await leave(lame_duck_seconds)
+            stops.append(asyncio.create_task(server.stop(WHILE_DRAINED)))
         if drained:
             await drained()
         health.close()
         await asyncio.shield(server.stop(LAST_SECONDS if drained else DRAIN_SECONDS))
+        await asyncio.gather(*stops)
 
 
 def _open_port(

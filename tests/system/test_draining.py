@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tandem.benchmarks.peers.checkout import HERE, address, child
+from tandem.protos.errors import TandemError
 from tandem.protos.transport import rpc
 from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
@@ -22,6 +23,7 @@ from tests.system.test_health import (
     verify,
 )
 from tests.system.test_same_text import ask
+from tests.waiting import LIMIT
 
 pytestmark = pytest.mark.long("stops real processes, each test some of its own")
 
@@ -32,6 +34,7 @@ async def both(pair: Pair) -> AsyncIterator[dict[str, Watched]]:
     async with AsyncExitStack() as scope:
         where, verifier = await scope.enter_async_context(verifier_process(pair.target))
         flags = "--verifier", where, "--tokenizer", str(pair.target), "--port", "0", "--no-ray"
+        flags += "--lame-duck-seconds", str(LIMIT)
         process = await scope.enter_async_context(child(HERE, "orchestrator", *flags))
         channel = await scope.enter_async_context(rpc.connect(await address(process)))
         front = Watched(channel, ORCHESTRATOR, process)
@@ -48,19 +51,32 @@ async def begun(front: Watched) -> Any:
     return stream
 
 
-@pytest.mark.parametrize("role", ["verifier", "orchestrator"])
-async def test_a_draining_service_finishes_what_runs_takes_nothing_new_and_ends(
-    role: str, embedded: Pair
+async def test_a_draining_verifier_finishes_what_runs_takes_nothing_new_and_ends(
+    embedded: Pair,
 ) -> None:
     async with both(embedded) as services:
-        it, running = services[role], await begun(services["orchestrator"])
+        it, running = services["verifier"], await begun(services["orchestrator"])
         it.process.terminate()
         await it.becomes(NOT_SERVING)
         assert await it.status("") == SERVING
-        with pytest.raises(Exception, match="stopping"):
-            await (verify(it.channel) if role == "verifier" else begun(it))
+        with pytest.raises(TandemError, match="stopping"):
+            await verify(it.channel)
         assert [event async for event in running][-1].HasField("complete")
         assert await it.process.wait() == 0
+
+
+async def test_a_stopping_orchestrator_takes_requests_of_those_that_do_not_know_it(
+    embedded: Pair,
+) -> None:
+    async with both(embedded) as services:
+        front = services["orchestrator"]
+        before = await begun(front)
+        front.process.terminate()
+        await front.becomes(NOT_SERVING)
+        for running in (before, await begun(front)):
+            assert [event async for event in running][-1].HasField("complete")
+        front.process.terminate()
+        assert await front.process.wait() == 0
 
 
 async def test_a_second_signal_stops_at_once(embedded: Pair) -> None:
