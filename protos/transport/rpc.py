@@ -9,7 +9,7 @@ import asyncio
 import random
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -137,8 +137,7 @@ async def serving(
     security: Security = INSECURE,
     calls: CallMetrics | None = None,
 ) -> AsyncIterator[str]:
-    """Serve until the scope ends; yields the address. There may be several servicers, and one may
-    have several services.
+    """Serve one or several servicers until the scope ends; yields the address.
 
     What is reported to `health` is true of every service. When the scope ends, no service is
     SERVING any more, but new calls are taken while `leave(lame_duck_seconds)` is awaited. Then the
@@ -156,15 +155,8 @@ async def serving(
         interceptors=(ErrorInterceptor(security.guard, calls), *interceptors),
         options=[*SERVER_OPTIONS, *(age if lame_duck_seconds else ())],
     )
-    services = _services(*(servicer if isinstance(servicer, tuple) else (servicer,)))
-    for register in services.values():
-        register(server)
     health = health or Health()
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    names = (*services, standard.SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server)
-    if calls:
-        calls.know(names)
+    services = _offer(server, servicer, health, calls)
     bound = _open_port(server, host, port, security.tls, security.certificates)
     if security.certificate_port is not None:
         _open_port(server, host, security.certificate_port, security.tls, True)
@@ -183,6 +175,24 @@ async def serving(
         health.close()
         await asyncio.shield(server.stop(LAST_SECONDS if drained else DRAIN_SECONDS))
         await asyncio.gather(*stops)
+
+
+def _offer(
+    server: aio.Server,
+    servicer: object | tuple[object, ...],
+    health: Health,
+    calls: CallMetrics | None,
+) -> Iterable[str]:
+    """Register services, and what every port has; returns the services' names."""
+    services = _services(*(servicer if isinstance(servicer, tuple) else (servicer,)))
+    for register in services.values():
+        register(server)
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    names = (*services, standard.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+    if calls:
+        calls.know(names)
+    return services
 
 
 def _open_port(
