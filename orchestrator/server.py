@@ -22,7 +22,7 @@ from tandem.orchestrator.frontend.answers import Answers
 from tandem.orchestrator.frontend.chat import load_chat_template
 from tandem.orchestrator.frontend.checks import ServedModel
 from tandem.orchestrator.frontend.client_guard import Callers, ClientGuard, callers_of
-from tandem.orchestrator.frontend.readiness import report_verifiers
+from tandem.orchestrator.frontend.readiness import report_verifiers, until_replaced
 from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.frontend.servicer import OrchestratorService
 from tandem.orchestrator.frontend.status import Overview, Recorder
@@ -167,7 +167,9 @@ async def serving(
             if pages:
                 add_status_pages(pages, overview.read)
             async with (
-                background(report_verifiers(health, replicas), recorder.run()),
+                background(
+                    report_verifiers(health, replicas), recorder.run(), until_replaced(replicas)
+                ),
                 http_port(config, HttpApi(front, target, tokenizer, callers), announce),
                 rpc.serving(
                     config.host,

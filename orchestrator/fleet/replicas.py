@@ -143,13 +143,22 @@ class Replicas:
         """Whether any verifier that is used reports within so many seconds that it serves."""
 
         async def serves(verifier: VerifierProbe) -> bool:
-            if not await verifier.serving(seconds):
-                return False
-            with suppress(TandemError):
-                return not self._other_model(await verifier.describe(seconds))
-            return False
+            model, up = await asyncio.gather(
+                _described(verifier, seconds), verifier.serving(seconds)
+            )
+            return bool(up and model and not self._other_model(model))
 
         return any(await asyncio.gather(*map(serves, self.verifiers.values())))
+
+    async def replaced(self, seconds: float) -> bool:
+        """Whether verifiers that answer within so many seconds all have another model, with the
+        same tokens.
+        """
+        asked = (_described(each, seconds) for each in self.verifiers.values())
+        models = [model for model in await asyncio.gather(*asked) if model]
+        return bool(models) and all(
+            self._other_model(each) and not self._other_tokens(each) for each in models
+        )
 
     @asynccontextmanager
     async def _verifier(self, address: str) -> AsyncIterator[VerifierProbe]:
@@ -171,6 +180,13 @@ class Replicas:
                 return target
             await asyncio.sleep(min(left, PAUSE_SECONDS))
         raise Unusable(f"no verifier answers at {self._config.verifier}")
+
+
+async def _described(client: ModelProbe, seconds: float) -> ModelDescription | None:
+    """What it describes; None without an answer."""
+    with suppress(TandemError):
+        return await client.describe(seconds)
+    return None
 
 
 async def _first(clients: Mapping[str, ModelProbe], seconds: float) -> ModelDescription | None:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from tandem import models
+from tandem.engine.config import ModelServiceConfig
+from tandem.orchestrator import server
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.fleet.acceptance import Acceptance
 from tandem.orchestrator.fleet.fleet_metrics import FleetMetrics
 from tandem.orchestrator.fleet.membership import Members, Membership
 from tandem.orchestrator.fleet.registration import Registry
 from tandem.orchestrator.fleet.replicas import Replicas
+from tandem.orchestrator.frontend import readiness
+from tandem.protos.errors import Unusable
 from tandem.protos.service.tasks import background
+from tandem.protos.transport import rpc
 from tandem.protos.types import ModelDescription
+from tandem.verifier_service import service as verifier_service
+from tests.conftest import Pair
 from tests.services.registering import MODEL
 from tests.waiting import until
 
@@ -57,6 +68,55 @@ async def test_a_verifier_with_another_model_makes_nobody_ready() -> None:
         ((), False),
     ):
         assert await replicas(*verifiers)[0].serving(1.0) == ready
+
+
+async def test_a_model_is_replaced_when_only_another_one_is_there_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(readiness, "PAUSE_SECONDS", 0.0)
+    ours, other = Verifier(MODEL), Verifier(OTHER)
+    stranger = Verifier(replace(OTHER, tokenizer_fingerprint="other tokens"))
+    for verifiers, replaced in (
+        ((ours,), False),
+        ((replace(ours, serves=False), other), False),
+        ((stranger,), False),
+        ((), False),
+        ((other, other), True),
+    ):
+        assert await replicas(*verifiers)[0].replaced(1.0) == replaced
+    found, _ = replicas(ours)
+    looks = 0
+
+    async def look(seconds: float) -> bool:
+        nonlocal looks
+        looks += 1
+        return looks != readiness.REPLACED
+
+    found.replaced = look  # type: ignore[method-assign]
+    with pytest.raises(Unusable, match="another model than at the start"):
+        await readiness.until_replaced(found)
+    assert looks == 2 * readiness.REPLACED
+
+
+async def test_an_orchestrator_whose_verifier_was_replaced_ends(
+    embedded: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "PAUSE_SECONDS", 0.0)
+    port = rpc.free_port("127.0.0.1")
+
+    def verifier(model: Path) -> AbstractAsyncContextManager[str]:
+        config = ModelServiceConfig(model=model, port=port, threads=1)
+        return verifier_service.serving(config, CollectorRegistry())
+
+    config = OrchestratorConfig(
+        verifier=f"127.0.0.1:{port}", tokenizer=embedded.target, port=0, ray=False
+    )
+    with pytest.raises(Unusable, match="another model than at the start"):
+        async with AsyncExitStack() as scope:
+            async with verifier(embedded.target):
+                await scope.enter_async_context(server.serving(config, CollectorRegistry()))
+            async with verifier(embedded.draft):
+                await asyncio.Event().wait()
 
 
 async def test_verifiers_that_serve_nobody_are_not_counted_as_serving() -> None:
