@@ -89,12 +89,13 @@ def build() -> None:
     subprocess.run([*command, *temporary], cwd=ROOT, env=os.environ | environment, check=True)
 
 
-def run(processor: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(processor: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Python on a processor that has what a build needs."""
     emulator = ["qemu-aarch64", "-L", str(SYSTEM), "-cpu", PROCESSORS[processor]]
-    paths = f"PYTHONPATH={SITE}:{ROOT / 'src'}:{ROOT}"
+    variables |= {"PYTHONPATH": f"{SITE}:{ROOT / 'src'}:{ROOT}"}
+    environment = [word for each in variables.items() for word in ("-E", "=".join(each))]
     return subprocess.run(
-        [*emulator, "-E", paths, str(SYSTEM / "usr/bin/python3"), *arguments],
+        [*emulator, *environment, str(SYSTEM / "usr/bin/python3"), *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
