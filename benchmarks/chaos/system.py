@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,9 +115,16 @@ class System:
 
 @asynccontextmanager
 async def running(
-    target: Path, draft: Path, verifiers: int, drafters: int, cells: int
+    target: Path,
+    draft: Path,
+    verifiers: int,
+    drafters: int,
+    cells: int,
+    more: Callable[[], Sequence[str]] = tuple,
 ) -> AsyncIterator[System]:
-    """A whole system while the scope lasts; raises Unusable if it does not start."""
+    """A whole system while the scope lasts, whose cells have `more` flags each; raises Unusable if
+    it does not start.
+    """
 
     def of(role: str, count: int, *flags: str) -> list[Member]:
         return [Member(role, flags, rpc.free_port(HOST)) for _ in range(count)]
@@ -127,7 +134,8 @@ async def running(
         DRAFTER: of(DRAFTER, drafters, "--model", str(draft), "--threads", "1"),
     }
     known = [f"--{role}={','.join(each.address for each in some)}" for role, some in models.items()]
-    clients = of(CELL, cells, *known, "--tokenizer", str(target), "--no-ray")
+    known += ["--tokenizer", str(target), "--no-ray"]
+    clients = [each for _ in range(cells) for each in of(CELL, 1, *known, *more())]
     system = System(models | {CELL: clients})
     everybody = [member for some in system.members.values() for member in some]
     async with background(*(member.live() for member in everybody)):

@@ -1,0 +1,178 @@
+"""Rolling updates of every service under clients that are not ours: what fails for them.
+
+    python -m tandem.benchmarks.rolling --updates 20
+
+Two of each service; the cells are behind a load balancer that sends new connections to those that
+are SERVING. One after the other is asked to stop and started again. Clients are gRPC channels with
+gRPC's defaults and OpenAI's SDK with its own; each sends one request after the other, and compares
+every text with that of the same system before the first update.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from itertools import chain, cycle, islice
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import typer
+from grpc import aio
+from openai import AsyncOpenAI, OpenAIError
+from rich import print
+from rich.progress import track
+from rich.table import Table
+
+from tandem import models
+from tandem.benchmarks.chaos.plan import Fault, Kind
+from tandem.benchmarks.chaos.system import CELL, DRAFTER, HOST, VERIFIER, System, running
+from tandem.benchmarks.figures.machine import described
+from tandem.benchmarks.peers.balancer import balanced
+from tandem.benchmarks.peers.prompts import story_prompts
+from tandem.protos.service.tasks import background
+from tandem.protos.transport import rpc
+from tandem.protos.transport.health import is_serving
+from tandem.v1 import orchestrator_pb2 as api
+from tandem.v1 import orchestrator_pb2_grpc
+
+SERVICE = "tandem.v1.OrchestratorService"
+LOOK_SECONDS = 0.5  # between two looks at which cells are SERVING
+LAME_DUCK_SECONDS = 5.0
+STEADY_SECONDS = 2.0  # between two updates
+PROMPTS = 4
+RIGHT = "as before"
+Ask: TypeAlias = Callable[[str], Awaitable[str]]
+Seen: TypeAlias = "Counter[tuple[str, str]]"
+
+
+class Ready:
+    """The cells that are SERVING."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        self._addresses, self._turn = addresses, 0
+        self._now = list(range(len(addresses)))
+
+    def next(self) -> int:
+        """The number of one of them; one after the other."""
+        self._turn += 1
+        return self._now[self._turn % len(self._now)]
+
+    async def follow(self) -> None:
+        """Look again and again, until cancelled; the last that served stay, if none does."""
+        while True:
+            found = await asyncio.gather(*map(_serving, self._addresses))
+            self._now = [number for number, up in enumerate(found) if up] or self._now
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _serving(address: str) -> bool:
+    async with rpc.connect(address) as channel:
+        return await is_serving(channel, SERVICE, LOOK_SECONDS)
+
+
+@asynccontextmanager
+async def over_grpc(address: str, tokens: int) -> AsyncIterator[Ask]:
+    """A channel with gRPC's defaults."""
+    async with aio.insecure_channel(address) as channel:
+        stub: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+
+        async def ask(prompt: str) -> str:
+            request = api.GenerateRequest(text=prompt)
+            request.stopping.max_new_tokens, request.sampling.temperature = tokens, 0
+            call = stub.StreamGenerate(api.StreamGenerateRequest(request=request))
+            return "".join([event.chunk.text async for event in call])
+
+        yield ask
+
+
+@asynccontextmanager
+async def over_http(address: str, tokens: int) -> AsyncIterator[Ask]:
+    """OpenAI's SDK with its defaults."""
+    async with AsyncOpenAI(base_url=f"http://{address}/v1", api_key="-") as client:
+
+        async def ask(prompt: str) -> str:
+            stream = await client.completions.create(
+                model="target", prompt=prompt, max_tokens=tokens, temperature=0, stream=True
+            )
+            return "".join([chunk.choices[0].text async for chunk in stream if chunk.choices])
+
+        yield ask
+
+
+async def live(name: str, ask: Ask, prompts: list[str], seen: Seen) -> None:
+    """One client's life, until cancelled."""
+    right: dict[str, str] = {}
+    for prompt in cycle(prompts):
+        try:
+            text = await ask(prompt)
+        except (aio.AioRpcError, OpenAIError) as error:
+            problem = error.details() if isinstance(error, aio.AioRpcError) else str(error)
+            seen[name, f"failed: {problem}"] += 1
+        else:
+            same = right.setdefault(prompt, text) == text
+            seen[name, RIGHT if same else "another text"] += 1
+
+
+async def run(system: System, ports: list[int], updates: int, clients: int, tokens: int) -> Seen:
+    """All updates, one after the other; how often each kind of client has seen what. `ports` are
+    the cells' for HTTP.
+    """
+    seen: Seen = Counter()
+    ready, prompts = Ready(system.addresses), story_prompts()[:PROMPTS]
+    kinds = (
+        ("gRPC", over_grpc, [member.port for member in system.members[CELL]]),
+        ("OpenAI SDK", over_http, ports),
+    )
+    each_in_turn = zip(*(system.members[role] for role in (CELL, VERIFIER, DRAFTER)), strict=True)
+    plan = islice(cycle(chain.from_iterable(each_in_turn)), updates)
+    async with AsyncExitStack() as scope:
+        await scope.enter_async_context(background(ready.follow()))
+        for name, over, at in kinds:
+            choose = partial(_address, ready, at)
+            where = await scope.enter_async_context(balanced(choose))
+            for _ in range(clients):
+                ask = await scope.enter_async_context(over(where, tokens))
+                await scope.enter_async_context(background(live(name, ask, prompts, seen)))
+        for member in track(list(plan), "updates"):
+            await member.suffer(Fault(Kind.TERM, member.role, 0, 0.0, 0.0))
+            await asyncio.sleep(STEADY_SECONDS)
+    return seen
+
+
+def _address(ready: Ready, ports: list[int]) -> str:
+    return f"{HOST}:{ports[ready.next()]}"
+
+
+def main(
+    target: Annotated[Path, typer.Option(help="model directory of the verifier")] = models.TARGET,
+    draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
+    updates: Annotated[int, typer.Option(help="one after the other", min=1)] = 20,
+    clients: Annotated[int, typer.Option(help="of each kind", min=1)] = 2,
+    tokens: Annotated[int, typer.Option(help="of an answer", min=1)] = 60,
+) -> None:
+    """Rolling updates under ordinary clients. Exits with 1 if anything failed for them."""
+    print(described("one thread per model"))
+    ports: list[int] = []
+
+    def flags() -> list[str]:
+        ports.append(rpc.free_port(HOST))
+        return ["--http-port", str(ports[-1]), "--lame-duck-seconds", str(LAME_DUCK_SECONDS)]
+
+    async def whole() -> Seen:
+        async with running(target, draft, 2, 2, 2, flags) as system:
+            return await run(system, ports, updates, clients, tokens)
+
+    seen = asyncio.run(whole())
+    table = Table("client", "what it saw", "requests", title=f"{updates} updates")
+    for (name, what), count in sorted(seen.items()):
+        table.add_row(name, what, f"{count}")
+    print(table)
+    if any(what != RIGHT for _, what in seen):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
