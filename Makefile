@@ -51,6 +51,7 @@ lint: setup ## style, types, imports, stubs, schemas
 	$(BIN)/lint-imports
 	$(BIN)/python -m tandem.protos.generate --check
 	$(BIN)/python deploy/grafana/generate.py --check
+	$(BIN)/python deploy/prometheus/generate.py --check
 	npx --yes @bufbuild/buf@1.75.0 lint
 	npx --yes @bufbuild/buf@1.75.0 breaking --against $(CLIENT_API)
 
@@ -60,8 +61,9 @@ client-api: ## take the client API as it is for what clients depend on: when a v
 stubs: setup ## make the gRPC stubs from the schemas
 	$(BIN)/python -m tandem.protos.generate
 
-dashboards: setup ## make the Grafana dashboards from their description
+dashboards: setup ## make the Grafana dashboards from their description, and the rules for Kubernetes from Prometheus' own
 	$(BIN)/python deploy/grafana/generate.py
+	$(BIN)/python deploy/prometheus/generate.py
 
 bench: setup ## generate(), assisted generate(), llama.cpp and Tandem side by side
 	$(BIN)/python -m tandem.benchmarks.throughput $(MODEL_ARGS)

@@ -92,6 +92,13 @@ class OrchestratorConfig(ServiceConfig):
     start_seconds: float = Field(
         default=120.0, gt=0, description="how long to wait for the verifier at the start"
     )
+    expected_verifiers: int | None = Field(
+        default=None,
+        ge=0,
+        description="fewer that serve are reported as missing; by default one of each address or "
+        "name",
+    )
+    expected_drafters: int | None = Field(default=None, ge=0, description="the same of drafters")
 
     @property
     def folder(self) -> Path:
@@ -107,6 +114,18 @@ class OrchestratorConfig(ServiceConfig):
     def drafters(self) -> tuple[str, ...]:
         """Sources of the addresses of drafters."""
         return tuple(filter(None, self.drafter.split(",")))
+
+    @property
+    def expected(self) -> dict[str, int]:
+        """The fewest verifiers and drafters that are to serve, by their roles."""
+        asked = {
+            "verifier": (self.expected_verifiers, self.verifiers),
+            "drafter": (self.expected_drafters, self.drafters),
+        }
+        return {
+            role: len(set(sources)) if number is None else number
+            for role, (number, sources) in asked.items()
+        }
 
     @property
     def each_client(self) -> tuple[int, int]:

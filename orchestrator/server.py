@@ -119,7 +119,7 @@ async def known(
     """
     async with discovery.running() as membership:
         replicas = Replicas(config, membership, registered)
-        fleet = FleetMetrics(registry, membership, replicas.acceptance)
+        fleet = FleetMetrics(registry, membership, replicas.acceptance, config.expected)
         async with background(replicas.follow(), fleet.follow(replicas)):
             target = await replicas.check_models()
             report_model(registry, target)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[1]
 GUIDE = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -99,14 +96,3 @@ def rows(text: str) -> list[list[str]]:
     """Cells of all table rows, heads included."""
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
-def dashboards() -> dict[str, Any]:
-    """Panels of Grafana's dashboards by their names, as deploy/grafana describes them."""
-    folder = str(ROOT / "deploy" / "grafana")
-    sys.path.insert(0, folder)
-    try:
-        found: dict[str, Any] = import_module("content").DASHBOARDS
-    finally:
-        sys.path.remove(folder)
-    return found

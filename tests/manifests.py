@@ -75,7 +75,9 @@ def ray_pods() -> dict[str, dict[str, Any]]:
 
 
 def assert_reaches_its_services(name: str, config: OrchestratorConfig) -> None:
-    """Where an orchestrator of an overlay looks for model services, there are Services."""
+    """Where an orchestrator of an overlay looks for model services, there are Services, and as many
+    pods as it expects.
+    """
     ports = {
         each["metadata"]["name"]: each["spec"]["ports"][0]["port"]
         for each in objects(name, "Service")
@@ -83,6 +85,11 @@ def assert_reaches_its_services(name: str, config: OrchestratorConfig) -> None:
     for source in (*config.verifiers, *config.drafters):
         host, _, port = source.removeprefix("dns:///").partition(":")
         assert ports[host] == int(port)
+    pods = {
+        each["metadata"]["name"]: each["spec"].get("replicas")
+        for each in objects(name, "Deployment", "StatefulSet")
+    }
+    assert config.expected == {role: pods[role] for role in config.expected}
 
 
 @cache

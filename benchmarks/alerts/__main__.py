@@ -26,6 +26,7 @@ from tandem.benchmarks.peers.checkout import ignorant
 from tandem.v1 import orchestrator_pb2 as api
 
 MOST_SECONDS = 60.0
+SLOW_SECONDS = {"TandemLatencySLOBurn": 1200.0}  # as it looks back an hour, of which most was good
 LONG = "Once upon a time there was a little girl. " * 30
 
 
@@ -47,7 +48,7 @@ ALERTS = {
     Fault.VERIFIER_KILLED: ("TandemVerifierDown", "TandemTargetDown"),
     Fault.DRAFTER_KILLED: ("TandemDrafterUnavailable",),
     Fault.DRAFTERS_KILLED: ("TandemFallbackHigh",),
-    Fault.VERIFIERS_KILLED: ("TandemErrorRatioHigh",),
+    Fault.VERIFIERS_KILLED: ("TandemNoVerifier", "TandemErrorRatioHigh"),
     Fault.BAD_DRAFTS: ("TandemAcceptanceCollapsed", "TandemSpeculationNetNegative"),
 }
 
@@ -59,9 +60,9 @@ async def expect(webhook: Webhook, fault: Fault) -> bool:
         print(f"{fault:18} {name:30} was firing already", flush=True)
         all_came = False
     for name in ALERTS[fault]:
-        left = began + MOST_SECONDS - time.monotonic()
+        left = began + SLOW_SECONDS.get(name, MOST_SECONDS) - time.monotonic()
         came = await webhook.until(name, left)
-        seconds = f"{webhook.firing[name] - began:5.1f} s" if came else "not within a minute"
+        seconds = f"{webhook.firing[name] - began:5.1f} s" if came else "not in time"
         print(f"{fault:18} {name:30} {seconds}", flush=True)
         all_came &= came
     return all_came
@@ -110,7 +111,7 @@ def main(
     clean: Annotated[float, typer.Option(help="seconds of load without a fault, at first")] = 30.0,
     fault: Annotated[list[Fault], typer.Option(help="may be repeated")] = list(Fault),  # noqa: B006
 ) -> None:
-    """Exit code 1 if an alert fires without a fault, or not within a minute of its own."""
+    """Exit code 1 if an alert fires without a fault, or too late after its own."""
 
     async def both(folder: Path) -> bool:
         (folder / "one").mkdir()

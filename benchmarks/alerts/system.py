@@ -28,12 +28,12 @@ ANSWER_SECONDS = 2.0  # in which one answers
 
 @dataclass(slots=True)
 class System:
-    """Processes by role, the link of the first drafter, and a stub of the client API."""
+    """Processes by role, the links of the drafters, and a stub of the client API."""
 
     processes: dict[str, list[Process]] = field(default_factory=dict)
     pages: dict[str, list[str]] = field(default_factory=dict)
     addresses: list[tuple[str, str]] = field(default_factory=list)  # of a role
-    link: Any = None
+    links: list[Any] = field(default_factory=list)
     stub: Any = None
 
     @asynccontextmanager
@@ -47,10 +47,12 @@ class System:
 
     @asynccontextmanager
     async def far(self) -> AsyncIterator[None]:
-        """The first drafter is far away while the scope lasts."""
-        await self.link.become(State(round_trip=0.8))
+        """The drafters are far away while the scope lasts."""
+        for link in self.links:
+            await link.become(State(round_trip=0.8))
         yield
-        await self.link.become(State())
+        for link in self.links:
+            await link.become(State())
 
     async def start(self, scope: AsyncExitStack, role: str, *flags: str) -> str:
         """One more process; its address."""
@@ -90,7 +92,7 @@ class System:
 
 @asynccontextmanager
 async def running(draft: Path, *flags: str) -> AsyncIterator[System]:
-    """Two verifiers, two drafters, one of them behind a link, and a front end."""
+    """Two verifiers, two drafters behind links, and a front end."""
     system, tokens = System(), str(models.TARGET)
     async with AsyncExitStack() as scope:
         given = []
@@ -101,8 +103,8 @@ async def running(draft: Path, *flags: str) -> AsyncIterator[System]:
             words = ("--model", model, "--threads", "1", *more)
             places = [await system.start(scope, role, *words) for _ in range(2)]
             if role == "drafter":
-                system.link = await scope.enter_async_context(linked(places[0]))
-                places[0] = f"{HOST}:{system.link.port}"
+                system.links = [await scope.enter_async_context(linked(each)) for each in places]
+                places = [f"{HOST}:{link.port}" for link in system.links]
             given += [f"--{role}", ",".join(places)]
         front = await system.start(
             scope, "orchestrator", *given, "--tokenizer", tokens, "--port", "0", "--no-ray", *flags

@@ -11,8 +11,8 @@ REQUESTS_NOW = Panel(
     "Requests now",
     "short",
     {
-        "sum(tandem_num_requests_running)": "running",
-        "sum(tandem_num_requests_waiting)": "waiting",
+        "sum by (namespace) (tandem_num_requests_running)": "running",
+        "sum by (namespace) (tandem_num_requests_waiting)": "waiting",
     },
 )
 REQUESTS_BY_STATUS = Panel("Requests by status", "reqps", {"tandem:requests:rate1m": "{{code}}"})
@@ -29,7 +29,9 @@ DASHBOARDS = {
         REQUESTS_NOW,
         quantiles("Time to first token", "time_to_first_token_seconds"),
         quantiles("Time between streamed outputs", "inter_token_latency_seconds"),
-        Panel("Replicas that serve", "short", {f"max by (role) ({REPLICAS})": "{{role}}"}),
+        Panel(
+            "Replicas that serve", "short", {f"max by (namespace, role) ({REPLICAS})": "{{role}}"}
+        ),
         Panel("Errors", "percentunit", {"tandem:error_ratio": "of all requests"}),
     ),
     "speculation": (
@@ -109,12 +111,16 @@ DASHBOARDS = {
         Panel(
             "Round trip to the services",
             "s",
-            {"max by (service) (tandem_service_round_trip_seconds)": "{{service}}"},
+            {"max by (namespace, service) (tandem_service_round_trip_seconds)": "{{service}}"},
         ),
         Panel(
             "Round trip by replica",
             "s",
-            {"max by (role, replica) (tandem_replica_round_trip_seconds)": "{{role}} {{replica}}"},
+            {
+                "max by (namespace, role, replica) (tandem_replica_round_trip_seconds)": (
+                    "{{role}} {{replica}}"
+                )
+            },
         ),
         Panel("Bytes per second", "Bps", {"tandem:wire_bytes:rate1m": "{{service}} {{direction}}"}),
         Panel(
@@ -127,8 +133,12 @@ DASHBOARDS = {
             "reqps",
             {rate('rpc_total{code!~"OK|CANCELLED"}', "method", "code"): "{{method}} {{code}}"},
         ),
-        Panel("Replicas that do not answer", "short", {"tandem:replicas_missing": "{{role}}"}),
-        Panel("Registered drafters", "short", {"sum(tandem_registered_drafters)": "drafters"}),
+        Panel("Replicas that are missing", "short", {"tandem:replicas_missing": "{{role}}"}),
+        Panel(
+            "Registered drafters",
+            "short",
+            {"sum by (namespace) (tandem_registered_drafters)": "drafters"},
+        ),
     ),
     "requests": (
         REQUESTS_NOW,
@@ -147,8 +157,8 @@ DASHBOARDS = {
             "First tokens after more than a second",
             "percentunit",
             {
-                "tandem:first_token_slow_ratio:1m": "1 minute",
                 "tandem:first_token_slow_ratio:5m": "5 minutes",
+                "tandem:first_token_slow_ratio:1h": "an hour",
             },
         ),
         Panel(

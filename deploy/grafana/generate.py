@@ -9,14 +9,25 @@ import sys
 from pathlib import Path
 
 from content import DASHBOARDS
-from panels import Panel
+from panels import SOURCE, Panel
 
 FOLDER = Path(__file__).parent / "dashboards"
 
 
 def dashboard(name: str, panels: tuple[Panel, ...]) -> str:
     """A dashboard's file."""
-    variable = {"name": "datasource", "label": "Prometheus", "type": "datasource"}
+    source = {"name": "datasource", "label": "Prometheus", "type": "datasource"}
+    namespace = {
+        "name": "namespace",
+        "label": "Namespace",
+        "type": "query",
+        "datasource": SOURCE,
+        "query": "label_values(tandem_build_info, namespace)",
+        "refresh": 2,  # with each change of the time range
+        "includeAll": True,
+        "allValue": ".*",  # also of targets without the label
+        "current": {"text": "All", "value": "$__all"},
+    }
     made = {
         "uid": f"tandem-{name}",
         "title": f"Tandem: {name}",
@@ -25,7 +36,7 @@ def dashboard(name: str, panels: tuple[Panel, ...]) -> str:
         "editable": False,
         "refresh": "10s",
         "time": {"from": "now-15m", "to": "now"},
-        "templating": {"list": [variable | {"query": "prometheus"}]},
+        "templating": {"list": [source | {"query": "prometheus"}, namespace]},
         "links": [
             {"type": "dashboards", "tags": ["tandem"], "title": "Tandem", "asDropdown": True}
         ],

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 COLUMNS, HEIGHT = 2, 8  # of panels; Grafana's grid has 24 columns
+METRIC = re.compile(r"\b(tandem[_:][a-z0-9_:]+)(?:\{([^}]*)\})?")
+CHOSEN = 'namespace=~"$namespace"'  # of the deployments that a dashboard's list has
 
 
 @dataclass(frozen=True)
@@ -32,20 +35,29 @@ class Panel:
             "fieldConfig": {"defaults": {"unit": self.unit, "min": 0}, "overrides": []},
             "options": {"legend": {"displayMode": "list", "placement": "bottom"}},
             "targets": [
-                {"refId": chr(65 + n), "expr": query, "legendFormat": legend, "datasource": SOURCE}
+                {
+                    "refId": chr(65 + n),
+                    "expr": of_chosen(query),
+                    "legendFormat": f"{{{{namespace}}}} {legend}",
+                    "datasource": SOURCE,
+                }
                 for n, (query, legend) in enumerate(self.queries.items())
             ],
         }
 
 
+def of_chosen(query: str) -> str:
+    """A query of the deployments that are chosen in the dashboard's list."""
+    return METRIC.sub(lambda it: f"{it[1]}{{{', '.join(filter(None, (it[2], CHOSEN)))}}}", query)
+
+
 def rate(name: str, *by: str) -> str:
-    """Per second, over all processes."""
-    grouped = f" by ({', '.join(by)})" if by else ""
-    return f"sum{grouped} (rate(tandem_{name}[1m]))"
+    """Per second, over all processes of a deployment."""
+    return f"sum by ({', '.join(('namespace', *by))}) (rate(tandem_{name}[1m]))"
 
 
 def quantile(name: str, part: float, *by: str) -> str:
-    """A quantile of a histogram, over all processes."""
+    """A quantile of a histogram, over all processes of a deployment."""
     return f"histogram_quantile({part}, {rate(f'{name}_bucket', 'le', *by)})"
 
 

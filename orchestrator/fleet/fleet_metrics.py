@@ -6,7 +6,7 @@ Asks every replica again and again what it serves. Replicas that have left leave
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -22,12 +22,18 @@ MOST = 64  # replicas of a role with a series of their own
 
 
 class FleetMetrics(Collector):
-    """What the newest answers were."""
+    """What the newest answers were. `fewest` are the replicas that have to serve, by their roles:
+    those that leave DNS, as pods that are lost do, are not known any more, and are still missed.
+    """
 
     def __init__(
-        self, registry: CollectorRegistry, membership: Membership, acceptance: Acceptance
+        self,
+        registry: CollectorRegistry,
+        membership: Membership,
+        acceptance: Acceptance,
+        fewest: Mapping[str, int],
     ) -> None:
-        self._membership, self._acceptance = membership, acceptance
+        self._membership, self._acceptance, self._fewest = membership, acceptance, fewest
         self._seen: dict[str, list[ReplicaStatus]] = {"verifier": [], "drafter": []}
         registry.register(self)
 
@@ -43,7 +49,9 @@ class FleetMetrics(Collector):
         members, seen = self._membership.now, self._seen
         known = {"verifier": members.verifiers, "drafter": members.drafters}
         counts = GaugeMetricFamily(
-            "tandem_replicas", "Replicas, known and serving", labels=["role", "state"]
+            "tandem_replicas",
+            "Replicas, known, serving, and how many are to serve",
+            labels=["role", "state"],
         )
         trips = GaugeMetricFamily(
             "tandem_replica_round_trip_seconds",
@@ -65,6 +73,8 @@ class FleetMetrics(Collector):
                 family.add_metric([address], count)
         for role, replies in seen.items():
             counts.add_metric([role, "known"], len(known[role]))
+            expected = max(len(known[role]), self._fewest[role])
+            counts.add_metric([role, "expected"], expected)
             counts.add_metric([role, "serving"], sum(not each.problem for each in replies))
             for each in [each for each in replies if each.model][:MOST]:
                 trips.add_metric([role, each.address], each.round_trip_seconds)

@@ -65,6 +65,8 @@ def test_model_services_are_found_by_name_at_their_ports() -> None:
     for role in ("verifier", "drafter"):
         source = f"dns:///{role}:{settings[role]['port']}"
         assert settings["orchestrator"][role] == source
+        replicas = services()[role].get("deploy", {}).get("replicas", 1)
+        assert settings["orchestrator"].get(f"expected_{role}s", 1) == replicas
 
 
 def test_files_that_are_mounted_exist() -> None:

@@ -123,7 +123,7 @@ async def test_verifiers_that_serve_nobody_are_not_counted_as_serving() -> None:
     """One hangs, one has another model."""
     found, membership = replicas(Verifier(MODEL), Verifier(MODEL, False), Verifier(OTHER))
     registry = CollectorRegistry()
-    metrics = FleetMetrics(registry, membership, Acceptance())
+    metrics = FleetMetrics(registry, membership, Acceptance(), {"verifier": 1, "drafter": 0})
 
     def count(state: str) -> float | None:
         labels = {"role": "verifier", "state": state}
