@@ -20,6 +20,8 @@ from tandem.engine.host import Host, check_tokens, hosting
 from tandem.engine.streams import Call, StreamServer
 from tandem.protos.errors import TandemError
 from tandem.protos.service.drain import Drain
+from tandem.protos.service.pages import Pages
+from tandem.protos.service.probes import add_probes
 from tandem.protos.streams import Guess
 from tandem.protos.transport.guard import common_name
 from tandem.protos.wire import codec
@@ -123,9 +125,12 @@ def bounded(number: float) -> float:
 
 @asynccontextmanager
 async def serving(
-    config: ModelServiceConfig, registry: CollectorRegistry, drain: Drain | None = None
+    config: ModelServiceConfig,
+    registry: CollectorRegistry,
+    drain: Drain | None = None,
+    pages: Pages | None = None,
 ) -> AsyncIterator[str]:
-    """A drafter while the scope lasts; yields its address."""
+    """A drafter while the scope lasts; yields its address. `pages` are the process's own."""
     exact = False if config.exact is None else config.exact
     async with hosting(config, "draft", exact, registry) as host:
         service = DrafterService(host, drain)
@@ -133,4 +138,6 @@ async def serving(
             registering(config, host.health, service.describe, service.serve),
             port.serving(config, host, service, service.streams, registry) as address,
         ):
+            if pages:
+                add_probes(pages, lambda: host.health.problems)
             yield address

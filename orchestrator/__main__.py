@@ -13,8 +13,7 @@ ROLE = "orchestrator"
 def serve(config: OrchestratorConfig) -> None:
     """Cells on Ray Serve, or one as this process; raises ModuleNotFoundError without Ray."""
     if not config.ray:
-        server = "tandem.orchestrator.server"
-        command.serve(ROLE, config, server, more=lambda pages: {"pages": pages})
+        command.serve(ROLE, config, "tandem.orchestrator.server")
         return
     if find_spec("ray") is None:
         raise ModuleNotFoundError("No module named 'ray'", name="ray")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -40,6 +41,7 @@ from tandem.protos.service import process
 from tandem.protos.service.about import report_model
 from tandem.protos.service.drain import Drain
 from tandem.protos.service.pages import Pages
+from tandem.protos.service.probes import add_probes
 from tandem.protos.service.tasks import background
 from tandem.protos.tls import server_context
 from tandem.protos.transport import rpc
@@ -98,7 +100,8 @@ async def http_port(
     if config.http_port is None:
         yield
         return
-    tls = server_context(config.tls, config.clients is None) if config.tls else None
+    asked = ssl.CERT_REQUIRED if config.clients is None else ssl.CERT_NONE
+    tls = server_context(config.tls, asked) if config.tls else None
     app = api.app()
     if is_loopback(config.host) and not (config.tls or config.clients):
         app = asked_by_own_names(app)
@@ -183,4 +186,6 @@ async def serving(
                     calls=CallMetrics(registry, dict.fromkeys(ANSWERING, metrics.ended)),
                 ) as address,
             ):
+                if pages:
+                    add_probes(pages, lambda: health.problems)
                 yield address

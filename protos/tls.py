@@ -107,9 +107,11 @@ class CertificateFiles:
         return found
 
 
-def server_context(tls: Tls, certificates: bool = True) -> ssl.SSLContext:
-    """For HTTPS, with the newest files for each connection; clients must have `certificates`, or
-    are not asked for them. Raises Unusable.
+def server_context(
+    tls: Tls, certificates: ssl.VerifyMode = ssl.VerifyMode.CERT_REQUIRED
+) -> ssl.SSLContext:
+    """For HTTPS, with the newest files for each connection; clients must have `certificates`, may,
+    or are not asked for them. Raises Unusable.
     """
     files, looking = CertificateFiles(tls), threading.Lock()
     used = _asking(files.context, certificates)
@@ -127,8 +129,8 @@ def server_context(tls: Tls, certificates: bool = True) -> ssl.SSLContext:
     return first
 
 
-def _asking(context: ssl.SSLContext, certificates: bool) -> ssl.SSLContext:
+def _asking(context: ssl.SSLContext, certificates: ssl.VerifyMode) -> ssl.SSLContext:
     """Who comes again shows its certificate again: nobody goes on with that of an older CA."""
-    context.verify_mode = ssl.CERT_REQUIRED if certificates else ssl.CERT_NONE
+    context.verify_mode = certificates
     context.minimum_version, context.num_tickets = ssl.TLSVersion.TLSv1_3, 0
     return context

@@ -17,6 +17,8 @@ from tandem.engine.schedule.task import Job
 from tandem.engine.streams import Call, StreamServer
 from tandem.protos.errors import InvalidRequest, TandemError, Unusable
 from tandem.protos.service.drain import Drain
+from tandem.protos.service.pages import Pages
+from tandem.protos.service.probes import add_probes
 from tandem.protos.streams import Decoding, Fact, Guess
 from tandem.protos.transport.guard import common_name
 from tandem.protos.wire import codec
@@ -134,9 +136,12 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
 
 @asynccontextmanager
 async def serving(
-    config: ModelServiceConfig, registry: CollectorRegistry, drain: Drain | None = None
+    config: ModelServiceConfig,
+    registry: CollectorRegistry,
+    drain: Drain | None = None,
+    pages: Pages | None = None,
 ) -> AsyncIterator[str]:
-    """A verifier while the scope lasts; yields its address."""
+    """A verifier while the scope lasts; yields its address. `pages` are the process's own."""
     if config.speaks:
         raise Unusable("speaks is for drafters: a verifier's tokens are its model's own")
     if config.weights != "full":
@@ -147,4 +152,6 @@ async def serving(
     async with hosting(config, "verify", exact, registry) as host:
         service = VerifierService(host, drain)
         async with port.serving(config, host, service, service.streams, registry) as address:
+            if pages:
+                add_probes(pages, lambda: host.health.problems)
             yield address

@@ -7,7 +7,6 @@ import threading
 import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterable
-from concurrent.futures import TimeoutError as Late
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.metadata import version
@@ -20,6 +19,7 @@ from tandem.orchestrator.frontend.status_message import encode_status
 from tandem.orchestrator.page.html import page
 from tandem.orchestrator.page.style import STYLE
 from tandem.protos.service.pages import Pages
+from tandem.protos.service.tasks import from_thread
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -59,17 +59,7 @@ class StatusReader:
         async def read() -> Status:
             return await self._read()
 
-        work = read()
-        try:
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:  # the process ends
-            work.close()
-            raise TimeoutError from None
-        try:
-            return future.result(LATE_SECONDS)
-        except Late:
-            future.cancel()
-            raise TimeoutError from None
+        return from_thread(self._loop, read, LATE_SECONDS)
 
 
 def add_status_pages(pages: Pages, read: Callable[[], Awaitable[Status]]) -> None:

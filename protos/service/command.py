@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import ssl
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -50,24 +51,14 @@ def start(role: str, kind: type[Config], work: Callable[[Config], None]) -> None
         process.refuse(role, error)
 
 
-def serve(
-    role: str,
-    config: ServiceConfig,
-    module: str,
-    more: Callable[[Pages], dict[str, object]] = lambda _: {},
-) -> None:
-    """Run `serving` of a module, called with what it gets `more` than all services."""
+def serve(role: str, config: ServiceConfig, module: str) -> None:
+    """Run `serving` of a module."""
     serving = import_module(module).serving
     with tracing.exporting(config.otlp_endpoint, f"tandem-{role}"):
-        asyncio.run(run(role, config, serving, more))
+        asyncio.run(run(role, config, serving))
 
 
-async def run(
-    role: str,
-    config: ServiceConfig,
-    serve: Serve,
-    more: Callable[[Pages], dict[str, object]] = lambda _: {},
-) -> None:
+async def run(role: str, config: ServiceConfig, serve: Serve) -> None:
     """Serve until it is stopped: one signal has it drain, another ends it at once. Until it
     serves, signals do what they did before: they end the process at once.
     """
@@ -75,7 +66,7 @@ async def run(
 
     drain, pages = Drain(config.drain_seconds), Pages(REGISTRY)
     report_build(REGISTRY)
-    serving = serve(config, REGISTRY, drain, **more(pages))
+    serving = serve(config, REGISTRY, drain, pages)
     with served(config, pages) as metrics:
         async with process.parent_watched(), serving as address:
             stop = process.stop_signals()  # before anybody knows that it serves
@@ -89,6 +80,7 @@ async def run(
 def served(config: ServiceConfig, pages: Pages) -> Iterator[str]:
     """The pages of a service while the scope lasts; yields their URL."""
     host = config.metrics_host or config.host
-    context = server_context(config.tls) if config.tls and config.metrics_tls else None
+    asked = config.tls if config.metrics_tls else None
+    context = server_context(asked, ssl.CERT_OPTIONAL) if asked else None  # the pages demand it
     with pages_served(host, config.metrics_port, pages, context) as address:
         yield f"{'https' if context else 'http'}://{address}"

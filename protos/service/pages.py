@@ -30,6 +30,7 @@ MAX_REQUESTS = 64  # at once, each with a thread
 READ_SECONDS = 10.0  # that a client may take for its whole request
 METHODS = ("GET", "HEAD")
 PLAIN = ("Content-Type", "text/plain; charset=utf-8")
+CERTIFICATE = "SSL_CLIENT_VERIFY"  # in an environ, as web servers name it, where TLS is spoken
 
 
 class Pages:
@@ -37,10 +38,15 @@ class Pages:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._applications: dict[str, WSGIApplication] = {"/metrics": metrics_page(registry)}
+        self._anybody: set[str] = set()
 
-    def add(self, path: str, application: WSGIApplication) -> None:
-        """Serve an application at a path from now on; it is called in threads."""
+    def add(self, path: str, application: WSGIApplication, anybody: bool = False) -> None:
+        """Serve an application at a path from now on; it is called in threads. Where TLS is spoken,
+        clients need a certificate unless it is for `anybody`.
+        """
         self._applications[path] = application
+        if anybody:
+            self._anybody.add(path)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Called by the server, once per request."""
@@ -51,7 +57,11 @@ class Pages:
         if is_loopback(here) and not names_this_machine(asked):  # of a page in a browser
             start_response("403 Forbidden", [PLAIN])
             return [b"the host is not this machine\n"]
-        application = self._applications.get(environ.get("PATH_INFO") or "/")
+        path = environ.get("PATH_INFO") or "/"
+        if environ.get(CERTIFICATE) == "NONE" and path not in self._anybody:
+            start_response("403 Forbidden", [PLAIN])
+            return [b"a certificate is needed\n"]
+        application = self._applications.get(path)
         if application is None:
             start_response("404 Not Found", [PLAIN])
             paths = " ".join(sorted(self._applications))
@@ -158,6 +168,13 @@ class _Handler(WSGIRequestHandler):
         """Called before the request is read."""
         super().setup()
         self.rfile = io.BufferedReader(_InTime(self.connection, READ_SECONDS))
+
+    def get_environ(self) -> WSGIEnvironment:
+        """Called when the head of the request was read."""
+        environ = super().get_environ()
+        if isinstance(self.connection, ssl.SSLSocket):
+            environ[CERTIFICATE] = "SUCCESS" if self.connection.getpeercert() else "NONE"
+        return environ
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import TimeoutError as Late
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -90,3 +91,22 @@ async def in_daemon(work: Callable[[], T]) -> T:
 
     threading.Thread(target=run, daemon=True).start()
     return await done
+
+
+def from_thread(
+    loop: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[Any, Any, T]], seconds: float
+) -> T:
+    """What a coroutine on another thread's loop returns or raises; raises TimeoutError if the loop
+    is closed, or after so many seconds.
+    """
+    coroutine = work()
+    try:
+        future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    except RuntimeError:  # the process ends
+        coroutine.close()
+        raise TimeoutError from None
+    try:
+        return future.result(seconds)
+    except Late:
+        future.cancel()
+        raise TimeoutError from None

@@ -130,7 +130,7 @@ from tandem.engine.config import ModelServiceConfig
 from tandem.protos.service import command, process
 
 @asynccontextmanager
-async def serve(config, registry, drain):
+async def serve(config, registry, drain, pages):
     yield "here"
     print("ended in order")
 

@@ -55,6 +55,7 @@ def test_a_service_accepts_its_settings(
     assert float(container["stop_grace_period"].removesuffix("s")) > config.drain_seconds
     published = {int(port.rpartition(":")[2]) for port in container.get("ports", ())}
     assert published <= {config.port, getattr(config, "http_port", None)}
+    assert (config.metrics_port, config.metrics_tls) == (9090, False), "the images ask there"
     image = re.sub(r":\$.*", "", container["image"])
     assert (image, container["build"]["target"]) == (f"tandem-{role}", role)
 

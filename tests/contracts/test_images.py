@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from asyncio.subprocess import DEVNULL
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from tandem.protos.service.config import ROLES
+from tandem.protos.service.pages import Pages, pages_served
+from tandem.protos.service.probes import add_probes
 from tests.documents import ROOT
 
 DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
@@ -50,12 +55,34 @@ def test_hadolint_finds_nothing() -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_an_image_runs_its_service_and_asks_for_its_health(role: str) -> None:
+def test_an_image_runs_its_service_as_nobody(role: str) -> None:
     *_, module = json.loads(last(role, "ENTRYPOINT"))
     assert find_spec(f"{module}.__main__") and module.startswith(f"tandem.{role}")
-    *_, probe, asked = json.loads(last(role, "HEALTHCHECK").partition("CMD ")[2])
-    assert find_spec(probe) and asked == role
     assert last(role, "USER") == "65532:65532"
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_a_container_is_healthy_when_its_readiness_page_says_so(role: str) -> None:
+    """The very command of the image, with another port."""
+    command = json.loads(last(role, "HEALTHCHECK").partition("CMD ")[2])
+    assert "9090" in last(role, "EXPOSE").split()
+    problems: list[str] = []
+    pages = Pages(CollectorRegistry())
+
+    async def healthy(port: str) -> bool:
+        words = [word.replace("/127.0.0.1/9090", f"/127.0.0.1/{port}") for word in command]
+        assert words != command
+        process = await asyncio.create_subprocess_exec(*words, stderr=DEVNULL)
+        return not await process.wait()
+
+    with pages_served("127.0.0.1", 0, pages) as address:
+        port = address.rpartition(":")[2]
+        assert not await healthy(port), "it loads"
+        add_probes(pages, lambda: problems)
+        assert await healthy(port)
+        problems.append("no verifier serves")
+        assert not await healthy(port)
+    assert not await healthy(port), "nothing listens"
 
 
 def test_pytorch_is_that_of_the_tests_and_only_where_there_is_a_model() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tandem.orchestrator.config import OrchestratorConfig
+from tandem.protos.service.probes import READY
 from tests.manifests import (
     KUBERAY,
     assert_reaches_its_services,
@@ -64,6 +65,8 @@ def test_cells_accept_their_settings(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "http": config.http_port,
         "metrics": config.metrics_port,
     }
+    assert container["readinessProbe"]["httpGet"] == {"path": READY, "port": "metrics"}
+    assert not config.metrics_tls
     assert_reaches_its_services(KUBERAY, config)
 
 

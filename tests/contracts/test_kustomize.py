@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 import subprocess
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from tandem.engine.config import ModelServiceConfig
 from tandem.orchestrator.cli import certificates
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.metrics import FrontMetrics
+from tandem.protos.service.probes import ALIVE, ANSWER_SECONDS, READY
 from tests.documents import ROOT, blocks
 from tests.manifests import (
     DEPLOY,
@@ -89,12 +89,13 @@ def test_services_accept_their_settings_and_have_the_ports_that_they_name(
         assert {each["name"]: each["containerPort"] for each in container["ports"]} == wanted
         assert pod["terminationGracePeriodSeconds"] > config.drain_seconds
         assert config.tls and not config.insecure
+        assert not config.metrics_tls, "else probes need `scheme: HTTPS`"
         if isinstance(config, OrchestratorConfig):
             assert_reaches_its_services(name, config)
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_pods_are_locked_down_and_ask_their_own_service(name: str) -> None:
+def test_pods_are_locked_down_and_probed_at_pages_that_exist(name: str) -> None:
     for role, pod in workloads(name).items():
         context = pod["securityContext"]
         assert (context["runAsNonRoot"], context["runAsUser"]) == (True, 65532)
@@ -108,10 +109,9 @@ def test_pods_are_locked_down_and_ask_their_own_service(name: str) -> None:
         (container,) = pod["containers"]
         assert container["image"].startswith(f"tandem-{role}:")
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-            *_, module, asked = container[probe]["exec"]["command"][:5]
-            live = container[probe]["exec"]["command"][5:]
-            assert find_spec(module) and asked == role
-            assert live == ([] if probe == "readinessProbe" else ["--live"])
+            path = READY if probe == "readinessProbe" else ALIVE
+            assert container[probe]["httpGet"] == {"path": path, "port": "metrics"}
+            assert container[probe]["timeoutSeconds"] > ANSWER_SECONDS
 
 
 @pytest.mark.parametrize("name", OVERLAYS)

@@ -1,0 +1,45 @@
+"""`/healthz` and `/readyz`, the pages that probes of containers ask: answered by a service's event
+loop, from the moment when its port is open. Before that there are no such pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from tandem.protos.service.pages import PLAIN, Pages
+from tandem.protos.service.tasks import from_thread
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+ALIVE, READY = "/healthz", "/readyz"
+ANSWER_SECONDS = 5.0  # a little less than probes wait
+
+
+def add_probes(pages: Pages, problems: Callable[[], Sequence[str]]) -> None:
+    """Serve them, also to clients without a certificate, as the kubelet shows none; to be called on
+    the service's event loop. It is alive while the loop answers, and ready without `problems`.
+    """
+    loop = asyncio.get_running_loop()
+
+    async def none() -> Sequence[str]:
+        return ()
+
+    async def now() -> Sequence[str]:
+        return problems()
+
+    def page(ask: Callable[[], Coroutine[None, None, Sequence[str]]]) -> WSGIApplication:
+        def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+            try:
+                found = from_thread(loop, ask, ANSWER_SECONDS)
+            except TimeoutError:
+                found = ("the event loop does not answer",)
+            start_response("503 Service Unavailable" if found else "200 OK", [PLAIN])
+            return [f"{'; '.join(found) or 'ok'}\n".encode()]
+
+        return application
+
+    for path, ask in ((ALIVE, none), (READY, now)):
+        pages.add(path, page(ask), anybody=True)
