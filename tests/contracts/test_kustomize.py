@@ -10,13 +10,10 @@ from typing import Any
 
 import pytest
 import yaml
-from prometheus_client import CollectorRegistry
 
 from tandem import models
-from tandem.engine.config import ModelServiceConfig
 from tandem.orchestrator.cli import certificates
 from tandem.orchestrator.config import OrchestratorConfig
-from tandem.orchestrator.metrics import FrontMetrics
 from tandem.protos.service.probes import ALIVE, ANSWER_SECONDS, READY
 from tests.documents import ROOT, blocks
 from tests.manifests import (
@@ -126,28 +123,6 @@ def test_what_objects_select_exists(name: str) -> None:
         (container,) = pods[monitor["metadata"]["name"]]["containers"]
         (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
         assert endpoint["port"] in {port["name"] for port in container["ports"]}
-
-
-def test_front_ends_are_scaled_by_a_metric_that_they_export() -> None:
-    registry = CollectorRegistry()
-    FrontMetrics(registry)
-    exported = {family.name for family in registry.collect()}
-    (scaler,) = objects("cpu", "HorizontalPodAutoscaler")
-    assert scaler["spec"]["scaleTargetRef"]["name"] in workloads("cpu")
-    (metric,) = scaler["spec"]["metrics"]
-    assert metric["pods"]["metric"]["name"] in exported
-
-
-def test_model_services_have_a_session_for_every_request_that_front_ends_decode() -> None:
-    (scaler,) = objects("cpu", "HorizontalPodAutoscaler")
-    running = OrchestratorConfig.model_fields["max_running"].default
-    sessions = ModelServiceConfig.model_fields["max_sessions"].default
-    replicas = {
-        each["metadata"]["name"]: each["spec"].get("replicas")
-        for each in objects("cpu", "StatefulSet", "Deployment")
-    }
-    for each in ("verifier", "drafter"):
-        assert scaler["spec"]["maxReplicas"] * running <= replicas[each] * sessions
 
 
 def test_every_file_of_the_models_is_in_the_lists() -> None:
