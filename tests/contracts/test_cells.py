@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +12,7 @@ from tandem import models
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.protos.errors import Unusable
 from tandem.protos.service.config import completed
-from tests.documents import ROOT
-from tests.manifests import KUBERAY, objects, ray_pods
+from tests.manifests import DEPLOY, KUBERAY, objects, ray_pods
 
 serve_config = pytest.importorskip("ray.serve.config")
 serve_schema = pytest.importorskip("ray.serve.schema")
@@ -64,27 +62,12 @@ def test_the_ports_of_a_cell_move_together_above_those_of_the_others() -> None:
     assert moved.metrics_port == 0
 
 
-def shipped() -> str:
-    """What `serve deploy` takes."""
-    return (ROOT / "deploy" / "cells.yaml").read_text(encoding="utf-8")
-
-
-def on_kuberay() -> str:
-    """The same in the manifest of KubeRay, whose pods stay as long as it takes to drain cells."""
-    (service,) = objects(KUBERAY, "RayService")
-    config: str = service["spec"]["serveConfigV2"]
-    (deployment,) = yaml.safe_load(config)["applications"][0]["deployments"]
-    grace = ray_pods()["ray-worker"]["spec"]["terminationGracePeriodSeconds"]
-    assert grace > deployment["graceful_shutdown_timeout_s"]
-    return config
-
-
 @pytest.mark.filterwarnings("ignore:The `metrics_interval_s` field:DeprecationWarning")
-@pytest.mark.parametrize("text", [shipped, on_kuberay])
-def test_files_that_ship_are_those_of_serve_whose_arguments_are_settings(
-    text: Callable[[], str],
-) -> None:
-    content = yaml.safe_load(text())
+def test_the_file_that_ships_is_serve_s_and_the_one_of_the_manifest_for_kuberay() -> None:
+    text = (DEPLOY / "kustomize" / "overlays" / KUBERAY / "cells.yaml").read_text(encoding="utf-8")
+    (service,) = objects(KUBERAY, "RayService")
+    assert service["spec"]["serveConfigV2"] == text
+    content = yaml.safe_load(text)
     (application,) = serve_schema.ServeDeploySchema.model_validate(content).applications
     assert application.import_path == f"{cells.__name__}:{cells.app.__name__}"
     built = cells.app(application.args)
@@ -94,3 +77,5 @@ def test_files_that_ship_are_those_of_serve_whose_arguments_are_settings(
     assert policy == f"{cells.__name__}:{cells.policy.__name__}"
     drained = deployment.graceful_shutdown_timeout_s
     assert drained > OrchestratorConfig.model_fields["drain_seconds"].default
+    grace = ray_pods()["ray-worker"]["spec"]["terminationGracePeriodSeconds"]
+    assert grace > drained, "pods stay as long as it takes to drain cells"

@@ -37,6 +37,9 @@ SCALING = {"min_replicas": 1, "max_replicas": 2, "upscale_delay_s": 0, "downscal
 SCALING |= {"metrics_interval_s": 1, "look_back_period_s": 2}
 
 
+SHIPPED = HERE / "deploy" / "kustomize" / "overlays" / "kuberay" / "cells.yaml"
+
+
 def free_ports() -> range:
     """As many neighbours that are free as there may be cells, old and new."""
     while True:
@@ -47,13 +50,11 @@ def free_ports() -> range:
 
 def config(verifier: str, target: Path, port: int, **settings: Any) -> str:
     """The file that ships, for this machine."""
-    content = yaml.safe_load((HERE / "deploy" / "cells.yaml").read_text(encoding="utf-8"))
+    content = yaml.safe_load(SHIPPED.read_text(encoding="utf-8"))
     (application,) = content["applications"]
     here = {"verifier": verifier, "drafter": "", "tokenizer": str(target), "host": HOST}
     application["args"] |= here | {"port": port, "metrics_port": 0, "max_running": PLACES}
     application["args"] |= settings
-    for name in ("tls_cert", "tls_key", "tls_ca"):
-        del application["args"][name]
     (cell,) = application["deployments"]
     cell["autoscaling_config"] |= SCALING
     del cell["max_replicas_per_node"]
