@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from tandem.orchestrator.fleet.acceptance import Acceptance
+from tandem.orchestrator.fleet.membership import Acceptance
 from tandem.orchestrator.rounds.generation import Finish
 from tandem.orchestrator.rounds.step import Fallback, Step
 from tandem.protos.transport.calls import USUAL

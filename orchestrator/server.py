@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.fleet.discovery import Discovery
 from tandem.orchestrator.fleet.fleet_metrics import FleetMetrics
+from tandem.orchestrator.fleet.readiness import report_verifiers, until_replaced
 from tandem.orchestrator.fleet.registration import RegistrationService, Registry, Terms
 from tandem.orchestrator.fleet.replicas import Replicas
 from tandem.orchestrator.frontend.admission import Admission, Limits
@@ -23,7 +24,6 @@ from tandem.orchestrator.frontend.answers import Answers
 from tandem.orchestrator.frontend.chat import load_chat_template
 from tandem.orchestrator.frontend.checks import ServedModel
 from tandem.orchestrator.frontend.client_guard import Callers, ClientGuard, callers_of
-from tandem.orchestrator.frontend.readiness import report_verifiers, until_replaced
 from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.frontend.servicer import OrchestratorService
 from tandem.orchestrator.frontend.status import Overview, Recorder

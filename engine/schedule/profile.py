@@ -1,5 +1,5 @@
 """What a pass over a single token takes, measured before the first request: a replica that has not
-run one yet is compared with others too (`orchestrator.fleet.slowness`).
+run one yet is compared with others too (`orchestrator.links.policy`).
 """
 
 from __future__ import annotations

@@ -10,23 +10,42 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import structlog
 
 from tandem.orchestrator.fleet.membership import Members, Membership
-from tandem.orchestrator.fleet.presence import Presence
 from tandem.protos.address import DNS, FILE, joined, split
 from tandem.protos.service.tasks import background
 
-LOOK_SECONDS = 1.0  # between two looks
+LOOKUP_SECONDS = 1.0  # between two lookups of a source
+REMOVAL_THRESHOLD = 5  # lookups in a row without an address, after which it is gone
 NAMES = ThreadPoolExecutor(2, "names")  # else a dead name server takes the threads of others
 
 log = structlog.get_logger()
 
 
-async def look_up(source: str) -> tuple[str, ...]:
+@dataclass(slots=True)
+class Resolved:
+    """The addresses of one source. A name server that is overloaded, or a file that is being
+    written, answers with a part of them, so one is removed only after some lookups without it.
+    """
+
+    _missed: dict[str, int] = field(default_factory=dict)  # lookups in a row that each was not in
+
+    def after(self, found: Iterable[str]) -> tuple[str, ...]:
+        """The addresses that there are after a successful lookup."""
+        missed = dict.fromkeys(found, 0)
+        for address, count in self._missed.items():
+            if address not in missed and count + 1 < REMOVAL_THRESHOLD:
+                missed[address] = count + 1
+        self._missed = missed
+        return tuple(missed)
+
+
+async def resolve(source: str) -> tuple[str, ...]:
     """The addresses that a source has now; of a name with both families, those of one, as a replica
     has one of each. Raises OSError if it cannot be reached, ValueError if it has
     something that is no address.
@@ -52,7 +71,7 @@ class Discovery:
         self.membership = Membership()
         self._verifiers, self._drafters = verifiers, drafters
         self._found: dict[str, tuple[str, ...]] = {}
-        self._presence: dict[str, Presence] = defaultdict(Presence)
+        self._resolved: dict[str, Resolved] = defaultdict(Resolved)
         self._problems: dict[str, str] = {}
         self._registered: dict[str, None] = {}
 
@@ -68,23 +87,23 @@ class Discovery:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Membership]:
-        """Look while the scope lasts; the first look is over when it begins."""
+        """Look sources up while the scope lasts; the first lookup is over when it begins."""
         sources = dict.fromkeys((*self._verifiers, *self._drafters))
-        await asyncio.gather(*map(self._look, sources))
+        await asyncio.gather(*map(self._refresh, sources))
         async with background(*map(self._watch, sources)):
             yield self.membership
 
     async def _watch(self, source: str) -> None:
         while source.startswith((DNS, FILE)):
-            await asyncio.sleep(LOOK_SECONDS)
-            await self._look(source)
+            await asyncio.sleep(LOOKUP_SECONDS)
+            await self._refresh(source)
 
-    async def _look(self, source: str) -> None:
-        """Look once; a source that cannot be used has what it had, and so has for a while one that
-        does not have all of it any more.
+    async def _refresh(self, source: str) -> None:
+        """Look it up once; a source that cannot be used has what it had, and so has for a while one
+        that does not have all of it any more.
         """
         try:
-            found, problem = self._presence[source].after(await look_up(source)), ""
+            found, problem = self._resolved[source].after(await resolve(source)), ""
         except (OSError, ValueError) as error:
             found, problem = self._found.get(source, ()), str(error)
         if problem and problem != self._problems.get(source):

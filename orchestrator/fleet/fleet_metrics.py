@@ -12,8 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tandem.orchestrator.fleet.acceptance import Acceptance
-from tandem.orchestrator.fleet.membership import Membership
+from tandem.orchestrator.fleet.membership import Acceptance, Membership
 from tandem.orchestrator.fleet.replicas import Replicas, ReplicaStatus
 from tandem.protos.wire.registration import registered_name
 

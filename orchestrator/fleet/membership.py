@@ -1,9 +1,11 @@
-"""Which replicas there are now, and something that lives for as long as each of them is there."""
+"""Which replicas there are now, and what lives for as long as each of them is there: a connection,
+or the counts of a drafter's tokens.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
@@ -97,3 +99,25 @@ class PerAddress(Generic[Item]):
             await gone.wait()
         if self._tasks.get(address) is asyncio.current_task():
             del self._tasks[address]
+
+
+class Acceptance:
+    """How many draft tokens of each drafter were verified, and how many of them accepted: counts by
+    its address, from when it came until it leaves.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, tuple[int, int]] = {}
+
+    def add(self, drafter: str, verified: int, accepted: int) -> None:
+        """One step; of a drafter that is not there, any more or yet, nothing is counted."""
+        if known := self._counts.get(drafter):
+            self._counts[drafter] = known[0] + verified, known[1] + accepted
+
+    def of(self, drafter: str) -> tuple[int, int]:
+        """Verified and accepted draft tokens."""
+        return self._counts.get(drafter, (0, 0))
+
+    def retain(self, drafters: Collection[str]) -> None:
+        """These are there now."""
+        self._counts = {each: self.of(each) for each in drafters}

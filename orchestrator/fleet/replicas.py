@@ -13,8 +13,7 @@ from typing import Protocol
 import structlog
 
 from tandem.orchestrator.config import OrchestratorConfig
-from tandem.orchestrator.fleet.acceptance import Acceptance
-from tandem.orchestrator.fleet.membership import Membership, PerAddress
+from tandem.orchestrator.fleet.membership import Acceptance, Membership, PerAddress
 from tandem.orchestrator.fleet.probes import DrafterProbe, VerifierProbe
 from tandem.orchestrator.fleet.registration import Registry
 from tandem.protos.errors import IncompatibleModels, TandemError, Unusable

@@ -13,9 +13,8 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
-from tandem.orchestrator.fleet.routing import choose, of_group
-from tandem.orchestrator.fleet.slowness import AVOID_SECONDS, Slowness
 from tandem.orchestrator.links.placement import Placement, SessionPlaces
+from tandem.orchestrator.links.policy import EJECTION_SECONDS, OutlierDetection, choose, of_group
 from tandem.orchestrator.rounds.stream import ReplicaLink, Subscriber
 from tandem.protos.errors import Internal, TandemError
 from tandem.protos.streams import Decoding, Drafting
@@ -60,7 +59,7 @@ class BalancedLink(Generic[Sent, Received]):
         self._sessions: dict[bytes, SessionPlaces] = {}
         self._count: Counter[str] = Counter()  # streams of each
         self._leaving: set[str] = set()
-        self._slowness = Slowness()
+        self._outliers = OutlierDetection()
         self.drained: Callable[[], None] = lambda: None  # called when one that leaves has none
         for name, link in (links or {}).items():
             self.add(name, link)
@@ -141,7 +140,7 @@ class BalancedLink(Generic[Sent, Received]):
         usable = session.untried(self._open_to_new())
         groups = {name: self._links[name].group(stream) for name in usable}
         group = opening.group if isinstance(opening, Decoding) else ""
-        candidates = session.nearest(self._slowness.best(of_group(group, groups)))
+        candidates = session.nearest(self._outliers.best(of_group(group, groups)))
         if not candidates:
             return
         counts = {name: self._count[name] for name in candidates}
@@ -172,17 +171,17 @@ class BalancedLink(Generic[Sent, Received]):
         """Move the streams of replicas that are much slower than others with the same model; to be
         called again and again.
         """
-        known, avoided = self._slowness, self._slowness.avoided
+        known, ejected = self._outliers, self._outliers.ejected
         links = {name: link for name, link in self._links.items() if link.connected}
         groups = {name: link.group(0) for name, link in links.items()}
         known.observe({name: link.passes for name, link in links.items()}, groups, now)
-        for name in known.avoided - avoided:
+        for name in known.ejected - ejected:
             log.warning("a replica is slow", address=name, seconds=links[name].passes.newest)
-        fast = set(self._open_to_new()) - known.slow
-        for stream, placed in list(self._streams.items()) if known.left else ():
+        fast = set(self._open_to_new()) - known.outliers
+        for stream, placed in list(self._streams.items()) if known.confirmed else ():
             same = {name for name in fast if groups[name] == groups.get(placed.replica)}
-            rested = now - placed.session.left_at >= AVOID_SECONDS[0]
-            if placed.replica in known.left and same - placed.session.refused and rested:
+            rested = now - placed.session.left_at >= EJECTION_SECONDS[0]
+            if placed.replica in known.confirmed and same - placed.session.refused and rested:
                 self.drop(stream)
                 placed.leave(now)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.orchestrator.fleet.slowness import AVOID_SECONDS, CONFIRM_SECONDS
+from tandem.orchestrator.links.policy import CONFIRM_SECONDS, EJECTION_SECONDS
 from tandem.protos.errors import Busy, Internal, TandemError, TransportLost
 from tests.laws.test_balanced import Reader, Three, opening
 from tests.laws.wires import FAST, SLOW
 
-LEAST = AVOID_SECONDS[0]
+LEAST = EJECTION_SECONDS[0]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from grpc import aio
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tandem import models
-from tandem.orchestrator.fleet.acceptance import Acceptance
+from tandem.orchestrator.fleet.membership import Acceptance
 from tandem.orchestrator.frontend.admission import Admission, Limits
 from tandem.orchestrator.frontend.answers import Answers
 from tandem.orchestrator.frontend.checks import ServedModel

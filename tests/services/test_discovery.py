@@ -12,8 +12,8 @@ import pytest
 
 from tandem import models
 from tandem.orchestrator.config import OrchestratorConfig
-from tandem.orchestrator.fleet import discovery, presence
-from tandem.orchestrator.fleet.discovery import Discovery, look_up
+from tandem.orchestrator.fleet import discovery
+from tandem.orchestrator.fleet.discovery import Discovery, resolve
 from tandem.orchestrator.fleet.membership import Members, Membership, PerAddress
 from tandem.orchestrator.fleet.registration import Registry
 from tandem.orchestrator.fleet.replicas import Replicas
@@ -28,21 +28,21 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     async def counted(source: str) -> tuple[str, ...]:
         try:
-            return await look_up(source)
+            return await resolve(source)
         finally:
             read.append(source)
 
-    monkeypatch.setattr(discovery, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(discovery, "look_up", counted)
+    monkeypatch.setattr(discovery, "LOOKUP_SECONDS", 0.01)
+    monkeypatch.setattr(discovery, "resolve", counted)
     return read
 
 
 async def test_an_address_stands_for_itself() -> None:
-    assert await look_up("[::1]:50051") == ("[::1]:50051",)
+    assert await resolve("[::1]:50051") == ("[::1]:50051",)
 
 
 async def test_a_dns_name_stands_for_all_its_addresses() -> None:
-    assert "127.0.0.1:50051" in await look_up("dns:///localhost:50051")
+    assert "127.0.0.1:50051" in await resolve("dns:///localhost:50051")
 
 
 async def test_a_replica_with_two_addresses_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,13 +52,13 @@ async def test_a_replica_with_two_addresses_is_one(monkeypatch: pytest.MonkeyPat
         return [(family, 0, 0, "", (address, port)) for family, address in found]
 
     monkeypatch.setattr(discovery.socket, "getaddrinfo", both)
-    assert await look_up("dns:///verifier:1") == ("10.0.0.1:1", "10.0.0.2:1")
+    assert await resolve("dns:///verifier:1") == ("10.0.0.1:1", "10.0.0.2:1")
 
 
 async def test_a_file_has_an_address_in_each_line(tmp_path: Path) -> None:
     file = tmp_path / "drafters"
     file.write_text("# ours\n\nhost-a:1  # the first\n[::1]:2\nhost-a:1\n", "utf-8")
-    assert await look_up(f"file://{file}") == ("host-a:1", "[::1]:2")
+    assert await resolve(f"file://{file}") == ("host-a:1", "[::1]:2")
 
 
 @pytest.mark.parametrize("line", ["host", "host:0", ":1", "host:port", "host:65536"])
@@ -66,7 +66,7 @@ async def test_a_line_that_is_no_address_is_named(line: str, tmp_path: Path) -> 
     file = tmp_path / "drafters"
     file.write_text(f"a:1\n{line}\n", "utf-8")
     with pytest.raises(ValueError, match=f"'{line}' is not HOST:PORT"):
-        await look_up(f"file://{file}")
+        await resolve(f"file://{file}")
 
 
 async def test_members_follow_a_file_that_changes_and_outlive_one_that_breaks(
@@ -129,7 +129,7 @@ async def test_a_name_server_that_flaps_removes_no_replica(
             raise OSError("no answer")
         return found
 
-    monkeypatch.setattr(discovery, "look_up", flapping)
+    monkeypatch.setattr(discovery, "resolve", flapping)
     found = Discovery(("dns:///name:1",), ())
     membership = found.membership
     async with found.running():
@@ -137,7 +137,7 @@ async def test_a_name_server_that_flaps_removes_no_replica(
         await until(lambda: looked == len(answers) - 9)
         assert seen == {whole}
         await until(lambda: membership.now.verifiers == ("a:1",))
-        assert looked >= len(answers) - 9 + presence.MISSES, "it was really gone"
+        assert looked >= len(answers) - 9 + discovery.REMOVAL_THRESHOLD, "it was really gone"
 
 
 async def test_what_belongs_to_an_address_lives_as_long_as_it_is_there() -> None:

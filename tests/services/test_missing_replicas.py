@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from tandem.orchestrator.fleet.acceptance import Acceptance
 
 from tandem import models
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.fleet import discovery, fleet_metrics
-from tandem.orchestrator.fleet.acceptance import Acceptance
 from tandem.orchestrator.fleet.discovery import Discovery
 from tandem.orchestrator.fleet.fleet_metrics import FleetMetrics
 from tandem.orchestrator.fleet.membership import Membership

@@ -15,12 +15,11 @@ from tandem import models
 from tandem.engine.config import ModelServiceConfig
 from tandem.orchestrator import server
 from tandem.orchestrator.config import OrchestratorConfig
-from tandem.orchestrator.fleet.acceptance import Acceptance
+from tandem.orchestrator.fleet import readiness
 from tandem.orchestrator.fleet.fleet_metrics import FleetMetrics
-from tandem.orchestrator.fleet.membership import Members, Membership
+from tandem.orchestrator.fleet.membership import Acceptance, Members, Membership
 from tandem.orchestrator.fleet.registration import Registry
 from tandem.orchestrator.fleet.replicas import Replicas
-from tandem.orchestrator.frontend import readiness
 from tandem.protos.errors import Unusable
 from tandem.protos.service.tasks import background
 from tandem.protos.transport import rpc

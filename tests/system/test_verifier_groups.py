@@ -18,8 +18,8 @@ from tandem.engine.config import ModelServiceConfig
 from tandem.engine.runner import HFRunner
 from tandem.orchestrator import server
 from tandem.orchestrator.config import OrchestratorConfig
-from tandem.orchestrator.fleet import slowness
 from tandem.orchestrator.fleet.clients import VerifierClient
+from tandem.orchestrator.links import policy
 from tandem.protos.transport import heartbeat, rpc
 from tandem.verifier_service import service as verifier_service
 from tests.conftest import Pair
@@ -97,7 +97,7 @@ async def test_a_stream_leaves_a_slow_verifier_for_one_that_was_never_used(
     def run(self: HFRunner, segments: Any) -> Any:
         passes.append(self)
         if self in slow:
-            time.sleep(1.5 * slowness.SLOW_SECONDS)
+            time.sleep(1.5 * policy.SLOW_SECONDS)
         return forward(self, segments)
 
     monkeypatch.setattr(HFRunner, "__call__", run)
