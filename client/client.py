@@ -20,7 +20,6 @@ from tandem.client.front_ends import FrontEnds, client_tls
 from tandem.client.request import Prompt, build
 from tandem.client.retry import Retry
 from tandem.protos.address import check_encrypted
-from tandem.protos.cancelled import is_cancelled
 from tandem.protos.errors import (
     Busy,
     DeadlineExceeded,
@@ -33,6 +32,7 @@ from tandem.protos.service import tracing
 from tandem.protos.service.tasks import first_done
 from tandem.protos.transport import heartbeat, rpc, status
 from tandem.protos.transport.guard import AUTHORIZATION
+from tandem.protos.transport.status import is_cancelled
 from tandem.v1 import orchestrator_pb2 as api
 
 ADDRESS = "127.0.0.1:50051"

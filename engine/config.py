@@ -10,8 +10,8 @@ from pydantic import ByteSize, Field, model_validator
 from tandem.protos import hub
 from tandem.protos.address import check_encrypted
 from tandem.protos.service import cores
-from tandem.protos.service.addresses import Addresses
 from tandem.protos.service.config import ServiceConfig, Token
+from tandem.protos.service.listening import Addresses
 from tandem.protos.wire.registration import NAME
 
 OWN_COST, SHARED_COST = 0.05, 0.25  # found by `python -m tandem.benchmarks.goodput`

@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 from tandem.protos import hub
 from tandem.protos.address import is_loopback
 from tandem.protos.errors import Unusable
-from tandem.protos.service.addresses import Sources
 from tandem.protos.service.config import ServiceConfig, Token
+from tandem.protos.service.listening import Sources
 from tandem.protos.types import MAX_LEVELS, MAX_NODES
 
 

@@ -31,7 +31,7 @@ from tandem.orchestrator.frontend.text import load_tokenizer, longest_token, spe
 from tandem.orchestrator.http import server as http_server
 from tandem.orchestrator.http.app import HttpApi
 from tandem.orchestrator.http.delivery import Frontend
-from tandem.orchestrator.http.hosts import asked_by_own_names
+from tandem.orchestrator.http.server import asked_by_own_names
 from tandem.orchestrator.links.relays import relaying
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.orchestrator.page.served import add_status_pages

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from grpc import aio
 
 from tandem.benchmarks.fuzz.messages import change
-from tandem.protos.cancelled import is_cancelled
+from tandem.protos.transport.status import is_cancelled
 from tandem.v1 import (
     drafter_pb2,
     orchestrator_pb2,

@@ -18,7 +18,7 @@ from rich.progress import Progress
 from tandem.benchmarks.serve import asking, flags, load, plot, prompts, report, summary
 from tandem.benchmarks.serve.load import Ask, Load
 from tandem.benchmarks.serve.record import Record
-from tandem.orchestrator.cli.front_end import FrontEnd, connecting
+from tandem.orchestrator.cli.flags import FrontEnd, connecting
 from tandem.protos.errors import TandemError
 
 DRAFTS, PLAIN = "drafts", "plain"

@@ -11,7 +11,7 @@ from typing import Any
 from tandem.benchmarks.serve.load import Ask
 from tandem.benchmarks.serve.prompts import Prompt
 from tandem.benchmarks.serve.record import Drafts, Record
-from tandem.orchestrator.cli.front_end import FrontEnd
+from tandem.orchestrator.cli.flags import FrontEnd
 from tandem.protos.errors import TandemError, Unusable
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from tandem.orchestrator.cli import flags
-from tandem.orchestrator.cli.front_end import FrontEnd, connecting
+from tandem.orchestrator.cli.flags import FrontEnd, connecting
 from tandem.protos.errors import TandemError, TransportLost
 from tandem.protos.types import MAX_LOGPROBS
 

@@ -8,7 +8,7 @@ from google.protobuf.json_format import MessageToJson
 
 from tandem import AsyncClient, models
 from tandem.orchestrator.cli import flags, status_view, terminal, top
-from tandem.orchestrator.cli.front_end import FrontEnd
+from tandem.orchestrator.cli.flags import FrontEnd
 from tandem.protos.errors import TransportLost
 from tandem.v1 import orchestrator_pb2 as api
 

@@ -1,10 +1,15 @@
-"""The options of `tandem generate`: one flag for every field that a client may set."""
+"""Flags of the commands that ask a front end: where it is and who asks; and, of `tandem generate`,
+one for every field that a client may set.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import wraps
 from inspect import Parameter, signature
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from google.protobuf.descriptor import FieldDescriptor
@@ -13,6 +18,10 @@ from tandem.protos.errors import InvalidRequest
 from tandem.protos.wire.options import options, put
 from tandem.v1 import orchestrator_pb2 as api
 
+if TYPE_CHECKING:
+    from tandem import AsyncClient
+
+ADDRESS = "127.0.0.1:50051"
 KINDS: dict[int, type[Any]] = {
     FieldDescriptor.TYPE_FLOAT: float,
     FieldDescriptor.TYPE_BOOL: bool,
@@ -43,6 +52,69 @@ HELP = {
     "schedule": "goodput, constant or heuristic",
     "confidence_threshold": "draft no further after a token less likely than this",
 }
+
+
+def _file(help: str, variable: str) -> Any:
+    return Annotated[Path | None, typer.Option(help=help, envvar=variable)]
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEnd:
+    """One front end as a client reaches it."""
+
+    address: str = ADDRESS
+    tls_ca: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    token: str | None = None
+
+    def connect(self, retry_seconds: float = 60.0) -> AsyncClient:
+        """A client of it; raises Unusable."""
+        from tandem import AsyncClient
+
+        return AsyncClient(
+            self.address,
+            retry_seconds=retry_seconds,
+            tls_ca=self.tls_ca,
+            tls_cert=self.tls_cert,
+            tls_key=self.tls_key,
+            token=self.token,
+        )
+
+
+FLAGS = {
+    "address": Annotated[str, typer.Option(help="of the client API", envvar="TANDEM_ADDRESS")],
+    "tls_ca": _file("PEM file of the CA that signs certificates", "TANDEM_TLS_CA"),
+    "tls_cert": _file("PEM file of your certificate", "TANDEM_TLS_CERT"),
+    "tls_key": _file("PEM file of its key", "TANDEM_TLS_KEY"),
+    "token": Annotated[
+        str | None,
+        typer.Option(help="your token; better in the environment", envvar="TANDEM_TOKEN"),
+    ],
+}
+
+
+def connecting(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with these flags in place of its `front_end`."""
+    known = signature(command, eval_str=True)
+    own = [each for name, each in known.parameters.items() if name != "front_end"]
+    more = own.pop() if own and own[-1].kind is Parameter.VAR_KEYWORD else None
+    default = FrontEnd()
+    flags = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=getattr(default, name), annotation=kind)
+        for name, kind in FLAGS.items()
+    ]
+
+    @wraps(command)
+    def call(**given: Any) -> None:
+        front_end = FrontEnd(**{name: given.pop(name) for name in FLAGS})
+        command(front_end=front_end, **given)
+
+    own = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in own]
+    parameters = [*own, *flags, *([more] if more else [])]
+    call.__signature__ = known.replace(parameters=parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {each.name: each.annotation for each in parameters}
+    return call
 
 
 def accepting(command: Callable[..., None]) -> Callable[..., None]:

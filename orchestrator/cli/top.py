@@ -14,7 +14,7 @@ from rich.text import Text
 
 from tandem import AsyncClient
 from tandem.orchestrator.cli import status_view as view
-from tandem.orchestrator.cli.front_end import FrontEnd
+from tandem.orchestrator.cli.flags import FrontEnd
 from tandem.protos.errors import TandemError
 from tandem.v1 import orchestrator_pb2 as api
 

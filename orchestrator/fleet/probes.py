@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import grpc
 
-from tandem.protos.cancelled import is_cancelled
 from tandem.protos.errors import Internal, TransportLost
 from tandem.protos.transport import status
 from tandem.protos.transport.health import is_serving
+from tandem.protos.transport.status import is_cancelled
 from tandem.protos.types import ModelDescription
 from tandem.protos.wire import codec
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc

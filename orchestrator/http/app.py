@@ -34,10 +34,9 @@ from tandem.orchestrator.frontend.share import (
 from tandem.orchestrator.http import decoding, errors
 from tandem.orchestrator.http.body import Bodies, BodyTooLarge, NotJson
 from tandem.orchestrator.http.delivery import Delivery, Frontend
-from tandem.orchestrator.http.peer import CERTIFICATE
-from tandem.orchestrator.http.replies import Reply
+from tandem.orchestrator.http.replies import Reply, TokenTexts
 from tandem.orchestrator.http.schema import ChatBody, CompletionBody, GenerationBody
-from tandem.orchestrator.http.token_text import TokenTexts
+from tandem.orchestrator.http.server import CERTIFICATE
 from tandem.protos.errors import Internal, TandemError
 from tandem.protos.service import tracing
 from tandem.protos.types import ModelDescription

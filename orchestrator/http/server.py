@@ -1,4 +1,6 @@
-"""An HTTP port on the orchestrator's own event loop."""
+"""An HTTP port on the orchestrator's own event loop: how long its connections live, who has opened
+them, and by which names a port on loopback may be asked.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,16 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tandem.orchestrator.http.peer import CertifiedProtocol
-from tandem.protos.address import joined, unbracketed
-from tandem.protos.errors import Unusable
+from tandem.orchestrator.http.errors import body_of
+from tandem.protos.address import joined, names_this_machine, unbracketed
+from tandem.protos.errors import PermissionDenied, Unusable
 
+CERTIFICATE = "certificate"  # in the state of a request: the common name, empty without one
 MAX_CONNECTIONS = 4096
 HEAD_SECONDS = 20.0  # that a client may take for the head of a request
 UNREAD_SECONDS = 65.0  # that it may read nothing; a delivery, which logs why, ends before
@@ -22,14 +28,19 @@ USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux
 LAST_SECONDS = 1  # for answers that are on their way when the port is closed
 
 
-class _Connection(CertifiedProtocol):
-    """Is closed when no request has come, or only a part of its head."""
+class _Connection(H11Protocol):
+    """Is closed when no request has come, or only a part of its head. Who has opened it is in the
+    state of each of its requests.
+    """
 
     _head: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Called by asyncio."""
+        """Called by asyncio after the handshake, which has verified the certificate."""
         super().connection_made(transport)
+        subject = (transport.get_extra_info("peercert") or {}).get("subject", ())
+        names = dict(pair for part in subject for pair in part)
+        self.app_state = {**self.app_state, CERTIFICATE: names.get("commonName", "")}
         self._wait()
 
     def on_response_complete(self) -> None:
@@ -106,3 +117,20 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
             problem = f"HTTP port {port} on {host} cannot be opened: {error.strerror}"
             raise Unusable(problem) from error
         yield listener
+
+
+def asked_by_own_names(app: ASGIApp) -> ASGIApp:
+    """The same, but requests for other hosts are refused, as a port on loopback needs that has no
+    authentication: a page in a browser here can ask a server of its own name, and that name can
+    lead to loopback.
+    """
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        host = Headers(scope=scope).get("host", "")
+        if names_this_machine(host):
+            await app(scope, receive, send)
+            return
+        refused = PermissionDenied(f"the host {host[:100]!r} is not this machine")
+        await JSONResponse(body_of(refused), 403)(scope, receive, send)
+
+    return call

@@ -17,8 +17,8 @@ import structlog
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tandem.protos.cancelled import is_cancelled
 from tandem.protos.errors import Busy
+from tandem.protos.transport.status import is_cancelled
 
 Request = health_pb2.HealthCheckRequest
 Response = health_pb2.HealthCheckResponse

@@ -6,6 +6,7 @@ by the transport: the peer did not answer.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from typing import cast
 
@@ -125,3 +126,11 @@ def _with_details(kind: type[TandemError], message: str, status: status_pb2.Stat
             if detail.Unpack(retry):
                 return Busy(message, retry.retry_delay.ToMilliseconds() / 1000)
     return kind(message) if kind is not InvalidRequest else InvalidRequest.of("request", message)
+
+
+def is_cancelled() -> bool:
+    """Whether this very task is to end, rather than a call that it waits for: gRPC reports one that
+    was ended, or whose channel was closed, by this very process as if the task were cancelled.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

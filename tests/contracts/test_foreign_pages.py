@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from tandem.orchestrator.http import body, server
-from tandem.orchestrator.http.hosts import asked_by_own_names
+from tandem.orchestrator.http.server import asked_by_own_names
 from tandem.protos.address import names_this_machine
 from tandem.protos.service.pages import Pages, pages_served
 from tests.waiting import LIMIT

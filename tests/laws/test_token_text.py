@@ -5,8 +5,7 @@ from __future__ import annotations
 import tandem.models
 from tandem.orchestrator.frontend.answer import Chunk
 from tandem.orchestrator.frontend.text import load_tokenizer
-from tandem.orchestrator.http.replies import Reply
-from tandem.orchestrator.http.token_text import TokenTexts
+from tandem.orchestrator.http.replies import Reply, TokenTexts
 from tandem.protos.types import TokenLogprobs
 from tests.laws.test_text import with_sentence_pieces
 

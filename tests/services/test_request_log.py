@@ -19,9 +19,8 @@ from tandem.orchestrator.frontend.status import Recorder
 from tandem.orchestrator.http import delivery
 from tandem.orchestrator.http.decoding import Caller, completion
 from tandem.orchestrator.http.delivery import Delivery
-from tandem.orchestrator.http.replies import Reply
+from tandem.orchestrator.http.replies import Reply, TokenTexts
 from tandem.orchestrator.http.schema import CompletionBody
-from tandem.orchestrator.http.token_text import TokenTexts
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.protos.transport.interceptor import REQUEST_ID
 from tandem.v1 import orchestrator_pb2 as api
