@@ -35,7 +35,7 @@ from tandem.benchmarks.peers.runner import Round, Runner, Tokens
 from tandem.engine.config import ModelServiceConfig
 from tandem.models.training.editor import task
 from tandem.orchestrator.fleet.clients import VerifierClient
-from tandem.orchestrator.frontend.text import load_tokenizer
+from tandem.orchestrator.requests.text import load_tokenizer
 from tandem.protos.errors import TandemError
 from tandem.protos.service.process import configure_logging
 from tandem.protos.transport import rpc

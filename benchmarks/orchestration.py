@@ -26,7 +26,7 @@ from tandem.benchmarks.figures import report
 from tandem.benchmarks.figures.machine import described
 from tandem.benchmarks.peers.checkout import HERE, address, child
 from tandem.benchmarks.peers.table import HEAD, token_at
-from tandem.orchestrator.frontend.text import load_tokenizer
+from tandem.orchestrator.requests.text import load_tokenizer
 from tandem.protos.errors import TandemError, Unusable
 from tandem.protos.service.tasks import background
 

@@ -31,7 +31,7 @@ from tandem.benchmarks.chaos.system import CELL, running
 from tandem.benchmarks.figures import report
 from tandem.benchmarks.peers.prompts import story_prompts
 from tandem.benchmarks.serve.summary import percentile
-from tandem.orchestrator.frontend.share import CLIENT_KEY
+from tandem.orchestrator.requests.request import CLIENT_KEY
 from tandem.protos.errors import Busy, InvalidRequest, TandemError, Unusable
 from tandem.protos.service.tasks import background
 from tandem.v1 import orchestrator_pb2 as api

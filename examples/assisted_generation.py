@@ -30,7 +30,7 @@ from examples.talk import (
     talking,
 )
 from tandem import models
-from tandem.orchestrator.frontend.text import load_tokenizer
+from tandem.orchestrator.requests.text import load_tokenizer
 from tandem.protos.transport import rpc, status
 from tandem.protos.types import MAX_LEVELS, DraftShape, Schedule
 from tandem.v1 import orchestrator_pb2 as api

@@ -25,7 +25,7 @@ from examples.talk import (
     talking,
 )
 from tandem import models
-from tandem.orchestrator.frontend.text import load_tokenizer
+from tandem.orchestrator.requests.text import load_tokenizer
 from tandem.protos import tree
 from tandem.protos.errors import InvalidRequest
 from tandem.protos.types import (

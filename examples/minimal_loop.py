@@ -23,7 +23,7 @@ from examples.talk import (
     talking,
 )
 from tandem import models
-from tandem.orchestrator.frontend.text import load_tokenizer
+from tandem.orchestrator.requests.text import load_tokenizer
 from tandem.protos.types import MAX_LEVELS, Draft, DraftShape, Rule, SamplingParams
 
 

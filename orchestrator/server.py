@@ -21,13 +21,10 @@ from tandem.orchestrator.fleet.registration import RegistrationService, Registry
 from tandem.orchestrator.fleet.replicas import Replicas
 from tandem.orchestrator.frontend.admission import Admission, Limits
 from tandem.orchestrator.frontend.answers import Answers
-from tandem.orchestrator.frontend.chat import load_chat_template
-from tandem.orchestrator.frontend.checks import ServedModel
 from tandem.orchestrator.frontend.client_guard import Callers, ClientGuard, callers_of
 from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.frontend.servicer import OrchestratorService
 from tandem.orchestrator.frontend.status import Overview, Recorder
-from tandem.orchestrator.frontend.text import load_tokenizer, longest_token, special_tokens
 from tandem.orchestrator.http import server as http_server
 from tandem.orchestrator.http.app import HttpApi
 from tandem.orchestrator.http.delivery import Frontend
@@ -35,6 +32,9 @@ from tandem.orchestrator.http.server import asked_by_own_names
 from tandem.orchestrator.links.relays import relaying
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.orchestrator.page.served import add_status_pages
+from tandem.orchestrator.requests.chat import load_chat_template
+from tandem.orchestrator.requests.checks import ServedModel
+from tandem.orchestrator.requests.text import load_tokenizer, longest_token, special_tokens
 from tandem.orchestrator.rounds.relay import Services
 from tandem.protos.address import is_loopback
 from tandem.protos.service import process

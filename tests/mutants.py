@@ -33,15 +33,15 @@ class Mutant:
 
 MUTANTS = {
     "the stop string that ends last cuts the text": Mutant(
-        "orchestrator/frontend/text.py",
+        "orchestrator/requests/text.py",
         "at, self.matched = min(found)",
         "at, self.matched = max(found)",
     ),
     "a stop string counts one token before min_new_tokens": Mutant(
-        "orchestrator/frontend/text.py", "self._min_tokens < 0", "self._min_tokens <= 0"
+        "orchestrator/requests/text.py", "self._min_tokens < 0", "self._min_tokens <= 0"
     ),
     "a prompt may reach one token above the context": Mutant(
-        "orchestrator/frontend/checks.py",
+        "orchestrator/requests/checks.py",
         "elif len(prompt) + wanted > model.context_length:",
         "elif len(prompt) + wanted > model.context_length + 1:",
     ),

@@ -10,7 +10,7 @@ import json
 import random
 from pathlib import Path
 
-from tandem.orchestrator.frontend.text import load_tokenizer
+from tandem.orchestrator.requests.text import load_tokenizer
 
 FILE = Path(__file__).with_name("story_prompts.jsonl")
 KINDS = "story", "code", "random"

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tandem.orchestrator.frontend.text import load_tokenizer
+from tandem.orchestrator.requests.text import load_tokenizer
 from tandem.protos.fingerprint import fingerprint
 from tandem.protos.service.process import announce, parent_watched, stop_signals
 from tandem.protos.transport import rpc

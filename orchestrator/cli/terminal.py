@@ -12,7 +12,7 @@ from rich.text import Text
 from tokenizers import Tokenizer
 
 from tandem.orchestrator.cli import status_view
-from tandem.orchestrator.frontend.text import TextStream, load_tokenizer
+from tandem.orchestrator.requests.text import TextStream, load_tokenizer
 from tandem.protos.errors import Unusable
 from tandem.protos.fingerprint import fingerprint
 from tandem.v1 import orchestrator_pb2 as api

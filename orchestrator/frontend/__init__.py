@@ -1,1 +1,1 @@
-"""The client API: requests checked, answers streamed."""
+"""The client API: who may ask and when, answers streamed, and how everything is doing."""

@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
-from tandem.orchestrator.frontend.fair_queue import FairQueue, Turn
-from tandem.orchestrator.frontend.request import Quota, client_name
-from tandem.orchestrator.frontend.turnover import Turnover
+from tandem.orchestrator.frontend.fair_queue import FairQueue, RetryDelay, Turn
 from tandem.orchestrator.metrics import FrontMetrics
+from tandem.orchestrator.requests.request import Quota, client_name
 from tandem.protos.errors import Busy
 
 EVERYBODYS = Quota()
@@ -32,7 +31,7 @@ class Tickets:
 
     limits: Limits
     count: int = 0
-    turnover: Turnover = field(default_factory=Turnover)
+    delay: RetryDelay = field(default_factory=RetryDelay)
 
     def check(self) -> None:
         """Raise Busy if there may be no more."""
@@ -41,12 +40,12 @@ class Tickets:
             whose = " of this client" if limits.of else ""
             bounds = f"max_running{limits.of} is {limits.running}, max_waiting{limits.of}"
             problem = f"{self.count} requests{whose} run or wait: {bounds} is {limits.waiting}"
-            raise Busy(problem, self.turnover.retry_after())
+            raise Busy(problem, self.delay.retry_after())
 
     def ended(self) -> None:
         """One less."""
         self.count -= 1
-        self.turnover.ended(time.monotonic())
+        self.delay.ended(time.monotonic())
 
 
 @dataclass(frozen=True, slots=True)

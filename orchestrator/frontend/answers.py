@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -17,20 +18,19 @@ from typing import Protocol
 from tokenizers import Tokenizer
 
 from tandem.orchestrator.frontend.admission import Admission
-from tandem.orchestrator.frontend.answer import Answer, AnswerBuilder, Chunk
-from tandem.orchestrator.frontend.chat import NO_TEMPLATE, ChatTemplate
-from tandem.orchestrator.frontend.checks import (
+from tandem.orchestrator.frontend.request_log import Course
+from tandem.orchestrator.metrics import FrontMetrics
+from tandem.orchestrator.requests.answer import Answer, AnswerBuilder, Chunk
+from tandem.orchestrator.requests.chat import NO_TEMPLATE, ChatTemplate
+from tandem.orchestrator.requests.checks import (
     ServedModel,
     check_resumable,
     check_size,
     checked,
     too_long,
 )
-from tandem.orchestrator.frontend.reader import read_ahead
-from tandem.orchestrator.frontend.request import Conversation, Request
-from tandem.orchestrator.frontend.request_log import Course
-from tandem.orchestrator.frontend.text import TextStream
-from tandem.orchestrator.metrics import FrontMetrics
+from tandem.orchestrator.requests.request import Conversation, Request
+from tandem.orchestrator.requests.text import TextStream
 from tandem.orchestrator.rounds.generation import RunRequest
 from tandem.orchestrator.rounds.step import Step
 from tandem.protos.errors import InvalidRequest
@@ -38,6 +38,10 @@ from tandem.protos.service import tracing
 from tandem.protos.service.tracing import Span
 from tandem.protos.types import SEEDS
 from tandem.protos.wire.codec import SESSION_ID_BYTES
+
+QUEUE = 64  # chunks
+STALL_SECONDS = 3.0
+IDLE_SECONDS = 0.25
 
 
 class Runner(Protocol):
@@ -138,3 +142,53 @@ class Answers:
 def _note(course: Course, begun: asyncio.Task[tuple[RunRequest, AnswerBuilder]]) -> None:
     if not begun.cancelled() and not begun.exception():
         course.answer = begun.result()[1]
+
+
+async def read_ahead(
+    begin: Callable[[], AsyncGenerator[Chunk, None]],
+) -> AsyncGenerator[Chunk | None, None]:
+    """What is written, through a queue to a reader, who may be slow or take nothing at all; None
+    when there was nothing for IDLE_SECONDS. When it was full for STALL_SECONDS, the writer is
+    closed; when the reader has taken half of it, `begin` is called again for the rest. Raises what
+    the writer raises.
+    """
+    queue, added, taken = deque[Chunk](), asyncio.Event(), asyncio.Event()
+
+    async def fewer(limit: int) -> None:
+        while len(queue) >= limit:
+            taken.clear()
+            await taken.wait()
+
+    async def write() -> None:
+        while True:
+            async with aclosing(begin()) as chunks:
+                async for chunk in chunks:
+                    queue.append(chunk)
+                    added.set()
+                    try:
+                        async with asyncio.timeout(STALL_SECONDS):
+                            await fewer(QUEUE)
+                    except TimeoutError:
+                        break
+                else:
+                    return
+            await fewer(QUEUE // 2)
+
+    writer = asyncio.create_task(write())
+    writer.add_done_callback(lambda _: added.set())
+    try:
+        while queue or not writer.done():
+            added.clear()
+            while queue:
+                yield queue.popleft()
+                taken.set()
+            if not writer.done():
+                try:
+                    async with asyncio.timeout(IDLE_SECONDS):
+                        await added.wait()
+                except TimeoutError:
+                    yield None
+        writer.result()
+    finally:
+        writer.cancel()
+        await asyncio.gather(writer, return_exceptions=True)

@@ -1,11 +1,12 @@
 """Whose request runs next: deficit round robin between clients, with the tokens that a request used
-as its cost (Shreedhar and Varghese, 1995).
+as its cost (Shreedhar and Varghese, 1995); and when one that was refused may be sent again.
 
-These are known when it has ended. When it starts it is charged what requests of its client usually
-use, those of all where there was none yet, but no more than it may use; and when it ends the
-difference.
+These tokens are known when it has ended. When it starts it is charged what requests of its client
+usually use, those of all where there was none yet, but no more than it may use; and when it ends
+the difference.
 
-Pure. A share is that of one client; its requests start in the order in which they came.
+Pure: time is an argument. A share is that of one client; its requests start in the order in which
+they came.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field
 from math import inf
 
 WEIGHT = 0.1  # of the newest request in what is usual
+UNKNOWN_RETRY_SECONDS = 0.5  # before two requests have ended
+MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 10.0
 REMEMBERED = 1 << 12  # clients whose usual request is known, 100 bytes each
 
 
@@ -142,3 +145,34 @@ class FairQueue:
         turn.running = True
         self._shares[turn.share] = self._shares.pop(turn.share)
         return turn
+
+
+@dataclass(slots=True)
+class RetryDelay:
+    """How long a request that was refused is to wait, by the service rate: `interval` is the usual
+    seconds between two ends; `refused` requests are still to be sent again.
+    """
+
+    interval: float | None = None
+    refused: int = 0
+    last: float | None = None
+
+    def ended(self, now: float) -> None:
+        """A request ended, so that another one may come."""
+        if self.last is not None:
+            pause = min(now - self.last, MAX_RETRY_SECONDS)
+            usual = pause if self.interval is None else self.interval
+            self.interval = usual + WEIGHT * (pause - usual)
+        self.last = now
+        self.refused = max(0, self.refused - 1)
+
+    def retry_after(self) -> float:
+        """Seconds for one more that is refused: until as many have ended as were refused before,
+        so that they do not all come back together.
+        """
+        if self.interval is None:
+            return UNKNOWN_RETRY_SECONDS
+        delay = (self.refused + 1) * self.interval
+        if delay < MAX_RETRY_SECONDS:
+            self.refused += 1
+        return min(max(MIN_RETRY_SECONDS, delay), MAX_RETRY_SECONDS)

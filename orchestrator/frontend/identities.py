@@ -16,7 +16,7 @@ import structlog
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from tandem.orchestrator.frontend.request import Quota, Request
+from tandem.orchestrator.requests.request import Quota, Request, digest
 from tandem.protos.errors import PermissionDenied, Unusable
 
 LOOK_SECONDS = 1.0  # between two looks of those who wait for a change
@@ -67,11 +67,6 @@ class Identity(BaseModel):
 
 
 ENTRIES = TypeAdapter(dict[Name, Identity])
-
-
-def digest(text: str) -> bytes:
-    """16 bytes that nobody can guess who does not know the text."""
-    return hashlib.sha256(text.encode()).digest()[:16]
 
 
 def of_certificate(name: str) -> Identity:

@@ -16,8 +16,8 @@ from typing import Any
 
 import structlog
 
-from tandem.orchestrator.frontend.answer import AnswerBuilder
-from tandem.orchestrator.frontend.request import Request
+from tandem.orchestrator.requests.answer import AnswerBuilder
+from tandem.orchestrator.requests.request import Request
 from tandem.protos.errors import TandemError
 
 LONGEST_ID = 128  # characters, of what a client may have chosen

@@ -1,49 +1,64 @@
-"""The client API over gRPC: messages to requests, chunks and answers to messages."""
+"""The client API over gRPC."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
+from functools import wraps
 from typing import Any, TypeAlias
 
-from google.protobuf.message import Message
 from grpc import aio
 
-from tandem.orchestrator.frontend.answer import Answer
-from tandem.orchestrator.frontend.answer_message import encode_answer, encode_chunk
 from tandem.orchestrator.frontend.answers import Answers
-from tandem.orchestrator.frontend.checks import is_request_id
 from tandem.orchestrator.frontend.client_guard import Anybody, Callers
-from tandem.orchestrator.frontend.prompt_message import decode_prompt
-from tandem.orchestrator.frontend.request import Request, Sampling, Speculation, Stopping
-from tandem.orchestrator.frontend.request_log import RequestLog
-from tandem.orchestrator.frontend.share import (
-    CLIENT_KEY,
-    client_digest,
-    connection_digest,
-    scope_of,
+from tandem.orchestrator.frontend.messages import (
+    decode_request,
+    encode_answer,
+    encode_chunk,
+    encode_status,
 )
+from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.frontend.status import Overview
-from tandem.orchestrator.frontend.status_message import encode_status
-from tandem.orchestrator.frontend.stream_paths import with_stream_paths
+from tandem.orchestrator.requests.answer import Answer
+from tandem.orchestrator.requests.checks import is_request_id
+from tandem.orchestrator.requests.request import CLIENT_KEY, Request, client_digest
 from tandem.protos.errors import DeadlineExceeded, InvalidRequest, Violation
 from tandem.protos.service import tracing
 from tandem.protos.service.drain import Drain
 from tandem.protos.transport.guard import metadata_value
 from tandem.protos.transport.interceptor import REQUEST_ID
-from tandem.protos.types import Method, Rule, Schedule
-from tandem.protos.wire.drafting import decode_choice
 from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
 
 CLOCK_SECONDS = 0.25  # by which a request may take to arrive
 MUTE_SECONDS = 60.0  # that a client may read nothing
 ANYBODY = Anybody()
-CHOICES = {"rule": Rule, "method": Method, "schedule": Schedule}
 ServicerContext: TypeAlias = "aio.ServicerContext[Any, Any]"
+OWN = ("resume_from", "received")  # of a StreamGenerateRequest itself
+
+
+def with_stream_paths(handler: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """The handler of a stream, where a field that is wrong is one of its `request`, but for its
+    own.
+    """
+
+    @wraps(handler)
+    async def call(*arguments: Any) -> None:
+        try:
+            await handler(*arguments)
+        except InvalidRequest as error:
+            raise InvalidRequest(*map(_inside, error.violations)) from None
+
+    return call
+
+
+def _inside(violation: Violation) -> Violation:
+    if violation.field in OWN:
+        return violation
+    return replace(violation, field=f"request.{violation.field}")
 
 
 class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
@@ -103,9 +118,19 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                     await _send(context, response)
 
     async def _identified(self, request: Request, context: ServicerContext) -> Request:
-        """The request of its caller, with an id."""
-        identity = self._callers.identity(context)
-        return await _identified(identity.owning(request) if identity else request, context)
+        """The request of its caller, with its trace and its id: the field, or else that of the
+        metadata, or else a new one. It is sent back as metadata, also when the request is refused
+        later.
+        """
+        if identity := self._callers.identity(context):
+            request = identity.owning(request)
+        metadata = context.invocation_metadata()
+        request_id = request.request_id or metadata_value(metadata, REQUEST_ID)
+        request_id = request_id or secrets.token_hex(8)
+        if is_request_id(request_id):
+            await context.send_initial_metadata(((REQUEST_ID, request_id),))
+        trace = tracing.given(metadata_value(metadata, tracing.TRACEPARENT))
+        return replace(request, request_id=request_id, traceparent=trace)
 
     async def GetStatus(
         self, request: api.GetStatusRequest, context: ServicerContext
@@ -116,19 +141,7 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
 def client_of(context: ServicerContext) -> bytes:
     """Whose cached prefixes may be used."""
-    return client_digest(str(dict(context.invocation_metadata() or ()).get(CLIENT_KEY, "")))
-
-
-async def _identified(request: Request, context: ServicerContext) -> Request:
-    """The request with its trace and its id: the field, or else that of the metadata, or else a new
-    one. It is sent back as metadata, also when the request is refused later.
-    """
-    given = str(dict(context.invocation_metadata() or ()).get(REQUEST_ID) or "")
-    request_id = request.request_id or given or secrets.token_hex(8)
-    if is_request_id(request_id):
-        await context.send_initial_metadata(((REQUEST_ID, request_id),))
-    trace = tracing.given(metadata_value(context.invocation_metadata(), tracing.TRACEPARENT))
-    return replace(request, request_id=request_id, traceparent=trace)
+    return client_digest(metadata_value(context.invocation_metadata(), CLIENT_KEY))
 
 
 def timed_out(context: ServicerContext) -> Callable[[], bool]:
@@ -153,42 +166,3 @@ async def _send(context: ServicerContext, response: api.StreamGenerateResponse) 
         raise DeadlineExceeded(f"the client read nothing for {MUTE_SECONDS:g} s") from None
     except aio.InternalError:  # the connection has gone, and gRPC has not cancelled the call yet
         raise asyncio.CancelledError from None
-
-
-def decode_request(
-    message: api.GenerateRequest,
-    client: bytes = b"",
-    connection: str = "",
-    resume_from: int = 0,
-    received: tuple[int, ...] = (),
-) -> Request:
-    """Message to request; one without a client has the share of its connection."""
-    sampling, stopping = message.sampling, message.stopping
-    speculation, malformed = _given(message.speculation), list[Violation]()
-    for field, choice in CHOICES.items():
-        try:
-            if number := speculation.pop(field, 0):
-                speculation[field] = decode_choice(f"speculation.{field}", choice, number)
-        except InvalidRequest as unknown:
-            malformed += unknown.violations
-    biases = tuple(sorted(sampling.logit_bias.items()))
-    lists = {"stop": tuple(stopping.stop), "stop_token_ids": tuple(stopping.stop_token_ids)}
-    return Request(
-        decode_prompt(message),
-        message.request_id,
-        message.model,
-        Sampling(**_given(sampling) | {"logit_bias": biases}),
-        Stopping(**_given(stopping) | lists),
-        Speculation(**speculation),
-        message.logprobs if message.HasField("logprobs") else None,
-        resume_from,
-        received,
-        scope_of(client, message.cache_salt),
-        client or connection_digest(connection),
-        tuple(malformed),
-    )
-
-
-def _given(message: Message) -> dict[str, Any]:
-    """The fields that are set, zero or not."""
-    return {field.name: value for field, value in message.ListFields()}

@@ -25,18 +25,18 @@ from tokenizers import Tokenizer
 
 from tandem.orchestrator.frontend.client_guard import Anybody, Callers
 from tandem.orchestrator.frontend.identities import GENERATE, Identity
-from tandem.orchestrator.frontend.share import (
-    CLIENT_KEY,
-    client_digest,
-    connection_digest,
-    scope_of,
-)
 from tandem.orchestrator.http import decoding, errors
 from tandem.orchestrator.http.body import Bodies, BodyTooLarge, NotJson
 from tandem.orchestrator.http.delivery import Delivery, Frontend
 from tandem.orchestrator.http.replies import Reply, TokenTexts
 from tandem.orchestrator.http.schema import ChatBody, CompletionBody, GenerationBody
 from tandem.orchestrator.http.server import CERTIFICATE
+from tandem.orchestrator.requests.request import (
+    CLIENT_KEY,
+    client_digest,
+    connection_digest,
+    scope_of,
+)
 from tandem.protos.errors import Internal, TandemError
 from tandem.protos.service import tracing
 from tandem.protos.types import ModelDescription

@@ -11,19 +11,19 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from tandem.orchestrator.frontend.request import (
-    ChatMessage,
-    Conversation,
-    Request,
-    Sampling,
-    Stopping,
-)
 from tandem.orchestrator.http.schema import (
     MOST_32,
     ChatBody,
     CompletionBody,
     GenerationBody,
     TokenIds,
+)
+from tandem.orchestrator.requests.request import (
+    ChatMessage,
+    Conversation,
+    Request,
+    Sampling,
+    Stopping,
 )
 from tandem.protos.errors import InvalidRequest, Violation
 

@@ -17,14 +17,14 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from tandem.orchestrator.frontend.answer import Answer, Chunk
 from tandem.orchestrator.frontend.answers import Answers
-from tandem.orchestrator.frontend.request import Request
 from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.http.decoding import renamed
 from tandem.orchestrator.http.errors import body_of
 from tandem.orchestrator.http.replies import Json, Reply
 from tandem.orchestrator.http.schema import GenerationBody
+from tandem.orchestrator.requests.answer import Answer, Chunk
+from tandem.orchestrator.requests.request import Request
 from tandem.protos.errors import DeadlineExceeded, Internal, InvalidRequest, TandemError
 from tandem.protos.service.drain import Drain
 

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
-from tandem.orchestrator.frontend.answer import Answer, Chunk
-from tandem.orchestrator.frontend.text import REPLACEMENT
+from tandem.orchestrator.requests.answer import Answer, Chunk
+from tandem.orchestrator.requests.text import REPLACEMENT
 from tandem.orchestrator.rounds.generation import Finish
 from tandem.protos.tokenizer import SPACE
 from tandem.protos.types import TokenLogprobs

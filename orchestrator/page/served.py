@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.json_format import MessageToJson
 
+from tandem.orchestrator.frontend.messages import encode_status
 from tandem.orchestrator.frontend.status import Status
-from tandem.orchestrator.frontend.status_message import encode_status
 from tandem.orchestrator.page.html import page
 from tandem.orchestrator.page.style import STYLE
 from tandem.protos.service.pages import Pages

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tandem.orchestrator.frontend.checks import ServedModel, checked
-from tandem.orchestrator.frontend.servicer import decode_request
+from tandem.orchestrator.frontend.messages import decode_request
+from tandem.orchestrator.requests.checks import ServedModel, checked
 from tandem.orchestrator.rounds.generation import RunRequest
 from tandem.protos.errors import InvalidRequest
 from tandem.protos.types import DraftShape, ModelDescription, Schedule

@@ -11,8 +11,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from tandem import models
-from tandem.orchestrator.frontend.chat import ChatTemplate, load_chat_template
-from tandem.orchestrator.frontend.request import ChatMessage, Conversation
+from tandem.orchestrator.requests.chat import ChatTemplate, load_chat_template
+from tandem.orchestrator.requests.request import ChatMessage, Conversation
 from tandem.protos.errors import InvalidRequest
 
 TALK = (

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tandem.orchestrator.frontend import fair_queue
-from tandem.orchestrator.frontend.fair_queue import FairQueue, Turn
+from tandem.orchestrator.frontend.fair_queue import (
+    MAX_RETRY_SECONDS,
+    MIN_RETRY_SECONDS,
+    UNKNOWN_RETRY_SECONDS,
+    FairQueue,
+    RetryDelay,
+    Turn,
+)
 
 SHARES = st.sampled_from([b"a", b"b", b"c"])
 COSTS = st.integers(1, 1000)
@@ -194,3 +201,42 @@ def test_what_is_usual_is_remembered_of_so_many_clients(monkeypatch: pytest.Monk
         queue.add(bytes([number]), 10)
         queue.leave(*queue.start())
     assert sorted(queue._usual) == [b"\6", b"\7", b"\x08"]
+
+
+def ending(every: float, times: int = 100) -> RetryDelay:
+    """Requests have ended in such intervals."""
+    delay = RetryDelay()
+    for number in range(times):
+        delay.ended(number * every)
+    return delay
+
+
+def test_nothing_is_known_before_requests_have_ended() -> None:
+    delay = RetryDelay()
+    assert delay.retry_after() == UNKNOWN_RETRY_SECONDS
+    delay.ended(7.0)
+    assert delay.retry_after() == UNKNOWN_RETRY_SECONDS
+
+
+def test_refused_requests_come_back_as_others_end() -> None:
+    delay = ending(every=0.5)
+    assert [delay.retry_after() for _ in range(4)] == pytest.approx([0.5, 1.0, 1.5, 2.0])
+    delay.ended(50.0)
+    assert delay.retry_after() == pytest.approx(2.0, rel=0.1)
+
+
+def test_the_delay_has_bounds_whatever_was_refused() -> None:
+    """And a flood is forgotten as soon as those whose delay was shorter have had their time."""
+    delay = ending(every=0.001)
+    assert delay.retry_after() == MIN_RETRY_SECONDS
+    delay = ending(every=1.0)
+    assert max(delay.retry_after() for _ in range(10_000)) == MAX_RETRY_SECONDS
+    for second in range(100, 111):
+        delay.ended(float(second))
+    assert delay.retry_after() == pytest.approx(1.0)
+
+
+def test_a_quiet_hour_is_no_slow_end() -> None:
+    delay = ending(every=0.1)
+    delay.ended(3600.0)
+    assert delay.retry_after() < 1.5

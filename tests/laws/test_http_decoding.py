@@ -10,12 +10,18 @@ from typing import Any
 import pytest
 from starlette.requests import Request as HttpRequest
 
-from tandem.orchestrator.frontend.request import ChatMessage, Conversation, Request, Sampling
-from tandem.orchestrator.frontend.servicer import decode_request
-from tandem.orchestrator.frontend.share import CLIENT_KEY, scope_of
+from tandem.orchestrator.frontend.messages import decode_request
 from tandem.orchestrator.http.app import caller_of
 from tandem.orchestrator.http.decoding import Caller, chat, completion, parsed, renamed
 from tandem.orchestrator.http.schema import ChatBody, CompletionBody
+from tandem.orchestrator.requests.request import (
+    CLIENT_KEY,
+    ChatMessage,
+    Conversation,
+    Request,
+    Sampling,
+    scope_of,
+)
 from tandem.protos.errors import InvalidRequest, Violation
 from tandem.v1.orchestrator_pb2 import GenerateRequest
 

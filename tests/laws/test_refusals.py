@@ -6,12 +6,11 @@ import math
 
 import pytest
 
-from tandem.orchestrator.frontend.checks import (
+from tandem.orchestrator.frontend.messages import MAX_ARGUMENTS_BYTES, decode_prompt, decode_request
+from tandem.orchestrator.requests.checks import (
     MAX_STOP_STRINGS,
     check_resumable,
 )
-from tandem.orchestrator.frontend.prompt_message import MAX_ARGUMENTS_BYTES, decode_prompt
-from tandem.orchestrator.frontend.servicer import decode_request
 from tandem.protos.errors import InvalidRequest
 from tandem.protos.types import MAX_LEVELS, MAX_NODES
 from tandem.v1 import orchestrator_pb2 as api

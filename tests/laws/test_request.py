@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.orchestrator.frontend.checks import ServedModel, check_resumable
-from tandem.orchestrator.frontend.servicer import decode_request
+from tandem.orchestrator.frontend.messages import decode_request
+from tandem.orchestrator.requests.checks import ServedModel, check_resumable
 from tandem.protos.types import (
     EXACT,
     MAX_NODES,

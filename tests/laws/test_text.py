@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
 from tandem import models
-from tandem.orchestrator.frontend.text import TextStream, load_tokenizer
+from tandem.orchestrator.requests.text import TextStream, load_tokenizer
 from tandem.protos.errors import Unusable
 
 LOST = "\ufffd"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tandem.models
-from tandem.orchestrator.frontend.answer import Chunk
-from tandem.orchestrator.frontend.text import load_tokenizer
 from tandem.orchestrator.http.replies import Reply, TokenTexts
+from tandem.orchestrator.requests.answer import Chunk
+from tandem.orchestrator.requests.text import load_tokenizer
 from tandem.protos.types import TokenLogprobs
 from tests.laws.test_text import with_sentence_pieces
 

@@ -19,12 +19,12 @@ from tandem.orchestrator.fleet.registration import Registry
 from tandem.orchestrator.fleet.replicas import Replicas
 from tandem.orchestrator.frontend.admission import Admission, Limits
 from tandem.orchestrator.frontend.answers import Answers
-from tandem.orchestrator.frontend.checks import ServedModel
 from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.frontend.servicer import OrchestratorService
 from tandem.orchestrator.frontend.status import Overview, Recorder
 from tandem.orchestrator.http.delivery import Frontend
 from tandem.orchestrator.metrics import FrontMetrics
+from tandem.orchestrator.requests.checks import ServedModel
 from tandem.orchestrator.rounds.generation import Finish, RunRequest
 from tandem.orchestrator.rounds.step import Step
 from tandem.protos.service.drain import Drain

@@ -16,10 +16,10 @@ from tandem import AsyncClient
 from tandem.benchmarks.overload import SMALL_WINDOW
 from tandem.orchestrator.frontend import servicer
 from tandem.orchestrator.frontend.admission import Admission, Limits
-from tandem.orchestrator.frontend.request import Quota, client_name
 from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.frontend.servicer import OrchestratorService
 from tandem.orchestrator.metrics import FrontMetrics
+from tandem.orchestrator.requests.request import Quota, client_name
 from tandem.protos.errors import Busy
 from tandem.protos.service.drain import Drain
 from tandem.protos.transport import rpc

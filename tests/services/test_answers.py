@@ -14,14 +14,13 @@ from prometheus_client import CollectorRegistry
 
 from tandem import models
 from tandem.orchestrator.frontend import answers as answers_module
-from tandem.orchestrator.frontend import reader
 from tandem.orchestrator.frontend.admission import Admission, Limits
-from tandem.orchestrator.frontend.answer import Answer, Chunk
 from tandem.orchestrator.frontend.answers import Answers
-from tandem.orchestrator.frontend.checks import ServedModel
-from tandem.orchestrator.frontend.request import Request, Sampling, Speculation, Stopping
-from tandem.orchestrator.frontend.text import TextStream, load_tokenizer
 from tandem.orchestrator.metrics import FrontMetrics
+from tandem.orchestrator.requests.answer import Answer, Chunk
+from tandem.orchestrator.requests.checks import ServedModel
+from tandem.orchestrator.requests.request import Request, Sampling, Speculation, Stopping
+from tandem.orchestrator.requests.text import TextStream, load_tokenizer
 from tandem.orchestrator.rounds.generation import Finish, RunRequest
 from tandem.orchestrator.rounds.step import Step
 from tandem.protos.errors import Busy, InvalidRequest
@@ -175,7 +174,7 @@ async def test_a_refused_request_was_not_tokenised(monkeypatch: pytest.MonkeyPat
         return (5,)
 
     monkeypatch.setattr(Answers, "_tokenise", tokenise)
-    monkeypatch.setattr(reader, "QUEUE", 1)  # else all is written at once
+    monkeypatch.setattr(answers_module, "QUEUE", 1)  # else all is written at once
     async with front(waiting=1) as served:
         admission = served.answers.admission
         running = served.answers.generate(asked())
@@ -194,8 +193,8 @@ async def test_a_refused_request_was_not_tokenised(monkeypatch: pytest.MonkeyPat
 
 async def test_mute_readers_give_their_places_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """And go on from where they were when they read again."""
-    monkeypatch.setattr(reader, "QUEUE", 4)
-    monkeypatch.setattr(reader, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(answers_module, "QUEUE", 4)
+    monkeypatch.setattr(answers_module, "STALL_SECONDS", 0.05)
     async with front() as served:
         _, whole = await served.ask(asked())
         mute = served.answers.generate(asked())

@@ -19,11 +19,11 @@ from tandem import models
 from tandem.orchestrator.fleet.membership import Acceptance
 from tandem.orchestrator.frontend.admission import Admission, Limits
 from tandem.orchestrator.frontend.answers import Answers
-from tandem.orchestrator.frontend.checks import ServedModel
 from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.frontend.servicer import OrchestratorService
-from tandem.orchestrator.frontend.text import load_tokenizer
 from tandem.orchestrator.metrics import FrontMetrics
+from tandem.orchestrator.requests.checks import ServedModel
+from tandem.orchestrator.requests.text import load_tokenizer
 from tandem.orchestrator.rounds.generation import Finish, RunRequest
 from tandem.orchestrator.rounds.step import Fallback, Step
 from tandem.orchestrator.server import ANSWERING

@@ -25,7 +25,7 @@ from tandem.engine.model.load import load
 from tandem.engine.runner import HFRunner
 from tandem.engine.weights import network_bytes, weights_bytes
 from tandem.models.gguf import convert
-from tandem.orchestrator.frontend.text import load_tokenizer
+from tandem.orchestrator.requests.text import load_tokenizer
 from tandem.protos.errors import Unusable
 from tandem.protos.fingerprint import fingerprint, tokens_by_id
 from tandem.protos.gguf import head, metadata

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from tandem.orchestrator.frontend import identities
 from tandem.orchestrator.frontend.identities import Identities
-from tandem.orchestrator.frontend.request import Quota, Request
+from tandem.orchestrator.requests.request import Quota, Request
 from tandem.protos.errors import PermissionDenied, Unusable
 from tests.waiting import until
 

@@ -18,8 +18,8 @@ from tandem.engine.cache.pool import position_bytes
 from tandem.engine.forward.tiles import COARSE, FEW
 from tandem.engine.model.load import load
 from tandem.orchestrator.fleet.clients import VerifierClient
-from tandem.orchestrator.frontend.text import load_tokenizer
 from tandem.orchestrator.links.relays import Relays, drafter_link, verifier_link
+from tandem.orchestrator.requests.text import load_tokenizer
 from tandem.orchestrator.rounds.generation import RunRequest
 from tandem.protos.service.process import announcement
 from tandem.protos.transport import rpc

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from transformers import PreTrainedModel
 
 from tandem import models
-from tandem.orchestrator.frontend.text import load_tokenizer
+from tandem.orchestrator.requests.text import load_tokenizer
 from tandem.protos.types import GenerationDefaults
 from tandem.v1 import orchestrator_pb2 as api
 from tests import reference

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from tandem.benchmarks.options import LOOSE, compare
 from tandem.benchmarks.peers.prompts import tokenised
-from tandem.orchestrator.frontend.text import load_tokenizer
+from tandem.orchestrator.requests.text import load_tokenizer
 from tandem.v1 import orchestrator_pb2 as api
 from tests import reference
 from tests.conftest import Tandem

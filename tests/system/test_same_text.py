@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tandem.orchestrator.frontend.text import load_tokenizer
+from tandem.orchestrator.requests.text import load_tokenizer
 from tandem.protos.types import SamplingParams
 from tandem.protos.wire.sampling import decode_sampling, encode_sampling
 from tandem.v1 import orchestrator_pb2 as api

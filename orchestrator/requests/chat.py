@@ -15,7 +15,7 @@ from jinja2 import Template, TemplateError, ext, nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from tandem.orchestrator.frontend.request import ChatMessage, Conversation
+from tandem.orchestrator.requests.request import ChatMessage, Conversation
 from tandem.protos import gguf
 from tandem.protos.errors import InvalidRequest, Unusable
 

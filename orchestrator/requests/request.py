@@ -1,7 +1,12 @@
-"""A client's request as plain values, whatever protocol it came by; None = not given."""
+"""A client's request as plain values, whatever protocol it came by; None = not given. Pure.
+
+Clients are known by digests of their names: requests of one client use each other's cached
+prefixes, and share the places.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -9,7 +14,30 @@ from tandem.protos.errors import Violation
 from tandem.protos.types import Method, Rule, Schedule
 
 DEFAULT_MAX_NEW_TOKENS = 128
+CLIENT_KEY = "x-tandem-client"
 SHARE_DIGITS = 8  # that name a client, of the digest of its name
+
+
+def digest(text: str) -> bytes:
+    """16 bytes that nobody can guess who does not know the text."""
+    return hashlib.sha256(text.encode()).digest()[:16]
+
+
+def client_digest(name: str) -> bytes:
+    """Empty for a client without a name; a name that others cannot guess keeps them out."""
+    return digest(f"client {name}") if name else b""
+
+
+def scope_of(client: bytes, salt: str) -> bytes:
+    """Whose cached prefixes a request of a client may use: with a salt only those of its own salt,
+    else those of the client, which are everybody's without one.
+    """
+    return digest(f"salt {client.hex()} {salt}") if salt else client
+
+
+def connection_digest(peer: str) -> bytes:
+    """Whose share a request has whose client has no name."""
+    return digest(f"connection {peer}")
 
 
 def client_name(share: bytes) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tandem.orchestrator.frontend import speculation
-from tandem.orchestrator.frontend.defaults import first, sampling_params
-from tandem.orchestrator.frontend.request import Conversation, Request
+from tandem.orchestrator.requests import options
+from tandem.orchestrator.requests.options import first, sampling_params
+from tandem.orchestrator.requests.request import Conversation, Request
 from tandem.orchestrator.rounds.generation import RunRequest
 from tandem.protos.errors import InvalidRequest, Violation
 from tandem.protos.types import (
@@ -73,7 +73,7 @@ def checked(
         sampling=sampling,
         max_new_tokens=most_new,
         stop_token_ids=stop_token_ids,
-        shape=speculation.shape(request.speculation, served.shape),
+        shape=options.shape(request.speculation, served.shape),
         client=request.client,
         completion=request.received,
     )
@@ -121,7 +121,7 @@ def _resuming(request: Request, served: ServedModel) -> Iterator[Violation]:
 def _options(request: Request, model: ModelDescription) -> list[Violation]:
     """What is wrong whatever the prompt is."""
     return [
-        *speculation.problems(request.speculation),
+        *options.speculation_problems(request.speculation),
         *request.malformed,
         *_vocabulary(request, model.vocab_size),
         *_model(request.model, model),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from tandem.orchestrator.frontend.text import TextStream
 from tandem.orchestrator.metrics import FrontMetrics, SpeculationStats
+from tandem.orchestrator.requests.text import TextStream
 from tandem.orchestrator.rounds.generation import Finish, Generation, RunRequest
 from tandem.orchestrator.rounds.step import Step
 from tandem.protos.streams import Fact

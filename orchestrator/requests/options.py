@@ -1,5 +1,5 @@
-"""How far guesses may run ahead of a request's text: its speculation options, checked and completed
-with the server's settings.
+"""A request's options, completed: for sampling with what the model's makers say, or else with what
+is usual; for speculation, how far guesses run ahead, with the server's settings.
 
 Pure. What is not implemented is refused by the field's name.
 """
@@ -9,9 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tandem.orchestrator.frontend.request import Speculation
+from tandem.orchestrator.requests.request import Request, Speculation
 from tandem.protos.errors import Violation
-from tandem.protos.types import MAX_LEVELS, MAX_NODES, DraftShape, Method, Rule, Schedule
+from tandem.protos.types import (
+    MAX_LEVELS,
+    MAX_NODES,
+    DraftShape,
+    GenerationDefaults,
+    Method,
+    Rule,
+    SamplingParams,
+    Schedule,
+)
 
 FEW_LEVELS = 8  # where their number changes with every guess
 LOCKSTEP_LEVELS, LOCKSTEP_NODES = 4, 8  # where all that is guessed is verified
@@ -54,8 +63,8 @@ def shape(options: Speculation, default: DraftShape) -> DraftShape:
     )
 
 
-def problems(options: Speculation) -> Iterator[Violation]:
-    """Every option that cannot be used as it is."""
+def speculation_problems(options: Speculation) -> Iterator[Violation]:
+    """Every option of speculation that cannot be used as it is."""
     levels, branches = options.num_speculative_tokens or 0, options.branches
     if levels > MAX_LEVELS:
         yield Violation("speculation.num_speculative_tokens", f"is {levels}, above {MAX_LEVELS}")
@@ -74,3 +83,36 @@ def problems(options: Speculation) -> Iterator[Violation]:
         yield Violation("speculation.branches", limit)
     if options.drafter:
         yield Violation("speculation.drafter", "is not supported")
+
+
+def sampling_params(
+    request: Request,
+    prompt_length: int,
+    stop_token_ids: frozenset[int],
+    defaults: GenerationDefaults,
+) -> SamplingParams:
+    """How a request's tokens are drawn."""
+    sampling = request.sampling
+    return SamplingParams(
+        temperature=first(sampling.temperature, defaults.temperature, 1.0),
+        top_k=int(first(sampling.top_k, defaults.top_k, 0)),
+        top_p=first(sampling.top_p, defaults.top_p, 1.0),
+        seed=sampling.seed or 0,
+        min_p=first(sampling.min_p, defaults.min_p, 0.0),
+        repetition_penalty=first(sampling.repetition_penalty, defaults.repetition_penalty, 1.0),
+        suppress_tokens=defaults.suppress_tokens,
+        begin_suppress_tokens=defaults.begin_suppress_tokens,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=sampling.logit_bias,
+        prompt_length=prompt_length,
+        min_new_tokens=request.stopping.min_new_tokens,
+        end_tokens=tuple(sorted(stop_token_ids)),
+        rule=request.speculation.rule,
+        logprobs=request.logprobs,
+    )
+
+
+def first(given: float | None, default: float | None, otherwise: float) -> float:
+    """What the request says, else what the model's makers say."""
+    return next(value for value in (given, default, otherwise) if value is not None)
