@@ -1,5 +1,5 @@
 """Flags of the commands that ask a front end: where it is and who asks; and, of `tandem generate`,
-one for every field that a client may set.
+one for every option that is served.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ HELP = {
     "rule": "match, reject or top1",
     "num_speculative_tokens": "levels that guesses may run ahead; 0 decodes plainly",
     "branches": "children per node, or of the root alone; 1 guesses a chain",
-    "drafter": "name of a drafter pool",
     "method": "tree, medusa_lite or ngram",
     "schedule": "goodput, constant or heuristic",
     "confidence_threshold": "draft no further after a token less likely than this",
@@ -121,7 +120,7 @@ def accepting(command: Callable[..., None]) -> Callable[..., None]:
     """The command with a flag for each of its `**options`; what is not given is None."""
     known = signature(command, eval_str=True)
     own = [each for each in known.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
-    flags = [*own, *(_parameter(field) for _, field in options().values())]
+    flags = [*own, *(_parameter(options()[name][1]) for name in HELP)]
     command.__signature__ = known.replace(parameters=flags)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in flags}
     return command
@@ -132,15 +131,14 @@ def given(flags: Mapping[str, Any]) -> dict[str, Any]:
     field.
     """
     found, trial = dict[str, Any](), api.GenerateRequest()
-    for name, (group, _) in options().items():
-        value = flags[name]
-        if value is not None:
+    for name in HELP:
+        if (value := flags[name]) is not None:
             try:
                 found[name] = _biases(value) if name == "logit_bias" else value
                 put(trial, name, found[name])
             except (InvalidRequest, ValueError):
-                problem = f"is {value}; {HELP[name]}"
-                raise InvalidRequest.of(f"{group}.{name}", problem) from None
+                field = f"{options()[name][0]}.{name}"
+                raise InvalidRequest.of(field, f"is {value}; {HELP[name]}") from None
     return found
 
 

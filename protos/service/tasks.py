@@ -49,21 +49,6 @@ def _cancelled() -> int:
     return task.cancelling() if task else 0
 
 
-async def to_the_end(work: Coroutine[Any, Any, object]) -> None:
-    """Run a coroutine to its end; a caller that is cancelled meanwhile is cancelled after it."""
-    task, cancelled = asyncio.create_task(work), False
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            cancelled = True
-        except Exception:  # the result below
-            break
-    if cancelled:
-        raise asyncio.CancelledError
-    task.result()
-
-
 async def first_done(*work: Coroutine[Any, Any, object]) -> None:
     """Run coroutines until the first has ended, cancel the others; raises what one raises."""
     async with background(*work) as tasks:

@@ -31,22 +31,12 @@ def encode_context(context: types.Context) -> common_pb2.Context:
     )
 
 
-def decode_session_id(field: str, session_id: bytes) -> bytes:
-    """The id; raises InvalidRequest if it has another length."""
-    if violations := _wrong_length(field, session_id):
-        raise InvalidRequest(*violations)
-    return session_id
-
-
-def _wrong_length(field: str, session_id: bytes) -> list[Violation]:
-    if len(session_id) == SESSION_ID_BYTES:
-        return []
-    return [Violation(field, f"has {len(session_id)} bytes, not {SESSION_ID_BYTES}")]
-
-
 def decode_context(message: common_pb2.Context) -> types.Context:
     """Message to context; raises InvalidRequest."""
-    violations = _wrong_length("context.session_id", message.session_id)
+    violations = list[Violation]()
+    if (size := len(message.session_id)) != SESSION_ID_BYTES:
+        problem = f"has {size} bytes, not {SESSION_ID_BYTES}"
+        violations.append(Violation("context.session_id", problem))
     if not message.tokens:
         violations.append(Violation("context.tokens", "is empty"))
     if len(message.client) > CLIENT_BYTES:

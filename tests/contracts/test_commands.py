@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 
 from tandem import models
 from tandem.orchestrator.cli.app import app
+from tandem.orchestrator.cli.flags import HELP
+from tandem.protos.wire.options import options
 from tests.waiting import LIMIT
 
 SLOW = ("torch", "transformers", "ray", "grpc", "llama_cpp", "huggingface_hub")
@@ -156,3 +158,7 @@ def test_a_signal_ends_a_service_that_loads_at_once(number: signal.Signals) -> N
         process.send_signal(number)
         assert process.wait(LIMIT) == -number
         assert process.stderr.read() == b""
+
+
+def test_every_option_that_is_served_has_a_flag() -> None:
+    assert set(HELP) == options().keys() - {"drafter"}, "which is refused"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tandem.protos.service.tasks import background, first_done, in_daemon, to_the_end
+from tandem.protos.service.tasks import background, first_done, in_daemon
 from tests.waiting import LIMIT
 
 
@@ -61,34 +61,6 @@ async def test_who_is_cancelled_cancels_the_tasks() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-
-
-@pytest.mark.parametrize("fails", [False, True])
-async def test_work_that_must_be_done_is_done_however_often_its_caller_is_cancelled(
-    fails: bool,
-) -> None:
-    begun, go = asyncio.Event(), asyncio.Event()
-    done: list[int] = []
-
-    async def work() -> None:
-        begun.set()
-        await go.wait()
-        done.append(1)
-        if fails:
-            raise LookupError("a bug")
-
-    task = asyncio.create_task(to_the_end(work()))
-    await begun.wait()
-    for _ in range(3):
-        task.cancel()
-        await asyncio.sleep(0)
-    assert not task.done()
-    go.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert done == [1]
-    with pytest.raises(LookupError):
-        await to_the_end(fail())
 
 
 @pytest.mark.parametrize("run", [background, first_done])
