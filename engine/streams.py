@@ -84,6 +84,11 @@ class StreamServer(Generic[In, Out]):
         thread.after_step = self._after_step
 
     @property
+    def count(self) -> int:
+        """Open streams of all callers."""
+        return len(self._live)
+
+    @property
     def passes(self) -> PassTimes:
         """How long forward passes take."""
         return self._thread.progress.passes(perf_counter())

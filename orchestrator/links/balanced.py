@@ -143,7 +143,7 @@ class BalancedLink(Generic[Sent, Received]):
         candidates = session.nearest(self._outliers.best(of_group(group, groups)))
         if not candidates:
             return
-        counts = {name: self._count[name] for name in candidates}
+        counts = {name: self._count[name] + self._links[name].others for name in candidates}
         replica = choose(context.client or context.session_id, counts)
         session.held.pop(replica, None)
         session.held[replica] = None

@@ -60,6 +60,7 @@ class Link(Generic[Sent, Received]):
         """
         self.connected, self.problem = False, ""
         self.load, self.passes = (0.0, 0.0), PassTimes()  # as the service reports them
+        self.others = 0
         self._name, self._call, self._request, self._incoming = name, call, request, incoming
         self._decode, self._complete, self._fits = decode, complete, fits
         self._subscribers: dict[Subscriber[Received], None] = {}
@@ -214,6 +215,7 @@ class Link(Generic[Sent, Received]):
             self._closing = {key: at for key, at in self._closing.items() if at > response.sent}
         self.load = getattr(response, "price", 0.0), getattr(response, "token_seconds", 0.0)
         self.passes = decode_passes(response.passes)
+        self.others = max(0, response.streams - len(self._streams))
         for item in items:
             if subscriber := self._streams.get(item.stream):
                 self._report(subscriber, partial(self._deliver, subscriber, item))

@@ -87,6 +87,10 @@ class ReplicaLink(ServiceLink[SentContra, ReceivedCo], Protocol[SentContra, Rece
     def passes(self) -> PassTimes:
         """How long its forward passes take."""
 
+    @property
+    def others(self) -> int:
+        """Streams that it has of other orchestrators."""
+
 
 class TimerHandle(Protocol):
     """A call that is scheduled."""

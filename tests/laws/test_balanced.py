@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tandem.orchestrator.links.balanced import BalancedLink
+from tandem.orchestrator.links.policy import SLACK
 from tandem.protos.errors import Busy, Internal, TandemError
 from tandem.protos.streams import Decoding, Guess, PassTimes
 from tandem.protos.types import Context, SamplingParams
@@ -18,6 +19,7 @@ class FakeLink:
     def __init__(self, round_trip: float = 0.0, load: tuple[float, float] = (0.0, 0.0)) -> None:
         self.connected, self.round_trip, self.load = True, round_trip, load
         self.problem, self.model, self.passes = "", "", PassTimes()
+        self.others = 0
         self.subscribers: list[Any] = []
         self.streams: dict[int, Any] = {}
         self.sent: list[tuple[int, Any]] = []
@@ -169,6 +171,20 @@ def test_sessions_of_a_client_share_a_replica_until_it_is_crowded(three: Three) 
         places.append(three.place(stream))
     assert len(set(places[:4])) == 1
     assert len(set(places)) == 3
+
+
+def test_cells_together_share_a_clients_sessions_among_replicas() -> None:
+    """Each knows from the replicas how many sessions they have of the others."""
+    cells = [Three() for _ in range(8)]
+    for number in range(64):
+        cell = cells[number % len(cells)]
+        cell.balanced.open(number, opening(number, b"client"), cell.reader)
+        for name in "abc":
+            of_each = [len(each.links[name].streams) for each in cells]
+            for each, own in zip(cells, of_each, strict=True):
+                each.links[name].others = sum(of_each) - own
+    loads = [sum(len(cell.links[name].streams) for cell in cells) for name in "abc"]
+    assert max(loads) - min(loads) <= SLACK + 1
 
 
 def test_a_replica_that_comes_later_is_used() -> None:

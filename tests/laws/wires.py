@@ -138,6 +138,8 @@ class Link:
         server.links.append(self)
         self._connect()
 
+    others = 0
+
     @property
     def passes(self) -> PassTimes:
         return self.server.passes

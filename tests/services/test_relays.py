@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
-from tandem.orchestrator.links.relays import Relays, drafter_link
+from tandem.orchestrator.links.relays import Relays, drafter_link, verifier_link
 from tandem.orchestrator.rounds.generation import Finish, RunRequest
 from tandem.protos.errors import StaleTurn
 from tandem.protos.transport import rpc, status
 from tandem.protos.types import SamplingParams
 from tandem.v1 import common_pb2, verifier_pb2
+from tests.conftest import Services
 from tests.services.peer import SESSION, Peer, linked
 from tests.waiting import until
 
@@ -78,3 +80,24 @@ async def test_what_a_verifier_refuses_is_the_requests_error() -> None:
     async with relayed(Peer(refuse)) as relays:
         with pytest.raises(StaleTurn, match="taken over"):
             await anext(relays.run(REQUEST))
+
+
+async def test_every_orchestrator_knows_how_many_streams_a_service_has_of_others(
+    services: Services, nothing_left: None
+) -> None:
+    async with AsyncExitStack() as scope:
+        channels = [
+            await scope.enter_async_context(rpc.connect(services.verifier)) for _ in range(2)
+        ]
+        ours, theirs = [
+            await scope.enter_async_context(verifier_link(channel, "")) for channel in channels
+        ]
+        await until(lambda: ours.connected and theirs.connected)
+        nowhere = await scope.enter_async_context(rpc.connect("127.0.0.1:1"))
+        relays = Relays(ours, drafter_link(nowhere, ours))
+        request = replace(REQUEST, max_new_tokens=400)
+        async with aclosing(relays.run(request)) as steps:
+            await anext(steps)
+            await until(lambda: theirs.others == 1)
+            assert ours.others == 0
+        await until(lambda: theirs.others == 0)

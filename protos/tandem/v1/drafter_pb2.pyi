@@ -146,10 +146,13 @@ class GuessResponse(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     PASSES_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    STREAMS_FIELD_NUMBER: _builtins.int
     sent: _builtins.float
     """of the newest request"""
     last: _builtins.bool
     """the service is stopping and nothing follows: the caller ends the call"""
+    streams: _builtins.int
+    """that are open, of all callers"""
     @_builtins.property
     def guesses(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Guess]: ...
     @_builtins.property
@@ -169,10 +172,11 @@ class GuessResponse(_message.Message):
         model: _common_pb2.ModelDescription | None = ...,
         passes: _common_pb2.PassTimes | None = ...,
         last: _builtins.bool = ...,
+        streams: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "passes", b"passes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "guesses", b"guesses", "last", b"last", "model", b"model", "passes", b"passes", "sent", b"sent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "guesses", b"guesses", "last", b"last", "model", b"model", "passes", b"passes", "sent", b"sent", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -150,6 +150,7 @@ class DecodeResponse(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     PASSES_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    STREAMS_FIELD_NUMBER: _builtins.int
     sent: _builtins.float
     """of the newest request"""
     price: _builtins.float
@@ -158,6 +159,8 @@ class DecodeResponse(_message.Message):
     """of its steps, to each token that they should yield"""
     last: _builtins.bool
     """the service is stopping and nothing follows: the caller ends the call"""
+    streams: _builtins.int
+    """that are open, of all callers"""
     @_builtins.property
     def facts(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Fact]: ...
     @_builtins.property
@@ -179,10 +182,11 @@ class DecodeResponse(_message.Message):
         model: _common_pb2.ModelDescription | None = ...,
         passes: _common_pb2.PassTimes | None = ...,
         last: _builtins.bool = ...,
+        streams: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "passes", b"passes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "failures", b"failures", "last", b"last", "model", b"model", "passes", b"passes", "price", b"price", "sent", b"sent", "token_seconds", b"token_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "failures", b"failures", "last", b"last", "model", b"model", "passes", b"passes", "price", b"price", "sent", b"sent", "streams", b"streams", "token_seconds", b"token_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
