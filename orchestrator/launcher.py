@@ -107,6 +107,7 @@ def running(config: OrchestratorConfig, folder: str) -> Iterator[None]:
     # read at import: a lost control plane must not end cells, which stream without it
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "86400")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # each line is an event
+    os.environ.setdefault("RAY_COLOR_PREFIX", "0")
     import ray
 
     limits: dict[str, Any] = {
