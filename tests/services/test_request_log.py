@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry
 from tandem.orchestrator.frontend import servicer, status
 from tandem.orchestrator.frontend.admission import Admission, Limits
 from tandem.orchestrator.frontend.request_log import RequestLog
-from tandem.orchestrator.frontend.servicer import CLIENT_KEY
 from tandem.orchestrator.frontend.status import Recorder
 from tandem.orchestrator.http import delivery
 from tandem.orchestrator.http.decoding import Caller, completion
@@ -22,6 +21,7 @@ from tandem.orchestrator.http.delivery import Delivery
 from tandem.orchestrator.http.replies import Reply, TokenTexts
 from tandem.orchestrator.http.schema import CompletionBody
 from tandem.orchestrator.metrics import FrontMetrics
+from tandem.orchestrator.requests.request import CLIENT_KEY
 from tandem.protos.transport.interceptor import REQUEST_ID
 from tandem.v1 import orchestrator_pb2 as api
 from tests.services.fronts import PROMPT, SECRET, TOKENIZER, Front, served
