@@ -64,8 +64,8 @@ MUTANTS = {
     ),
     "a page that was evicted is found by others": Mutant(
         "engine/cache/prefix_tree.py",
-        "        del parent.children[node.tokens.tobytes()]\n",
-        "",
+        "del self.children[key], self.keys[bisect_left(self.keys, key)]",
+        "pass",
     ),
     "scopes share what is cached": Mutant(
         "engine/cache/prefix_tree.py",
