@@ -105,7 +105,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
             sent=caller.sent,
             passes=codec.encode_passes(self.streams.passes),
             last=caller.last,
-            streams=self.streams.count,
+            streams=len(self.streams.live),
         )
         if not caller.described:
             caller.described = True

@@ -80,13 +80,8 @@ class StreamServer(Generic[In, Out]):
         self._finished = False
         self._loop = asyncio.get_running_loop()
         self._calls: set[Call[In, Out]] = set()
-        self._live: dict[bytes, CallStream[In, Out]] = {}  # by session
+        self.live: dict[bytes, CallStream[In, Out]] = {}  # by session
         thread.after_step = self._after_step
-
-    @property
-    def count(self) -> int:
-        """Open streams of all callers."""
-        return len(self._live)
 
     @property
     def passes(self) -> PassTimes:
@@ -139,7 +134,7 @@ class StreamServer(Generic[In, Out]):
         stream: CallStream[In, Out] = CallStream(
             call.outgoing, stream_id, context.turn, call=call, span=span, part=part
         )
-        older = self._live.get(context.session_id)
+        older = self.live.get(context.session_id)
         try:
             if older and older.turn >= context.turn:
                 raise StaleTurn(f"turn {context.turn} of a session that is at turn {older.turn}")
@@ -155,7 +150,7 @@ class StreamServer(Generic[In, Out]):
             self._end(older, StaleTurn(f"turn {context.turn} opened the session again"))
         if namesake := call.streams.get(stream_id):
             self._end(namesake)
-        call.streams[stream_id] = self._live[context.session_id] = stream
+        call.streams[stream_id] = self.live[context.session_id] = stream
         over = partial(self._done, stream, context.session_id, request_id)
 
         def done(answer: Future[Any]) -> None:
@@ -181,7 +176,7 @@ class StreamServer(Generic[In, Out]):
         """
         for closing in closings:
             session_id, turn = own(call.peer, closing.session_id), closing.turn
-            stream = self._live.get(session_id)
+            stream = self.live.get(session_id)
             if stream and stream.turn > turn:
                 continue
             if stream:
@@ -237,8 +232,8 @@ class StreamServer(Generic[In, Out]):
         """A job is done; if it failed and its stream is still open, the caller gets the error."""
         self._drain.end_one()
         stream.span.end(error)
-        if self._live.get(owner) is stream:
-            del self._live[owner]
+        if self.live.get(owner) is stream:
+            del self.live[owner]
         if error is not None and not isinstance(error, TandemError):
             log.error("a session failed", exc_info=error, request_id=request_id)
             error = Internal("internal error; see the server's log")

@@ -19,6 +19,7 @@ Knows gRPC's status codes by name alone; nothing here does I/O.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,6 +37,7 @@ class Violation:
 
     field: str
     problem: str
+    code: str = dataclasses.field(default="", compare=False)  # OpenAI's name for it
 
     def __str__(self) -> str:
         return f"{self.field} {self.problem}"

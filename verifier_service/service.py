@@ -120,7 +120,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             token_seconds=thread.costs.rates.token,
             passes=codec.encode_passes(self.streams.passes),
             last=caller.last,
-            streams=self.streams.count,
+            streams=len(self.streams.live),
         )
         if not caller.described:
             caller.described = True

@@ -42,6 +42,7 @@ from tandem.protos.service import tracing
 from tandem.protos.types import ModelDescription
 
 REQUEST_ID = "x-request-id"
+IGNORED = "x-tandem-ignored"  # fields of the body that were not used
 GIVEN_ID = re.compile(r"[!-~]{1,128}")
 OWNER = "tandem"
 OF_BODIES: dict[type[TandemError], HTTPStatus] = {
@@ -95,7 +96,7 @@ class HttpApi:
         identity = self._identity(request)
         owner = identity.name if identity else request.client.host if request.client else ""
         async with self._bodies.read(request, owner) as content:
-            body = await asyncio.to_thread(decoding.parsed, kind, content)
+            body, ignored = await asyncio.to_thread(decoding.parsed, kind, content)
         request_id = request.state.request_id
         chat = isinstance(body, ChatBody)
         caller = caller_of(request, body)
@@ -108,12 +109,13 @@ class HttpApi:
         trace = tracing.given(request.headers.get(tracing.TRACEPARENT, ""))
         asked = replace(asked, traceparent=trace)
         options = body.stream_options
-        if options and not body.stream:
-            raise decoding.needs_stream()
         usage = bool(options and options.include_usage)
+        if usage and not body.stream:
+            raise decoding.needs_stream()
         reply = Reply(
             request_id, self.model.name, int(time.time()), chat, logprobs, self._tokens, usage
         )
+        request.state.ignored = ", ".join(ignored)
         return Delivery(self.frontend, body, asked, reply)
 
     def _identity(self, request: Request) -> Identity | None:
@@ -166,6 +168,8 @@ class HttpApi:
                 if message["type"] == "http.response.start":
                     headers = MutableHeaders(scope=message)
                     headers[REQUEST_ID] = request_id
+                    if ignored := scope["state"].get("ignored"):
+                        headers[IGNORED] = ignored
                     if self.frontend.drain.leaving:
                         headers["connection"] = "close"
                 await send(message)

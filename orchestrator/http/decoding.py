@@ -6,13 +6,16 @@ Pure. Who asks, and under which name, comes from the headers.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import from_json
 
+from tandem.orchestrator.http import tolerance
 from tandem.orchestrator.http.schema import (
     MOST_32,
+    MOST_64,
     ChatBody,
     CompletionBody,
     GenerationBody,
@@ -61,10 +64,19 @@ class Caller:
     request_id: str
 
 
-def parsed(kind: type[Parsed], body: bytes) -> Parsed:
-    """A body; raises InvalidRequest naming every field that is wrong, and no value."""
+def parsed(kind: type[Parsed], content: bytes) -> tuple[Parsed, tuple[str, ...]]:
+    """A body, and the names of what is ignored in it; raises InvalidRequest naming every field that
+    is wrong, and no value.
+    """
     try:
-        return kind.model_validate_json(body)
+        body = from_json(content)
+    except ValueError:
+        raise InvalidRequest.of("body", "is not JSON") from None
+    if not isinstance(body, dict):
+        raise InvalidRequest.of("body", "is not an object")
+    left, ignored = tolerance.without_effect(body)
+    try:
+        return kind.model_validate(left), ignored
     except ValidationError as error:
         raise InvalidRequest(*_violations(error)) from None
 
@@ -79,15 +91,20 @@ def chat(body: ChatBody, caller: Caller) -> Request:
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         problem = f"is {body.max_completion_tokens}, but max_tokens is {body.max_tokens}"
         raise InvalidRequest.of("max_completion_tokens", problem)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise InvalidRequest.of("top_logprobs", "needs logprobs")
     conversation = Conversation(
         tuple(ChatMessage(each.role, each.text, each.name or "") for each in body.messages),
         body.add_generation_prompt is not False,
-        body.chat_template_kwargs or {},
+        _template_arguments(body),
     )
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return _request(body, conversation, caller, logprobs, MOST_32, body.max_completion_tokens)
+
+
+def _template_arguments(body: ChatBody) -> dict[str, Any]:
+    effort = {"reasoning_effort": body.reasoning_effort} if body.reasoning_effort else {}
+    return effort | (body.chat_template_kwargs or {})
 
 
 def needs_stream() -> InvalidRequest:
@@ -107,7 +124,7 @@ def renamed(error: InvalidRequest, body: GenerationBody) -> InvalidRequest:
         last = field.rpartition(".")[2] if "[" not in field else field.partition(".")[2]
         return names.get(last, last)
 
-    return InvalidRequest(*(Violation(name(v.field), v.problem) for v in error.violations))
+    return InvalidRequest(*(replace(v, field=name(v.field)) for v in error.violations))
 
 
 def _request(
@@ -120,6 +137,8 @@ def _request(
 ) -> Request:
     given = {name: getattr(body, name) for name in SAMPLING}
     sampling = {name: value for name, value in given.items() if value is not None}
+    if body.seed is not None:
+        sampling["seed"] = body.seed % (MOST_64 + 1)  # gRPC's have no sign
     if body.top_k is not None:
         sampling["top_k"] = max(0, body.top_k)  # vLLM's -1 is off
     biases = sorted((int(token), bias) for token, bias in (body.logit_bias or {}).items())
@@ -160,12 +179,16 @@ def _violations(error: ValidationError) -> Iterator[Violation]:
     if error.error_count() > MOST_MISTAKES:
         yield Violation("body", f"has {error.error_count()} mistakes")
         return
+    deepest: dict[str, Violation] = {}  # of a field, of whose kinds of values each was tried
     for found in error.errors(include_url=False, include_input=False):
         kind, place = found["type"], _place(found["loc"])
-        if kind == "json_invalid":
-            yield Violation("body", "is not JSON")
-        else:
-            yield Violation(place, MISTAKES.get(kind) or f"is wrong: {found['msg']}")
+        field = next((each for each in deepest if place.startswith((f"{each}[", f"{each}."))), "")
+        problem = MISTAKES.get(kind) or f"is wrong: {found['msg']}"
+        if kind == "extra_forbidden" and place in tolerance.NEUTRAL:
+            problem = f"is not supported but with {tolerance.accepted(place)}"
+        deepest.pop(field, None)
+        deepest.setdefault(place, Violation(place, problem))
+    yield from deepest.values()
 
 
 def _place(location: tuple[int | str, ...]) -> str:

@@ -51,8 +51,12 @@ def body_of(error: TandemError) -> dict[str, Any]:
     status = status_of(error)
     if status is HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, Internal):
         error = Internal("internal error; see the server's log")
-    param = error.violations[0].field if isinstance(error, InvalidRequest) else None
-    code = "model_not_found" if status is HTTPStatus.NOT_FOUND and param == "model" else None
+    if not isinstance(error, InvalidRequest):
+        return problem(status, str(error))
+    param = error.violations[0].field
+    code = next((each.code for each in error.violations if each.code), None)
+    if status is HTTPStatus.NOT_FOUND and param == "model":
+        code = "model_not_found"
     return problem(status, str(error), param, code)
 
 

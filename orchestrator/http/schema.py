@@ -1,7 +1,6 @@
 """Bodies of requests as OpenAI clients send them, and as vLLM extends them.
 
-What is not here is refused by its name. A parameter that does nothing here is accepted with the
-value that does nothing, which some clients always send.
+What is not here is refused by its name, unless `tolerance` has taken it out.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-MOST_32, MOST_64 = (1 << 32) - 1, (1 << 64) - 1
+MOST_32, LEAST_64, MOST_64 = (1 << 32) - 1, -(1 << 63), (1 << 64) - 1
 
 
 def _single(value: float) -> float:
@@ -25,8 +24,7 @@ def _single(value: float) -> float:
 
 Number: TypeAlias = Annotated[float, AfterValidator(_single)]
 Count: TypeAlias = Annotated[int, Field(ge=0, le=MOST_32)]
-One: TypeAlias = Annotated[int, Field(ge=1, le=1)]  # `true` would be a Literal[1]
-Seed: TypeAlias = Annotated[int, Field(ge=0, le=MOST_64)]
+Seed: TypeAlias = Annotated[int, Field(ge=LEAST_64, le=MOST_64)]
 TokenId: TypeAlias = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 TokenIds: TypeAlias = Annotated[list[Count], Field(fail_fast=True)]
 Texts: TypeAlias = Annotated[list[str], Field(fail_fast=True)]
@@ -42,13 +40,6 @@ class StreamOptions(Body):
     """What a stream has beside the text."""
 
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
-
-
-class TextFormat(Body):
-    """No format."""
-
-    type: Literal["text"]
 
 
 class GenerationBody(Body):
@@ -75,9 +66,6 @@ class GenerationBody(Body):
     ignore_eos: bool | None = None
     stop_token_ids: TokenIds | None = None
     min_tokens: Count | None = None
-    # these do nothing
-    n: One | None = None
-    service_tier: Literal["auto", "default"] | None = None
 
 
 class CompletionBody(GenerationBody):
@@ -85,9 +73,6 @@ class CompletionBody(GenerationBody):
 
     prompt: str | list[Any]
     logprobs: Count | None = None
-    best_of: One | None = None
-    echo: Literal[False] | None = None
-    suffix: Literal[""] | None = None
 
 
 class TextPart(Body):
@@ -103,9 +88,6 @@ class MessageBody(Body):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)]
     name: str | None = None
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
     tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
 
     @property
@@ -124,12 +106,5 @@ class ChatBody(GenerationBody):
     top_logprobs: Count | None = None
     add_generation_prompt: bool | None = None  # vLLM's, as the next
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None  # for templates that have such an argument
     safety_identifier: str | None = None
-    # these do nothing
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: bool | None = None
-    response_format: TextFormat | None = None
-    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
-    store: Literal[False] | None = None
-    verbosity: Literal["medium"] | None = None

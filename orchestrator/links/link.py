@@ -59,8 +59,7 @@ class Link(Generic[Sent, Received]):
         `complete` sets what else a request has; `fits` is why a model must not be used.
         """
         self.connected, self.problem = False, ""
-        self.load, self.passes = (0.0, 0.0), PassTimes()  # as the service reports them
-        self.others = 0
+        self.load, self.passes, self.others = (0.0, 0.0), PassTimes(), 0  # as it reports them
         self._name, self._call, self._request, self._incoming = name, call, request, incoming
         self._decode, self._complete, self._fits = decode, complete, fits
         self._subscribers: dict[Subscriber[Received], None] = {}
@@ -68,8 +67,7 @@ class Link(Generic[Sent, Received]):
         self._outbox: deque[tuple[str, Any]] = deque()
         self._closing: dict[tuple[bytes, int], float] = {}  # when they were sent; if unconfirmed
         self._wake, self._full = asyncio.Event(), asyncio.Event()
-        self._trip = RoundTrip()
-        self._responses, self._ending, self._group = 0, False, ""
+        self._trip, self._responses, self._ending, self._group = RoundTrip(), 0, False, ""
 
     async def __aenter__(self) -> Link[Sent, Received]:
         self._scope = background(self._run())

@@ -25,6 +25,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024  # of each: they are searched for at every token
 MAX_STOP_TOKENS = 4096
 MAX_REQUEST_ID = 128  # characters
+OVERFLOW = "context_length_exceeded"  # OpenAI's code
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +84,28 @@ def check_size(request: Request, served: ServedModel) -> None:
     """Raise InvalidRequest for a prompt that is too long whatever its tokens are."""
     prompt, model = request.prompt, served.description
     if isinstance(prompt, Conversation) and len(prompt.messages) > model.context_length:
-        limit = f"has {len(prompt.messages)} messages, above the context of {model.context_length}"
-        raise InvalidRequest(*_options(request, model), Violation("messages", f"{limit} tokens"))
+        problem = f"has {len(prompt.messages)} messages; {_maximum(model)}"
+        raise InvalidRequest(*_options(request, model), Violation("messages", problem, OVERFLOW))
     if isinstance(prompt, str):
         problem = too_long(len(prompt.encode()), served)
     else:
         problem = too_long(prompt.size(), served) if isinstance(prompt, Conversation) else ""
     if problem:
-        raise InvalidRequest(*_options(request, model), Violation(_prompt_field(request), problem))
+        violation = Violation(_prompt_field(request), problem, OVERFLOW)
+        raise InvalidRequest(*_options(request, model), violation)
 
 
 def too_long(size: int, served: ServedModel) -> str:
     """What is wrong with a text of so many bytes; empty if nothing is."""
     if size <= served.max_prompt_bytes:
         return ""
-    whole = f"the context of {served.description.context_length} tokens can hold"
-    return f"has {size} bytes, above the {served.max_prompt_bytes} that {whole}"
+    most = f"of {served.max_prompt_bytes} bytes at most"
+    return f"has {size} bytes; {_maximum(served.description)}, {most}"
+
+
+def _maximum(model: ModelDescription) -> str:
+    """In OpenAI's words, by which clients know what is wrong."""
+    return f"this model's maximum context length is {model.context_length} tokens"
 
 
 def check_resumable(request: Request, served: ServedModel) -> None:
@@ -203,11 +210,8 @@ def _prompt(
             field, f"has token {max(prompt)}, above the vocabulary's last, {model.vocab_size - 1}"
         )
     elif len(prompt) >= model.context_length:
-        full = f"leave no token free in the context of {model.context_length}"
-        yield Violation(field, f"has {len(prompt)} tokens, which {full}")
+        problem = f"has {len(prompt)} tokens, which leave none free; {_maximum(model)}"
+        yield Violation(field, problem, OVERFLOW)
     elif len(prompt) + wanted > model.context_length:
-        problem = (
-            f"is {wanted}: with a prompt of {len(prompt)} tokens"
-            f" it exceeds the context of {model.context_length}"
-        )
-        yield Violation("stopping.max_new_tokens", problem)
+        problem = f"is {wanted}, after a prompt of {len(prompt)} tokens; {_maximum(model)}"
+        yield Violation("stopping.max_new_tokens", problem, OVERFLOW)

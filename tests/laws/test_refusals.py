@@ -45,7 +45,7 @@ FIELDS = [
     (
         "stopping.max_new_tokens",
         48,
-        "is 48: with a prompt of 3 tokens it exceeds the context of 50",
+        "is 48, after a prompt of 3 tokens; this model's maximum context length is 50 tokens",
     ),
     ("stopping.min_new_tokens", 48, "is 48, above max_new_tokens, 47"),
     ("stopping.stop", ["x"] * 17, f"has 17 strings, above {MAX_STOP_STRINGS}"),
@@ -68,7 +68,11 @@ REQUESTS = [
     (ids(), "token_ids", "is empty"),
     (api.GenerateRequest(), "prompt", "is empty"),
     (ids(1, 100), "token_ids", f"has token 100, {LAST}"),
-    (ask(text="a" * 50), "text", "has 50 tokens, which leave no token free in the context of 50"),
+    (
+        ask(text="a" * 50),
+        "text",
+        "has 50 tokens, which leave none free; this model's maximum context length is 50 tokens",
+    ),
     (ask(logprobs=21), "logprobs", "is 21, above 20"),
     (
         stopping(min_new_tokens=5, max_new_tokens=4),
@@ -132,7 +136,7 @@ def test_a_text_that_can_never_fit_is_refused_before_it_is_tokenised() -> None:
     def never(text: str) -> tuple[int, ...]:
         raise AssertionError("tokenised")
 
-    with pytest.raises(InvalidRequest, match="text has 1001 bytes, above the 1000"):
+    with pytest.raises(InvalidRequest, match=r"text has 1001 bytes; .* of 1000 bytes at most"):
         run_of(ask(text="x" * 1001), tokenise=never)
 
 

@@ -71,5 +71,5 @@ async def test_the_front_end_takes_the_targets_context(tandem: Tandem) -> None:
     left = POSITIONS - len(prompt)
     answer = await tandem.stub.Generate(ask(prompt, tokens=left))
     assert list(answer.token_ids) == [0]
-    with pytest.raises(AioRpcError, match=f"exceeds the context of {POSITIONS}"):
+    with pytest.raises(AioRpcError, match=f"maximum context length is {POSITIONS}"):
         await tandem.stub.Generate(ask(prompt, tokens=left + 1))

@@ -1,0 +1,81 @@
+"""What changes no text in a body, and is taken out of it before it is checked: nulls, values that
+do nothing, and what clients say for others than the model. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+Json: TypeAlias = dict[str, Any]
+
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "verbosity": ("medium",),
+    "skip_special_tokens": (True,),  # vLLM's, as the following
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_ids": (False,),
+}
+IGNORED = ("metadata", "prediction", "priority", "prompt_cache_retention", "service_tier", "store")
+OF_OPTIONS = ("continuous_usage_stats", "include_obfuscation")  # of a stream
+OF_MESSAGES = ("annotations", "id", "reasoning", "reasoning_content")  # that are sent back
+OF_PARTS = ("cache_control",)
+
+
+def without_effect(body: Json) -> tuple[Json, tuple[str, ...]]:
+    """What is left to be checked, and the names of what was ignored though it is not neutral."""
+    left = {name: _present(value) for name, value in body.items() if value is not None}
+    for name in NEUTRAL.keys() & left.keys():
+        if is_neutral(name, left[name]):
+            del left[name]
+    ignored = [name for name in IGNORED if left.pop(name, None)]
+    if isinstance(options := left.get("stream_options"), dict):
+        ignored += [f"stream_options.{name}" for name in OF_OPTIONS if options.pop(name, None)]
+    for message in _objects(left.get("messages")):
+        _drop(message, OF_MESSAGES)
+        for part in _objects(message.get("content")):
+            _drop(part, OF_PARTS)
+    return left, tuple(ignored)
+
+
+def is_neutral(name: str, value: object) -> bool:
+    """Whether an option is as if it were not there; `1` is not `true`."""
+    return any(type(value) is type(each) and value == each for each in NEUTRAL[name])
+
+
+def accepted(name: str) -> str:
+    """The values with which an option is taken."""
+    return " or ".join(json.dumps(each) for each in NEUTRAL[name])
+
+
+def _present(value: Any) -> Any:
+    """Without members of objects that are null, at every level."""
+    if isinstance(value, dict):
+        return {name: _present(each) for name, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [_present(each) if isinstance(each, dict | list) else each for each in value]
+    return value
+
+
+def _objects(value: Any) -> list[Json]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _drop(value: Json, names: tuple[str, ...]) -> None:
+    for name in names:
+        value.pop(name, None)
