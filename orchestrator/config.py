@@ -64,6 +64,11 @@ class OrchestratorConfig(ServiceConfig):
     draft_schedule: Literal["goodput", "constant", "heuristic"] = Field(
         default="goodput", description="goodput, constant or heuristic"
     )
+    served_model_name: str | None = Field(
+        default=None,
+        min_length=1,
+        description="of the model for clients; by default that of the verifier's directory or file",
+    )
     generation_config: Literal["auto", "none"] = Field(
         default="auto",
         description="auto: what a request does not say is as the model's generation_config.json"

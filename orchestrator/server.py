@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TypeAlias
 
 import structlog
@@ -126,7 +126,7 @@ async def known(
         async with background(replicas.follow(), fleet.follow(replicas)):
             target = await replicas.check_models()
             report_model(registry, target)
-            yield replicas, target
+            yield replicas, replace(target, name=config.served_model_name or target.name)
 
 
 async def connected(services: Services, drafting: bool) -> None:

@@ -103,6 +103,19 @@ async def test_another_model_is_not_found(client: AsyncOpenAI) -> None:
     assert (await client.models.retrieve("target")) == model
 
 
+async def test_a_model_has_the_name_that_its_operator_chose(
+    services: Services, embedded: Pair
+) -> None:
+    async with (
+        serve_http(services, embedded.target, served_model_name="mine") as door,
+        AsyncOpenAI(base_url=f"{door.url}/v1", api_key="-", max_retries=0) as client,
+    ):
+        assert [each.id async for each in client.models.list()] == ["mine"]
+        assert (await complete(client, model="mine")).model == "mine"
+        with pytest.raises(openai.NotFoundError, match="served is 'mine'"):
+            await complete(client, model="target")
+
+
 async def test_a_client_that_leaves_has_nothing_generated(
     client: AsyncOpenAI, door: Door, services: Services
 ) -> None:
