@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from tandem.orchestrator.fleet.acceptance import Acceptance
 
 from tandem import models
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.orchestrator.fleet import discovery, fleet_metrics
 from tandem.orchestrator.fleet.discovery import Discovery
 from tandem.orchestrator.fleet.fleet_metrics import FleetMetrics
-from tandem.orchestrator.fleet.membership import Membership
+from tandem.orchestrator.fleet.membership import Acceptance, Membership
 from tandem.orchestrator.fleet.replicas import ReplicaStatus
 from tandem.protos.service.tasks import background
 from tests.services.registering import MODEL
@@ -41,7 +40,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return [(socket.AF_INET, 0, 0, "", (each, port)) for each in addresses]
 
     monkeypatch.setattr(discovery.socket, "getaddrinfo", ask)
-    monkeypatch.setattr(discovery, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(discovery, "LOOKUP_SECONDS", 0.01)
     monkeypatch.setattr(fleet_metrics, "PAUSE_SECONDS", 0.01)
     return addresses
 
