@@ -32,6 +32,7 @@ from tandem.benchmarks.chaos.system import CELL, DRAFTER, HOST, VERIFIER, System
 from tandem.benchmarks.figures.machine import described
 from tandem.benchmarks.peers.balancer import balanced
 from tandem.benchmarks.peers.prompts import story_prompts
+from tandem.protos.errors import TandemError
 from tandem.protos.service.tasks import background
 from tandem.protos.transport import rpc
 from tandem.protos.transport.health import is_serving
@@ -165,7 +166,10 @@ def main(
         async with running(target, draft, 2, 2, 2, flags) as system:
             return await run(system, ports, updates, clients, tokens)
 
-    seen = asyncio.run(whole())
+    try:
+        seen = asyncio.run(whole())
+    except TandemError as error:
+        raise SystemExit(f"error: {error}") from None
     table = Table("client", "what it saw", "requests", title=f"{updates} updates")
     for (name, what), count in sorted(seen.items()):
         table.add_row(name, what, f"{count}")

@@ -14,19 +14,14 @@ REPLACED = 20  # looks in a row at which only another model is there: five secon
 
 
 async def report_verifiers(health: Health, replicas: Replicas) -> None:
-    """Any verifier that serves is enough; until cancelled."""
-    while True:
-        serving = await replicas.serving(ANSWER_SECONDS)
-        health.report("verifiers", None if serving else "no verifier serves")
-        await asyncio.sleep(PAUSE_SECONDS)
-
-
-async def until_replaced(replicas: Replicas) -> None:
-    """Raise Unusable once all verifiers have another model: no request could be served any more.
-    Whoever started the orchestrator starts it again, with that model.
+    """Report whether any verifier serves, which is enough. Raise Unusable once all verifiers have
+    another model: no request could be served any more. Whoever started the orchestrator starts it
+    again, with that model.
     """
     looks = 0
     while looks < REPLACED:
+        seen = await replicas.look(ANSWER_SECONDS)
+        health.report("verifiers", None if seen.serving else "no verifier serves")
+        looks = looks + 1 if seen.replaced else 0
         await asyncio.sleep(PAUSE_SECONDS)
-        looks = looks + 1 if await replicas.replaced(ANSWER_SECONDS) else 0
     raise Unusable("all verifiers serve another model than at the start; start again to serve it")

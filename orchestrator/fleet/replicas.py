@@ -74,6 +74,16 @@ class ReplicaStatus:
         return self.accepted_tokens / self.draft_tokens if self.draft_tokens else None
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Whether any verifier that is used serves; and whether all that answer have another model,
+    with the same tokens.
+    """
+
+    serving: bool
+    replaced: bool
+
+
 class Replicas:
     """Verifiers, which serve the same model, and drafters, as they come and go."""
 
@@ -138,26 +148,17 @@ class Replicas:
         same = model.tokenizer_fingerprint == self.fingerprint
         return "" if same else f"another tokenizer ({model.tokenizer_fingerprint})"
 
-    async def serving(self, seconds: float) -> bool:
-        """Whether any verifier that is used reports within so many seconds that it serves."""
-
-        async def serves(verifier: VerifierProbe) -> bool:
-            model, up = await asyncio.gather(
-                _described(verifier, seconds), verifier.serving(seconds)
-            )
-            return bool(up and model and not self._other_model(model))
-
-        return any(await asyncio.gather(*map(serves, self.verifiers.values())))
-
-    async def replaced(self, seconds: float) -> bool:
-        """Whether verifiers that answer within so many seconds all have another model, with the
-        same tokens.
-        """
-        asked = (_described(each, seconds) for each in self.verifiers.values())
-        models = [model for model in await asyncio.gather(*asked) if model]
-        return bool(models) and all(
-            self._other_model(each) and not self._other_tokens(each) for each in models
+    async def look(self, seconds: float) -> Look:
+        """What the verifiers say that answer within so many seconds."""
+        verifiers = self.verifiers.values()
+        models, up = await asyncio.gather(
+            asyncio.gather(*(_described(each, seconds) for each in verifiers)),
+            asyncio.gather(*(each.serving(seconds) for each in verifiers)),
         )
+        known = [(model, serves) for model, serves in zip(models, up, strict=True) if model]
+        ours = [serves for model, serves in known if not self._other_model(model)]
+        same_tokens = not any(self._other_tokens(model) for model, _ in known)
+        return Look(any(ours), bool(known) and not ours and same_tokens)
 
     @asynccontextmanager
     async def _verifier(self, address: str) -> AsyncIterator[VerifierProbe]:

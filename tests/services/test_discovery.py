@@ -192,11 +192,11 @@ async def test_a_replica_that_leaves_while_it_is_asked_is_only_gone() -> None:
         replicas = Replicas(config, membership, Registry(str, str))
         async with background(replicas.follow()):
             await until(lambda: replicas.verifiers)
-            serving = asyncio.create_task(replicas.serving(10 * LIMIT))
+            serving = asyncio.create_task(replicas.look(10 * LIMIT))
             status = asyncio.create_task(replicas.status())
             await asyncio.sleep(0)  # both have asked
             membership.set(Members())
-            assert not await serving
+            assert not (await serving).serving
             ((verifier,), _) = await status
             assert verifier.model is None
 

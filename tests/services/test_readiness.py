@@ -19,10 +19,11 @@ from tandem.orchestrator.fleet import readiness
 from tandem.orchestrator.fleet.fleet_metrics import FleetMetrics
 from tandem.orchestrator.fleet.membership import Acceptance, Members, Membership
 from tandem.orchestrator.fleet.registration import Registry
-from tandem.orchestrator.fleet.replicas import Replicas
+from tandem.orchestrator.fleet.replicas import Look, Replicas
 from tandem.protos.errors import Unusable
 from tandem.protos.service.tasks import background
 from tandem.protos.transport import rpc
+from tandem.protos.transport.health import Health
 from tandem.protos.types import ModelDescription
 from tandem.verifier_service import service as verifier_service
 from tests.conftest import Pair
@@ -66,7 +67,7 @@ async def test_a_verifier_with_another_model_makes_nobody_ready() -> None:
         ((Verifier(MODEL, False), Verifier(OTHER)), False),
         ((), False),
     ):
-        assert await replicas(*verifiers)[0].serving(1.0) == ready
+        assert (await replicas(*verifiers)[0].look(1.0)).serving == ready
 
 
 async def test_a_model_is_replaced_when_only_another_one_is_there_for_a_while(
@@ -82,18 +83,18 @@ async def test_a_model_is_replaced_when_only_another_one_is_there_for_a_while(
         ((), False),
         ((other, other), True),
     ):
-        assert await replicas(*verifiers)[0].replaced(1.0) == replaced
+        assert (await replicas(*verifiers)[0].look(1.0)).replaced == replaced
     found, _ = replicas(ours)
     looks = 0
 
-    async def look(seconds: float) -> bool:
+    async def look(seconds: float) -> Look:
         nonlocal looks
         looks += 1
-        return looks != readiness.REPLACED
+        return Look(False, looks != readiness.REPLACED)
 
-    found.replaced = look  # type: ignore[method-assign]
+    found.look = look  # type: ignore[method-assign]
     with pytest.raises(Unusable, match="another model than at the start"):
-        await readiness.until_replaced(found)
+        await readiness.report_verifiers(Health(), found)
     assert looks == 2 * readiness.REPLACED
 
 
