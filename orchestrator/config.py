@@ -67,7 +67,7 @@ class OrchestratorConfig(ServiceConfig):
     served_model_name: str | None = Field(
         default=None,
         min_length=1,
-        description="of the model for clients; by default that of the verifier's directory or file",
+        description="the model's name for clients; by default that of its directory or file",
     )
     generation_config: Literal["auto", "none"] = Field(
         default="auto",
@@ -91,8 +91,8 @@ class OrchestratorConfig(ServiceConfig):
     lame_duck_seconds: float = Field(
         default=0.0,
         ge=0,
-        description="that a stopping orchestrator, which is NOT_SERVING, takes requests of load"
-        " balancers that do not know it yet",
+        description="for which a stopping orchestrator still takes requests, until load balancers"
+        " have noticed that it is NOT_SERVING",
     )
     start_seconds: float = Field(
         default=120.0, gt=0, description="how long to wait for the verifier at the start"
@@ -100,8 +100,8 @@ class OrchestratorConfig(ServiceConfig):
     expected_verifiers: int | None = Field(
         default=None,
         ge=0,
-        description="fewer that serve are reported as missing; by default one of each address or "
-        "name",
+        description="how many should serve; fewer are reported as missing. By default one for each "
+        "address or name",
     )
     expected_drafters: int | None = Field(default=None, ge=0, description="the same of drafters")
 

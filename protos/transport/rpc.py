@@ -145,8 +145,8 @@ async def serving(
     stays open meanwhile; without `drained` calls have a few seconds to end. `calls` counts every
     call, refused ones too. Raises Unusable if the port is taken.
 
-    gRPC cancels what clients send in the moment in which it closes a port. So connections are
-    renewed within every lame-duck time, by when load balancers make no new ones.
+    gRPC cancels calls that arrive while it closes a port. So every connection is renewed within
+    the lame-duck time: by then load balancers connect their clients to other servers.
     """
     if port:
         free_port(host, port)  # first, because gRPC itself would write lines of its own
