@@ -69,6 +69,7 @@ def documented() -> frozenset[str]:
     return frozenset(found)
 
 
+@pytest.mark.long("computes every rule over days of series")
 def test_every_alert_fires_with_its_fault_and_not_without_it() -> None:
     run("promtool", "test", "rules", str(RULES / "tests.yml"))
     names = [case["name"].partition(":")[0] for case in loaded("tests.yml")["tests"]]

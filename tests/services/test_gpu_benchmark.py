@@ -21,6 +21,7 @@ from tandem.engine.runner import AttentionBackend, HFRunner
 from tandem.protos.errors import Unusable
 
 MakeModel = Callable[[str, int], Path]
+pytestmark = pytest.mark.long("runs a benchmark")
 ABSENT = (
     *("typer", "click", "rich", "structlog", "prometheus_client", "grpc", "google", "ray"),
     *("pydantic", "pydantic_settings", "accelerate"),
@@ -38,7 +39,6 @@ def model(make_model: MakeModel) -> HFModel:
     return load(make_model("llama", 0))
 
 
-@pytest.mark.long("runs the whole benchmark in a process of its own")
 def test_with_pytorch_and_transformers_alone_it_checks_measures_and_writes(
     make_model: MakeModel, tmp_path: Path
 ) -> None:

@@ -113,6 +113,7 @@ async def test_ten_times_more_sessions_than_memory_all_finish_with_the_same_text
     assert kv_bytes / 2 < highest - warm <= 1.1 * kv_bytes + KERNELS, "the pool was used, and bound"
 
 
+@pytest.mark.long("decodes six texts of 300 tokens that push each other out of memory")
 async def test_sessions_that_fill_the_memory_do_not_block_each_other(
     embedded: Pair, target: PreTrainedModel
 ) -> None:

@@ -32,8 +32,12 @@ POSITIONS = 2048
 DTYPES = ("float32", "bfloat16", "float16")
 HALF = ("llama", "gpt_neox", "gemma2", "mixtral", "olmoe", "qwen3_moe")
 SERVED = [  # in float32: test_architectures.py
-    *((name, "bfloat16") for name in ARCHITECTURES),
-    *((name, "float16") for name in HALF),
+    *((name, dtype) for name in HALF for dtype in ("bfloat16", "float16")),
+    *(
+        pytest.param(name, "bfloat16", marks=pytest.mark.long("the same with every family"))
+        for name in ARCHITECTURES
+        if name not in HALF
+    ),
 ]
 WAYS = (
     *(("llama", way) for way in ("paths", "tiles", "rows")),

@@ -8,7 +8,10 @@ from tests.conftest import Pair, serve_all, serve_models
 from tests.system.test_same_text import ask, texts
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["bfloat16", pytest.param("float16", marks=pytest.mark.long("the same in another dtype"))],
+)
 async def test_drafts_change_no_text_in_half_precision(
     embedded: Pair, prompts: list[str], dtype: str
 ) -> None:

@@ -61,7 +61,9 @@ async def test_a_quantised_drafter_changes_no_text(
     assert drafter.kernels == verifier.kernels
 
 
-@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+@pytest.mark.parametrize(
+    "kind", ["q4_0", pytest.param("q8_0", marks=pytest.mark.long("the same in another kind"))]
+)
 async def test_a_gguf_target_says_what_its_dequantised_weights_say(
     kind: str, make_gguf: MakeGGUF, embedded: Pair, prompts: list[str]
 ) -> None:

@@ -15,6 +15,7 @@ from tandem.v1 import orchestrator_pb2 as api
 from tests.conftest import Services, serve_all
 from tests.documents import ROOT
 
+pytestmark = pytest.mark.long("installs packages of Node.js")
 EXAMPLE = ROOT / "examples" / "node"
 SEED = (1 << 64) - 1
 INSTALL = ("npm", "install", "--no-audit", "--no-fund", "--silent")

@@ -25,7 +25,7 @@ from tandem.verifier_service import service as verifier_service
 from tests.conftest import Pair
 from tests.waiting import LIMIT
 
-OPTIONS = {"max_new_tokens": 200, "ignore_eos": True, "seed": 7}
+OPTIONS = {"max_new_tokens": 60, "ignore_eos": True, "seed": 7}
 
 
 @dataclass
