@@ -20,7 +20,7 @@ from tandem.orchestrator.config import OrchestratorConfig
 from tandem.protos.service.drain import Drain
 from tandem.protos.transport import rpc
 from tandem.v1 import orchestrator_pb2_grpc
-from tests.conftest import Services
+from tests.served import Services
 
 TEMPLATE = """
 {%- for message in messages %}

@@ -25,8 +25,8 @@ from tandem.engine.model.load import load as load_directory
 from tandem.engine.runner import HFRunner
 from tandem.models.smollm2 import FILE
 from tests import reference
-from tests.conftest import Pair, serve_models
 from tests.http_served import serve_http
+from tests.served import Pair, serve_models
 
 FOLDER, GGUF = models.SMOLLM2, models.SMOLLM2 / FILE
 QUESTIONS = (

@@ -21,8 +21,8 @@ from tandem.engine.model.load import default_dtype, load
 from tandem.engine.runner import HFRunner
 from tandem.protos import tree
 from tandem.protos.errors import Unusable
-from tests.conftest import Pair
 from tests.families import REFUSED
+from tests.served import Pair
 
 MakeModel = Callable[[str, int], Path]
 BLOCK = 32  # on either side, of a weight in 8 bits

@@ -22,8 +22,8 @@ from tandem.engine.host import device_name, load_and_test
 from tandem.engine.loading import load_model, runner_of
 from tandem.engine.schedule.profile import light_seconds
 from tandem.engine.schedule.scheduler import ModelThread
-from tests.conftest import Pair
 from tests.laws.machine import LIMITS
+from tests.served import Pair
 
 MakeModel = Callable[[str, int], Path]
 CPU = torch.device("cpu")

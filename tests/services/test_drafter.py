@@ -13,7 +13,7 @@ from tandem.protos.streams import Fact, Guess
 from tandem.protos.types import Context
 from tandem.protos.wire import codec
 from tandem.v1.common_pb2 import Closing
-from tests.conftest import Services
+from tests.served import Services
 from tests.services.caller import Caller, Stream, again, calling, drafting
 from tests.services.trees import Tokens
 from tests.waiting import until

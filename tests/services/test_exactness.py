@@ -28,8 +28,8 @@ from tandem.engine.model.load import load
 from tandem.engine.runner import AttentionBackend, HFRunner
 from tandem.protos import tree
 from tandem.protos.errors import Unusable
-from tests.conftest import Pair
 from tests.families import SERVED, VOCABULARY
+from tests.served import Pair
 from tests.talks import SIZE, differing_rows, some_tokens
 
 MakeModel = Callable[[str, int], Path]
@@ -84,7 +84,10 @@ def test_the_self_test_finds_core_architectures_and_layers_as_wide_as_real_ones_
 
 
 @needs_kernels
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["float32", pytest.param("bfloat16", marks=pytest.mark.long("the same in another dtype"))],
+)
 @pytest.mark.parametrize("family", MIXTURES)
 def test_mixtures_of_experts_are_exact(family: str, dtype: str, make_model: MakeModel) -> None:
     """Whatever else is sent to the experts that a row chooses."""

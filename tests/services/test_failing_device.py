@@ -25,7 +25,7 @@ from tandem.protos.service.process import announcement
 from tandem.protos.transport import rpc
 from tandem.protos.types import NO_DRAFT, Context, SamplingParams
 from tandem.verifier_service import service as verifier_service
-from tests.conftest import Pair
+from tests.served import Pair
 from tests.waiting import LIMIT
 
 PROBLEM = f"{FAILED_STEPS} steps in a row have failed, the last with RuntimeError: CUDA error"

@@ -15,7 +15,7 @@ from grpc import aio
 from tandem.protos.errors import Busy, InvalidRequest, SessionMiss
 from tandem.protos.transport import rpc, status
 from tandem.v1 import common_pb2, drafter_pb2
-from tests.conftest import Services, Tandem, serve_all
+from tests.served import Services, Tandem, serve_all
 from tests.system.test_same_text import ask
 from tests.waiting import until
 

@@ -25,7 +25,7 @@ from tandem.protos.service.process import announcement
 from tandem.protos.transport import rpc
 from tandem.protos.types import Context, Draft, SamplingParams
 from tests import reference
-from tests.conftest import Pair, serve_all, serve_models
+from tests.served import Pair, serve_all, serve_models
 from tests.system.test_same_text import ask
 from tests.waiting import LIMIT, PAUSE, until
 

@@ -16,7 +16,7 @@ from tandem.protos.errors import InvalidRequest, Unusable
 from tandem.protos.transport import rpc
 from tandem.protos.types import NO_DRAFT, Context, Draft, DraftShape, SamplingParams
 from tandem.verifier_service import service as verifier_service
-from tests.conftest import Pair, Services
+from tests.served import Pair, Services
 
 GREEDY = SamplingParams()
 PROMPT = (400, 500, 600, 700)

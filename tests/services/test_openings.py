@@ -17,7 +17,7 @@ from tandem.protos.streams import Fact, Guess
 from tandem.protos.transport import rpc
 from tandem.v1.common_pb2 import Guess as Bent
 from tandem.verifier_service import service as verifier_service
-from tests.conftest import Pair, Services
+from tests.served import Pair, Services
 from tests.services.caller import (
     BEGIN,
     LONG,

@@ -26,7 +26,7 @@ from tandem.protos.transport import rpc
 from tandem.protos.transport.health import Health
 from tandem.protos.types import ModelDescription
 from tandem.verifier_service import service as verifier_service
-from tests.conftest import Pair
+from tests.served import Pair
 from tests.services.registering import MODEL
 from tests.waiting import until
 

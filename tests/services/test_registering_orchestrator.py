@@ -16,7 +16,7 @@ from tandem.protos.service.drain import Drain
 from tandem.protos.transport import rpc
 from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
-from tests.conftest import Services
+from tests.served import Services
 from tests.services.registering import SECRET, Front, really_drafting, registering
 from tests.system.test_same_text import ask
 from tests.waiting import until

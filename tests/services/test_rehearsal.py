@@ -11,7 +11,7 @@ from tandem.drafter_service import service as drafter_service
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.schedule.rehearsal import ROWS
 from tandem.verifier_service import service as verifier_service
-from tests.conftest import Pair
+from tests.served import Pair
 
 
 @pytest.mark.parametrize("context", [None, 4], ids=["usual", "short"])

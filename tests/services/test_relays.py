@@ -14,7 +14,7 @@ from tandem.protos.errors import StaleTurn
 from tandem.protos.transport import rpc, status
 from tandem.protos.types import SamplingParams
 from tandem.v1 import common_pb2, verifier_pb2
-from tests.conftest import Services
+from tests.served import Services
 from tests.services.peer import SESSION, Peer, linked
 from tests.waiting import until
 

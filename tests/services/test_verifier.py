@@ -29,7 +29,7 @@ from tandem.v1.common_pb2 import Failure
 from tandem.verifier_service import service as verifier_service
 from tandem.verifier_service.decoding import sample_step
 from tests import reference
-from tests.conftest import Services
+from tests.served import Services
 from tests.services.caller import BEGIN, LONG, PROMPT, UNTIL, calling, decoding, reported, straight
 
 GREEDY = SamplingParams()

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 from openai import AsyncOpenAI
 
-from tests.conftest import Pair, Services
 from tests.http_served import Door, serve_http, with_template
+from tests.served import Pair, Services
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from tandem.v1 import orchestrator_pb2 as api
-from tests.conftest import Services, Tandem, serve_all
+from tests.served import Services, Tandem, serve_all
 from tests.waiting import until
 
 REQUESTS, AT_ONCE = 160, 16

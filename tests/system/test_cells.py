@@ -23,8 +23,8 @@ from tandem.benchmarks.peers.checkout import HERE, address, child
 from tandem.protos.errors import Unusable
 from tandem.protos.transport import rpc
 from tandem.protos.transport.health import is_serving
-from tests.conftest import Pair
 from tests.ray_nodes import HEAD, environment, node
+from tests.served import Pair
 from tests.waiting import LIMIT, until
 
 pytest.importorskip("ray.serve", reason="the extra [cells] is not installed")

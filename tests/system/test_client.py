@@ -16,7 +16,7 @@ from tandem.engine.config import ModelServiceConfig
 from tandem.protos.errors import DeadlineExceeded, TransportLost
 from tandem.protos.transport import rpc
 from tandem.verifier_service import service as verifier_service
-from tests.conftest import Pair, Tandem
+from tests.served import Pair, Tandem
 from tests.waiting import until
 
 PROMPT, TOKENS = "Once upon a time there was", 80

@@ -31,8 +31,8 @@ from tandem.protos.transport import rpc
 from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
 from tandem.verifier_service import service as verifier_service
-from tests.conftest import Pair
 from tests.documents import ROOT
+from tests.served import Pair
 from tests.system.test_same_text import ask
 from tests.waiting import until
 

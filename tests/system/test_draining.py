@@ -13,7 +13,7 @@ from tandem.protos.errors import TandemError
 from tandem.protos.transport import rpc
 from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
-from tests.conftest import Pair
+from tests.served import Pair
 from tests.system.test_health import (
     NOT_SERVING,
     ORCHESTRATOR,

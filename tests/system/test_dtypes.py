@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import Pair, serve_all, serve_models
+from tests.served import Pair, serve_all, serve_models
 from tests.system.test_same_text import ask, texts
 
 

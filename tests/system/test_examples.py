@@ -8,7 +8,7 @@ from asyncio.subprocess import PIPE, create_subprocess_exec
 
 import pytest
 
-from tests.conftest import Services
+from tests.served import Services
 
 PRINTED = {
     "assisted_generation": [

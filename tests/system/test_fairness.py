@@ -11,7 +11,7 @@ from tandem.protos.errors import Busy
 from tandem.protos.transport import status
 from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
-from tests.conftest import Services, serve_all
+from tests.served import Services, serve_all
 from tests.system.test_same_text import ask
 
 RUNNING, WAITING, CROWD = 4, 32, 60

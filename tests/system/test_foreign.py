@@ -22,7 +22,7 @@ from tandem.protos.types import Context, DraftShape, SamplingParams
 from tandem.v1 import orchestrator_pb2 as api
 from tandem.verifier_service import service as verifier_service
 from tests import reference
-from tests.conftest import Pair, Services, Tandem, serve_all
+from tests.served import Pair, Services, Tandem, serve_all
 from tests.system.test_same_text import ask
 
 TOKENS = 24

@@ -19,8 +19,8 @@ from tandem.orchestrator.requests.text import load_tokenizer
 from tandem.protos.types import GenerationDefaults
 from tandem.v1 import orchestrator_pb2 as api
 from tests import reference
-from tests.conftest import Pair, Services, Tandem, serve_all, serve_models
 from tests.http_served import PROMPT, Door, serve_http
+from tests.served import Pair, Services, Tandem, serve_all, serve_models
 from tests.waiting import LIMIT
 
 TOKENS, SEED = 24, 5

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from tandem.orchestrator.requests.text import load_tokenizer
 from tandem.v1 import orchestrator_pb2 as api
 from tests import reference
-from tests.conftest import Pair, serve_all, serve_models
 from tests.ggufs import MakeGGUF
+from tests.served import Pair, serve_all, serve_models
 from tests.system.test_same_text import ask
 
 pytestmark = pytest.mark.usefixtures("waited_for")

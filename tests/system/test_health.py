@@ -26,7 +26,7 @@ from tandem.protos.errors import TandemError
 from tandem.protos.transport import rpc
 from tandem.protos.types import Context, Draft, SamplingParams
 from tandem.verifier_service import service as verifier_service
-from tests.conftest import Pair
+from tests.served import Pair
 from tests.waiting import LIMIT, until
 
 VERIFIER, ORCHESTRATOR = "tandem.v1.VerifierService", "tandem.v1.OrchestratorService"

@@ -19,7 +19,7 @@ from tandem.benchmarks.peers.prompts import tokenised
 from tandem.orchestrator.cli.plan import Plan
 from tandem.protos.fingerprint import fingerprint
 from tests import reference
-from tests.conftest import Pair, Tandem, serve_all, serve_models
+from tests.served import Pair, Tandem, serve_all, serve_models
 from tests.system.test_foreign import TOKENS, in_lockstep
 
 OWN = 4096  # tokens of the embedded pair

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tandem.v1 import orchestrator_pb2 as api
-from tests.conftest import Services, serve_all
 from tests.documents import ROOT
+from tests.served import Services, serve_all
 
 pytestmark = pytest.mark.long("installs packages of Node.js")
 EXAMPLE = ROOT / "examples" / "node"

@@ -18,8 +18,8 @@ from tandem.protos.errors import InvalidRequest
 from tandem.protos.service.drain import Drain
 from tandem.protos.transport import status
 from tandem.v1 import orchestrator_pb2 as api
-from tests.conftest import Pair, Services
 from tests.http_served import PROMPT, Door, complete, converse, leave, serve_http
+from tests.served import Pair, Services
 from tests.waiting import LIMIT, until
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

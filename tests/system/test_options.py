@@ -10,7 +10,7 @@ from tandem.benchmarks.peers.prompts import tokenised
 from tandem.orchestrator.requests.text import load_tokenizer
 from tandem.v1 import orchestrator_pb2 as api
 from tests import reference
-from tests.conftest import Tandem
+from tests.served import Tandem
 from tests.system.test_requests import stream
 from tests.system.test_same_text import ask
 

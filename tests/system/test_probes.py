@@ -15,7 +15,7 @@ from tandem.orchestrator.config import OrchestratorConfig
 from tandem.protos.service.pages import Pages
 from tandem.protos.service.probes import ALIVE, READY
 from tandem.verifier_service import service as verifier_service
-from tests.conftest import Pair
+from tests.served import Pair
 from tests.waiting import until
 
 

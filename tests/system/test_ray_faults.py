@@ -18,9 +18,9 @@ from tandem.benchmarks.peers.checkout import HERE, child
 from tandem.orchestrator.cli import launch
 from tandem.orchestrator.cli.plan import Plan
 from tandem.protos.service.process import announcement
-from tests.conftest import Pair
 from tests.ray_nodes import processes
 from tests.ray_processes import CELL, CONTROL_PLANE, NODE, ray_processes
+from tests.served import Pair
 from tests.waiting import LIMIT, until
 
 pytestmark = pytest.mark.long("starts a Ray for each test and kills its processes")

@@ -17,8 +17,8 @@ from tandem import AsyncClient
 from tandem.benchmarks.peers.checkout import HERE, address, python
 from tandem.protos.transport import rpc
 from tandem.protos.transport.health import is_serving
-from tests.conftest import Pair
 from tests.ray_nodes import HEAD, Link, environment, kill, node, second_machine
+from tests.served import Pair
 from tests.waiting import LIMIT, until
 
 pytestmark = pytest.mark.long("starts two Ray nodes, one in a network namespace")

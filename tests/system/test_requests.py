@@ -18,7 +18,7 @@ from tandem.engine.cache.pages import PAGE
 from tandem.engine.config import ModelServiceConfig
 from tandem.protos.transport import rpc
 from tandem.v1 import orchestrator_pb2 as api
-from tests.conftest import Services, Tandem, serve_all
+from tests.served import Services, Tandem, serve_all
 from tests.system.test_same_text import ask
 from tests.waiting import until
 

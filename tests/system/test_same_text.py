@@ -16,7 +16,7 @@ from tandem.protos.types import SamplingParams
 from tandem.protos.wire.sampling import decode_sampling, encode_sampling
 from tandem.v1 import orchestrator_pb2 as api
 from tests import reference
-from tests.conftest import Pair, Tandem, serve_all, serve_models
+from tests.served import Pair, Tandem, serve_all, serve_models
 
 TOKENS = 40
 AT_ONCE = 16

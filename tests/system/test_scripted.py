@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tandem.v1 import orchestrator_pb2 as api
-from tests.conftest import Pair, Tandem, serve_all, serve_models
 from tests.scripted import TEXT, TOKENS
+from tests.served import Pair, Tandem, serve_all, serve_models
 from tests.system.test_same_text import ask
 
 LEVELS, WRONG_EVERY = 4, 7

@@ -24,8 +24,8 @@ from examples.talk import Talk, talking
 from tandem.benchmarks.peers.prompts import story_prompts
 from tandem.protos.types import DraftShape, SamplingParams, Schedule
 from tests import notebooks
-from tests.conftest import Pair, Services
 from tests.notebooks import Notebook
+from tests.served import Pair, Services
 from tests.waiting import LIMIT
 
 PROMPTS = [

@@ -9,8 +9,8 @@ import pytest
 from grpc.aio import AioRpcError
 
 from tandem.v1 import orchestrator_pb2 as api
-from tests.conftest import Pair, Tandem, serve_all, serve_models
 from tests.scripted import POSITIONS, TEXT, TOKENS
+from tests.served import Pair, Tandem, serve_all, serve_models
 from tests.system.test_same_text import ask
 from tests.waiting import LIMIT
 

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from tandem import AsyncClient
 from tandem.benchmarks.peers.checkout import HERE, address, child
-from tests.conftest import Pair
+from tests.served import Pair
 from tests.services.collector import Collector, collecting
 
 pytestmark = pytest.mark.long("starts eight processes, one of them a Ray")

@@ -22,7 +22,7 @@ from tandem.orchestrator.fleet.clients import VerifierClient
 from tandem.orchestrator.links import policy
 from tandem.protos.transport import heartbeat, rpc
 from tandem.verifier_service import service as verifier_service
-from tests.conftest import Pair
+from tests.served import Pair
 from tests.waiting import LIMIT
 
 OPTIONS = {"max_new_tokens": 60, "ignore_eos": True, "seed": 7}
