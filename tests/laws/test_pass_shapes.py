@@ -40,9 +40,7 @@ def captured(exact: bool, sizes: tuple[int, ...]) -> set[Any]:
     return {rows.shape for rows in padding_passes(LAYOUT, exact, sizes)}
 
 
-@pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("sizes", [SIZES, (64,), (16, 64, 512)])
-@given(fed=segments())
+@given(fed=segments(), sizes=st.sampled_from([SIZES, (64,), (16, 64, 512)]), exact=st.booleans())
 def test_every_pass_of_a_step_has_a_form_that_is_captured_at_start(
     fed: list[Segment], sizes: tuple[int, ...], exact: bool
 ) -> None:

@@ -90,7 +90,10 @@ async def test_greedy_text_is_generates_own(
     assert not differing
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize(
+    "temperature",
+    [0.7, pytest.param(1.0, marks=pytest.mark.long("the same at another temperature"))],
+)
 async def test_one_text_per_prompt_and_seed_whatever_the_draft(
     tandem: Tandem,
     random_drafter: Tandem,
