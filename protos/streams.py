@@ -13,6 +13,8 @@ from tandem.protos.types import (
     TokenLogprobs,
 )
 
+LONGEST_MATCH = 8  # tokens that a look-up compares at the most
+
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
@@ -21,7 +23,8 @@ class Decoding:
 
     In `lockstep` each step waits for the guess made after exactly its length and verifies all of
     it; `once` ends after one step. `lookup`: guess what followed the last tokens where they
-    occurred before. `group` of verifiers that the text is from: it is not sent.
+    occurred before, in the text or in `known` tokens. `group` of verifiers that the text is from:
+    it is not sent.
     """
 
     context: Context
@@ -34,6 +37,7 @@ class Decoding:
     request_id: str = ""
     traceparent: str = ""
     group: str = ""
+    known: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class DecodeJob:
             self.pending, start = context.tokens[held - context.base :], context.length
             self.guesses = Guesses(start, min(self.opening.until, self.sessions.context_length))
             if self.opening.lookup.levels:
-                self.lookup = NgramLookup(self.opening.lookup)
+                self.lookup = NgramLookup(self.opening.lookup, known=self.opening.known)
                 self.lookup.extend(text)
             opened, finished = (self.session.epoch, held - context.base), False
             while not finished:

@@ -10,10 +10,10 @@ from array import array
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from tandem.protos.streams import Guess
+from tandem.protos.streams import LONGEST_MATCH, Guess
 from tandem.protos.types import DraftShape
 
-CHANCES = {8: 0.9, 4: 0.75, 2: 0.6, 1: 0.4}  # of the next token, by tokens that match, most first
+CHANCES = {LONGEST_MATCH: 0.9, 4: 0.75, 2: 0.6, 1: 0.4}  # of the next token, by how many match
 LATER = 0.5  # and for each alternative that was found before it
 REACH = 3  # tokens that are copied for each that matched: one alone shows little
 LOOKED_AT = 32  # earlier occurrences for one guess, so that its time is bounded in any text
@@ -52,11 +52,13 @@ class NgramIndex:
 
 
 class NgramLookup:
-    """A growing text and where its n-grams occurred."""
+    """A growing text and where its n-grams occurred, in `known` tokens too, as if the text began
+    behind them.
+    """
 
-    def __init__(self, shape: DraftShape, piece: int = PIECE) -> None:
+    def __init__(self, shape: DraftShape, piece: int = PIECE, known: Sequence[int] = ()) -> None:
         self._shape, self._piece = shape, piece
-        self._tokens = array("I")
+        self._tokens, self._start = array("I", known), len(known)
         self._index = [NgramIndex(size) for size in CHANCES]
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -67,9 +69,10 @@ class NgramLookup:
         """The likeliest continuation, then others as far as the shape allows, joined where they
         begin with the same tokens. A long text gives none until enough calls have indexed it.
         """
+        behind = len(self._tokens) - self._start
         indexed = [occurrences.grow(self._tokens, self._piece) for occurrences in self._index]
         if not all(indexed):
-            return Guess(len(self._tokens))
+            return Guess(behind)
         shape, tokens, parents, scores = self._shape, list[int](), list[int](), list[float]()
         children: list[dict[int, int]] = [{}]  # by number: token -> number
         for rank, (end, matched) in enumerate(islice(self._matches(), LOOKED_AT)):
@@ -87,7 +90,7 @@ class NgramLookup:
                     children.append({})
                     siblings[token] = len(tokens)
                 node, score = siblings[token], math.log(CHANCES[matched])
-        return Guess(len(self._tokens), tuple(tokens), tuple(parents), tuple(scores))
+        return Guess(behind, tuple(tokens), tuple(parents), tuple(scores))
 
     def _matches(self) -> Iterator[tuple[int, int]]:
         """Where the newest tokens occurred before, and how many: the longest match first, then the

@@ -50,6 +50,7 @@ HELP = {
     "method": "tree, medusa_lite or ngram",
     "schedule": "goodput, constant or heuristic",
     "confidence_threshold": "draft no further after a token less likely than this",
+    "prediction": "a text that much of the answer may repeat",
 }
 
 

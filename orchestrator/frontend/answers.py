@@ -128,14 +128,14 @@ class Answers:
         stream = TextStream(self._tokenizer, run.prompt, stopping.stop, stopping.min_new_tokens)
         return run, AnswerBuilder(run, stream, self._metrics, arrived)
 
-    def _tokenise(self, prompt: str | Conversation) -> tuple[int, ...]:
+    def _tokenise(self, prompt: str | Conversation, special: bool = True) -> tuple[int, ...]:
         """As a batch of one: `encode` would hold the GIL. A chat template writes special tokens
-        itself.
+        itself; a text has them if it is a prompt, and `special`.
         """
         text = self._chat.render(prompt) if isinstance(prompt, Conversation) else prompt
         if problem := too_long(len(text.encode()), self._served):
             raise InvalidRequest.of("messages", problem)
-        plain = isinstance(prompt, str)
+        plain = special and isinstance(prompt, str)
         return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=plain)[0].ids)
 
 

@@ -26,6 +26,7 @@ from tandem.orchestrator.requests.request import (
     Conversation,
     Request,
     Sampling,
+    Speculation,
     Stopping,
 )
 from tandem.protos.errors import InvalidRequest, Violation
@@ -99,7 +100,10 @@ def chat(body: ChatBody, caller: Caller) -> Request:
         _template_arguments(body),
     )
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return _request(body, conversation, caller, logprobs, MOST_32, body.max_completion_tokens)
+    request = _request(body, conversation, caller, logprobs, MOST_32, body.max_completion_tokens)
+    if body.prediction is None:
+        return request
+    return replace(request, speculation=Speculation(prediction=body.prediction.text))
 
 
 def _template_arguments(body: ChatBody) -> dict[str, Any]:

@@ -82,19 +82,30 @@ class TextPart(Body):
     text: str
 
 
-class MessageBody(Body):
-    """A message of a chat."""
+class Written(Body):
+    """What has a text, whole or in parts."""
 
-    role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)]
-    name: str | None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
 
     @property
     def text(self) -> str:
         """All parts of it."""
         content = self.content
         return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+class PredictionBody(Written):
+    """What much of an answer may repeat."""
+
+    type: Literal["content"]
+
+
+class MessageBody(Written):
+    """A message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    name: str | None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
 class ChatBody(GenerationBody):
@@ -108,3 +119,4 @@ class ChatBody(GenerationBody):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None  # for templates that have such an argument
     safety_identifier: str | None = None
+    prediction: PredictionBody | None = None

@@ -31,7 +31,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "return_tokens_as_token_ids": (False,),
     "return_token_ids": (False,),
 }
-IGNORED = ("metadata", "prediction", "priority", "prompt_cache_retention", "service_tier", "store")
+IGNORED = ("metadata", "priority", "prompt_cache_retention", "service_tier", "store")
 OF_OPTIONS = ("continuous_usage_stats", "include_obfuscation")  # of a stream
 OF_MESSAGES = ("annotations", "id", "reasoning", "reasoning_content")  # that are sent back
 OF_PARTS = ("cache_control",)

@@ -5,14 +5,16 @@ Pure. What is not implemented is refused by the field's name: nothing is silentl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from tandem.orchestrator.requests import options
 from tandem.orchestrator.requests.options import first, sampling_params
 from tandem.orchestrator.requests.request import Conversation, Request
 from tandem.orchestrator.rounds.generation import RunRequest
 from tandem.protos.errors import InvalidRequest, Violation
+from tandem.protos.streams import LONGEST_MATCH
 from tandem.protos.types import (
     NO_DEFAULTS,
     DraftShape,
@@ -28,6 +30,13 @@ MAX_REQUEST_ID = 128  # characters
 OVERFLOW = "context_length_exceeded"  # OpenAI's code
 
 
+class Tokenise(Protocol):
+    """Makes tokens of a prompt, or of a text that stands in the middle of one."""
+
+    def __call__(self, prompt: str | Conversation, special: bool = True) -> tuple[int, ...]:
+        """A text gets the special tokens of a prompt, unless that is switched off."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """What a request is checked against, and what it gets where it says nothing."""
@@ -39,9 +48,7 @@ class ServedModel:
     generation: GenerationDefaults = NO_DEFAULTS
 
 
-def checked(
-    request: Request, served: ServedModel, tokenise: Callable[[str | Conversation], tuple[int, ...]]
-) -> RunRequest:
+def checked(request: Request, served: ServedModel, tokenise: Tokenise) -> RunRequest:
     """What is run, but for the session, as every run has its own. Raises
     InvalidRequest naming every bad field.
     """
@@ -77,7 +84,15 @@ def checked(
         shape=options.shape(request.speculation, served.shape),
         client=request.client,
         completion=request.received,
+        known=_known(request, prompt, tokenise),
     )
+
+
+def _known(request: Request, prompt: tuple[int, ...], tokenise: Tokenise) -> tuple[int, ...]:
+    """What was predicted, behind the end of the prompt: that is where it is found first."""
+    if not request.speculation.prediction:
+        return ()
+    return prompt[-LONGEST_MATCH:] + tokenise(request.speculation.prediction, special=False)
 
 
 def check_size(request: Request, served: ServedModel) -> None:
@@ -93,6 +108,10 @@ def check_size(request: Request, served: ServedModel) -> None:
     if problem:
         violation = Violation(_prompt_field(request), problem, OVERFLOW)
         raise InvalidRequest(*_options(request, model), violation)
+    if problem := too_long(len(request.speculation.prediction.encode()), served):
+        raise InvalidRequest(
+            *_options(request, model), Violation("speculation.prediction", problem)
+        )
 
 
 def too_long(size: int, served: ServedModel) -> str:

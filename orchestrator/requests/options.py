@@ -57,7 +57,7 @@ def shape(options: Speculation, default: DraftShape) -> DraftShape:
         levels=levels,
         branches=branches,
         nodes=min(nodes, levels * branches),
-        method=options.method,
+        method=options.drafted_by,
         confidence=options.confidence_threshold,
         schedule=schedule,
     )
@@ -81,6 +81,8 @@ def speculation_problems(options: Speculation) -> Iterator[Violation]:
     if options.method is Method.MEDUSA_LITE and nodes > MAX_NODES:
         limit = f"is {branches}, times num_speculative_tokens {nodes}, above {MAX_NODES} nodes"
         yield Violation("speculation.branches", limit)
+    if options.prediction and options.method is Method.MEDUSA_LITE:
+        yield Violation("speculation.prediction", "cannot be used with the method MEDUSA_LITE")
     if options.drafter:
         yield Violation("speculation.drafter", "is not supported")
 

@@ -82,6 +82,12 @@ class Speculation:
     method: Method = Method.TREE
     schedule: Schedule | None = None
     confidence_threshold: float = 0.0
+    prediction: str = ""  # a text that much of the completion may repeat
+
+    @property
+    def drafted_by(self) -> Method:
+        """How drafts are found: what a prediction says is looked up."""
+        return Method.NGRAM if self.prediction else self.method
 
 
 @dataclass(frozen=True, slots=True)

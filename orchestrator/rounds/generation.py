@@ -35,6 +35,7 @@ class RunRequest:
     client: bytes = b""
     completion: tuple[int, ...] = ()
     traceparent: str = ""  # of the span that runs it
+    known: tuple[int, ...] = ()  # tokens that the completion may repeat
 
 
 @dataclass(slots=True)

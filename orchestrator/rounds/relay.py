@@ -118,6 +118,7 @@ class Relay:
             generation.stop_token_ids,
             self._lockstep is not None,
             lookup=self._lookup,
+            known=self._request.known,
             request_id=self._request.request_id,
             traceparent=self._request.traceparent,
             group=generation.group,

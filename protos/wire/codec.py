@@ -65,6 +65,7 @@ def encode_decoding(stream: int, opening: streams.Decoding) -> verifier_pb2.Deco
         lockstep=opening.lockstep,
         once=opening.once,
         lookup=encode_shape(opening.lookup) if opening.lookup.levels else None,
+        known=opening.known,
         request_id=opening.request_id,
         traceparent=opening.traceparent,
     )
@@ -80,6 +81,7 @@ def decode_decoding(message: verifier_pb2.Decoding) -> streams.Decoding:
         lockstep=message.lockstep,
         once=message.once,
         lookup=decode_shape(message.lookup),
+        known=tuple(message.known),
         request_id=message.request_id,
         traceparent=message.traceparent,
     )

@@ -20,9 +20,11 @@ from tandem.orchestrator.requests.request import (
     Conversation,
     Request,
     Sampling,
+    Speculation,
     scope_of,
 )
 from tandem.protos.errors import InvalidRequest, Violation
+from tandem.protos.types import Method
 from tandem.v1.orchestrator_pb2 import GenerateRequest
 
 CALLER = Caller(b"client", b"share", "id-1")
@@ -206,3 +208,10 @@ def test_a_refusal_uses_the_words_of_the_body(
     error = InvalidRequest(*(Violation(field, "is wrong") for field in fields))
     found = renamed(error, parsed(kind, json.dumps(body).encode())[0])
     assert [each.field for each in found.violations] == [*names, "logit_bias[5]"]
+
+
+@pytest.mark.parametrize("content", ["Hi there", [{"type": "text", "text": "Hi there"}]])
+def test_a_prediction_is_looked_up_in(content: Any) -> None:
+    asked = of_chat(prediction={"type": "content", "content": content})
+    assert asked.speculation == Speculation(prediction="Hi there")
+    assert asked.speculation.drafted_by is Method.NGRAM

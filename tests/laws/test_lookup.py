@@ -106,6 +106,17 @@ def test_the_longest_match_leads_then_the_latest_and_others_branch_off() -> None
     assert drafted(text, DraftShape.chain(3)) == Draft.chain((5, 9, 3))
 
 
+@given(texts, texts, shapes)
+def test_known_tokens_are_found_as_if_they_had_come_before(
+    known: Tokens, text: Tokens, shape: DraftShape
+) -> None:
+    lookup = NgramLookup(shape, known=known)
+    lookup.extend(text)
+    guess = lookup.guess()
+    assert guess.behind == len(text)
+    assert draft_of(guess) == drafted(known + text, shape)
+
+
 def test_a_short_match_is_trusted_for_few_tokens() -> None:
     text = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
     assert drafted((*text, 0, 1), DraftShape.chain(16)) == Draft.chain(text[1:][:REACH])

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from grpc import aio
 
 from tandem.v1 import orchestrator_pb2 as api
 from tests.scripted import TEXT, TOKENS
@@ -108,3 +109,23 @@ async def test_no_chunk_has_half_a_character(tandem: Tandem, limit: int) -> None
     assert "".join(step.text for step in steps) == whole.text
     assert TEXT.startswith(whole.text.rstrip("\N{REPLACEMENT CHARACTER}"))
     assert all("\N{REPLACEMENT CHARACTER}" not in step.text for step in steps[:-1])
+
+
+async def test_a_prediction_saves_steps_and_changes_no_text(tandem: Tandem) -> None:
+    """One word of it is another one."""
+    request = ask([5])
+    request.speculation.prediction = TEXT.replace("Lily", "Max")
+    answer = await tandem.stub.Generate(request)
+    assert list(answer.token_ids) == [*TOKENS, 0]
+    assert answer.speculation.num_spec_steps <= len(TOKENS) / 3
+    request.speculation.prediction = "Nothing of this is said."
+    wrong = await tandem.stub.Generate(request)
+    assert wrong.token_ids == answer.token_ids
+
+
+async def test_a_prediction_is_no_use_where_branches_are_drawn(tandem: Tandem) -> None:
+    request = ask([5])
+    request.speculation.prediction = TEXT
+    request.speculation.method = api.DRAFT_METHOD_MEDUSA_LITE
+    with pytest.raises(aio.AioRpcError, match=r"speculation.prediction cannot be used with"):
+        await tandem.stub.Generate(request)

@@ -433,6 +433,7 @@ class Speculation(_message.Message):
     METHOD_FIELD_NUMBER: _builtins.int
     SCHEDULE_FIELD_NUMBER: _builtins.int
     CONFIDENCE_THRESHOLD_FIELD_NUMBER: _builtins.int
+    PREDICTION_FIELD_NUMBER: _builtins.int
     rule: Global___AcceptanceRule.ValueType
     num_speculative_tokens: _builtins.int
     """levels; 0 = plain decoding; absent = chosen by the server"""
@@ -446,6 +447,8 @@ class Speculation(_message.Message):
     """absent = GOODPUT, or CONSTANT if num_speculative_tokens is given"""
     confidence_threshold: _builtins.float
     """drafting stops after a token less likely than this; default 0 = off"""
+    prediction: _builtins.str
+    """a text that much of the answer may repeat: drafts are looked up in it, as by NGRAM"""
     def __init__(
         self,
         *,
@@ -456,10 +459,11 @@ class Speculation(_message.Message):
         method: Global___DraftMethod.ValueType = ...,
         schedule: Global___DraftSchedule.ValueType = ...,
         confidence_threshold: _builtins.float | None = ...,
+        prediction: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_confidence_threshold", b"_confidence_threshold", "_num_speculative_tokens", b"_num_speculative_tokens", "branches", b"branches", "confidence_threshold", b"confidence_threshold", "num_speculative_tokens", b"num_speculative_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_confidence_threshold", b"_confidence_threshold", "_num_speculative_tokens", b"_num_speculative_tokens", "branches", b"branches", "confidence_threshold", b"confidence_threshold", "drafter", b"drafter", "method", b"method", "num_speculative_tokens", b"num_speculative_tokens", "rule", b"rule", "schedule", b"schedule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_confidence_threshold", b"_confidence_threshold", "_num_speculative_tokens", b"_num_speculative_tokens", "branches", b"branches", "confidence_threshold", b"confidence_threshold", "drafter", b"drafter", "method", b"method", "num_speculative_tokens", b"num_speculative_tokens", "prediction", b"prediction", "rule", b"rule", "schedule", b"schedule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__branches: _TypeAlias = _typing.Literal["branches"]  # noqa: Y015
     _WhichOneofArgType__branches: _TypeAlias = _typing.Literal["_branches", b"_branches"]  # noqa: Y015

@@ -71,6 +71,7 @@ class Decoding(_message.Message):
     LOOKUP_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
     stream: _builtins.int
     """a number of the caller's, not used for another session of the same call"""
     until: _builtins.int
@@ -92,6 +93,10 @@ class Decoding(_message.Message):
     def lookup(self) -> _common_pb2.DraftShape:
         """guess by looking up n-grams of the text itself; absent = not"""
 
+    @_builtins.property
+    def known(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """tokens that the text may repeat: `lookup` finds them as if they had come before it"""
+
     def __init__(
         self,
         *,
@@ -105,10 +110,11 @@ class Decoding(_message.Message):
         lookup: _common_pb2.DraftShape | None = ...,
         request_id: _builtins.str = ...,
         traceparent: _builtins.str = ...,
+        known: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "lookup", b"lookup", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "lockstep", b"lockstep", "lookup", b"lookup", "once", b"once", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "stream", b"stream", "traceparent", b"traceparent", "until", b"until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "known", b"known", "lockstep", b"lockstep", "lookup", b"lookup", "once", b"once", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "stream", b"stream", "traceparent", b"traceparent", "until", b"until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
