@@ -47,7 +47,7 @@ from tandem.protos.tls import server_context
 from tandem.protos.transport import rpc
 from tandem.protos.transport.calls import CallMetrics
 from tandem.protos.transport.health import Health
-from tandem.protos.types import NO_DEFAULTS, DraftShape, ModelDescription, Schedule
+from tandem.protos.types import NO_DEFAULTS, DraftShape, Method, ModelDescription, Schedule
 
 SERVICE = "/tandem.v1.OrchestratorService/"
 ANSWERING = (f"{SERVICE}Generate", f"{SERVICE}StreamGenerate")  # the calls that are requests
@@ -76,6 +76,7 @@ def served_model(
         config.draft_levels,
         config.draft_branches,
         config.draft_nodes,
+        Method[config.draft_method.upper()],
         schedule=Schedule[config.draft_schedule.upper()],
     )
     max_prompt_bytes = target.context_length * longest_token(tokenizer)

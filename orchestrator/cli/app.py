@@ -55,7 +55,7 @@ def up(
         Path | None, typer.Option(help="target: directory, GGUF file or name on the hub")
     ] = None,
     draft: Annotated[
-        Path | None, typer.Option(help="drafter: directory, GGUF file or name on the hub")
+        Path | None, typer.Option(help="drafter: the same; none decodes plainly")
     ] = None,
     port: Annotated[
         int | None,

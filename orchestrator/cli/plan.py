@@ -1,4 +1,4 @@
-"""What `tandem up` starts: three services that know each other, each with a command line.
+"""What `tandem up` starts: services that know each other, each with a command line.
 
 A flag that was given goes on to its service; what is chosen here gives way to the environment and
 to the settings' file.
@@ -24,6 +24,8 @@ from tandem.protos.transport import rpc
 HOST = "127.0.0.1"
 PORT, HTTP_PORT = 50051, 8000
 SHARED_GPU_COST = 1.0  # draft cost where both are on one GPU, on which processes take turns
+LOADING_SECONDS = 86400  # a verifier that cannot start ends the whole at once
+NO_DRAFTS = Path("none")  # as a draft model: plain decoding
 Setting = Path | str | int | bool | None
 QUIET: Mapping[str, Setting] = {"log_level": "warning"}  # several services share a terminal
 
@@ -32,6 +34,9 @@ QUIET: Mapping[str, Setting] = {"log_level": "warning"}  # several services shar
 class Plan:
     """What was given; None is chosen here. `port` is that of the client API, 0 for a free one, and
     `threads` are the verifier's.
+
+    A target without a draft model has its drafts looked up in the text itself: the embedded draft
+    model would guess the tokens of another tokenizer, which was slower than no drafts.
     """
 
     target: Path | None = None
@@ -51,11 +56,20 @@ class Plan:
         return outside(self.config)
 
     @cached_property
-    def models(self) -> tuple[Path, Path]:
+    def models(self) -> tuple[Path, Path | None]:
         """Target and draft model, downloaded if they are named as on the hub; raises Unusable."""
-        target = self.target or self.outside.verifier.get("model", models.TARGET)
-        draft = self.draft or self.outside.drafter.get("model", models.DRAFT)
-        return hub.served(Path(target)), hub.served(Path(draft))
+        target, draft = self._named
+        if draft is None and target is None:
+            draft = models.DRAFT
+        own = hub.served(target or models.TARGET)
+        return own, None if draft in (None, NO_DRAFTS) else hub.served(draft)
+
+    @cached_property
+    def _named(self) -> tuple[Path | None, Path | None]:
+        """The models that are asked for, here or outside."""
+        target = self.target or self.outside.verifier.get("model")
+        draft = self.draft or self.outside.drafter.get("model")
+        return Path(target) if target else None, Path(draft) if draft else None
 
     def fetch(self) -> None:
         """Download what is not here, which takes long and blocks; raises Unusable."""
@@ -66,13 +80,15 @@ class Plan:
         """Whether the drafter has to translate between its tokenizer and the target's; raises
         Unusable.
         """
-        return not nearly_same(*self._vocabularies)
-
-    @cached_property
-    def _vocabularies(self) -> tuple[dict[int, str], dict[int, str]]:
-        """The tokens of target and drafter, by their ids; raises Unusable."""
         target, draft = self.models
-        return tokens_by_id(target), tokens_by_id(draft)
+        return draft is not None and not nearly_same(tokens_by_id(target), tokens_by_id(draft))
+
+    @property
+    def _speaks(self) -> Path | None:
+        """The target, if the draft model has other tokens; raises Unusable."""
+        target, draft = self.models
+        same = draft is None or tokens_by_id(target) == tokens_by_id(draft)
+        return None if same else target
 
     @property
     def _draft_cost(self) -> str | None:
@@ -92,17 +108,12 @@ class Plan:
             return None
 
     def services(self) -> list[tuple[str, str, list[str]]]:
-        """Role, module and flags of each, on ports that are free now; raises Unusable."""
+        """Role, module and flags of each, the orchestrator last, on ports that are free now; raises
+        Unusable.
+        """
         target, draft = self.models
-        verifier, drafter, front = (
-            self.outside.verifier,
-            self.outside.drafter,
-            self.outside.orchestrator,
-        )
+        verifier, drafter = self.outside.verifier, self.outside.drafter
         addresses = _address(verifier), _address(drafter)
-        client = _address(front if self.port is None else {**front, "port": self.port}, PORT)
-        spoken, own = self._vocabularies
-        speaks = target if spoken != own else None
         verifying = _flags(
             verifier,
             {"model": self.target and target, "threads": self.threads, "port": addresses[0][1]},
@@ -111,9 +122,28 @@ class Plan:
         drafting = _flags(
             drafter,
             {"model": self.draft and draft, "port": addresses[1][1]},
-            {"model": draft, "threads": 1, "speaks": speaks, "draft-cost": self._draft_cost},
+            {"model": draft, "threads": 1, "speaks": self._speaks, "draft-cost": self._draft_cost},
         )
-        fronting = _flags(
+        services = [
+            ("verifier", "tandem.verifier_service", verifying),
+            ("drafter", "tandem.drafter_service", [*drafting, *self.drafter]),
+            ("orchestrator", "tandem.orchestrator", self._fronting(*addresses)),
+        ]
+        return [
+            (role, module, [*flags, *self._tls(role)])
+            for role, module, flags in services
+            if role != "drafter" or draft
+        ]
+
+    def _fronting(self, verifier: tuple[str, int], drafter: tuple[str, int]) -> list[str]:
+        """The orchestrator's flags."""
+        (target, draft), front = self.models, self.outside.orchestrator
+        client = _address(front if self.port is None else {**front, "port": self.port}, PORT)
+        drafts: dict[str, Setting] = {"drafter": joined(*drafter)}
+        if draft is None:
+            plain = self._named[1] == NO_DRAFTS
+            drafts = {"draft_levels": 0} if plain else {"draft_method": "ngram"}
+        return _flags(
             front,
             {
                 "port": client[1],
@@ -122,21 +152,13 @@ class Plan:
                 "ray_address": self.ray_address,
             },
             {
-                "verifier": joined(*addresses[0]),
-                "drafter": joined(*addresses[1]),
+                "verifier": joined(*verifier),
+                "start_seconds": LOADING_SECONDS,
                 "tokenizer": target,
                 "http-port": self._http_port(client[0]),
+                **drafts,
             },
         )
-        return [
-            ("verifier", "tandem.verifier_service", [*verifying, *self._tls("verifier")]),
-            (
-                "drafter",
-                "tandem.drafter_service",
-                [*drafting, *self._tls("drafter"), *self.drafter],
-            ),
-            ("orchestrator", "tandem.orchestrator", [*fronting, *self._tls("orchestrator")]),
-        ]
 
     def _tls(self, role: str) -> list[str]:
         """Flags of a service's certificate, unless it has another."""

@@ -45,7 +45,8 @@ def shape(options: Speculation, default: DraftShape) -> DraftShape:
         levels = min(levels, FEW_LEVELS)
     elif not levels_given and lockstep:
         levels = min(levels, LOCKSTEP_LEVELS)
-    whole = options.method is Method.MEDUSA_LITE  # must fit: what is not given is reduced
+    method = options.drafted_by or default.method
+    whole = method is Method.MEDUSA_LITE  # must fit: what is not given is reduced
     if whole and not levels_given:
         levels = min(levels, MAX_NODES // max(1, branches))
     elif whole and not branches_given:
@@ -57,7 +58,7 @@ def shape(options: Speculation, default: DraftShape) -> DraftShape:
         levels=levels,
         branches=branches,
         nodes=min(nodes, levels * branches),
-        method=options.drafted_by,
+        method=method,
         confidence=options.confidence_threshold,
         schedule=schedule,
     )

@@ -79,13 +79,13 @@ class Speculation:
     num_speculative_tokens: int | None = None
     branches: int | None = None
     drafter: str = ""
-    method: Method = Method.TREE
+    method: Method | None = None
     schedule: Schedule | None = None
     confidence_threshold: float = 0.0
     prediction: str = ""  # a text that much of the completion may repeat
 
     @property
-    def drafted_by(self) -> Method:
+    def drafted_by(self) -> Method | None:
         """How drafts are found: what a prediction says is looked up."""
         return Method.NGRAM if self.prediction else self.method
 

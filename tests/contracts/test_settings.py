@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tandem import models
-from tandem.engine.config import OWN_COST, SHARED_COST, ModelServiceConfig
-from tandem.orchestrator.cli.plan import Plan
+from tandem.engine.config import ModelServiceConfig
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.protos.errors import Unusable
 from tandem.protos.service import cores
@@ -30,11 +29,6 @@ def refusal(*arguments: str, role: str = "verifier") -> str:
         configured(ModelServiceConfig, role, [MODEL, *arguments])
     assert "\n" not in str(refused.value)
     return str(refused.value)
-
-
-def flags(plan: Plan) -> dict[str, list[str]]:
-    """What `tandem up` starts each role with."""
-    return {role: words for role, _, words in plan.services()}
 
 
 def test_flags_win_over_the_environment_over_the_file_over_defaults(
@@ -145,27 +139,12 @@ def test_a_refusal_has_no_token(tmp_path: Path) -> None:
     assert "4711" not in str(refused.value)
 
 
-def test_up_chooses_only_what_nobody_set(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = flags(Plan())
-    assert f"--threads={max(1, cores.usable() - 1)}" in chosen["verifier"]
-    assert "--threads=1" in chosen["drafter"]
-    monkeypatch.setenv("TANDEM__DRAFTER__THREADS", "2")
-    set_outside = flags(Plan(config=file))
-    assert not [word for word in set_outside["verifier"] if word.startswith("--threads")]
-    assert not [word for word in set_outside["drafter"] if word.startswith("--threads")]
-    assert "--threads=5" in flags(Plan(threads=5, config=file))["verifier"]
-
-
 def test_a_node_is_asked_for_its_own_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a service and by `tandem up`, which leaves one of them to the drafter."""
     counts = {None: 3, 0: 3, 1: 2}
     monkeypatch.setattr("tandem.protos.service.cores.usable", lambda numa=None: counts[numa])
     asked = [[], ["--numa=0"], ["--numa=1"], ["--numa=1", "--threads=9"]]
     found = [configured(ModelServiceConfig, "verifier", [MODEL, *words]) for words in asked]
     assert [(each.numa, each.threads) for each in found] == [(None, 3), (0, 3), (1, 2), (1, 9)]
-    assert "--threads=2" in flags(Plan())["verifier"]
-    monkeypatch.setenv("TANDEM__VERIFIER__NUMA", "1")
-    assert "--threads=1" in flags(Plan())["verifier"]
     assert "numa: Input should be greater than or equal to 0, got '-1'" in refusal("--numa=-1")
 
 
@@ -177,49 +156,6 @@ def test_a_service_binds_itself_to_the_node_that_it_is_given(
     for words in ([], ["--numa=0"], ["--numa=1"]):
         configured(ModelServiceConfig, "verifier", [MODEL, *words]).prepare()
     assert bound == [0, 1]
-
-
-def test_a_drafter_that_shares_a_device_with_the_verifier_must_save_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    costs = []
-    for count in (1, 2, 4, 64):
-        monkeypatch.setattr("tandem.protos.service.cores.usable", lambda count=count, **_: count)
-        costs.append(ModelServiceConfig(model=models.DRAFT).draft_cost)
-    assert costs == [SHARED_COST, SHARED_COST, OWN_COST, OWN_COST]
-    monkeypatch.setenv("TANDEM__DRAFTER__DEVICE", "cuda:0")
-    monkeypatch.setenv("TANDEM__VERIFIER__DEVICE", "cuda:1")
-    assert not [word for word in flags(Plan())["drafter"] if "draft-cost" in word]
-    monkeypatch.setenv("TANDEM__VERIFIER__DEVICE", "cuda:0")
-    assert "--draft-cost=1.0" in flags(Plan())["drafter"]
-    monkeypatch.setenv("TANDEM__VERIFIER__DEVICE", "cuda")
-    assert "--draft-cost=1.0" in flags(Plan())["drafter"], "another name of the same"
-    monkeypatch.setenv("TANDEM__DRAFTER__DRAFT_COST", "0")
-    assert not [word for word in flags(Plan())["drafter"] if "draft-cost" in word]
-
-
-def test_up_goes_by_the_models_hosts_and_ports_that_are_set_outside(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TANDEM__VERIFIER__MODEL", str(models.DRAFT))
-    monkeypatch.setenv("TANDEM__VERIFIER__PORT", "20999")
-    monkeypatch.setenv("TANDEM__VERIFIER__HOST", "::1")
-    words = flags(Plan(port=0, ray=False, cells=1))
-    assert "--verifier=[::1]:20999" in words["orchestrator"]
-    assert f"--tokenizer={models.DRAFT}" in words["orchestrator"]
-    assert {"--no-ray", "--cells=1"} <= set(words["orchestrator"])
-    threads = "--threads=" + str(max(1, cores.usable() - 1))
-    assert words["verifier"] == [threads, "--log-level=warning", "--port=20999"]
-    monkeypatch.setenv("TANDEM__VERIFIER__LOG_LEVEL", "info")
-    assert "--log-level=warning" not in flags(Plan())["verifier"]
-
-
-def test_up_refuses_what_it_cannot_start_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Unusable, match=r"models is not a model directory"):
-        flags(Plan(target=models.EMBEDDED.parent))
-    monkeypatch.setenv("TANDEM__VERFIER__PORT", "1")
-    with pytest.raises(Unusable, match="did you mean TANDEM__VERIFIER__PORT"):
-        flags(Plan())
 
 
 TOKENIZER = f"--tokenizer={models.TARGET}"
