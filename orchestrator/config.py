@@ -79,6 +79,16 @@ class OrchestratorConfig(ServiceConfig):
         description="auto: what a request does not say is as the model's generation_config.json"
         " has it; none: it is the API's default",
     )
+    tool_format: Literal["auto", "none", "hermes", "llama3", "mistral", "json"] = Field(
+        default="auto",
+        description="how the model writes calls of tools; auto: as its chat template has it; none:"
+        " tools are refused",
+    )
+    reasoning_format: Literal["auto", "none", "think"] = Field(
+        default="auto",
+        description="think: what is between <think> and </think> is apart from the answer; auto: if"
+        " the chat template has them",
+    )
     clients: Path | None = Field(
         default=None,
         description="YAML file of the clients that may call, by token or certificate",

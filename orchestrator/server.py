@@ -32,7 +32,7 @@ from tandem.orchestrator.http.server import asked_by_own_names
 from tandem.orchestrator.links.relays import relaying
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.orchestrator.page.served import add_status_pages
-from tandem.orchestrator.requests.chat import load_chat_template
+from tandem.orchestrator.requests.chat import Formats, load_chat_template
 from tandem.orchestrator.requests.checks import ServedModel
 from tandem.orchestrator.requests.text import load_tokenizer, longest_token, special_tokens
 from tandem.orchestrator.rounds.relay import Services
@@ -151,7 +151,9 @@ async def serving(
     """The client API while the scope lasts; yields its address. `pages` are the process's own; the
     HTTP port is announced. Raises Unusable or IncompatibleModels.
     """
-    tokenizer, chat = load_tokenizer(config.tokenizer), load_chat_template(config.tokenizer)
+    tokenizer = load_tokenizer(config.tokenizer)
+    formats = Formats(config.tool_format, config.reasoning_format)
+    chat = load_chat_template(config.tokenizer, formats)
     discovery, callers = Discovery(config.verifiers, config.drafters), callers_of(config)
     registered = Registry(discovery.register, discovery.unregister)
     async with known(config, discovery, registered, registry) as (replicas, target):

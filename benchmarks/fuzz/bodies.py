@@ -12,6 +12,8 @@ from tandem.benchmarks.fuzz import odd
 from tandem.orchestrator.http.schema import ChatBody, CompletionBody
 
 MESSAGE = {"role": "user", "content": "Once"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 VALID: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     "/v1/completions": (CompletionBody, {"prompt": "Once", "max_tokens": 2}),
     "/v1/chat/completions": (ChatBody, {"messages": [MESSAGE], "max_tokens": 2}),
@@ -27,7 +29,14 @@ LIKELY: dict[str, tuple[Any, ...]] = {  # of the right kind
     "stream_options": ({"include_usage": True}, {}),
     "logit_bias": ({"5": 100}, {"4294967295": 1}, {"0": -100}),
     "prompt": ([1, 2, 3], ["a"], [[7]], "word " * 2000, [4294967295]),
-    "messages": ([MESSAGE] * 600, [], [MESSAGE | {"content": [{"type": "text", "text": ""}]}]),
+    "messages": (
+        [MESSAGE] * 600,
+        [],
+        [MESSAGE | {"content": [{"type": "text", "text": ""}]}],
+        [{"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "x"}],
+    ),
+    "tools": ([TOOL], [], [TOOL] * 200),
+    "tool_choice": ("auto", "none", "required"),
 }
 
 

@@ -29,8 +29,9 @@ from tandem.orchestrator.requests.checks import (
     checked,
     too_long,
 )
+from tandem.orchestrator.requests.message import MessageStream, Reading
 from tandem.orchestrator.requests.request import Conversation, Request
-from tandem.orchestrator.requests.text import TextStream
+from tandem.orchestrator.requests.text import PROMPT_TAIL, TextStream
 from tandem.orchestrator.rounds.generation import RunRequest
 from tandem.orchestrator.rounds.step import Step
 from tandem.protos.errors import InvalidRequest
@@ -125,8 +126,21 @@ class Answers:
         """What is run, and the answer as the client has it; takes long for long texts."""
         run, stopping = checked(request, self._served, self._tokenise), request.stopping
         run = replace(run, traceparent=request.traceparent)
-        stream = TextStream(self._tokenizer, run.prompt, stopping.stop, stopping.min_new_tokens)
-        return run, AnswerBuilder(run, stream, self._metrics, arrived)
+        reading = self._reading(request.prompt, run.prompt)
+        special, markers = self._served.special_tokens, reading.markers if reading else ()
+        visible = {special[marker]: marker for marker in markers if marker in special}
+        stream = TextStream(
+            self._tokenizer, run.prompt, stopping.stop, stopping.min_new_tokens, visible
+        )
+        message = MessageStream(reading, run.request_id) if reading else None
+        return run, AnswerBuilder(run, stream, self._metrics, arrived, message)
+
+    def _reading(self, prompt: object, tokens: tuple[int, ...]) -> Reading | None:
+        """What is looked for in an answer, if the prompt is a chat."""
+        if not isinstance(prompt, Conversation):
+            return None
+        tail = self._tokenizer.decode(tokens[-PROMPT_TAIL:], skip_special_tokens=False)
+        return self._chat.reading(prompt, tail)
 
     def _tokenise(self, prompt: str | Conversation, special: bool = True) -> tuple[int, ...]:
         """As a batch of one: `encode` would hold the GIL. A chat template writes special tokens

@@ -19,6 +19,7 @@ from tandem.orchestrator.http.schema import (
     ChatBody,
     CompletionBody,
     GenerationBody,
+    MessageBody,
     TokenIds,
 )
 from tandem.orchestrator.requests.request import (
@@ -28,6 +29,8 @@ from tandem.orchestrator.requests.request import (
     Sampling,
     Speculation,
     Stopping,
+    Tool,
+    ToolCall,
 )
 from tandem.protos.errors import InvalidRequest, Violation
 
@@ -94,16 +97,36 @@ def chat(body: ChatBody, caller: Caller) -> Request:
         raise InvalidRequest.of("max_completion_tokens", problem)
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest.of("top_logprobs", "needs logprobs")
+    tools = body.tools if body.tools and body.tool_choice != "none" else []
+    continued = bool(body.continue_final_message)
+    prompted = body.add_generation_prompt
     conversation = Conversation(
-        tuple(ChatMessage(each.role, each.text, each.name or "") for each in body.messages),
-        body.add_generation_prompt is not False,
+        tuple(map(_message, body.messages)),
+        not continued if prompted is None else prompted,
         _template_arguments(body),
+        tuple(Tool(**each.function.model_dump(exclude={"strict"})) for each in tools),
+        body.parallel_tool_calls is not False,
+        continued,
     )
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     request = _request(body, conversation, caller, logprobs, MOST_32, body.max_completion_tokens)
     if body.prediction is None:
         return request
     return replace(request, speculation=Speculation(prediction=body.prediction.text))
+
+
+def _message(body: MessageBody) -> ChatMessage:
+    return ChatMessage(
+        body.role,
+        body.text,
+        body.name or "",
+        body.reasoning_content or body.reasoning or "",
+        tuple(
+            ToolCall(each.function.name, each.function.arguments, each.id)
+            for each in body.tool_calls or ()
+        ),
+        body.tool_call_id or "",
+    )
 
 
 def _template_arguments(body: ChatBody) -> dict[str, Any]:

@@ -99,18 +99,18 @@ class Delivery:
         """What is sent; empty at first, if there is nothing yet."""
         quiet, begun = 0, False
         async for event in events:
-            if event is None:
+            pieces = [] if event is None else list(self._pieces(event))
+            if not begun and event is not None:
+                pieces, begun = [*self.reply.begun(), *pieces], True
+            if not pieces:
                 quiet += 1
                 yield b"" if quiet % QUIET else COMMENT
                 continue
-            first: Iterator[Json] = iter(()) if begun else self.reply.begun()
-            begun = True
-            pieces = [*first, *self._pieces(event)]
             yield b"".join(map(_event, pieces)) + (DONE if isinstance(event, Answer) else b"")
 
     def _pieces(self, event: Chunk | Answer) -> Iterator[Json]:
         if isinstance(event, Chunk):
-            yield self.reply.chunk(event)
+            yield from self.reply.chunk(event)
         else:
             yield from self.reply.ended(event)
 

@@ -15,7 +15,9 @@ from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
 from tandem.orchestrator.requests.answer import Answer, Chunk
-from tandem.orchestrator.requests.text import REPLACEMENT
+from tandem.orchestrator.requests.message import Message, Part, Reasoning
+from tandem.orchestrator.requests.request import ToolCall
+from tandem.orchestrator.requests.text import REPLACEMENT, special_tokens
 from tandem.orchestrator.rounds.generation import Finish
 from tandem.protos.tokenizer import SPACE
 from tandem.protos.types import TokenLogprobs
@@ -41,6 +43,7 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer, self._bytes = tokenizer, byte_of()
+        self.special = frozenset(special_tokens(tokenizer).values())
         self.of = lru_cache(4096)(self._of)
 
     def _of(self, token: int) -> tuple[str, bytes]:
@@ -78,14 +81,12 @@ class Reply:
     include_usage: bool = False
     _decoder: codecs.IncrementalDecoder = field(default_factory=UTF_8, init=False)
     _characters: int = field(default=0, init=False)  # of the tokens so far, whole ones
+    _calls: int = field(default=0, init=False)  # of tools, so far
 
     def whole(self, answer: Answer) -> Json:
         """The answer at once."""
         logprobs = self._logprobs(answer.token_ids, answer.logprobs)
-        if self.chat:
-            content: Json = {"message": {"role": "assistant", "content": answer.text}}
-        else:
-            content = {"text": answer.text}
+        content = {"message": _message(answer)} if self.chat else {"text": answer.text}
         choice = {"index": 0, **content, "logprobs": logprobs, **_end(answer)}
         return self._object([choice], "") | {"usage": usage(answer)}
 
@@ -94,10 +95,24 @@ class Reply:
         if self.chat:
             yield self._piece({"delta": {"role": "assistant", "content": ""}}, None)
 
-    def chunk(self, chunk: Chunk) -> Json:
-        """One step's text."""
-        content = {"delta": {"content": chunk.text}} if self.chat else {"text": chunk.text}
-        return self._piece(content, self._logprobs(chunk.token_ids, chunk.logprobs))
+    def chunk(self, chunk: Chunk) -> Iterator[Json]:
+        """What one step adds, in a chat perhaps nothing; its log-probabilities are in the first."""
+        contents: list[Json] = [{"text": chunk.text}]
+        if self.chat:
+            contents = [{"delta": self._delta(part)} for part in chunk.parts]
+        logprobs = self._logprobs(chunk.token_ids, chunk.logprobs)
+        for content in contents or ([{"delta": {}}] if logprobs else []):
+            yield self._piece(content, logprobs)
+            logprobs = None
+
+    def _delta(self, part: Part) -> Json:
+        match part:
+            case Reasoning(text):
+                return {"reasoning_content": text}
+            case ToolCall():
+                self._calls += 1
+                return {"tool_calls": [{"index": self._calls - 1} | _call(part)]}
+        return {"content": part}
 
     def ended(self, answer: Answer) -> Iterator[Json]:
         """What comes after the last chunk."""
@@ -134,6 +149,7 @@ class Reply:
         content = [
             entry(token, each.logprob) | {"top_logprobs": [entry(*pair) for pair in each.top]}
             for token, each in pairs
+            if token not in self.tokens.special  # the end, which is no part of the content
         ]
         return {"content": content, "refusal": None}
 
@@ -169,7 +185,26 @@ def usage(answer: Answer) -> Json:
     }
 
 
+def _message(answer: Answer) -> Json:
+    message = answer.message or Message(content=answer.text)
+    calls = [_call(each) for each in message.tool_calls]
+    thought = message.reasoning_content
+    return {
+        "role": "assistant",
+        "content": message.content or (None if calls or thought else ""),
+        **({"reasoning_content": thought} if thought else {}),
+        **({"tool_calls": calls} if calls else {}),
+    }
+
+
+def _call(call: ToolCall) -> Json:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
 def _end(answer: Answer) -> Json:
     """Why it ended, and by what: vLLM's name for the stop string or token."""
     reason = FINISH.get(answer.finish, "stop") if answer.finish else "stop"
+    if reason == "stop" and answer.message and answer.message.tool_calls:
+        reason = "tool_calls"
     return {"finish_reason": reason, "stop_reason": answer.matched_stop}

@@ -8,9 +8,23 @@ from __future__ import annotations
 import struct
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import from_json
+
+from tandem.orchestrator.requests.tools import NAME
 
 MOST_32, LEAST_64, MOST_64 = (1 << 32) - 1, -(1 << 63), (1 << 64) - 1
+
+
+def _json_object(value: str) -> str:
+    """The arguments of a call, which templates write as objects; some clients send none as ""."""
+    try:
+        found = from_json(value or "{}", allow_inf_nan=False)
+    except ValueError:
+        raise ValueError("are not JSON") from None
+    if not isinstance(found, dict):
+        raise ValueError("are not a JSON object")
+    return value or "{}"
 
 
 def _single(value: float) -> float:
@@ -82,15 +96,18 @@ class TextPart(Body):
     text: str
 
 
+Content: TypeAlias = str | Annotated[list[TextPart], Field(fail_fast=True)]
+
+
 class Written(Body):
     """What has a text, whole or in parts."""
 
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    content: Content | None = None
 
     @property
     def text(self) -> str:
         """All parts of it."""
-        content = self.content
+        content = self.content or ""
         return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
@@ -98,14 +115,57 @@ class PredictionBody(Written):
     """What much of an answer may repeat."""
 
     type: Literal["content"]
+    content: Content
+
+
+class CalledBody(Body):
+    """What an assistant called."""
+
+    name: str
+    arguments: Annotated[str, AfterValidator(_json_object)]
+
+
+class CallBody(Body):
+    """A call in an assistant's message."""
+
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledBody
+
+
+class FunctionBody(Body):
+    """What a model may call."""
+
+    name: Annotated[str, Field(pattern=rf"^{NAME}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Literal[False] | None = None
+
+
+class ToolBody(Body):
+    """A tool of a chat."""
+
+    type: Literal["function"]
+    function: FunctionBody
 
 
 class MessageBody(Written):
     """A message of a chat."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     name: str | None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # the same
+    tool_calls: Annotated[list[CallBody], Field(fail_fast=True)] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> MessageBody:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError("content is missing")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"tool_calls are not of the role {self.role}")
+        return self
 
 
 class ChatBody(GenerationBody):
@@ -120,3 +180,13 @@ class ChatBody(GenerationBody):
     reasoning_effort: str | None = None  # for templates that have such an argument
     safety_identifier: str | None = None
     prediction: PredictionBody | None = None
+    tools: Annotated[list[ToolBody], Field(fail_fast=True)] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: bool | None = None
+    continue_final_message: bool | None = None  # vLLM's
+
+    @model_validator(mode="after")
+    def _is_written_in_one_way(self) -> ChatBody:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message needs add_generation_prompt false")
+        return self

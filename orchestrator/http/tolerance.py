@@ -15,11 +15,8 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "tools": ([],),
     "functions": ([],),
-    "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "verbosity": ("medium",),
@@ -33,13 +30,19 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }
 IGNORED = ("metadata", "priority", "prompt_cache_retention", "service_tier", "store")
 OF_OPTIONS = ("continuous_usage_stats", "include_obfuscation")  # of a stream
-OF_MESSAGES = ("annotations", "id", "reasoning", "reasoning_content")  # that are sent back
-OF_PARTS = ("cache_control",)
+OF_MESSAGES = ("annotations", "id")  # that are sent back
+OF_CALLS = ("index",)  # in these
+OF_PARTS = ("cache_control",)  # of messages, and of tools
+VERBATIM = ("tools",)  # whose nulls are values
 
 
 def without_effect(body: Json) -> tuple[Json, tuple[str, ...]]:
     """What is left to be checked, and the names of what was ignored though it is not neutral."""
-    left = {name: _present(value) for name, value in body.items() if value is not None}
+    left = {
+        name: value if name in VERBATIM else _present(value)
+        for name, value in body.items()
+        if value is not None
+    }
     for name in NEUTRAL.keys() & left.keys():
         if is_neutral(name, left[name]):
             del left[name]
@@ -48,8 +51,12 @@ def without_effect(body: Json) -> tuple[Json, tuple[str, ...]]:
         ignored += [f"stream_options.{name}" for name in OF_OPTIONS if options.pop(name, None)]
     for message in _objects(left.get("messages")):
         _drop(message, OF_MESSAGES)
+        for call in _objects(message.get("tool_calls")):
+            _drop(call, OF_CALLS)
         for part in _objects(message.get("content")):
             _drop(part, OF_PARTS)
+    for tool in _objects(left.get("tools")):
+        _drop(tool, OF_PARTS)
     return left, tuple(ignored)
 
 

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, replace
 
 from tandem.orchestrator.metrics import FrontMetrics, SpeculationStats
+from tandem.orchestrator.requests.message import Message, MessageStream, Part
 from tandem.orchestrator.requests.text import TextStream
 from tandem.orchestrator.rounds.generation import Finish, Generation, RunRequest
 from tandem.orchestrator.rounds.step import Step
@@ -23,6 +24,7 @@ class Chunk:
     logprobs: tuple[TokenLogprobs, ...] = ()
     request_id: str = ""  # in the first chunk, so that the stream can be continued
     seed: int | None = None  # the same
+    parts: tuple[Part, ...] = ()  # what the text adds to the message of a chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Answer:
     rule: Rule
     seed: int
     logprobs: tuple[TokenLogprobs, ...] = ()
+    message: Message | None = None  # of a chat
 
 
 class AnswerBuilder:
@@ -56,8 +59,11 @@ class AnswerBuilder:
         stream: TextStream,
         metrics: FrontMetrics,
         arrived: float,
+        message: MessageStream | None = None,
     ) -> None:
+        """`message` reads the text of an answer in a chat."""
         self._request, self._stream, self._metrics = request, stream, metrics
+        self._message = message
         self._first_sent = False  # the chunk that names the request
         self._stats = SpeculationStats(requested=request.shape.levels > 0)
         self._logprobs: list[TokenLogprobs] = []
@@ -65,7 +71,7 @@ class AnswerBuilder:
         self._tokens = list(self._newest.tokens)
         self.finished = self._newest.finish is not None or stream.matched is not None
         if self.finished:
-            stream.finish()
+            self._parts(stream.finish())
         self._arrived, self._began = arrived, time.monotonic()
         self._last = self._began
         self._first: float | None = None
@@ -99,6 +105,7 @@ class AnswerBuilder:
             step.fact.logprobs,
             self._request.request_id if first else "",
             self._request.sampling.seed if first else None,
+            self._parts(text),
         )
 
     def complete(self) -> Answer:
@@ -127,7 +134,15 @@ class AnswerBuilder:
             rule=self._request.sampling.rule,
             seed=self._request.sampling.seed,
             logprobs=tuple(self._logprobs),
+            message=self._message.message if self._message else None,
         )
+
+    def _parts(self, text: str) -> tuple[Part, ...]:
+        """What a text adds to the message, and all of its rest at the end of the answer."""
+        if not self._message:
+            return ()
+        parts = self._message.push(text)
+        return (*parts, *self._message.finish()) if self.finished else parts
 
     def _finished(self, finish: Finish | None, first: float, now: float) -> None:
         """Count a request that has its whole answer."""
@@ -148,7 +163,9 @@ class AnswerBuilder:
         """The completion that the client has as one step, up to what ends it."""
         generation = Generation.of(replace(self._request, completion=()))
         tokens = generation.extend(generation.length, self._request.completion)
-        _, used = self._stream.push(tokens)
+        text, used = self._stream.push(tokens)
+        if self._message:
+            self._message.push(text)
         return Step(
             Fact(0, tokens[:used]),
             finish=generation.finish,

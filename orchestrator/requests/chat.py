@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from jinja2 import Template, TemplateError, ext, nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from tandem.orchestrator.requests.message import THINK, THOUGHT, Reading
 from tandem.orchestrator.requests.request import ChatMessage, Conversation
+from tandem.orchestrator.requests.tools import FORMATS, ToolFormat, format_of
 from tandem.protos import gguf
 from tandem.protos.errors import InvalidRequest, Unusable
 
@@ -23,6 +26,20 @@ CONFIG, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 SPECIAL = "special_tokens_map.json"
 IN_GGUF = "tokenizer.chat_template"
 OWN = ("messages", "tools", "documents", "add_generation_prompt")  # not a client's to set
+OPTIONAL = ("name", "reasoning_content", "tool_call_id")  # of a message
+AUTO = "auto"  # as the template has it
+CUT = "CONTINUE_FINAL_MESSAGE_TAG"  # as transformers finds the end of a message
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """How the model writes calls of tools and reasoning: the settings of these names."""
+
+    tools: str = AUTO
+    reasoning: str = AUTO
+
+
+DEFAULT_FORMATS = Formats()
 
 
 class _Generation(ext.Extension):
@@ -39,27 +56,48 @@ class _Generation(ext.Extension):
 class ChatTemplate:
     """Renders conversations; every one is refused if there is no template, or one that is broken.
     `special` are the texts of special tokens, by the names that templates know them by.
+    `for_tools` is the template of conversations with tools, if that is another.
     """
 
-    def __init__(self, source: str | None, special: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        source: str | None,
+        special: Mapping[str, str],
+        formats: Formats = DEFAULT_FORMATS,
+        for_tools: ChatTemplate | None = None,
+    ) -> None:
         self._source, self._special = source or "", dict(special)
+        self._for_tools = for_tools
         self._template: Template | None = None
         self.problem = "need a chat template, and the model has none"
+        self.tools, self.tools_problem = self._tool_format(formats.tools)
+        thinks = THINK in self._source or THOUGHT in self._source
+        self._reasoning = thinks if formats.reasoning == AUTO else formats.reasoning == "think"
         if source is None:
             return
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, ext.loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = _now
         try:
-            self._template = environment.from_string(source)
+            self._template = _environment().from_string(source)
         except TemplateError as error:
             self.problem = f"need a chat template, and the model's is broken: {error}"
 
+    def _tool_format(self, setting: str) -> tuple[ToolFormat | None, str]:
+        """The format of calls, or why there can be none."""
+        if setting == "none":
+            return None, "are not supported: --tool-format is none"
+        if setting != AUTO:
+            return FORMATS[setting], ""
+        if "tools" not in self._source:
+            return None, "are not taken by the model's chat template"
+        if found := format_of(self._source):
+            return found, ""
+        known = ", ".join(FORMATS)
+        problem = "are not supported: the chat template does not say in which format calls are"
+        return None, f"{problem}; --tool-format can be {known}"
+
     def render(self, conversation: Conversation) -> str:
         """The text of a prompt. Raises InvalidRequest for what the template refuses."""
+        if conversation.tools and self._for_tools:
+            return self._for_tools.render(conversation)
         if self._template is None:
             raise InvalidRequest.of("messages", self.problem)
         arguments = dict(conversation.template_arguments)
@@ -67,18 +105,36 @@ class ChatTemplate:
             raise InvalidRequest.of(
                 "messages.template_arguments", f"may not have {', '.join(taken)}"
             )
+        if conversation.tools and not self.tools:
+            raise InvalidRequest.of("messages.tools", self.tools_problem)
         messages = [_plain(message) for message in conversation.messages]
+        if conversation.continue_final_message:
+            messages[-1]["content"] = f"{messages[-1]['content']}{CUT} "
         try:
-            return self._template.render(
+            text = self._template.render(
                 **self._special,
                 **arguments,
                 messages=messages,
-                tools=None,
+                tools=[tool.plain() for tool in conversation.tools] or None,
                 documents=None,
                 add_generation_prompt=conversation.add_generation_prompt,
             )
         except Exception as error:  # a template is a program
             raise InvalidRequest.of("messages", self._reason(error)) from None
+        return _cut(text) if conversation.continue_final_message else text
+
+    def reading(self, conversation: Conversation, prompt_end: str) -> Reading:
+        """What is looked for in the answer to a conversation."""
+        if conversation.tools and self._for_tools:
+            return self._for_tools.reading(conversation, prompt_end)
+        names = [tool.name for tool in conversation.tools]
+        return Reading(
+            self.tools if names else None,
+            names,
+            conversation.parallel_tool_calls,
+            self._reasoning,
+            self._reasoning and prompt_end.rstrip().endswith(THINK),
+        )
 
     def _reason(self, error: Exception) -> str:
         """Only a message that is written in the template: another may hold what a client wrote."""
@@ -90,7 +146,28 @@ class ChatTemplate:
 NO_TEMPLATE = ChatTemplate(None, {})
 
 
-def load_chat_template(model: Path) -> ChatTemplate:
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = _now
+    return environment
+
+
+def _cut(text: str) -> str:
+    """A prompt up to the end of its final message, whose own blanks there count if the template
+    has kept them. Raises InvalidRequest for a template that left the message out.
+    """
+    before, cut, after = text.rpartition(CUT)
+    if not cut:
+        problem = "cannot be: the chat template leaves the final message out"
+        raise InvalidRequest.of("messages.continue_final_message", problem)
+    return before if after.startswith(" ") else before.rstrip()
+
+
+def load_chat_template(model: Path, formats: Formats = DEFAULT_FORMATS) -> ChatTemplate:
     """The template of a model directory or a GGUF file; raises Unusable for a file that cannot be
     read.
     """
@@ -100,20 +177,37 @@ def load_chat_template(model: Path) -> ChatTemplate:
         ids = {kind: metadata.get(f"tokenizer.ggml.{kind}_token_id", -1) for kind in ("bos", "eos")}
         known = {kind: number for kind, number in ids.items() if 0 <= number < len(tokens)}
         special = {f"{kind}_token": tokens[number] for kind, number in known.items()}
-        return ChatTemplate(metadata.get(IN_GGUF), special)
+        return ChatTemplate(metadata.get(IN_GGUF), special, formats)
     config = _json(model / SPECIAL) | _json(model / CONFIG)
     file = model / TEMPLATE
     source = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
+    with_tools = None
     if isinstance(source, list):  # several, by name
-        source = {each["name"]: each["template"] for each in source}.get("default")
-    named = {name: _content(value) for name, value in config.items() if name.endswith("_token")}
-    special = {name: text for name, text in named.items() if text}
-    return ChatTemplate(source, special)
+        named = {each["name"]: each["template"] for each in source}
+        source, with_tools = named.get("default"), named.get("tool_use")
+    texts = {name: _content(value) for name, value in config.items() if name.endswith("_token")}
+    special = {name: text for name, text in texts.items() if text}
+    for_tools = ChatTemplate(with_tools, special, formats) if with_tools else None
+    return ChatTemplate(source, special, formats, for_tools)
 
 
-def _plain(message: ChatMessage) -> dict[str, str]:
-    name = {"name": message.name} if message.name else {}
-    return {"role": message.role, "content": message.content} | name
+def _plain(message: ChatMessage) -> dict[str, Any]:
+    """As templates know messages: the arguments of calls are objects."""
+    given = {name: getattr(message, name) for name in OPTIONAL}
+    calls = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+        }
+        for call in message.tool_calls
+    ]
+    known: dict[str, Any] = {name: text for name, text in given.items() if text}
+    if message.reasoning_content:
+        known["thinking"] = message.reasoning_content  # as some templates have it
+    if calls:
+        known["tool_calls"] = calls
+    return {"role": message.role, "content": message.content} | known
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -101,25 +101,61 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call; `parameters` are a JSON schema."""
+
+    name: str
+    description: str | None = None
+    parameters: Mapping[str, object] | None = None
+
+    def plain(self) -> dict[str, object]:
+        """As OpenAI's API and chat templates have it."""
+        given = {"description": self.description, "parameters": self.parameters}
+        known = {name: value for name, value in given.items() if value is not None}
+        return {"type": "function", "function": {"name": self.name} | known}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that a model wrote; `arguments` are a JSON object."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """What one side of a conversation wrote."""
+    """What one side of a conversation wrote; the result of a tool names the call."""
 
     role: str
     content: str
     name: str = ""
+    reasoning_content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A prompt as the model's chat template writes it."""
+    """A prompt as the model's chat template writes it. If the final message is to be continued,
+    the prompt ends where its content does.
+    """
 
     messages: tuple[ChatMessage, ...]
     add_generation_prompt: bool = True
     template_arguments: Mapping[str, object] = field(default_factory=dict)  # plain values
+    tools: tuple[Tool, ...] = ()
+    parallel_tool_calls: bool = True
+    continue_final_message: bool = False
 
     def size(self) -> int:
-        """Bytes that were written."""
-        return sum(len(each.content.encode()) for each in self.messages)
+        """Bytes that were written, at least."""
+        return sum(
+            len(part.encode())
+            for each in self.messages
+            for part in (each.content, *(call.arguments for call in each.tool_calls))
+        )
 
 
 @dataclass(frozen=True, slots=True)

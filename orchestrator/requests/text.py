@@ -5,7 +5,7 @@ Wraps a Hugging Face tokenizer; holds one completion's state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -16,6 +16,7 @@ from tandem.protos.tokenizer import tokenizer_of
 PROMPT_TAIL = 8  # tokens of the prompt that decide how its continuation is decoded
 CHARACTER_TOKENS = 4  # at the most: each byte of a character may be a token
 REPLACEMENT = "\ufffd"  # decoded from bytes that are no character
+NO_TOKENS: Mapping[int, str] = {}
 
 
 def load_tokenizer(model: Path) -> Tokenizer:
@@ -41,7 +42,7 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
 
 class TextStream:
     """The text of a growing completion of a prompt; a stop string that ends within the first
-    `min_tokens` tokens is ignored.
+    `min_tokens` tokens is ignored. `visible` are special tokens that have a text here.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class TextStream:
         prompt: Sequence[int],
         stop: Sequence[str] = (),
         min_tokens: int = 0,
+        visible: Mapping[int, str] = NO_TOKENS,
     ) -> None:
         self.text = ""
         self.matched: str | None = None
@@ -57,7 +59,7 @@ class TextStream:
         self._stream = DecodeStream(skip_special_tokens=True)
         self._newest: list[int] = []  # the newest token that added to the text
         self._stop = stop
-        self._min_tokens = min_tokens
+        self._min_tokens, self._visible = min_tokens, visible
         self._held = ""
         self._ignored = 0  # characters of what is held, where no stop string may end
         tail = self._tail(prompt)
@@ -72,7 +74,7 @@ class TextStream:
                 break
             used += 1
             self._min_tokens -= 1
-            piece = self._decoded(token)
+            piece = self._visible.get(token) or self._decoded(token)
             if piece:
                 piece, self._pending = piece.removeprefix(self._pending), ""
             fresh += self._take(piece, may_end=self._min_tokens < 0)
@@ -114,7 +116,7 @@ class TextStream:
             at, self.matched = min(found)
             final, self._held = self._held[:at], ""
             return final
-        keep = max((_overlap(self._held, stop) for stop in self._stop), default=0)
+        keep = max((overlap(self._held, stop) for stop in self._stop), default=0)
         cut = len(self._held) - keep
         final, self._held = self._held[:cut], self._held[cut:]
         self._ignored = max(0, self._ignored - cut)
@@ -124,7 +126,7 @@ class TextStream:
         return self._held.find(stop, max(0, self._ignored - len(stop) + 1))
 
 
-def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of the text that is a prefix of the stop string."""
+def overlap(text: str, stop: str) -> int:
+    """The length of the longest end of the text that is a prefix of the stop string, not all."""
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

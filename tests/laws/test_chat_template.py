@@ -11,8 +11,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from tandem import models
-from tandem.orchestrator.requests.chat import ChatTemplate, load_chat_template
-from tandem.orchestrator.requests.request import ChatMessage, Conversation
+from tandem.orchestrator.requests.chat import ChatTemplate, Formats, load_chat_template
+from tandem.orchestrator.requests.message import Reading
+from tandem.orchestrator.requests.request import ChatMessage, Conversation, Tool, ToolCall
+from tandem.orchestrator.requests.tools import FORMATS
 from tandem.protos.errors import InvalidRequest
 
 TALK = (
@@ -127,3 +129,110 @@ def test_a_template_does_no_harm(template: str) -> None:
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "bos_token"])
 def test_what_a_template_gets_from_the_server_is_not_a_clients_to_set(name: str) -> None:
     assert refused("", **{name: "x"}) == f"messages.template_arguments may not have {name}"
+
+
+WEATHER = Tool(
+    "weather", "of a city", {"type": "object", "properties": {"city": {"default": None}}}
+)
+USED = (
+    ChatMessage("user", "How is it?"),
+    ChatMessage(
+        "assistant", "", "", "Hm.", (ToolCall("weather", '{"city": "Zürich"}', "abc123def"),)
+    ),
+    ChatMessage("tool", "Rain", tool_call_id="abc123def"),
+    ChatMessage("assistant", " It rains. ", reasoning_content="So."),
+)
+WITH_TOOLS = """{% if tools %}<tool_call>{{ tools | tojson }}{% endif %}
+{% for m in messages %}
+{{ m.role }}: {{ m.content }}<think>{{ m.reasoning_content }}{{ m.thinking }}</think>
+{%- for call in m.tool_calls or [] %}{{ call.id }}{{ call | tojson }}
+{{- call.function.arguments.city }}{% endfor %}
+{{- m.tool_call_id }}.
+{% endfor %}"""
+
+
+def plain_of(messages: tuple[ChatMessage, ...]) -> list[dict[str, Any]]:
+    """As `transformers` takes them."""
+    found = []
+    for each in messages:
+        plain: dict[str, Any] = {"role": each.role, "content": each.content}
+        if each.reasoning_content:
+            plain["reasoning_content"] = each.reasoning_content
+        if each.tool_calls:
+            plain["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+                }
+                for call in each.tool_calls
+            ]
+        if each.tool_call_id:
+            plain["tool_call_id"] = each.tool_call_id
+        found.append(plain)
+    return found
+
+
+@pytest.mark.parametrize("continued", [True, False])
+@pytest.mark.parametrize("strip", ["", " | trim"])
+def test_tools_and_their_use_are_written_as_transformers_has_them(
+    tmp_path: Path, strip: str, continued: bool
+) -> None:
+    """The final message is continued as `transformers` has it, whatever blanks it ends with."""
+    source = WITH_TOOLS.replace("m.content", f"m.content{strip}")
+    folder = folder_with(tmp_path, [{"name": "default", "template": "{{ messages[0].content }}"}])
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    config["chat_template"].append({"name": "tool_use", "template": source})
+    file.write_text(json.dumps(config))
+    wanted = AutoTokenizer.from_pretrained(folder).apply_chat_template(
+        plain_of(USED),
+        tools=[WEATHER.plain()],
+        tokenize=False,
+        continue_final_message=continued,
+    )
+    asked = Conversation(USED, False, {}, (WEATHER,), continue_final_message=continued)
+    template = load_chat_template(folder)
+    assert template.render(asked) == wanted
+    assert template.render(Conversation(USED)) == "How is it?", "without tools"
+    assert template.reading(asked, "") == Reading(FORMATS["hermes"], ["weather"], True, True)
+
+
+def test_a_final_message_that_is_left_out_cannot_be_continued() -> None:
+    with pytest.raises(InvalidRequest, match="continue_final_message cannot be: the chat template"):
+        ChatTemplate("hello", {}).render(Conversation(TALK, False, continue_final_message=True))
+
+
+@pytest.mark.parametrize(
+    ("template", "setting", "problem"),
+    [
+        ("{{ messages }}", "auto", "are not taken by the model's chat template"),
+        ("{{ tools }}", "auto", "are not supported: the chat template does not say"),
+        ("{{ tools }}<tool_call>", "none", "are not supported: --tool-format is none"),
+    ],
+)
+def test_tools_are_refused_by_name_where_calls_could_not_be_found(
+    template: str, setting: str, problem: str
+) -> None:
+    chat, asked = ChatTemplate(template, {}, Formats(setting)), Conversation(TALK, tools=(WEATHER,))
+    with pytest.raises(InvalidRequest, match=f"^messages.tools {problem}"):
+        chat.render(asked)
+    assert ChatTemplate(template, {}, Formats("json")).render(asked)
+
+
+@pytest.mark.parametrize(
+    ("template", "setting", "end", "found"),
+    [
+        ("<think>", "auto", "", (True, False)),
+        ("{{ x }}</think>", "auto", "assistant<think>\n", (True, True)),
+        ("<think>", "auto", "<think>\n\n</think>\n\n", (True, False)),
+        ("<think>", "none", "<think>", (False, False)),
+        ("", "auto", "<think>", (False, False)),
+        ("", "think", "<think>", (True, True)),
+    ],
+)
+def test_reasoning_is_looked_for_if_the_template_knows_it(
+    template: str, setting: str, end: str, found: tuple[bool, bool]
+) -> None:
+    reading = ChatTemplate(template, {}, Formats(reasoning=setting)).reading(Conversation(()), end)
+    assert (reading.reasoning, reading.reasoning_begun) == found

@@ -201,3 +201,13 @@ def test_a_stop_string_may_begin_where_none_may_end() -> None:
 def test_a_folder_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(Unusable, match=r"has no tokenizer\.json"):
         load_tokenizer(tmp_path)
+
+
+def test_special_tokens_that_mark_calls_have_a_text_and_others_have_none() -> None:
+    tokenizer = load_tokenizer(models.TARGET)
+    tokenizer.add_special_tokens(["[TOOL_CALLS]", "[OTHER]"])
+    marker, other = (tokenizer.token_to_id(name) for name in ("[TOOL_CALLS]", "[OTHER]"))
+    ids = [other, *ids_of("So: 世"), marker, *ids_of("[{}]"), other]
+    stream = TextStream(tokenizer, [*PROMPT, marker], visible={marker: "[TOOL_CALLS]"})
+    assert streamed(stream, ids, 1)[1] == len(ids)
+    assert stream.text == "So: 世[TOOL_CALLS][{}]"

@@ -30,9 +30,8 @@ def test_offsets_are_those_of_the_text_also_behind_a_character_of_several_tokens
     offsets = [
         offset
         for token in ids
-        for offset in reply.chunk(Chunk("", (token,), 1, (TokenLogprobs(-1.0, ()),)))["choices"][0][
-            "logprobs"
-        ]["text_offset"]
+        for piece in reply.chunk(Chunk("", (token,), 1, (TokenLogprobs(-1.0, ()),)))
+        for offset in piece["choices"][0]["logprobs"]["text_offset"]
     ]
     assert (offsets[0], offsets[1], offsets[-1]) == (0, 1, 2)
 

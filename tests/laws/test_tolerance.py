@@ -29,7 +29,8 @@ SENT_BACK = {  # an answer's `message.model_dump()`
 def test_messages_that_are_sent_back_are_taken() -> None:
     request = of_chat(messages=[HELLO, SENT_BACK, HELLO])
     hello = ChatMessage("user", "Hello")
-    assert request.prompt == Conversation((hello, ChatMessage("assistant", "Hi"), hello))
+    answer = ChatMessage("assistant", "Hi", reasoning_content="I think.")
+    assert request.prompt == Conversation((hello, answer, hello))
 
 
 @pytest.mark.parametrize("name", NEUTRAL)

@@ -139,6 +139,7 @@ async def test_what_does_nothing_is_accepted(client: AsyncOpenAI) -> None:
         "user": "somebody",
         "response_format": {"type": "text"},
         "tools": [],
+        "parallel_tool_calls": True,
         "store": False,
         "service_tier": "auto",
         "modalities": ["text"],

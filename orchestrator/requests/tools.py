@@ -1,0 +1,222 @@
+"""Calls of tools in the text of a model, found while it grows.
+
+Pure. A `ToolFormat` holds in what the ways differ in which models write calls: the rest is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeAlias
+
+from tandem.orchestrator.requests.request import ToolCall
+
+Piece: TypeAlias = str | ToolCall  # content, or a call without an id
+ARGUMENTS = ("arguments", "parameters")  # the key that has them, by the model
+VALUE = r'\{\s*["}]|\[\s*\{\s*"'  # how the JSON of a call begins
+BEGUN = r"(?:\{\s*|\[\s*(?:\{\s*)?)?\Z"  # how it may begin at the end of a text
+NAME, SEPARATORS = r"[\w.-]{1,128}", (";", ",")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How a model writes a call: JSON behind `begin`, and at the start of a line if it is `bare`.
+    Markers may be special tokens. If it is `named`, the name may come before its arguments.
+    """
+
+    name: str
+    begin: str = ""
+    end: str = ""
+    named: str = ""  # what may come between the name and the arguments
+    bare: bool = False
+    signs: tuple[str, ...] = ()  # what the chat templates of its models have
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What is part of a call though it may have no text."""
+        return tuple(filter(None, (self.begin, self.end, self.named)))
+
+    def start(self) -> re.Pattern[str]:
+        """Where a call starts in a text, and the place of its JSON."""
+        name = rf"(?:(?P<name>{NAME})(?:{re.escape(self.named)})?\s*)?" if self.named else ""
+        marked = [rf"{re.escape(self.begin)}\s*{name}"] if self.begin else []
+        return re.compile("|".join(rf"(?:{each})(?={VALUE})" for each in [*marked, *self._lines()]))
+
+    def started(self) -> re.Pattern[str]:
+        """Where a call may start at the end of a text."""
+        named = f"(?:{NAME}(?:{_beginnings(self.named)})?)?" if self.named else ""
+        marked = [rf"{re.escape(self.begin)}\s*{named}\s*{BEGUN}"] if self.begin else []
+        lines = [rf"{each}{BEGUN}" for each in self._lines()]
+        return re.compile("|".join([*marked, *lines, rf"(?:{_beginnings(self.begin)})\Z"]))
+
+    def _lines(self) -> list[str]:
+        return [r"\n[ \t]*"] if self.bare else []
+
+
+def _beginnings(marker: str) -> str:
+    """A pattern of all beginnings of a marker, the longest first."""
+    sizes = range(len(marker), 0, -1)
+    return "|".join(re.escape(marker[:size]) for size in sizes) or r"(?!)"
+
+
+FORMATS = {
+    each.name: each
+    for each in (
+        ToolFormat("hermes", "<tool_call>", "</tool_call>", signs=("<tool_call>",)),
+        ToolFormat("mistral", "[TOOL_CALLS]", named="[ARGS]", signs=("[TOOL_CALLS]",)),
+        ToolFormat("llama3", "<|python_tag|>", bare=True, signs=("<|python_tag|>", '"parameters"')),
+        ToolFormat("json", bare=True, signs=('"arguments"',)),
+    )
+}
+OTHERS = ("<function=", "<arg_key>", "<\uff5ctool")  # signs of formats that are not known here
+
+
+def format_of(template: str) -> ToolFormat | None:
+    """The format in which a chat template has calls written; None if it is not known."""
+    if any(sign in template for sign in OTHERS):
+        return None
+    plain = template.replace('\\"', '"')
+    found = (each for each in FORMATS.values() if any(sign in plain for sign in each.signs))
+    return next(found, None)
+
+
+@dataclass(slots=True)
+class JsonEnd:
+    """Looks for the end of an object or list in a text that grows, by its brackets alone."""
+
+    place: int  # of the next character
+    depth: int = 0
+    quoted: bool = False
+    escaped: bool = False
+
+    def find(self, text: str) -> int:
+        """The place behind it; -1 if that has not come."""
+        for place in range(self.place, len(text)):
+            character = text[place]
+            if self.quoted:
+                self.quoted = self.escaped or character != '"'
+                self.escaped = character == "\\" and not self.escaped
+            elif character == '"':
+                self.quoted = True
+            elif character in "{[":
+                self.depth += 1
+            elif character in "}]":
+                self.depth -= 1
+                if self.depth == 0:
+                    return place + 1
+        self.place = len(text)
+        return -1
+
+
+class CallFinder:
+    """Splits a text that grows into content and calls, in the same way however it is cut into
+    pieces. What looks like a call and is none is content; white space beside calls is dropped.
+    """
+
+    def __init__(self, form: ToolFormat, known: Collection[str]) -> None:
+        """Without a marker, a call is one of a `known` tool."""
+        self._form, self._known = form, frozenset(known)
+        self._start, self._started = form.start(), form.started()
+        self._held = ""  # that may belong to a call
+        self._json: JsonEnd | None = None  # of a call that has begun
+        self._from, self._name, self._marked = 0, "", False  # its place there; its head
+        self._after_call = False
+        self._in_line = False  # content that is no longer held has begun the line
+
+    def push(self, text: str) -> Iterator[Piece]:
+        """What is certain now."""
+        self._held += text
+        while (pieces := self._next()) is not None:
+            yield from pieces
+
+    def finish(self) -> Iterator[Piece]:
+        """The rest of a text that ends here."""
+        rest, self._held, self._json = self._held, "", None
+        if self._after_call and self._form.end.startswith(rest.strip()):
+            return
+        if rest:
+            yield rest.lstrip() if self._after_call else rest
+
+    def _next(self) -> Sequence[Piece] | None:
+        """What comes next; None if more text has to."""
+        if self._json is not None:
+            return self._ended(self._json.find(self._held))
+        if self._after_call and not self._passed():
+            return None
+        line = ("" if self._in_line else "\n") + self._held
+        more = len(line) - len(self._held)
+        start = self._start.search(line)
+        begun = start or self._started.search(line)
+        content = line[: begun.start() if begun else len(line)][more:].rstrip()
+        self._held = self._held[len(content) :]
+        if start:
+            self._from = start.end() - more - len(content)
+            self._json = JsonEnd(self._from)
+            self._name = start.groupdict().get("name") or ""
+            self._marked = bool(self._held[: self._from].strip())
+        elif not content:
+            return None
+        self._in_line |= bool(content)
+        return [content] if content else []
+
+    def _ended(self, end: int) -> Sequence[Piece] | None:
+        """The calls that end there, or what else it was."""
+        if end < 0:
+            return None
+        whole, self._held, self._json = self._held[:end], self._held[end:], None
+        found = calls_in(whole[self._from :], self._name)
+        if not self._marked and any(call.name not in self._known for call in found):
+            found = ()
+        self._after_call = bool(found)
+        self._in_line = not found
+        return found or (whole,)
+
+    def _passed(self) -> bool:
+        """Drop what belongs to the call before; whether that has ended."""
+        rest, end = self._held.lstrip(), self._form.end
+        if end and rest.startswith(end):
+            rest = rest.removeprefix(end).lstrip()
+        self._held = rest
+        if end.startswith(rest):  # nothing has come, or a part of the marker
+            return False
+        if self._form.bare and rest.startswith(SEPARATORS):
+            value = rest[1:].lstrip()
+            if re.match(BEGUN, value):
+                return False
+            self._held = value if re.match(VALUE, value) else rest
+        self._after_call = False
+        return True
+
+
+def calls_in(text: str, name: str = "") -> tuple[ToolCall, ...]:
+    """The calls that a JSON object or list has, or the one of `name` with these arguments; nothing
+    if it is not made of calls.
+    """
+    try:
+        value = json.loads(text, parse_constant=_no_constant)
+        if name:
+            return (_call({"name": name, "arguments": value}),)
+        return tuple(_call(each) for each in (value if isinstance(value, list) else (value,)))
+    except (ValueError, RecursionError):
+        return ()
+
+
+def _call(value: Any) -> ToolCall:
+    """Raises ValueError for what is no call."""
+    name = value.get("name") if isinstance(value, dict) else None
+    if not isinstance(name, str) or not re.fullmatch(NAME, name):
+        raise ValueError
+    arguments: Any = next((value[key] for key in ARGUMENTS if key in value), {})
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments, parse_constant=_no_constant)
+    if not isinstance(arguments, dict):
+        raise ValueError
+    written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    written.encode()
+    return ToolCall(name, written)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(name)  # NaN or Infinity

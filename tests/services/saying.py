@@ -1,0 +1,105 @@
+"""Both client APIs, in front of a model that says what a test has it say: only the model is not
+real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from openai import AsyncOpenAI
+from prometheus_client import CollectorRegistry
+from tokenizers import Tokenizer
+
+from tandem import models
+from tandem.orchestrator.frontend.admission import Admission, Limits
+from tandem.orchestrator.frontend.answers import Answers
+from tandem.orchestrator.frontend.request_log import RequestLog
+from tandem.orchestrator.http import server
+from tandem.orchestrator.http.app import HttpApi
+from tandem.orchestrator.http.delivery import Frontend
+from tandem.orchestrator.metrics import FrontMetrics
+from tandem.orchestrator.requests.chat import ChatTemplate, Formats
+from tandem.orchestrator.requests.checks import ServedModel
+from tandem.orchestrator.requests.text import load_tokenizer, special_tokens
+from tandem.orchestrator.rounds.generation import Finish, RunRequest
+from tandem.orchestrator.rounds.step import Step
+from tandem.protos.service.drain import Drain
+from tandem.protos.streams import Fact
+from tandem.protos.types import DraftShape, ModelDescription, TokenLogprobs
+from tests.services.runner import Runner
+
+END, CONTEXT = 0, 4096
+Says = Callable[[str], str]
+
+
+@dataclass
+class Sayer(Runner):
+    """Continues each prompt as a test says, some tokens a step."""
+
+    tokenizer: Tokenizer
+    says: Says
+    size: int = 3
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.prompts: list[str] = []
+
+    async def steps(self, request: RunRequest) -> AsyncGenerator[Step, None]:
+        self.prompts.append(self.tokenizer.decode(request.prompt, skip_special_tokens=False))
+        text = self.says(self.prompts[-1])
+        script = [*self.tokenizer.encode(text, add_special_tokens=False).ids, END]
+        script = script[: request.max_new_tokens]
+        for at in range(len(request.completion), len(script), self.size):
+            tokens = tuple(script[at : at + self.size])
+            stop = END in tokens
+            finish = Finish.LENGTH if at + self.size >= len(script) else None
+            asked = request.sampling.logprobs is not None
+            fact = Fact(0, tokens, logprobs=(TokenLogprobs(-1.0),) * len(tokens) if asked else ())
+            yield Step(
+                fact, finish=Finish.STOP if stop else finish, matched_token_id=END if stop else None
+            )
+            await asyncio.sleep(0)
+
+
+@dataclass
+class Saying:
+    """The answers, and the official client of the port that gives them."""
+
+    answers: Answers
+    sayer: Sayer
+    client: AsyncOpenAI
+    url: str
+
+    async def chat(self, messages: list[Any], **options: Any) -> Any:
+        """What the client gets."""
+        found = await self.client.chat.completions.create(
+            model="said", messages=messages, **options
+        )
+        return found if options.get("stream") else found.choices[0]
+
+
+@asynccontextmanager
+async def saying(
+    says: Says, template: str, formats: Formats | None = None, special: tuple[str, ...] = ()
+) -> AsyncIterator[Saying]:
+    """A port in front of such a model, whose tokenizer has more `special` tokens."""
+    tokenizer = load_tokenizer(models.TARGET)
+    tokenizer.add_special_tokens(list(special))
+    size = tokenizer.get_vocab_size()
+    model = ModelDescription("said", "", size, CONTEXT, (END,), "", "", exactness="exact")
+    served = ServedModel(model, DraftShape(4), CONTEXT * 16, special_tokens(tokenizer))
+    metrics, sayer = FrontMetrics(CollectorRegistry()), Sayer(tokenizer, says)
+    admission = Admission(Limits(8, 8), Limits(8, 8, "_per_client"), metrics)
+    chat = ChatTemplate(template, {}, formats or Formats())
+    answers = Answers(sayer, tokenizer, served, metrics, admission, chat=chat)
+    front = Frontend(answers, Drain(), RequestLog(), lambda: True)
+    app = HttpApi(front, model, tokenizer).app()
+    async with (
+        server.serving(app, "127.0.0.1", 0) as url,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield Saying(answers, sayer, client, url)
