@@ -113,7 +113,14 @@ class HttpApi:
         if usage and not body.stream:
             raise decoding.needs_stream()
         reply = Reply(
-            request_id, self.model.name, int(time.time()), chat, logprobs, self._tokens, usage
+            request_id,
+            self.model.name,
+            int(time.time()),
+            chat,
+            logprobs,
+            self._tokens,
+            usage,
+            body.speculation is not None,
         )
         request.state.ignored = ", ".join(ignored)
         return Delivery(self.frontend, body, asked, reply)

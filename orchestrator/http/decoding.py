@@ -5,8 +5,9 @@ Pure. Who asks, and under which name, comes from the headers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -33,6 +34,7 @@ from tandem.orchestrator.requests.request import (
     ToolCall,
 )
 from tandem.protos.errors import InvalidRequest, Violation
+from tandem.protos.types import Method, Rule, Schedule
 
 COMPLETION_TOKENS = 16  # OpenAI's default for completions; that for chats is all that fits
 RENAMED = {
@@ -51,6 +53,7 @@ SAMPLING = (
     "frequency_penalty",
     "seed",
 )
+CHOICES: Mapping[str, type[Enum]] = {"rule": Rule, "method": Method, "schedule": Schedule}
 MOST_MISTAKES, LONGEST_NAME = 32, 64
 MISTAKES = {"missing": "is missing", "extra_forbidden": "is not supported"}
 IDS = TypeAdapter[list[int]](TokenIds, config=ConfigDict(strict=True))
@@ -109,10 +112,7 @@ def chat(body: ChatBody, caller: Caller) -> Request:
         continued,
     )
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    request = _request(body, conversation, caller, logprobs, MOST_32, body.max_completion_tokens)
-    if body.prediction is None:
-        return request
-    return replace(request, speculation=Speculation(prediction=body.prediction.text))
+    return _request(body, conversation, caller, logprobs, MOST_32, body.max_completion_tokens)
 
 
 def _message(body: MessageBody) -> ChatMessage:
@@ -148,6 +148,8 @@ def renamed(error: InvalidRequest, body: GenerationBody) -> InvalidRequest:
             names["max_new_tokens"] = "max_completion_tokens"
 
     def name(field: str) -> str:
+        if field.startswith("speculation."):
+            return field
         last = field.rpartition(".")[2] if "[" not in field else field.partition(".")[2]
         return names.get(last, last)
 
@@ -181,11 +183,23 @@ def _request(
             tuple(body.stop_token_ids or ()),
             bool(body.ignore_eos),
         ),
-        logprobs=logprobs,
+        _speculation(body),
+        logprobs,
         client=caller.client,
         share=caller.share,
         default_new_tokens=default_new_tokens,
     )
+
+
+def _speculation(body: GenerationBody) -> Speculation:
+    """A prediction has a place of its own in a chat."""
+    given = body.speculation.model_dump(exclude_none=True) if body.speculation else {}
+    for name, kind in CHOICES.items():
+        if name in given:
+            given[name] = kind[given[name].upper()]
+    if isinstance(body, ChatBody) and body.prediction:
+        given["prediction"] = body.prediction.text
+    return Speculation(**given)
 
 
 def _prompt(prompt: str | list[Any]) -> str | tuple[int, ...]:

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
+from google.protobuf.json_format import MessageToDict
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
+from tandem.orchestrator.frontend.messages import encode_stats
 from tandem.orchestrator.requests.answer import Answer, Chunk
 from tandem.orchestrator.requests.message import Message, Part, Reasoning
 from tandem.orchestrator.requests.request import ToolCall
@@ -79,6 +81,7 @@ class Reply:
     logprobs: bool
     tokens: TokenTexts
     include_usage: bool = False
+    include_figures: bool = False
     _decoder: codecs.IncrementalDecoder = field(default_factory=UTF_8, init=False)
     _characters: int = field(default=0, init=False)  # of the tokens so far, whole ones
     _calls: int = field(default=0, init=False)  # of tools, so far
@@ -88,7 +91,7 @@ class Reply:
         logprobs = self._logprobs(answer.token_ids, answer.logprobs)
         content = {"message": _message(answer)} if self.chat else {"text": answer.text}
         choice = {"index": 0, **content, "logprobs": logprobs, **_end(answer)}
-        return self._object([choice], "") | {"usage": usage(answer)}
+        return self._object([choice], "") | {"usage": usage(answer)} | self._figures(answer)
 
     def begun(self) -> Iterator[Json]:
         """What comes before the first chunk."""
@@ -117,9 +120,20 @@ class Reply:
     def ended(self, answer: Answer) -> Iterator[Json]:
         """What comes after the last chunk."""
         content: Json = {"delta": {}} if self.chat else {"text": ""}
-        yield self._piece(content, None, _end(answer))
+        yield self._piece(content, None, _end(answer)) | self._figures(answer)
         if self.include_usage:
             yield self._object([], ".chunk") | {"usage": usage(answer)}
+
+    def _figures(self, answer: Answer) -> Json:
+        """Of speculation, where vLLM has them and by the names of gRPC."""
+        if not self.include_figures:
+            return {}
+        figures = MessageToDict(
+            encode_stats(answer.speculation, answer.rule),
+            preserving_proto_field_name=True,
+            always_print_fields_with_no_presence=True,
+        )
+        return {"metrics": {"speculative_decoding": figures}}
 
     def _piece(self, content: Json, logprobs: Json | None, end: Json | None = None) -> Json:
         end = end or {"finish_reason": None}

@@ -56,6 +56,18 @@ class StreamOptions(Body):
     include_usage: bool | None = None
 
 
+class SpeculationBody(Body):
+    """How this request is drafted for, as over gRPC."""
+
+    rule: Literal["match", "reject", "top1"] | None = None
+    num_speculative_tokens: Count | None = None
+    branches: Count | None = None
+    method: Literal["tree", "medusa_lite", "ngram"] | None = None
+    schedule: Literal["goodput", "constant", "heuristic"] | None = None
+    confidence_threshold: Number | None = None
+    prediction: str | None = None
+
+
 class GenerationBody(Body):
     """What completions and chats share."""
 
@@ -80,6 +92,7 @@ class GenerationBody(Body):
     ignore_eos: bool | None = None
     stop_token_ids: TokenIds | None = None
     min_tokens: Count | None = None
+    speculation: SpeculationBody | None = None  # Tandem's; the answer has its figures then
 
 
 class CompletionBody(GenerationBody):

@@ -24,7 +24,7 @@ from tandem.orchestrator.requests.request import (
     scope_of,
 )
 from tandem.protos.errors import InvalidRequest, Violation
-from tandem.protos.types import Method
+from tandem.protos.types import Method, Rule, Schedule
 from tandem.v1.orchestrator_pb2 import GenerateRequest
 
 CALLER = Caller(b"client", b"share", "id-1")
@@ -215,3 +215,14 @@ def test_a_prediction_is_looked_up_in(content: Any) -> None:
     asked = of_chat(prediction={"type": "content", "content": content})
     assert asked.speculation == Speculation(prediction="Hi there")
     assert asked.speculation.drafted_by is Method.NGRAM
+
+
+def test_speculation_is_asked_for_as_over_grpc() -> None:
+    given = {"rule": "top1", "method": "ngram", "schedule": "constant", "branches": 2}
+    asked = of_completion(speculation=given | {"num_speculative_tokens": 0, "prediction": "Hi"})
+    assert asked.speculation == Speculation(
+        Rule.TOP1, 0, 2, method=Method.NGRAM, schedule=Schedule.CONSTANT, prediction="Hi"
+    )
+    assert of_chat(speculation={}).speculation == of_chat().speculation == Speculation()
+    (wrong,) = refused({"prompt": "Hello", "speculation": {"method": "magic"}})
+    assert wrong.field == "speculation.method"

@@ -51,6 +51,19 @@ async def test_a_stream_adds_up_and_ends_with_usage_if_it_is_asked_for(client: A
     assert all(chunk.choices and not chunk.usage for chunk in plain)
 
 
+async def test_speculation_is_chosen_and_its_figures_are_in_the_answer(client: AsyncOpenAI) -> None:
+    whole = await complete(client)
+    plain = await complete(client, extra_body={"speculation": {"num_speculative_tokens": 0}})
+    assert plain.choices[0].text == whole.choices[0].text
+    assert not hasattr(whole, "metrics")
+    figures = plain.metrics["speculative_decoding"]
+    assert (figures["num_spec_steps"], figures["num_draft_tokens"]) == (TOKENS, 0)
+    stream = await complete(client, stream=True, extra_body={"speculation": {"method": "ngram"}})
+    *pieces, last = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].text for chunk in (*pieces, last)) == whole.choices[0].text
+    assert last.metrics["speculative_decoding"]["num_spec_steps"] > 0
+
+
 async def test_a_chat_is_written_by_the_template_and_answered_as_its_text_is(
     client: AsyncOpenAI, door: Door
 ) -> None:
