@@ -34,6 +34,7 @@ from tandem.orchestrator.metrics import FrontMetrics
 from tandem.orchestrator.page.served import add_status_pages
 from tandem.orchestrator.requests.chat import load_chat_template
 from tandem.orchestrator.requests.checks import ServedModel
+from tandem.orchestrator.requests.grammars import trying
 from tandem.orchestrator.requests.text import load_tokenizer, longest_token, special_tokens
 from tandem.orchestrator.rounds.relay import Services
 from tandem.protos.address import is_loopback
@@ -157,10 +158,13 @@ async def serving(
         metrics = FrontMetrics(registry, replicas.acceptance)
         limits_each = Limits(*config.each_client, "_per_client")
         admission = Admission(Limits(config.max_running, config.max_waiting), limits_each, metrics)
-        async with relaying(config.tls, target, discovery.membership, registered) as relays:
+        async with (
+            relaying(config.tls, target, discovery.membership, registered) as relays,
+            trying(config.tokenizer, target.end_token_ids) as grammars,
+        ):
             await connected(relays.services, drafting=bool(config.drafters))
-            model = served_model(config, target, tokenizer)
-            answers = Answers(relays, tokenizer, model, metrics, admission, chat=chat)
+            used = relays, tokenizer, served_model(config, target, tokenizer), metrics, admission
+            answers = Answers(*used, chat=chat, grammars=grammars)
             draining, health, ends = drain or Drain(), Health(), RequestLog()
             recorder = Recorder(metrics, admission, ends)
             overview = Overview(replicas, admission, recorder, health)
