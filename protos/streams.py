@@ -23,8 +23,8 @@ class Decoding:
 
     In `lockstep` each step waits for the guess made after exactly its length and verifies all of
     it; `once` ends after one step. `lookup`: guess what followed the last tokens where they
-    occurred before, in the text or in `known` tokens. `group` of verifiers that the text is from:
-    it is not sent.
+    occurred before, in the text or in `known` tokens. `forced`: guess so many tokens at once that
+    the grammar leaves no choice about. `group` of verifiers that the text is from: it is not sent.
     """
 
     context: Context
@@ -38,6 +38,7 @@ class Decoding:
     traceparent: str = ""
     group: str = ""
     known: tuple[int, ...] = ()
+    forced: int = 0
 
 
 @dataclass(frozen=True, slots=True)

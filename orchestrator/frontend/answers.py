@@ -29,6 +29,7 @@ from tandem.orchestrator.requests.checks import (
     checked,
     too_long,
 )
+from tandem.orchestrator.requests.grammars import GrammarTrials
 from tandem.orchestrator.requests.message import MessageStream, Reading
 from tandem.orchestrator.requests.request import Conversation, Request
 from tandem.orchestrator.requests.text import PROMPT_TAIL, TextStream
@@ -64,9 +65,10 @@ class Answers:
         admission: Admission,
         *,
         chat: ChatTemplate = NO_TEMPLATE,
+        grammars: GrammarTrials | None = None,
     ) -> None:
         self._runner, self._tokenizer, self._served = runner, tokenizer, served
-        self._chat = chat
+        self._chat, self._grammars = chat, grammars
         self._metrics, self.admission = metrics, admission
 
     async def generate(
@@ -86,7 +88,7 @@ class Answers:
         with tracing.during("generate", request.traceparent, request_id=request_id) as span:
             request = replace(request, traceparent=span.traceparent)
             with self.admission.ticket(request.share, request.quota):
-                begun = asyncio.create_task(asyncio.to_thread(self._begin, request, arrived))
+                begun = asyncio.create_task(self._begun(request, arrived))
                 begun.add_done_callback(partial(_note, course))
                 running = read_ahead(lambda: self._run(begun, request, span))
                 async with aclosing(running) as chunks:
@@ -121,6 +123,11 @@ class Answers:
                         yield chunk
                     if answer.finished:
                         break
+
+    async def _begun(self, request: Request, arrived: float) -> tuple[RunRequest, AnswerBuilder]:
+        if self._grammars:
+            await self._grammars.check(request.sampling.grammar)
+        return await asyncio.to_thread(self._begin, request, arrived)
 
     def _begin(self, request: Request, arrived: float) -> tuple[RunRequest, AnswerBuilder]:
         """What is run, and the answer as the client has it; takes long for long texts."""

@@ -24,6 +24,7 @@ from tandem.orchestrator.requests.request import (
     scope_of,
 )
 from tandem.protos.errors import InvalidRequest, Violation
+from tandem.protos.grammar import Grammar, GrammarKind
 from tandem.protos.types import Method, Rule, Schedule, TokenLogprobs
 from tandem.protos.wire.drafting import decode_choice
 from tandem.v1 import orchestrator_pb2 as api
@@ -48,13 +49,15 @@ def decode_request(
                 speculation[field] = decode_choice(f"speculation.{field}", choice, number)
         except InvalidRequest as unknown:
             malformed += unknown.violations
-    biases = tuple(sorted(sampling.logit_bias.items()))
+    given = _given(sampling) | {"logit_bias": tuple(sorted(sampling.logit_bias.items()))}
+    if name := sampling.WhichOneof("grammar"):
+        given["grammar"] = _grammar(name, given.pop(name))
     lists = {"stop": tuple(stopping.stop), "stop_token_ids": tuple(stopping.stop_token_ids)}
     return Request(
         decode_prompt(message),
         message.request_id,
         message.model,
-        Sampling(**_given(sampling) | {"logit_bias": biases}),
+        Sampling(**given),
         Stopping(**_given(stopping) | lists),
         Speculation(**speculation),
         message.logprobs if message.HasField("logprobs") else None,
@@ -64,6 +67,15 @@ def decode_request(
         client or connection_digest(connection),
         tuple(malformed),
     )
+
+
+def _grammar(name: str, value: Any) -> Grammar | None:
+    match value:
+        case str():
+            return Grammar(GrammarKind[name.upper()], value)
+        case bool():
+            return Grammar(GrammarKind.JSON_OBJECT) if value else None
+    return Grammar.choice(value.texts)
 
 
 def _given(message: Message) -> dict[str, Any]:

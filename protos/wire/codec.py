@@ -68,6 +68,7 @@ def encode_decoding(stream: int, opening: streams.Decoding) -> verifier_pb2.Deco
         known=opening.known,
         request_id=opening.request_id,
         traceparent=opening.traceparent,
+        forced=opening.forced,
     )
 
 
@@ -84,6 +85,7 @@ def decode_decoding(message: verifier_pb2.Decoding) -> streams.Decoding:
         known=tuple(message.known),
         request_id=message.request_id,
         traceparent=message.traceparent,
+        forced=message.forced,
     )
 
 
