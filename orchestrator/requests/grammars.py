@@ -33,7 +33,7 @@ class GrammarTrials:
     """
 
     def __init__(self, model: Path, ends: Sequence[int]) -> None:
-        self._command = (sys.executable, "-m", __name__, str(model), *map(str, ends))
+        self._command = (sys.executable, "-P", "-m", __name__, str(model), *map(str, ends))
         self._thread = ThreadPoolExecutor(1, "grammars")
         self._process: subprocess.Popen[str] | None = None
         self._closed = False
