@@ -94,6 +94,10 @@ class Admission:
             loads.append(ClientLoad(client_name(share), running, tickets.count - running))
         return tuple(sorted(loads, key=lambda each: (-each.running, -each.waiting, each.name)))
 
+    def most_running(self, quota: Quota) -> int:
+        """How many requests of a client may run at once."""
+        return min(self._all.limits.running, self._limits(quota).running)
+
     @contextmanager
     def ticket(self, share: bytes, quota: Quota = EVERYBODYS) -> Iterator[None]:
         """A scope in which a request may ask for a place; raises Busy when too many run or wait."""

@@ -25,10 +25,10 @@ from tokenizers import Tokenizer
 
 from tandem.orchestrator.frontend.client_guard import Anybody, Callers
 from tandem.orchestrator.frontend.identities import GENERATE, Identity
-from tandem.orchestrator.http import decoding, errors
+from tandem.orchestrator.http import decoding, errors, parsing
 from tandem.orchestrator.http.body import Bodies, BodyTooLarge, NotJson
-from tandem.orchestrator.http.delivery import Delivery, Frontend
-from tandem.orchestrator.http.replies import Reply, TokenTexts
+from tandem.orchestrator.http.delivery import Choice, Delivery, Frontend
+from tandem.orchestrator.http.replies import Head, Reply, TokenTexts
 from tandem.orchestrator.http.schema import ChatBody, CompletionBody, GenerationBody
 from tandem.orchestrator.http.server import CERTIFICATE
 from tandem.orchestrator.requests.request import (
@@ -96,34 +96,32 @@ class HttpApi:
         identity = self._identity(request)
         owner = identity.name if identity else request.client.host if request.client else ""
         async with self._bodies.read(request, owner) as content:
-            body, ignored = await asyncio.to_thread(decoding.parsed, kind, content)
+            body, ignored = await asyncio.to_thread(parsing.parsed, kind, content)
         request_id = request.state.request_id
         chat = isinstance(body, ChatBody)
         caller = caller_of(request, body)
         if isinstance(body, ChatBody):
-            asked, logprobs = decoding.chat(body, caller), bool(body.logprobs)
+            asked, logprobs = decoding.chats(body, caller), bool(body.logprobs)
         else:
             assert isinstance(body, CompletionBody)
-            asked, logprobs = decoding.completion(body, caller), body.logprobs is not None
-        asked = identity.owning(asked) if identity else asked
+            asked, logprobs = decoding.completions(body, caller), body.logprobs is not None
         trace = tracing.given(request.headers.get(tracing.TRACEPARENT, ""))
-        asked = replace(asked, traceparent=trace)
+        asked = tuple(
+            replace(identity.owning(each) if identity else each, traceparent=trace)
+            for each in asked
+        )
         options = body.stream_options
         usage = bool(options and options.include_usage)
         if usage and not body.stream:
             raise decoding.needs_stream()
-        reply = Reply(
-            request_id,
-            self.model.name,
-            int(time.time()),
-            chat,
-            logprobs,
-            self._tokens,
-            usage,
-            body.speculation is not None,
+        head = Head(request_id, self.model.name, int(time.time()), chat, usage)
+        figures = body.speculation is not None
+        choices = tuple(
+            Choice(each, Reply(head, place, logprobs, self._tokens, figures))
+            for place, each in enumerate(asked)
         )
         request.state.ignored = ", ".join(ignored)
-        return Delivery(self.frontend, body, asked, reply)
+        return Delivery(self.frontend, body, choices)
 
     def _identity(self, request: Request) -> Identity | None:
         """Who asks, where clients are known; raises Unauthenticated, PermissionDenied."""

@@ -5,18 +5,17 @@ Pure. Who asks, and under which name, comes from the headers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
-from pydantic_core import from_json
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from tandem.orchestrator.http import tolerance
 from tandem.orchestrator.http.schema import (
     MOST_32,
     MOST_64,
+    MOST_CHOICES,
     ChatBody,
     CompletionBody,
     GenerationBody,
@@ -33,7 +32,7 @@ from tandem.orchestrator.requests.request import (
     Tool,
     ToolCall,
 )
-from tandem.protos.errors import InvalidRequest, Violation
+from tandem.protos.errors import InvalidRequest
 from tandem.protos.types import Method, Rule, Schedule
 
 COMPLETION_TOKENS = 16  # OpenAI's default for completions; that for chats is all that fits
@@ -54,10 +53,8 @@ SAMPLING = (
     "seed",
 )
 CHOICES: Mapping[str, type[Enum]] = {"rule": Rule, "method": Method, "schedule": Schedule}
-MOST_MISTAKES, LONGEST_NAME = 32, 64
-MISTAKES = {"missing": "is missing", "extra_forbidden": "is not supported"}
+LONGEST_ID = 120  # of a request, so that its number fits too
 IDS = TypeAdapter[list[int]](TokenIds, config=ConfigDict(strict=True))
-Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,30 +68,39 @@ class Caller:
     request_id: str
 
 
-def parsed(kind: type[Parsed], content: bytes) -> tuple[Parsed, tuple[str, ...]]:
-    """A body, and the names of what is ignored in it; raises InvalidRequest naming every field that
-    is wrong, and no value.
-    """
-    try:
-        body = from_json(content)
-    except ValueError:
-        raise InvalidRequest.of("body", "is not JSON") from None
-    if not isinstance(body, dict):
-        raise InvalidRequest.of("body", "is not an object")
-    left, ignored = tolerance.without_effect(body)
-    try:
-        return kind.model_validate(left), ignored
-    except ValidationError as error:
-        raise InvalidRequest(*_violations(error)) from None
+def completions(body: CompletionBody, caller: Caller) -> tuple[Request, ...]:
+    """Requests to continue texts, one for each choice; raises InvalidRequest."""
+    prompts, count = _prompts(body.prompt), body.n or 1
+    if len(prompts) * count > MOST_CHOICES:
+        problem = f"has {len(prompts)} prompts, times n {count}, above {MOST_CHOICES} choices"
+        raise InvalidRequest.of("prompt", problem)
+    first = [_request(body, prompt, caller, body.logprobs, COMPLETION_TOKENS) for prompt in prompts]
+    return _numbered(choice for each in first for choice in _choices(each, count))
 
 
-def completion(body: CompletionBody, caller: Caller) -> Request:
-    """A request to continue a text; raises InvalidRequest."""
-    return _request(body, _prompt(body.prompt), caller, body.logprobs, COMPLETION_TOKENS)
+def chats(body: ChatBody, caller: Caller) -> tuple[Request, ...]:
+    """Requests to answer a conversation, one for each choice; raises InvalidRequest."""
+    return _numbered(_choices(_chat(body, caller), body.n or 1))
 
 
-def chat(body: ChatBody, caller: Caller) -> Request:
-    """A request to answer a conversation; raises InvalidRequest."""
+def _choices(request: Request, count: int) -> Iterator[Request]:
+    """The same request so many times, each with a seed that follows from that of the first."""
+    for place in range(count):
+        sampling = request.sampling
+        if sampling.seed is not None:
+            sampling = replace(sampling, seed=(sampling.seed + place) % (MOST_64 + 1))
+        yield replace(request, sampling=sampling)
+
+
+def _numbered(requests: Iterable[Request]) -> tuple[Request, ...]:
+    """Each with an id of its own: the first has that of the whole."""
+    first, *others = requests
+    named = (f"{first.request_id[:LONGEST_ID]}-{place}" for place in range(1, 1 + len(others)))
+    pairs = zip(others, named, strict=True)
+    return first, *(replace(each, request_id=name) for each, name in pairs)
+
+
+def _chat(body: ChatBody, caller: Caller) -> Request:
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         problem = f"is {body.max_completion_tokens}, but max_tokens is {body.max_tokens}"
         raise InvalidRequest.of("max_completion_tokens", problem)
@@ -202,43 +208,16 @@ def _speculation(body: GenerationBody) -> Speculation:
     return Speculation(**given)
 
 
-def _prompt(prompt: str | list[Any]) -> str | tuple[int, ...]:
-    """A text or token ids, also as the only one of a list."""
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        if len(prompt) > 1:
-            raise InvalidRequest.of("prompt", f"has {len(prompt)} prompts, above 1")
-        prompt = prompt[0]
+def _prompts(prompt: str | list[Any]) -> list[str | tuple[int, ...]]:
+    """A text or token ids, or a list of these."""
+    several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
+    return [_prompt(each) for each in (prompt if several else [prompt])]
+
+
+def _prompt(prompt: Any) -> str | tuple[int, ...]:
     if isinstance(prompt, str):
         return prompt
     try:
         return tuple(IDS.validate_python(prompt))
     except ValidationError:
         raise InvalidRequest.of("prompt", "is not a text, or a list of token ids") from None
-
-
-def _violations(error: ValidationError) -> Iterator[Violation]:
-    if error.error_count() > MOST_MISTAKES:
-        yield Violation("body", f"has {error.error_count()} mistakes")
-        return
-    deepest: dict[str, Violation] = {}  # of a field, of whose kinds of values each was tried
-    for found in error.errors(include_url=False, include_input=False):
-        kind, place = found["type"], _place(found["loc"])
-        field = next((each for each in deepest if place.startswith((f"{each}[", f"{each}."))), "")
-        problem = MISTAKES.get(kind) or f"is wrong: {found['msg']}"
-        if kind == "extra_forbidden" and place in tolerance.NEUTRAL:
-            problem = f"is not supported but with {tolerance.accepted(place)}"
-        deepest.pop(field, None)
-        deepest.setdefault(place, Violation(place, problem))
-    yield from deepest.values()
-
-
-def _place(location: tuple[int | str, ...]) -> str:
-    """`messages[0].content`, without the kinds of values that were tried."""
-    first, *others = location or ("body",)
-    place = str(first)[:LONGEST_NAME]
-    for part in others:
-        if isinstance(part, int):
-            place += f"[{part}]"
-        elif part.isidentifier() and part != "str":
-            place += f".{part[:LONGEST_NAME]}"
-    return place

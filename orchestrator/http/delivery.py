@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +27,7 @@ from tandem.orchestrator.requests.answer import Answer, Chunk
 from tandem.orchestrator.requests.request import Request
 from tandem.protos.errors import DeadlineExceeded, Internal, InvalidRequest, TandemError
 from tandem.protos.service.drain import Drain
+from tandem.protos.service.tasks import background
 
 MUTE_SECONDS = 60.0  # that a client may read nothing
 QUIET = 20  # events without a token, a quarter of a second each, until a comment is sent
@@ -51,15 +52,25 @@ class Frontend:
     serving: Callable[[], bool]
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer of a response."""
+
+    request: Request
+    reply: Reply
+
+
 @dataclass
 class Delivery:
-    """The response to one request; called by the server."""
+    """The response to one body: `choices` in the order of its prompts. Called by the server."""
 
     frontend: Frontend
     body: GenerationBody
-    request: Request
-    reply: Reply
+    choices: tuple[Choice, ...]
     _started: bool = field(default=False, init=False)
+    _quiet: int = field(default=0, init=False)  # events without a token
+    _answers: dict[int, Answer] = field(default_factory=dict, init=False)  # by choice
+    _sending: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises what goes wrong before the first event; after it, it is an event. A client that
@@ -77,42 +88,53 @@ class Delivery:
             await _send(send, type=BODY, body=_event(body_of(_known(error))), more_body=False)
 
     async def _deliver(self, scope: Scope, receive: Receive, send: Send) -> None:
-        front = self.frontend
-        with front.ends.logged(self.request) as course:
-            generated = aclosing(front.answers.generate(self.request, course))
-            async with front.drain.running(), generated as events:
-                if self.body.stream:
-                    await self._stream(events, send)
-                    return
-                answers = [event async for event in events if isinstance(event, Answer)]
-        await JSONResponse(self.reply.whole(answers[-1]))(scope, receive, send)
+        """As many choices at once as requests of this client may run."""
+        quota = self.choices[0].request.quota
+        places = asyncio.Semaphore(self.frontend.answers.admission.most_running(quota))
+        async with background(*(self._run(each, places, send) for each in self.choices)) as tasks:
+            await asyncio.wait(tasks)
+        answers = [self._answers[place] for place in range(len(self.choices))]
+        first, each = self.choices[0].reply, self.body.n or 1
+        if self.body.stream:
+            total = b"".join(map(_event, first.head.total(answers, each)))
+            await _send(send, type=BODY, body=total + DONE, more_body=False)
+            return
+        whole = [choice.reply.whole(self._answers[choice.reply.index]) for choice in self.choices]
+        content = first.head.whole(whole, answers, each) | first.figures(answers[0])
+        await JSONResponse(content)(scope, receive, send)
 
-    async def _stream(self, events: AsyncIterator[Chunk | Answer | None], send: Send) -> None:
-        async for content in self._events(events):
+    async def _run(self, choice: Choice, places: asyncio.Semaphore, send: Send) -> None:
+        front, begun = self.frontend, False
+        with front.ends.logged(choice.request) as course:
+            generated = aclosing(front.answers.generate(choice.request, course))
+            async with front.drain.running(), places, generated as events:
+                async for event in events:
+                    if isinstance(event, Answer):
+                        self._answers[choice.reply.index] = event
+                    if self.body.stream:
+                        await self._stream(choice.reply, event, begun, send)
+                        begun |= event is not None
+
+    async def _stream(
+        self, reply: Reply, event: Chunk | Answer | None, begun: bool, send: Send
+    ) -> None:
+        """Send what an event brings; a comment if no choice has brought anything for long."""
+        pieces = (
+            [] if event is None else [*(() if begun else reply.begun()), *_pieces(reply, event)]
+        )
+        content = b"".join(map(_event, pieces))
+        if not content:
+            self._quiet += 1
+            content = b"" if self._quiet % (QUIET * len(self.choices)) else COMMENT
+        async with self._sending:
             if not self._started:
                 self._started = True
                 await _send(send, type="http.response.start", status=200, headers=HEADERS)
             await _send(send, type=BODY, body=content, more_body=True)
-        await _send(send, type=BODY, body=b"", more_body=False)
 
-    async def _events(self, events: AsyncIterator[Chunk | Answer | None]) -> AsyncIterator[bytes]:
-        """What is sent; empty at first, if there is nothing yet."""
-        quiet, begun = 0, False
-        async for event in events:
-            pieces = [] if event is None else list(self._pieces(event))
-            if not begun and event is not None:
-                pieces, begun = [*self.reply.begun(), *pieces], True
-            if not pieces:
-                quiet += 1
-                yield b"" if quiet % QUIET else COMMENT
-                continue
-            yield b"".join(map(_event, pieces)) + (DONE if isinstance(event, Answer) else b"")
 
-    def _pieces(self, event: Chunk | Answer) -> Iterator[Json]:
-        if isinstance(event, Chunk):
-            yield from self.reply.chunk(event)
-        else:
-            yield from self.reply.ended(event)
+def _pieces(reply: Reply, event: Chunk | Answer) -> Iterator[Json]:
+    return reply.chunk(event) if isinstance(event, Chunk) else reply.ended(event)
 
 
 def _known(error: Exception) -> TandemError:

@@ -70,38 +70,64 @@ class TokenTexts:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
 
-@dataclass
-class Reply:
-    """One answer on its way to a client: what all its objects share, and how far it is."""
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What all objects of one response share."""
 
     request_id: str
     model: str
     created: int  # seconds since 1970
     chat: bool
+    include_usage: bool = False  # in a stream
+
+    def whole(self, choices: Sequence[Json], answers: Sequence[Answer], each: int) -> Json:
+        """All choices at once."""
+        return self.with_choices(choices, "") | {"usage": usage(answers, each)}
+
+    def total(self, answers: Sequence[Answer], each: int) -> Iterator[Json]:
+        """What comes behind the last chunks of all choices."""
+        if self.include_usage:
+            yield self.with_choices([], ".chunk") | {"usage": usage(answers, each)}
+
+    def with_choices(self, choices: Sequence[Json], suffix: str) -> Json:
+        """An object of the response."""
+        return {
+            "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{self.request_id}",
+            "object": f"chat.completion{suffix}" if self.chat else "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+
+@dataclass
+class Reply:
+    """One choice on its way to a client, and how far it is."""
+
+    head: Head
+    index: int
     logprobs: bool
     tokens: TokenTexts
-    include_usage: bool = False
     include_figures: bool = False
     _decoder: codecs.IncrementalDecoder = field(default_factory=UTF_8, init=False)
     _characters: int = field(default=0, init=False)  # of the tokens so far, whole ones
     _calls: int = field(default=0, init=False)  # of tools, so far
 
     def whole(self, answer: Answer) -> Json:
-        """The answer at once."""
+        """The choice at once."""
         logprobs = self._logprobs(answer.token_ids, answer.logprobs)
-        content = {"message": _message(answer)} if self.chat else {"text": answer.text}
-        choice = {"index": 0, **content, "logprobs": logprobs, **_end(answer)}
-        return self._object([choice], "") | {"usage": usage(answer)} | self._figures(answer)
+        content = {"message": _message(answer)} if self.head.chat else {"text": answer.text}
+        return {"index": self.index, **content, "logprobs": logprobs, **_end(answer)}
 
     def begun(self) -> Iterator[Json]:
         """What comes before the first chunk."""
-        if self.chat:
+        if self.head.chat:
             yield self._piece({"delta": {"role": "assistant", "content": ""}}, None)
 
     def chunk(self, chunk: Chunk) -> Iterator[Json]:
         """What one step adds, in a chat perhaps nothing; its log-probabilities are in the first."""
         contents: list[Json] = [{"text": chunk.text}]
-        if self.chat:
+        if self.head.chat:
             contents = [{"delta": self._delta(part)} for part in chunk.parts]
         logprobs = self._logprobs(chunk.token_ids, chunk.logprobs)
         for content in contents or ([{"delta": {}}] if logprobs else []):
@@ -119,12 +145,10 @@ class Reply:
 
     def ended(self, answer: Answer) -> Iterator[Json]:
         """What comes after the last chunk."""
-        content: Json = {"delta": {}} if self.chat else {"text": ""}
-        yield self._piece(content, None, _end(answer)) | self._figures(answer)
-        if self.include_usage:
-            yield self._object([], ".chunk") | {"usage": usage(answer)}
+        content: Json = {"delta": {}} if self.head.chat else {"text": ""}
+        yield self._piece(content, None, _end(answer)) | self.figures(answer)
 
-    def _figures(self, answer: Answer) -> Json:
+    def figures(self, answer: Answer) -> Json:
         """Of speculation, where vLLM has them and by the names of gRPC."""
         if not self.include_figures:
             return {}
@@ -137,23 +161,15 @@ class Reply:
 
     def _piece(self, content: Json, logprobs: Json | None, end: Json | None = None) -> Json:
         end = end or {"finish_reason": None}
-        piece = self._object([{"index": 0, **content, "logprobs": logprobs, **end}], ".chunk")
-        return piece | ({"usage": None} if self.include_usage else {})
-
-    def _object(self, choices: Sequence[Json], suffix: str) -> Json:
-        return {
-            "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{self.request_id}",
-            "object": f"chat.completion{suffix}" if self.chat else "text_completion",
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-        }
+        choice = {"index": self.index, **content, "logprobs": logprobs, **end}
+        piece = self.head.with_choices([choice], ".chunk")
+        return piece | ({"usage": None} if self.head.include_usage else {})
 
     def _logprobs(self, ids: Sequence[int], found: Sequence[TokenLogprobs]) -> Json | None:
         if not self.logprobs:
             return None
         pairs = list(zip(ids, found, strict=True))
-        return self._of_chat(pairs) if self.chat else self._of_completion(pairs)
+        return self._of_chat(pairs) if self.head.chat else self._of_completion(pairs)
 
     def _of_chat(self, pairs: Sequence[tuple[int, TokenLogprobs]]) -> Json:
         def entry(token: int, logprob: float) -> Json:
@@ -183,18 +199,24 @@ class Reply:
         }
 
 
-def usage(answer: Answer) -> Json:
-    """Tokens of the request, and of the drafts that were verified for it."""
-    prompt, completion = answer.prompt_tokens, len(answer.token_ids)
-    accepted = answer.speculation.accepted
+def usage(answers: Sequence[Answer], each: int) -> Json:
+    """Tokens of all choices, and of the drafts that were verified for them. `each` choices have one
+    prompt, which counts once.
+    """
+    prompt = sum(answer.prompt_tokens for answer in answers[::each])
+    completion = sum(len(answer.token_ids) for answer in answers)
+    accepted = sum(answer.speculation.accepted for answer in answers)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+        "prompt_tokens_details": {
+            "cached_tokens": sum(answer.cached_tokens for answer in answers[::each])
+        },
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": answer.speculation.drafted - accepted,
+            "rejected_prediction_tokens": sum(answer.speculation.drafted for answer in answers)
+            - accepted,
         },
     }
 

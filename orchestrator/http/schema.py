@@ -13,6 +13,7 @@ from pydantic_core import from_json
 
 from tandem.orchestrator.requests.tools import NAME
 
+MOST_CHOICES = 128  # of one request, of all its prompts, as at OpenAI
 MOST_32, LEAST_64, MOST_64 = (1 << 32) - 1, -(1 << 63), (1 << 64) - 1
 
 
@@ -72,6 +73,7 @@ class GenerationBody(Body):
     """What completions and chats share."""
 
     model: str | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: Number | None = None

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 Json: TypeAlias = dict[str, Any]
 
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),

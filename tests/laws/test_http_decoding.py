@@ -12,7 +12,8 @@ from starlette.requests import Request as HttpRequest
 
 from tandem.orchestrator.frontend.messages import decode_request
 from tandem.orchestrator.http.app import caller_of
-from tandem.orchestrator.http.decoding import Caller, chat, completion, parsed, renamed
+from tandem.orchestrator.http.decoding import Caller, chats, completions, renamed
+from tandem.orchestrator.http.parsing import parsed
 from tandem.orchestrator.http.schema import ChatBody, CompletionBody
 from tandem.orchestrator.requests.request import (
     CLIENT_KEY,
@@ -20,11 +21,9 @@ from tandem.orchestrator.requests.request import (
     Conversation,
     Request,
     Sampling,
-    Speculation,
     scope_of,
 )
 from tandem.protos.errors import InvalidRequest, Violation
-from tandem.protos.types import Method, Rule, Schedule
 from tandem.v1.orchestrator_pb2 import GenerateRequest
 
 CALLER = Caller(b"client", b"share", "id-1")
@@ -33,11 +32,12 @@ HELLO = {"role": "user", "content": "Hello"}
 
 def of_completion(**fields: Any) -> Request:
     body = json.dumps({"prompt": "Hello"} | fields).encode()
-    return completion(parsed(CompletionBody, body)[0], CALLER)
+    return completions(parsed(CompletionBody, body)[0], CALLER)[0]
 
 
 def of_chat(**fields: Any) -> Request:
-    return chat(parsed(ChatBody, json.dumps({"messages": [HELLO]} | fields).encode())[0], CALLER)
+    body = json.dumps({"messages": [HELLO]} | fields).encode()
+    return chats(parsed(ChatBody, body)[0], CALLER)[0]
 
 
 def refused(body: bytes | dict[str, Any], kind: Any = CompletionBody) -> tuple[Violation, ...]:
@@ -97,9 +97,23 @@ def test_token_ids_are_a_prompt_too(prompt: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "prompt", [["a", "b"], [1, "a"], [1, "2"], [-1], [2**32], [None], [[[1]]], [1.5], [3.0], [True]]
+    "prompt",
+    [
+        ["a", 1],
+        ["a", None],
+        [[1], [-1]],
+        [1, "a"],
+        [1, "2"],
+        [-1],
+        [2**32],
+        [None],
+        [[[1]]],
+        [1.5],
+        [3.0],
+        [True],
+    ],
 )
-def test_what_is_no_single_prompt_is_refused(prompt: Any) -> None:
+def test_what_is_no_prompt_is_refused(prompt: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"^prompt "):
         of_completion(prompt=prompt)
 
@@ -208,21 +222,3 @@ def test_a_refusal_uses_the_words_of_the_body(
     error = InvalidRequest(*(Violation(field, "is wrong") for field in fields))
     found = renamed(error, parsed(kind, json.dumps(body).encode())[0])
     assert [each.field for each in found.violations] == [*names, "logit_bias[5]"]
-
-
-@pytest.mark.parametrize("content", ["Hi there", [{"type": "text", "text": "Hi there"}]])
-def test_a_prediction_is_looked_up_in(content: Any) -> None:
-    asked = of_chat(prediction={"type": "content", "content": content})
-    assert asked.speculation == Speculation(prediction="Hi there")
-    assert asked.speculation.drafted_by is Method.NGRAM
-
-
-def test_speculation_is_asked_for_as_over_grpc() -> None:
-    given = {"rule": "top1", "method": "ngram", "schedule": "constant", "branches": 2}
-    asked = of_completion(speculation=given | {"num_speculative_tokens": 0, "prediction": "Hi"})
-    assert asked.speculation == Speculation(
-        Rule.TOP1, 0, 2, method=Method.NGRAM, schedule=Schedule.CONSTANT, prediction="Hi"
-    )
-    assert of_chat(speculation={}).speculation == of_chat().speculation == Speculation()
-    (wrong,) = refused({"prompt": "Hello", "speculation": {"method": "magic"}})
-    assert wrong.field == "speculation.method"

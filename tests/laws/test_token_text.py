@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tandem.models
-from tandem.orchestrator.http.replies import Reply, TokenTexts
+from tandem.orchestrator.http.replies import Head, Reply, TokenTexts
 from tandem.orchestrator.requests.answer import Chunk
 from tandem.orchestrator.requests.text import load_tokenizer
 from tandem.protos.types import TokenLogprobs
@@ -26,7 +26,7 @@ def test_offsets_are_those_of_the_text_also_behind_a_character_of_several_tokens
     tokenizer = load_tokenizer(tandem.models.TARGET)
     ids = tokenizer.encode("a\u4e16b").ids
     assert len(ids) > 3
-    reply = Reply("id", "m", 0, False, True, TokenTexts(tokenizer))
+    reply = Reply(Head("id", "m", 0, chat=False), 0, True, TokenTexts(tokenizer))
     offsets = [
         offset
         for token in ids

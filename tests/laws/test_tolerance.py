@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tandem.orchestrator.http.decoding import completion, parsed
+from tandem.orchestrator.http.decoding import completions
+from tandem.orchestrator.http.parsing import parsed
 from tandem.orchestrator.http.schema import ChatBody, CompletionBody
 from tandem.orchestrator.http.tolerance import NEUTRAL, accepted
 from tandem.orchestrator.requests.request import ChatMessage, Conversation
@@ -63,7 +64,7 @@ def test_what_changes_no_text_is_ignored_and_named() -> None:
         CompletionBody, json.dumps(asked | {"stream": True, "stream_options": options}).encode()
     )
     assert ignored == ("metadata", "priority", "store", "stream_options.continuous_usage_stats")
-    assert completion(body, CALLER) == of_completion()
+    assert completions(body, CALLER) == (of_completion(),)
     quiet = {"store": False, "metadata": {}, "priority": 0, "prompt": "Hello"}
     assert parsed(CompletionBody, json.dumps(quiet).encode())[1] == ()
 

@@ -16,9 +16,9 @@ from tandem.orchestrator.frontend.admission import Admission, Limits
 from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.frontend.status import Recorder
 from tandem.orchestrator.http import delivery
-from tandem.orchestrator.http.decoding import Caller, completion
-from tandem.orchestrator.http.delivery import Delivery
-from tandem.orchestrator.http.replies import Reply, TokenTexts
+from tandem.orchestrator.http.decoding import Caller, completions
+from tandem.orchestrator.http.delivery import Choice, Delivery
+from tandem.orchestrator.http.replies import Head, Reply, TokenTexts
 from tandem.orchestrator.http.schema import CompletionBody
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.orchestrator.requests.request import CLIENT_KEY
@@ -143,9 +143,9 @@ async def test_an_http_client_that_reads_nothing_has_run_out_of_time_and_is_no_b
         await asyncio.Event().wait()
 
     body = CompletionBody(prompt=PROMPT, stream=True)
-    request = completion(body, Caller(b"", b"share", "mute"))
-    reply = Reply("mute", "tiny", 0, False, False, TokenTexts(TOKENIZER))
-    await Delivery(front.http, body, request, reply)({"type": "http"}, never, never)
+    (request,) = completions(body, Caller(b"", b"share", "mute"))
+    reply = Reply(Head("mute", "tiny", 0, chat=False), 0, False, TokenTexts(TOKENIZER))
+    await Delivery(front.http, body, (Choice(request, reply),))({"type": "http"}, never, never)
     (line,) = await front.ended(1)
     assert (line["code"], line["request_id"]) == ("DEADLINE_EXCEEDED", "mute")
     assert "read nothing" in line["problem"]

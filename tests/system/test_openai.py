@@ -51,6 +51,36 @@ async def test_a_stream_adds_up_and_ends_with_usage_if_it_is_asked_for(client: A
     assert all(chunk.choices and not chunk.usage for chunk in plain)
 
 
+async def test_choices_and_prompts_are_answered_as_if_each_were_asked_alone(
+    client: AsyncOpenAI,
+) -> None:
+    prompts, options = [PROMPT, "A dog"], {"temperature": 0.8, "n": 3}
+    alone = [
+        (await complete(client, prompt=prompt, temperature=0.8, seed=5 + place)).choices[0].text
+        for prompt in prompts
+        for place in range(3)
+    ]
+    assert len(set(alone)) == 6
+    whole = await complete(client, prompt=prompts, seed=5, **options)
+    assert [(each.index, each.text) for each in whole.choices] == list(enumerate(alone))
+    assert whole.usage.completion_tokens == 6 * TOKENS
+    single = await complete(client, prompt=prompts, seed=5, temperature=0.8)
+    assert whole.usage.prompt_tokens == single.usage.prompt_tokens
+    told, ends = [""] * 6, [0] * 6
+    usage = {"include_usage": True}
+    stream = await complete(
+        client, prompt=prompts, seed=5, stream=True, stream_options=usage, **options
+    )
+    *pieces, last = [chunk async for chunk in stream]
+    for (choice,) in (chunk.choices for chunk in pieces):
+        told[choice.index] += choice.text
+        ends[choice.index] += choice.finish_reason == "length"
+    assert (told, ends) == (alone, [1] * 6)
+    assert last.usage.total_tokens == whole.usage.total_tokens
+    chat = await converse(client, n=2, temperature=0)
+    assert chat.choices[0].message == chat.choices[1].message
+
+
 async def test_speculation_is_chosen_and_its_figures_are_in_the_answer(client: AsyncOpenAI) -> None:
     whole = await complete(client)
     plain = await complete(client, extra_body={"speculation": {"num_speculative_tokens": 0}})

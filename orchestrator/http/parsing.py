@@ -1,0 +1,61 @@
+"""The content of a request to its body, and the names of the fields that are wrong. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+
+from tandem.orchestrator.http import tolerance
+from tandem.protos.errors import InvalidRequest, Violation
+
+MOST_MISTAKES, LONGEST_NAME = 32, 64
+MISTAKES = {"missing": "is missing", "extra_forbidden": "is not supported"}
+Parsed = TypeVar("Parsed", bound=BaseModel)
+
+
+def parsed(kind: type[Parsed], content: bytes) -> tuple[Parsed, tuple[str, ...]]:
+    """A body, and the names of what is ignored in it; raises InvalidRequest naming every field that
+    is wrong, and no value.
+    """
+    try:
+        body = from_json(content)
+    except ValueError:
+        raise InvalidRequest.of("body", "is not JSON") from None
+    if not isinstance(body, dict):
+        raise InvalidRequest.of("body", "is not an object")
+    left, ignored = tolerance.without_effect(body)
+    try:
+        return kind.model_validate(left), ignored
+    except ValidationError as error:
+        raise InvalidRequest(*_violations(error)) from None
+
+
+def _violations(error: ValidationError) -> Iterator[Violation]:
+    if error.error_count() > MOST_MISTAKES:
+        yield Violation("body", f"has {error.error_count()} mistakes")
+        return
+    deepest: dict[str, Violation] = {}  # of a field, of whose kinds of values each was tried
+    for found in error.errors(include_url=False, include_input=False):
+        kind, place = found["type"], _place(found["loc"])
+        field = next((each for each in deepest if place.startswith((f"{each}[", f"{each}."))), "")
+        problem = MISTAKES.get(kind) or f"is wrong: {found['msg']}"
+        if kind == "extra_forbidden" and place in tolerance.NEUTRAL:
+            problem = f"is not supported but with {tolerance.accepted(place)}"
+        deepest.pop(field, None)
+        deepest.setdefault(place, Violation(place, problem))
+    yield from deepest.values()
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    """`messages[0].content`, without the kinds of values that were tried."""
+    first, *others = location or ("body",)
+    place = str(first)[:LONGEST_NAME]
+    for part in others:
+        if isinstance(part, int):
+            place += f"[{part}]"
+        elif part.isidentifier() and part != "str":
+            place += f".{part[:LONGEST_NAME]}"
+    return place

@@ -1,0 +1,50 @@
+"""How many answers are asked for by a body, and how they are drafted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tandem.orchestrator.http.decoding import chats, completions
+from tandem.orchestrator.http.parsing import parsed
+from tandem.orchestrator.http.schema import MOST_64, ChatBody, CompletionBody
+from tandem.orchestrator.requests.request import Speculation
+from tandem.protos.errors import InvalidRequest
+from tandem.protos.types import Method, Rule, Schedule
+from tests.laws.test_http_decoding import CALLER, HELLO, of_chat, of_completion, refused
+
+
+def test_every_choice_is_a_request_with_a_seed_and_an_id_of_its_own() -> None:
+    body = {"prompt": ["Hello", "World"], "n": 2, "seed": MOST_64}
+    asked = completions(parsed(CompletionBody, json.dumps(body).encode())[0], CALLER)
+    assert [each.prompt for each in asked] == ["Hello", "Hello", "World", "World"]
+    assert [each.sampling.seed for each in asked] == [MOST_64, 0, MOST_64, 0]
+    assert [each.request_id for each in asked] == ["id-1", "id-1-1", "id-1-2", "id-1-3"]
+    (first, second) = chats(
+        parsed(ChatBody, json.dumps({"messages": [HELLO], "n": 2}).encode())[0], CALLER
+    )
+    assert first == replace(second, request_id="id-1") == of_chat()
+    with pytest.raises(InvalidRequest, match="prompt has 43 prompts, times n 3, above 128 choices"):
+        of_completion(prompt=["a"] * 43, n=3)
+    assert refused({"prompt": "a", "n": 129})[0].field == "n"
+
+
+@pytest.mark.parametrize("content", ["Hi there", [{"type": "text", "text": "Hi there"}]])
+def test_a_prediction_is_looked_up_in(content: Any) -> None:
+    asked = of_chat(prediction={"type": "content", "content": content})
+    assert asked.speculation == Speculation(prediction="Hi there")
+    assert asked.speculation.drafted_by is Method.NGRAM
+
+
+def test_speculation_is_asked_for_as_over_grpc() -> None:
+    given = {"rule": "top1", "method": "ngram", "schedule": "constant", "branches": 2}
+    asked = of_completion(speculation=given | {"num_speculative_tokens": 0, "prediction": "Hi"})
+    assert asked.speculation == Speculation(
+        Rule.TOP1, 0, 2, method=Method.NGRAM, schedule=Schedule.CONSTANT, prediction="Hi"
+    )
+    assert of_chat(speculation={}).speculation == of_chat().speculation == Speculation()
+    (wrong,) = refused({"prompt": "Hello", "speculation": {"method": "magic"}})
+    assert wrong.field == "speculation.method"
