@@ -9,15 +9,16 @@ import asyncio
 import re
 import secrets
 import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
+from typing import TypeVar
 
 import structlog
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,9 +27,11 @@ from tokenizers import Tokenizer
 from tandem.orchestrator.frontend.client_guard import Anybody, Callers
 from tandem.orchestrator.frontend.identities import GENERATE, Identity
 from tandem.orchestrator.http import decoding, errors, parsing
-from tandem.orchestrator.http.body import Bodies, BodyTooLarge, NotJson
+from tandem.orchestrator.http.body import Bodies
 from tandem.orchestrator.http.delivery import Choice, Delivery, Frontend
 from tandem.orchestrator.http.replies import Head, Reply, TokenTexts
+from tandem.orchestrator.http.responses.body import RENAMED, as_chat
+from tandem.orchestrator.http.responses.reply import ResponsesReply
 from tandem.orchestrator.http.schema import ChatBody, CompletionBody, GenerationBody
 from tandem.orchestrator.http.server import CERTIFICATE
 from tandem.orchestrator.requests.request import (
@@ -37,7 +40,7 @@ from tandem.orchestrator.requests.request import (
     connection_digest,
     scope_of,
 )
-from tandem.protos.errors import Internal, TandemError
+from tandem.orchestrator.requests.request import Request as Asked
 from tandem.protos.service import tracing
 from tandem.protos.types import ModelDescription
 
@@ -45,13 +48,9 @@ REQUEST_ID = "x-request-id"
 IGNORED = "x-tandem-ignored"  # fields of the body that were not used
 GIVEN_ID = re.compile(r"[!-~]{1,128}")
 OWNER = "tandem"
-OF_BODIES: dict[type[TandemError], HTTPStatus] = {
-    BodyTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    NotJson: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-}
-GONE = 499  # what nginx logs of a client that left
 
 log = structlog.get_logger()
+Read = TypeVar("Read")
 
 
 @dataclass
@@ -72,55 +71,74 @@ class HttpApi:
     def app(self) -> ASGIApp:
         """What a server calls."""
         routes = [
-            Route("/v1/completions", partial(self._generate, CompletionBody), methods=["POST"]),
-            Route("/v1/chat/completions", partial(self._generate, ChatBody), methods=["POST"]),
+            self._generating(self._completions, "/v1/completions"),
+            self._generating(self._chats, "/v1/chat/completions"),
+            self._generating(self._responses, "/v1/responses"),
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._model),
             Route("/health", self._health),
         ]
-        refusals = {
-            TandemError: _refused,
-            HTTPException: _no_route,
-            ClientDisconnect: _left,
-            Exception: _failed,
-        }
-        return self._named(Starlette(routes=routes, exception_handlers=refusals))  # type: ignore[arg-type]
+        return self._named(Starlette(routes=routes, exception_handlers=errors.HANDLERS))  # type: ignore[arg-type]
 
-    async def _generate(self, kind: type[GenerationBody], request: Request) -> Delivery:
-        """What goes wrong before the request is decoded is logged here, later by its delivery."""
-        with self.frontend.ends.decoding(request.state.request_id):
-            return await self._decoded(kind, request)
+    async def _completions(self, request: Request) -> Delivery:
+        body = await self._read(request, partial(parsing.parsed, CompletionBody))
+        return self._delivery(request, body, decoding.completions(body, caller_of(request, body)))
 
-    async def _decoded(self, kind: type[GenerationBody], request: Request) -> Delivery:
-        self.frontend.drain.check()
-        identity = self._identity(request)
-        owner = identity.name if identity else request.client.host if request.client else ""
-        async with self._bodies.read(request, owner) as content:
-            body, ignored = await asyncio.to_thread(parsing.parsed, kind, content)
-        request_id = request.state.request_id
-        chat = isinstance(body, ChatBody)
-        caller = caller_of(request, body)
-        if isinstance(body, ChatBody):
-            asked, logprobs = decoding.chats(body, caller), bool(body.logprobs)
-        else:
-            assert isinstance(body, CompletionBody)
-            asked, logprobs = decoding.completions(body, caller), body.logprobs is not None
-        trace = tracing.given(request.headers.get(tracing.TRACEPARENT, ""))
-        asked = tuple(
-            replace(identity.owning(each) if identity else each, traceparent=trace)
-            for each in asked
+    async def _chats(self, request: Request) -> Delivery:
+        body = await self._read(request, partial(parsing.parsed, ChatBody))
+        return self._delivery(request, body, decoding.chats(body, caller_of(request, body)))
+
+    async def _responses(self, request: Request) -> Delivery:
+        chat, asked = await self._read(request, as_chat)
+        (only,) = self._owned(request, decoding.chats(chat, caller_of(request, chat)))
+        parallel = chat.parallel_tool_calls is not False
+        reply = ResponsesReply(
+            request.state.request_id, self.model.name, int(time.time()), asked, parallel
         )
-        options = body.stream_options
+        return Delivery(self.frontend, chat, (Choice(only, reply),), RENAMED)
+
+    def _generating(self, decode: Callable[[Request], Awaitable[Delivery]], path: str) -> Route:
+        """A route; what goes wrong before the request is decoded is logged here, later by its
+        delivery.
+        """
+
+        async def endpoint(request: Request) -> Delivery:
+            with self.frontend.ends.decoding(request.state.request_id):
+                self.frontend.drain.check()
+                request.state.identity = self._identity(request)
+                return await decode(request)
+
+        return Route(path, endpoint, methods=["POST"])
+
+    async def _read(
+        self, request: Request, parse: Callable[[bytes], tuple[Read, tuple[str, ...]]]
+    ) -> Read:
+        """What a body says; what is ignored in it is named in the answer."""
+        identity, client = request.state.identity, request.client
+        owner = identity.name if identity else client.host if client else ""
+        async with self._bodies.read(request, owner) as content:
+            body, ignored = await asyncio.to_thread(parse, content)
+        request.state.ignored = ", ".join(ignored)
+        return body
+
+    def _owned(self, request: Request, asked: Iterable[Asked]) -> Iterator[Asked]:
+        """Requests of who asks, and of its trace."""
+        identity = request.state.identity
+        trace = tracing.given(request.headers.get(tracing.TRACEPARENT, ""))
+        for each in asked:
+            yield replace(identity.owning(each) if identity else each, traceparent=trace)
+
+    def _delivery(self, request: Request, body: GenerationBody, asked: Iterable[Asked]) -> Delivery:
+        options, chat = body.stream_options, isinstance(body, ChatBody)
         usage = bool(options and options.include_usage)
         if usage and not body.stream:
             raise decoding.needs_stream()
-        head = Head(request_id, self.model.name, int(time.time()), chat, usage)
+        head = Head(request.state.request_id, self.model.name, int(time.time()), chat, usage)
         figures = body.speculation is not None
         choices = tuple(
-            Choice(each, Reply(head, place, logprobs, self._tokens, figures))
-            for place, each in enumerate(asked)
+            Choice(each, Reply(head, place, body.wants_logprobs, self._tokens, figures))
+            for place, each in enumerate(self._owned(request, asked))
         )
-        request.state.ignored = ", ".join(ignored)
         return Delivery(self.frontend, body, choices)
 
     def _identity(self, request: Request) -> Identity | None:
@@ -198,24 +216,3 @@ def caller_of(request: Request, body: GenerationBody) -> decoding.Caller:
         user or connection_digest(host),
         request.state.request_id,
     )
-
-
-async def _refused(request: Request, error: TandemError) -> Response:
-    if status := OF_BODIES.get(type(error)):
-        return JSONResponse(errors.problem(status, str(error), "body"), status)
-    return errors.response(error)
-
-
-async def _no_route(request: Request, error: HTTPException) -> Response:
-    status = HTTPStatus(error.status_code)
-    problem = f"{request.method} {request.url.path}: {error.detail}"
-    return JSONResponse(errors.problem(status, problem), status, error.headers)
-
-
-async def _left(request: Request, error: ClientDisconnect) -> Response:
-    return Response(status_code=GONE)
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    log.error("a call failed", exc_info=error)
-    return errors.response(Internal("internal error; see the server's log"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,9 @@ from tandem.orchestrator.frontend.answers import Answers
 from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.http.decoding import renamed
 from tandem.orchestrator.http.errors import body_of
+from tandem.orchestrator.http.parsing import in_words
 from tandem.orchestrator.http.replies import Json, Reply
+from tandem.orchestrator.http.responses.reply import ResponsesReply
 from tandem.orchestrator.http.schema import GenerationBody
 from tandem.orchestrator.requests.answer import Answer, Chunk
 from tandem.orchestrator.requests.request import Request
@@ -32,7 +34,7 @@ from tandem.protos.service.tasks import background
 MUTE_SECONDS = 60.0  # that a client may read nothing
 QUIET = 20  # events without a token, a quarter of a second each, until a comment is sent
 BODY = "http.response.body"
-COMMENT, DONE = b": alive\n\n", b"data: [DONE]\n\n"
+COMMENT = b": alive\n\n"
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 log = structlog.get_logger()
@@ -57,7 +59,7 @@ class Choice:
     """One answer of a response."""
 
     request: Request
-    reply: Reply
+    reply: Reply | ResponsesReply
 
 
 @dataclass
@@ -67,6 +69,7 @@ class Delivery:
     frontend: Frontend
     body: GenerationBody
     choices: tuple[Choice, ...]
+    words: Mapping[str, str] = field(default_factory=dict)  # the body's for fields of a chat
     _started: bool = field(default=False, init=False)
     _quiet: int = field(default=0, init=False)  # events without a token
     _answers: dict[int, Answer] = field(default_factory=dict, init=False)  # by choice
@@ -82,7 +85,7 @@ class Delivery:
             pass
         except Exception as error:
             if isinstance(error, InvalidRequest):
-                error = renamed(error, self.body)
+                error = in_words(renamed(error, self.body), self.words)
             if not self._started:
                 raise error from None
             await _send(send, type=BODY, body=_event(body_of(_known(error))), more_body=False)
@@ -97,7 +100,7 @@ class Delivery:
         first, each = self.choices[0].reply, self.body.n or 1
         if self.body.stream:
             total = b"".join(map(_event, first.head.total(answers, each)))
-            await _send(send, type=BODY, body=total + DONE, more_body=False)
+            await _send(send, type=BODY, body=total + first.head.done, more_body=False)
             return
         whole = [choice.reply.whole(self._answers[choice.reply.index]) for choice in self.choices]
         content = first.head.whole(whole, answers, each) | first.figures(answers[0])
@@ -116,7 +119,7 @@ class Delivery:
                         begun |= event is not None
 
     async def _stream(
-        self, reply: Reply, event: Chunk | Answer | None, begun: bool, send: Send
+        self, reply: Reply | ResponsesReply, event: Chunk | Answer | None, begun: bool, send: Send
     ) -> None:
         """Send what an event brings; a comment if no choice has brought anything for long."""
         pieces = (
@@ -133,7 +136,7 @@ class Delivery:
             await _send(send, type=BODY, body=content, more_body=True)
 
 
-def _pieces(reply: Reply, event: Chunk | Answer) -> Iterator[Json]:
+def _pieces(reply: Reply | ResponsesReply, event: Chunk | Answer) -> Iterator[Json]:
     return reply.chunk(event) if isinstance(event, Chunk) else reply.ended(event)
 
 
@@ -174,4 +177,5 @@ async def _send(send: Send, **message: Any) -> None:
 
 def _event(content: Json) -> bytes:
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-    return f"data: {text}\n\n".encode()
+    name = f"event: {content['type']}\n" if "type" in content else ""
+    return f"{name}data: {text}\n\n".encode()

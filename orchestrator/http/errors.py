@@ -6,10 +6,19 @@ import math
 from http import HTTPStatus
 from typing import Any
 
-from starlette.responses import JSONResponse
+import structlog
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 
+from tandem.orchestrator.http.body import BodyTooLarge, NotJson
 from tandem.protos.errors import Busy, Internal, InvalidRequest, TandemError
 
+OF_BODIES: dict[type[TandemError], HTTPStatus] = {
+    BodyTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    NotJson: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+}
+GONE = 499  # what nginx logs of a client that left
 LONGEST = 2000  # characters of a message
 STATUS = {
     "INVALID_ARGUMENT": HTTPStatus.BAD_REQUEST,
@@ -26,6 +35,8 @@ CODES = {
     HTTPStatus.UNAUTHORIZED: "invalid_api_key",
     HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_exceeded",
 }
+
+log = structlog.get_logger()
 
 
 def problem(
@@ -69,3 +80,32 @@ def response(error: TandemError) -> JSONResponse:
     if status_of(error) is HTTPStatus.UNAUTHORIZED:
         headers["www-authenticate"] = "Bearer"
     return JSONResponse(body_of(error), status_of(error), headers)
+
+
+async def _refused(request: Request, error: TandemError) -> Response:
+    if status := OF_BODIES.get(type(error)):
+        return JSONResponse(problem(status, str(error), "body"), status)
+    return response(error)
+
+
+async def _no_route(request: Request, error: HTTPException) -> Response:
+    status = HTTPStatus(error.status_code)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return JSONResponse(problem(status, message), status, error.headers)
+
+
+async def _left(request: Request, error: ClientDisconnect) -> Response:
+    return Response(status_code=GONE)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    log.error("a call failed", exc_info=error)
+    return response(Internal("internal error; see the server's log"))
+
+
+HANDLERS = {
+    TandemError: _refused,
+    HTTPException: _no_route,
+    ClientDisconnect: _left,
+    Exception: _failed,
+}

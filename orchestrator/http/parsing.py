@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from tandem.orchestrator.http import tolerance
+from tandem.orchestrator.http.tolerance import Json
 from tandem.protos.errors import InvalidRequest, Violation
 
 MOST_MISTAKES, LONGEST_NAME = 32, 64
 MISTAKES = {"missing": "is missing", "extra_forbidden": "is not supported"}
+UNCHANGED: Mapping[str, str] = {}
 Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
-def parsed(kind: type[Parsed], content: bytes) -> tuple[Parsed, tuple[str, ...]]:
-    """A body, and the names of what is ignored in it; raises InvalidRequest naming every field that
-    is wrong, and no value.
+def read(content: bytes) -> tuple[Json, tuple[str, ...]]:
+    """What of a body may change a text, and the names of what is ignored in it; raises
+    InvalidRequest.
     """
     try:
         body = from_json(content)
@@ -26,11 +30,33 @@ def parsed(kind: type[Parsed], content: bytes) -> tuple[Parsed, tuple[str, ...]]
         raise InvalidRequest.of("body", "is not JSON") from None
     if not isinstance(body, dict):
         raise InvalidRequest.of("body", "is not an object")
-    left, ignored = tolerance.without_effect(body)
+    return tolerance.without_effect(body)
+
+
+def fitted(kind: type[Parsed], body: Json, words: Mapping[str, str] = UNCHANGED) -> Parsed:
+    """A body of its kind; raises InvalidRequest naming every field that is wrong, by other `words`
+    if the client used others, and no value.
+    """
     try:
-        return kind.model_validate(left), ignored
+        return kind.model_validate(body)
     except ValidationError as error:
-        raise InvalidRequest(*_violations(error)) from None
+        raise in_words(InvalidRequest(*_violations(error)), words) from None
+
+
+def parsed(kind: type[Parsed], content: bytes) -> tuple[Parsed, tuple[str, ...]]:
+    """Both."""
+    left, ignored = read(content)
+    return fitted(kind, left), ignored
+
+
+def in_words(error: InvalidRequest, words: Mapping[str, str]) -> InvalidRequest:
+    """The same error, with other names for its fields, or for what these begin with."""
+
+    def word(field: str) -> str:
+        first = re.split(r"[.\[]", field, maxsplit=1)[0]
+        return words.get(first, first) + field[len(first) :]
+
+    return InvalidRequest(*(replace(each, field=word(each.field)) for each in error.violations))
 
 
 def _violations(error: ValidationError) -> Iterator[Violation]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from google.protobuf.json_format import MessageToDict
 from tokenizers import Tokenizer
@@ -79,6 +79,7 @@ class Head:
     created: int  # seconds since 1970
     chat: bool
     include_usage: bool = False  # in a stream
+    done: ClassVar = b"data: [DONE]\n\n"  # the end of a stream
 
     def whole(self, choices: Sequence[Json], answers: Sequence[Answer], each: int) -> Json:
         """All choices at once."""

@@ -96,12 +96,22 @@ class GenerationBody(Body):
     min_tokens: Count | None = None
     speculation: SpeculationBody | None = None  # Tandem's; the answer has its figures then
 
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the answer has log-probabilities."""
+        return False
+
 
 class CompletionBody(GenerationBody):
     """`/v1/completions`."""
 
     prompt: str | list[Any]
     logprobs: Count | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """0 asks for those of the tokens themselves."""
+        return self.logprobs is not None
 
 
 class TextPart(Body):
@@ -199,6 +209,11 @@ class ChatBody(GenerationBody):
     tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: bool | None = None
     continue_final_message: bool | None = None  # vLLM's
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the answer has log-probabilities."""
+        return bool(self.logprobs)
 
     @model_validator(mode="after")
     def _is_written_in_one_way(self) -> ChatBody:

@@ -1,0 +1,190 @@
+"""Answers of `/v1/responses`: an object with items, and the events that make it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tandem.orchestrator.http.replies import Json, usage
+from tandem.orchestrator.http.responses.body import ResponsesBody
+from tandem.orchestrator.requests.answer import Answer, Chunk
+from tandem.orchestrator.requests.message import Message, Part, Reasoning
+from tandem.orchestrator.requests.request import ToolCall
+from tandem.orchestrator.rounds.generation import Finish
+
+
+@dataclass(frozen=True, slots=True)
+class WholeResponse:
+    """The response, of which there is only one choice; its last event says that it is the last."""
+
+    done = b""
+
+    def whole(self, choices: Sequence[Json], answers: Sequence[Answer], each: int) -> Json:
+        """It stands for itself."""
+        return choices[0]
+
+    def total(self, answers: Sequence[Answer], each: int) -> Iterator[Json]:
+        """Nothing comes behind its last event."""
+        return iter(())
+
+
+@dataclass
+class ResponsesReply:
+    """One response on its way to a client: the items that are whole, and the one that grows."""
+
+    request_id: str
+    model: str
+    created: int  # seconds since 1970
+    asked: ResponsesBody
+    parallel: bool = True
+    index: int = field(default=0, init=False)
+    head: WholeResponse = field(default_factory=WholeResponse, init=False)
+    _items: list[Json] = field(default_factory=list, init=False)
+    _kind: str = field(default="", init=False)  # of the item that grows
+    _text: str = field(default="", init=False)  # of it
+    _number: int = field(default=0, init=False)  # of the next event
+
+    def whole(self, answer: Answer) -> Json:
+        """The response at once."""
+        message = answer.message or Message(content=answer.text)
+        parts: list[Part] = []
+        if message.reasoning_content:
+            parts.append(Reasoning(message.reasoning_content))
+        if message.content or not message.tool_calls:
+            parts.append(message.content)
+        for part in (*parts, *message.tool_calls):
+            list(self._add(part))
+        list(self._close())
+        return self._response(answer)
+
+    def figures(self, answer: Answer) -> Json:
+        """They are the server's metrics alone."""
+        return {}
+
+    def begun(self) -> Iterator[Json]:
+        """What comes before the first chunk."""
+        for name in ("created", "in_progress"):
+            yield self._event(name, response=self._response(None))
+
+    def chunk(self, chunk: Chunk) -> Iterator[Json]:
+        """What one step adds, perhaps nothing."""
+        for part in chunk.parts:
+            yield from self._add(part)
+
+    def ended(self, answer: Answer) -> Iterator[Json]:
+        """What comes after the last chunk."""
+        if not self._items and not self._kind:
+            yield from self._add("")
+        yield from self._close()
+        name = "incomplete" if answer.finish is Finish.LENGTH else "completed"
+        yield self._event(name, response=self._response(answer))
+
+    def _add(self, part: Part) -> Iterator[Json]:
+        match part:
+            case ToolCall():
+                yield from self._close()
+                yield from self._open("function_call", part)
+                yield from self._close(part)
+            case Reasoning(text):
+                yield from self._grow("reasoning", text)
+            case str():
+                yield from self._grow("message", part)
+
+    def _grow(self, kind: str, text: str) -> Iterator[Json]:
+        if self._kind != kind:
+            yield from self._close()
+            yield from self._open(kind)
+        self._text += text
+        if text:
+            name = "output_text.delta" if kind == "message" else "reasoning_text.delta"
+            yield self._of_part(name, delta=text)
+
+    def _open(self, kind: str, call: ToolCall | None = None) -> Iterator[Json]:
+        self._kind, self._text = kind, ""
+        item = self._item("in_progress", call)
+        if kind != "reasoning":
+            item["arguments" if call else "content"] = "" if call else []
+        yield self._event("output_item.added", output_index=len(self._items), item=item)
+        if kind == "message":
+            yield self._of_part("content_part.added", part=self._part())
+
+    def _close(self, call: ToolCall | None = None) -> Iterator[Json]:
+        """The item that grows, if there is one, is whole."""
+        if not self._kind:
+            return
+        if call:
+            place = {"item_id": self._id(), "output_index": len(self._items)}
+            delta, done = "function_call_arguments.delta", "function_call_arguments.done"
+            yield self._event(delta, **place, delta=call.arguments)
+            yield self._event(done, **place, name=call.name, arguments=call.arguments)
+        elif self._kind == "message":
+            yield self._of_part("output_text.done", text=self._text)
+            yield self._of_part("content_part.done", part=self._part())
+        else:
+            yield self._of_part("reasoning_text.done", text=self._text)
+        item = self._item("completed", call)
+        yield self._event("output_item.done", output_index=len(self._items), item=item)
+        self._items.append(item)
+        self._kind = ""
+
+    def _item(self, status: str, call: ToolCall | None) -> Json:
+        item: Json = {"id": self._id(), "type": self._kind, "status": status}
+        if call:
+            return item | {"call_id": call.id, "name": call.name, "arguments": call.arguments}
+        if self._kind == "reasoning":
+            text = [{"type": "reasoning_text", "text": self._text}]
+            return item | {"summary": [], "content": text if self._text else []}
+        return item | {"role": "assistant", "content": [self._part()]}
+
+    def _part(self) -> Json:
+        return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": []}
+
+    def _id(self) -> str:
+        begin = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[self._kind]
+        return f"{begin}_{self.request_id}_{len(self._items)}"
+
+    def _of_part(self, name: str, **fields: object) -> Json:
+        logprobs: Json = {"logprobs": []} if name.startswith("output_text") else {}
+        place = {"item_id": self._id(), "output_index": len(self._items), "content_index": 0}
+        return self._event(name, **place, **fields, **logprobs)
+
+    def _event(self, kind: str, **fields: object) -> Json:
+        self._number += 1
+        return {"type": f"response.{kind}", "sequence_number": self._number - 1, **fields}
+
+    def _response(self, answer: Answer | None) -> Json:
+        asked = self.asked.model_dump(exclude_none=True)
+        cut = answer is not None and answer.finish is Finish.LENGTH
+        status = "incomplete" if cut else "completed"
+        return {
+            "id": f"resp_{self.request_id}",
+            "object": "response",
+            "created_at": self.created,
+            "model": self.model,
+            "status": "in_progress" if answer is None else status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "instructions": asked.get("instructions"),
+            "max_output_tokens": asked.get("max_output_tokens"),
+            "output": list(self._items) if answer else [],
+            "parallel_tool_calls": self.parallel,
+            "previous_response_id": None,
+            "store": False,
+            "tool_choice": asked.get("tool_choice", "auto"),
+            "tools": asked.get("tools", []),
+            "text": {"format": asked.get("text", {}).get("format", {"type": "text"})},
+            "metadata": {},
+            "usage": None if answer is None else _usage(answer),
+        }
+
+
+def _usage(answer: Answer) -> Json:
+    """The same figures by other names; of the tokens of its reasoning nothing is known."""
+    counted = usage([answer], 1)
+    return {
+        "input_tokens": counted["prompt_tokens"],
+        "input_tokens_details": counted["prompt_tokens_details"],
+        "output_tokens": counted["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": counted["total_tokens"],
+    }
