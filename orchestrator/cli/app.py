@@ -45,6 +45,11 @@ def main(
     """Speculative decoding as services."""
 
 
+PORTS: dict[str, Any] = {"min": 0, "max": 65535}
+CELLS = typer.Option(help="processes that answer requests (1)", min=1)
+THREADS = typer.Option(
+    help="CPU threads of the target; by default a NUMA node's cores but one", min=1
+)
 RAY = "cells on Ray Serve (default), or one as a plain process"
 RAY_ADDRESS = "a Ray cluster for the cells; by default a private one"
 
@@ -58,18 +63,13 @@ def up(
         Path | None, typer.Option(help="drafter: the same; none decodes plainly")
     ] = None,
     port: Annotated[
-        int | None,
-        typer.Option(help="of the client API, 0 takes a free one (50051)", min=0, max=65535),
+        int | None, typer.Option(help="of the client API, 0 takes a free one (50051)", **PORTS)
     ] = None,
-    cells: Annotated[
-        int | None, typer.Option(help="processes that answer requests (1)", min=1)
+    http_port: Annotated[
+        int | None, typer.Option(help="of the HTTP API (8000, or a free one)", **PORTS)
     ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            help="CPU threads of the target; by default a NUMA node's cores but one", min=1
-        ),
-    ] = None,
+    cells: Annotated[int | None, CELLS] = None,
+    threads: Annotated[int | None, THREADS] = None,
     ray: Annotated[bool | None, typer.Option("--ray/--no-ray", help=RAY)] = None,
     ray_address: Annotated[str | None, typer.Option(help=RAY_ADDRESS)] = None,
     config: Annotated[
@@ -92,7 +92,16 @@ def up(
     with _one_line():
         own = certificates.own() if tls else None
         plan = Plan(
-            target, draft, port, cells, ray, threads, ray_address, config=config, certificates=own
+            target,
+            draft,
+            port,
+            cells,
+            ray,
+            threads,
+            ray_address,
+            config=config,
+            certificates=own,
+            http_port=http_port,
         )
         plan.fetch()
     asking = certificates.flags(own, certificates.CLIENT) if own else []

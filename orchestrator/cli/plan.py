@@ -49,6 +49,7 @@ class Plan:
     drafter: tuple[str, ...] = ()  # more of its flags
     config: Path | None = None
     certificates: Path | None = None  # folder of those that all connections use
+    http_port: int | None = None
 
     @cached_property
     def outside(self) -> Outside:
@@ -100,7 +101,7 @@ class Plan:
 
     def _http_port(self, host: str) -> int | None:
         """A free one beside a free one of the client API, else the usual one unless it is taken."""
-        if "http_port" in self.outside.orchestrator:
+        if self.http_port is not None or "http_port" in self.outside.orchestrator:
             return None
         try:
             return rpc.free_port(host, 0 if self.port == 0 else HTTP_PORT)
@@ -147,6 +148,7 @@ class Plan:
             front,
             {
                 "port": client[1],
+                "http-port": self.http_port,
                 "cells": self.cells,
                 "ray": self.ray,
                 "ray_address": self.ray_address,

@@ -30,6 +30,8 @@ def test_up_chooses_only_what_nobody_set(tmp_path: Path, monkeypatch: pytest.Mon
     set_outside = flags(Plan(config=file))
     assert not [word for word in set_outside["verifier"] if word.startswith("--threads")]
     assert not [word for word in set_outside["drafter"] if word.startswith("--threads")]
+    (port,) = [w for w in flags(Plan(http_port=8123))["orchestrator"] if "http-port" in w]
+    assert port == "--http-port=8123"
     assert "--threads=5" in flags(Plan(threads=5, config=file))["verifier"]
 
 
