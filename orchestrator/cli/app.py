@@ -45,7 +45,8 @@ def main(
     """Speculative decoding as services."""
 
 
-PORTS: dict[str, Any] = {"min": 0, "max": 65535}
+PORT = typer.Option(help="of the client API, 0 takes a free one (50051)", min=0, max=65535)
+HTTP_PORT = typer.Option(help="of the HTTP API (8000, or a free one)", min=0, max=65535)
 CELLS = typer.Option(help="processes that answer requests (1)", min=1)
 THREADS = typer.Option(
     help="CPU threads of the target; by default a NUMA node's cores but one", min=1
@@ -62,12 +63,8 @@ def up(
     draft: Annotated[
         Path | None, typer.Option(help="drafter: the same; none decodes plainly")
     ] = None,
-    port: Annotated[
-        int | None, typer.Option(help="of the client API, 0 takes a free one (50051)", **PORTS)
-    ] = None,
-    http_port: Annotated[
-        int | None, typer.Option(help="of the HTTP API (8000, or a free one)", **PORTS)
-    ] = None,
+    port: Annotated[int | None, PORT] = None,
+    http_port: Annotated[int | None, HTTP_PORT] = None,
     cells: Annotated[int | None, CELLS] = None,
     threads: Annotated[int | None, THREADS] = None,
     ray: Annotated[bool | None, typer.Option("--ray/--no-ray", help=RAY)] = None,
