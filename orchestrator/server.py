@@ -32,8 +32,9 @@ from tandem.orchestrator.http.server import asked_by_own_names
 from tandem.orchestrator.links.relays import relaying
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.orchestrator.page.served import add_status_pages
-from tandem.orchestrator.requests.chat import Formats, load_chat_template
+from tandem.orchestrator.requests.chat import ChatTemplate, Formats, load_chat_template
 from tandem.orchestrator.requests.checks import ServedModel
+from tandem.orchestrator.requests.grammars import trying
 from tandem.orchestrator.requests.text import load_tokenizer, longest_token, special_tokens
 from tandem.orchestrator.rounds.relay import Services
 from tandem.protos.address import is_loopback
@@ -84,6 +85,12 @@ def served_model(
         chosen = {name: value for name, value in asdict(makers).items() if value}
         log.info("the model's own defaults are used", **chosen)
     return ServedModel(target, shape, max_prompt_bytes, special_tokens(tokenizer), makers)
+
+
+def chat_of(config: OrchestratorConfig) -> ChatTemplate:
+    """The model's chat template, and how its answers are read; raises Unusable."""
+    formats = Formats(config.tool_format, config.reasoning_format)
+    return load_chat_template(config.tokenizer, formats)
 
 
 def security_of(config: OrchestratorConfig, callers: Callers) -> rpc.Security:
@@ -150,19 +157,20 @@ async def serving(
     """The client API while the scope lasts; yields its address. `pages` are the process's own; the
     HTTP port is announced. Raises Unusable or IncompatibleModels.
     """
-    tokenizer = load_tokenizer(config.tokenizer)
-    formats = Formats(config.tool_format, config.reasoning_format)
-    chat = load_chat_template(config.tokenizer, formats)
+    tokenizer, chat = load_tokenizer(config.tokenizer), chat_of(config)
     discovery, callers = Discovery(config.verifiers, config.drafters), callers_of(config)
     registered = Registry(discovery.register, discovery.unregister)
     async with known(config, discovery, registered, registry) as (replicas, target):
         metrics = FrontMetrics(registry, replicas.acceptance)
         limits_each = Limits(*config.each_client, "_per_client")
         admission = Admission(Limits(config.max_running, config.max_waiting), limits_each, metrics)
-        async with relaying(config.tls, target, discovery.membership, registered) as relays:
+        async with (
+            relaying(config.tls, target, discovery.membership, registered) as relays,
+            trying(config.tokenizer, target.end_token_ids) as grammars,
+        ):
             await connected(relays.services, drafting=bool(config.drafters))
-            model = served_model(config, target, tokenizer)
-            answers = Answers(relays, tokenizer, model, metrics, admission, chat=chat)
+            used = relays, tokenizer, served_model(config, target, tokenizer), metrics, admission
+            answers = Answers(*used, chat=chat, grammars=grammars)
             draining, health, ends = drain or Drain(), Health(), RequestLog()
             recorder = Recorder(metrics, admission, ends)
             overview = Overview(replicas, admission, recorder, health)

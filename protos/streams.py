@@ -21,7 +21,8 @@ class Decoding:
 
     In `lockstep` each step waits for the guess made after exactly its length and verifies all of
     it; `once` ends after one step. `lookup`: guess what followed the last tokens where they
-    occurred before. `group` of verifiers that the text is from: it is not sent.
+    occurred before. `forced`: guess so many tokens at once that the grammar leaves no choice about.
+    `group` of verifiers that the text is from: it is not sent.
     """
 
     context: Context
@@ -34,6 +35,7 @@ class Decoding:
     request_id: str = ""
     traceparent: str = ""
     group: str = ""
+    forced: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from tandem.protos.grammar import Grammar
+
 MAX_NODES = 64  # of one draft
 MAX_LEVELS = 32
 MAX_CHOICES = 256  # tokens that a sent distribution may give a chance
@@ -19,8 +21,8 @@ SEEDS = 1 << 53  # a random seed is below it, as JSON's numbers are exact there
 
 
 class Rule(Enum):  # the numbers of these are the wire's
-    """How it is decided which draft tokens are accepted: by the target's own draws, by rejection
-    sampling, or, not preserving the target's distribution, by its most likely token.
+    """How draft tokens are accepted: by the target's own draws, by rejection sampling, or, which
+    does not preserve its distribution, by its most likely token.
     """
 
     MATCH = 1
@@ -37,9 +39,7 @@ class Method(Enum):
 
 
 class Schedule(Enum):
-    """How many levels guesses may run ahead: as many as may help, a number, or a number that grows
-    with every guess that was accepted as a whole.
-    """
+    """How many levels guesses may run ahead: see the client API."""
 
     GOODPUT = 1
     CONSTANT = 2
@@ -94,6 +94,7 @@ class SamplingParams:
     logprobs: int | None = None  # how many of the likeliest tokens beside each emitted one
     suppress_tokens: tuple[int, ...] = ()
     begin_suppress_tokens: tuple[int, ...] = ()
+    grammar: Grammar | None = None
 
     @property
     def greedy(self) -> bool:
@@ -108,7 +109,8 @@ class SamplingParams:
     @property
     def historic(self) -> bool:
         """Whether it must be known where the completion begins."""
-        return self.penalised or self.min_new_tokens > 0 or bool(self.begin_suppress_tokens)
+        begun = self.begin_suppress_tokens or self.grammar
+        return self.penalised or self.min_new_tokens > 0 or bool(begun)
 
     @property
     def adjusting(self) -> bool:
@@ -173,9 +175,7 @@ NO_DRAFT = Draft()
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A drafter's answer to one question. It holds `cached_len` tokens: committed ones, then the
-    draft's leading nodes.
-    """
+    """A drafter's answer. It holds `cached_len` tokens: committed ones, then leading nodes."""
 
     draft: Draft
     cached_len: int

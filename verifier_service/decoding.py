@@ -7,6 +7,7 @@ reports the tokens that it found. In lockstep each step waits for one guess and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from tandem.engine.cache.session import Session
 from tandem.engine.cache.sessions import Sessions
 from tandem.engine.forward.segment import Segment
+from tandem.engine.sampling.matcher import GrammarMatcher
 from tandem.engine.sampling.sampler import LogitsProcessor
 from tandem.engine.schedule.job_stream import JobStream
 from tandem.engine.schedule.task import Job
@@ -25,9 +27,10 @@ from tandem.protos.wire.drafting import draft_of
 from tandem.verifier_service.acceptance import walk
 from tandem.verifier_service.batched_sampling import sample_batch
 from tandem.verifier_service.guess_timing import GuessTiming
-from tandem.verifier_service.guesses import Guesses, Trust
+from tandem.verifier_service.guesses import Guesses
 from tandem.verifier_service.lookup import NgramLookup
 from tandem.verifier_service.target_sampler import TargetSampler
+from tandem.verifier_service.trust import Trust
 
 
 def sample_step(fed: Sequence[tuple[object, torch.Tensor]]) -> None:
@@ -50,6 +53,7 @@ class DecodeJob:
     stream: JobStream[Guess, Fact]
     trust: Trust
     clock: Callable[[], float]
+    grammar: Future[GrammarMatcher] | None = None  # that is not compiled yet
     guesses: Guesses = field(init=False)
     session: Session = field(init=False)
     adjustment: LogitsProcessor = field(init=False)
@@ -61,6 +65,7 @@ class DecodeJob:
     lookup: NgramLookup | None = None
     timing: GuessTiming = field(default_factory=GuessTiming)
     waited: bool = False  # for a guess, before the step
+    forced_at: int = 0  # the length of the text after which forced tokens were guessed last
 
     def run(self) -> Job:
         """Decode until the end; raises SessionMiss, StaleTurn, Busy, InvalidRequest, Internal."""
@@ -87,9 +92,9 @@ class DecodeJob:
                 self.sessions.advance(self.session, self.pending + path, order)
                 tokens, finished = self._cut((*path, token), start)
                 logprobs = sampler.logprobs(accepted, token)[: len(tokens)]
+                self.adjustment.extend(tokens)
                 self._learn(tokens[0], accepted)
                 self._report(start, tokens, len(accepted), opened, logprobs, finished)
-                self.adjustment.extend(tokens)
                 self.pending, start = (token,), start + len(tokens)
                 opened = (0, 0)
 
@@ -105,7 +110,9 @@ class DecodeJob:
     def ready(self) -> Segment | None:
         """The newest tokens, and in lockstep the draft after them; None while it waits."""
         length = self.session.length + len(self.pending)
-        if self.stream.paused:
+        if self.grammar and self.grammar.done():
+            self.adjustment.matcher, self.grammar = self.grammar.result(), None
+        if self.stream.paused or self.grammar:
             return None
         if not self.opening.lockstep:
             self._take()
@@ -149,8 +156,12 @@ class DecodeJob:
         )
 
     def _take(self) -> None:
-        """Take in what has arrived, or look the text up while nothing has."""
-        inbox = self.stream.inbox
+        """Take in what has arrived and is possible, or look the text up while nothing has."""
+        inbox, matcher = self.stream.inbox, self.adjustment.matcher
+        if matcher and self.forced_at != self.guesses.root.position:
+            self.forced_at = self.guesses.root.position
+            self.guesses.force(matcher.forced(self.opening.forced))
+        news = len(inbox)
         while inbox:
             guess = inbox.popleft()
             self.guesses.add(guess, self.trust.log)
@@ -158,6 +169,9 @@ class DecodeJob:
                 self.timing.guess_arrived(guess.behind, guess.arrived)
         if self.lookup and not self.guesses.root.children:
             self.guesses.add(self.lookup.guess(), self.trust.log)
+            news = True
+        if matcher and news:
+            self.guesses.prune(matcher.following)
 
     def _found(self, length: int) -> bool:
         """Whether the guess made after exactly this length has come; it is the draft then. One
@@ -193,7 +207,7 @@ class DecodeJob:
             return
         guesses, trust = self.guesses, self.trust
         claimed = guesses.claimed(self.draft, accepted) if len(self.draft) else 0.0
-        trust.observe(claimed, len(accepted))
+        trust.observe(claimed, guesses.right(accepted))
         if (likeliest := guesses.likeliest()) is not None:
             trust.observe_likeliest(likeliest == token)
         elif self.waited and self.timing.answered:

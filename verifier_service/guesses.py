@@ -8,8 +8,7 @@ node's chance is what the drafter sent, corrected by how right its session's gue
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 from operator import attrgetter
@@ -20,81 +19,22 @@ from tandem.protos.types import MAX_NODES, Draft
 
 REMEMBERED = 256  # committed tokens after which a late guess may still arrive
 MOST = 16 * MAX_NODES  # nodes that are remembered by number, and that may lie after the root
-MOST_TRUST = 0.7
-PACE, SHARED_PACE = 0.05, 0.005  # of what is learned from one step, of a session and of all
-FADE = 0.2  # of that pace, at which a step that teaches nothing has what was learned forgotten
-BORROWED = 2.0  # claimed tokens at most, that a session takes over from what all have shown
-PRIOR = 0.5  # tokens that a drafter has claimed, and was right with, before anything is known
-IN_VAIN = 4.0  # of that pace, of a promise that is lost if it is not kept
-DRIFT = 0.002  # of a promise, that is given again in a step
-
-
-@dataclass(slots=True)
-class Trust:
-    """What the guesses of a session are trusted with, or those of all sessions: `right` of the
-    `claimed` tokens were accepted of late, of those after accepted ones. What a session shows is
-    shown to the `shared` trust too.
-    """
-
-    claimed: float = 0.0
-    right: float = 0.0
-    promise: float = 1.0  # how often the likeliest token after the root is right, if there is one
-    pace: float = PACE
-    shared: Trust | None = None
-
-    @classmethod
-    def of_all(cls) -> Trust:
-        """What a session begins with: it learns slowly, from all of them."""
-        return cls(pace=SHARED_PACE)
-
-    def begun(self) -> Trust:
-        """Of a new session: this one, until its own guesses have shown a little. So wrong guesses
-        of other sessions cannot keep its own from being tried.
-        """
-        weight = min(1.0, BORROWED / self.claimed) if self.claimed else 1.0
-        return Trust(weight * self.claimed, weight * self.right, self.promise, shared=self)
-
-    @property
-    def log(self) -> float:
-        """By how much drafters misjudge a chance, as a logarithm."""
-        return min(MOST_TRUST, math.log((self.right + PRIOR) / (self.claimed + PRIOR)))
-
-    def observe(self, claimed: float, right: int) -> None:
-        """A step verified tokens that a drafter claimed to know so many of; one without any shows
-        nothing, and what was learned fades.
-        """
-        self.promise += DRIFT * (1 - self.promise)
-        keep = 1 - self.pace * (FADE + (1 - FADE) * min(1.0, claimed))
-        self.claimed = keep * self.claimed + claimed
-        self.right = keep * self.right + right
-        if self.shared:
-            self.shared.observe(claimed, right)
-
-    def observe_likeliest(self, right: bool) -> None:
-        """The likeliest token after the root was right, or not."""
-        self.promise += self.pace * (right - self.promise)
-        if self.shared:
-            self.shared.observe_likeliest(right)
-
-    def waited_in_vain(self) -> None:
-        """A step waited for a guess, and what came has no token after the root."""
-        self.promise -= IN_VAIN * self.pace * self.promise
-        if self.shared:
-            self.shared.waited_in_vain()
 
 
 class GuessNode:
     """A token at a place of the text, `position` tokens with it. Its `gain` is the log-probability
     that it is accepted if its parent is, `claim` that probability as the drafter has it, and
-    `claimed` the sum of its children's: what is above 1, they share.
+    `claimed` the sum of its children's: what is above 1, they share. It is `checked` once it is
+    known to be possible by the grammar.
     """
 
-    __slots__ = ("children", "claim", "claimed", "gain", "position", "token")
+    __slots__ = ("checked", "children", "claim", "claimed", "gain", "position", "token")
 
     def __init__(self, token: int, position: int, gain: float = 0.0, claim: float = 1.0) -> None:
         self.token, self.position, self.gain, self.claim = token, position, gain, claim
         self.children: dict[int, GuessNode] | None = None
         self.claimed = 0.0
+        self.checked = False
 
 
 class PickedNode(NamedTuple):
@@ -153,6 +93,38 @@ class Guesses:
                 self.arrived += 1
                 self._live += 1
             numbered[number] = node
+
+    def prune(self, following: Callable[[Sequence[int], Sequence[int]], Collection[int]]) -> None:
+        """Drop the nodes that are impossible by a grammar: `following(path, tokens)` are those of
+        some tokens that may follow a path from the root.
+        """
+        stack: list[tuple[GuessNode, list[int]]] = [(self.root, [])]
+        while stack:
+            node, path = stack.pop()
+            children = node.children or {}
+            new = [token for token, child in children.items() if not child.checked]
+            possible = following(path, new) if new else ()
+            for token in new:
+                children[token].checked = token in possible
+                if token not in possible:
+                    node.claimed -= children.pop(token).claim
+            node.children = children or None
+            stack += ((child, [*path, token]) for token, child in children.items())
+
+    def force(self, tokens: Sequence[int]) -> None:
+        """The text goes on with these, and nothing else: a grammar leaves no choice. They are
+        claimed by no drafter.
+        """
+        node = self.root
+        for token in tokens:
+            if node.position + 1 >= self._until:
+                return
+            known = (node.children or {}).get(token)
+            if known is None:
+                known = GuessNode(token, node.position + 1)
+                self.arrived, self._live = self.arrived + 1, self._live + 1
+            known.gain, known.claim, known.checked = 0.0, 0.0, True
+            node.children, node.claimed, node = {token: known}, 0.0, known
 
     def likeliest(self) -> int | None:
         """The token most likely to be next, if there is a guess."""
@@ -226,6 +198,10 @@ class Guesses:
         reached = {-1, *accepted}
         pairs = zip(draft.parents, self._claims, strict=True)
         return sum(claim for parent, claim in pairs if parent in reached)
+
+    def right(self, accepted: Sequence[int]) -> int:
+        """How many `accepted` nodes of the newest draft a drafter claimed to know."""
+        return sum(self._claims[node] > 0 for node in accepted)
 
     def _late(self, above: GuessNode, token: int) -> GuessNode | None:
         """The node of a token where the text is known already; None if that is another token."""

@@ -25,7 +25,7 @@ from tandem.orchestrator.rounds.backoff import DraftBackoff
 from tandem.protos.streams import Decoding, Drafting, Fact, Guess
 from tandem.protos.types import Context, SamplingParams
 from tandem.verifier_service.decoding import DecodeJob
-from tandem.verifier_service.guesses import Trust
+from tandem.verifier_service.trust import Trust
 
 PROMPT = 48  # tokens
 ANSWER = (64, 256)  # tokens

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from tandem.engine.sampling.candidates import draw_from_shortlist
+from tandem.engine.sampling.matcher import GrammarMatcher
 from tandem.engine.sampling.noise import gumbel
 from tandem.engine.sampling.shortlist import Shortlist, likeliest
 from tandem.engine.sampling.token_counts import TokenCounts
@@ -36,6 +37,7 @@ class LogitsProcessor:
 
     def __init__(self, sampling: SamplingParams, tokens: Sequence[int]) -> None:
         self.length = len(tokens)
+        self.matcher: GrammarMatcher | None = None  # of the grammar, once that is compiled
         self._sampling = sampling
         repeating = sampling.repetition_penalty != 1
         counting = sampling.presence_penalty or sampling.frequency_penalty
@@ -58,6 +60,8 @@ class LogitsProcessor:
         for tally in (self._text, self._completion):
             if tally:
                 tally.add(tokens)
+        if self.matcher:
+            self.matcher.extend(tokens)
 
     def apply(self, logits: torch.Tensor, path: Sequence[int] = ()) -> torch.Tensor:
         """The row [vocab] as the options want it after the path. Options for tokens that this
@@ -75,9 +79,15 @@ class LogitsProcessor:
             never.append(self._ends)
         if completion == 0:
             never.append(self._not_first)
-        for tokens in never:
-            logits[tokens[tokens < len(logits)]] = -torch.inf
-        return logits
+        tokens = torch.cat(never)
+        tokens = tokens[tokens < len(logits)]
+        allowed = self.matcher.allowed(path, len(logits)) if self.matcher else None
+        if allowed is None:
+            logits[tokens] = -torch.inf
+            return logits
+        others = allowed.index_fill(0, tokens, False)
+        excluded = ~(others if others.any() else allowed)  # the grammar comes before other options
+        return logits.masked_fill_(excluded.to(logits.device), -torch.inf)
 
     def rows(self, logits: torch.Tensor, paths: Sequence[Sequence[int]]) -> torch.Tensor:
         """The same for rows [rows, vocab], each after a path of its own."""

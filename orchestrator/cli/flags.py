@@ -39,6 +39,11 @@ HELP = {
     "frequency_penalty": "0 is off",
     "logit_bias": "TOKEN=BIAS, may be repeated",
     "seed": "the server picks one and reports it",
+    "json_schema": "the answer is JSON by this schema; @FILE reads it",
+    "json_object": "the answer is a JSON object",
+    "regex": "the answer matches this",
+    "choice": "the answer is one of these texts; may be repeated",
+    "lark": "the answer is of this grammar; @FILE reads it",
     "max_new_tokens": "default 128",
     "min_new_tokens": "no end before so many",
     "stop": "stop string, may be repeated",
@@ -134,7 +139,7 @@ def given(flags: Mapping[str, Any]) -> dict[str, Any]:
     for name in HELP:
         if (value := flags[name]) is not None:
             try:
-                found[name] = _biases(value) if name == "logit_bias" else value
+                found[name] = READ.get(name, lambda value: value)(value)
                 put(trial, name, found[name])
             except (InvalidRequest, ValueError):
                 field = f"{options()[name][0]}.{name}"
@@ -144,13 +149,28 @@ def given(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parameter(field: FieldDescriptor) -> Parameter:
     kind: Any = KINDS.get(field.type, int)
-    if field.is_repeated:
+    if field.is_repeated or field.type == FieldDescriptor.TYPE_MESSAGE:
         kind = list[kind]
     annotation = Annotated[kind | None, typer.Option(help=HELP[field.name])]
     return Parameter(field.name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _text(value: str) -> str:
+    """A text, or that of a @FILE; raises ValueError if there is none."""
+    try:
+        return Path(value[1:]).read_text(encoding="utf-8") if value.startswith("@") else value
+    except OSError as error:
+        raise ValueError(str(error)) from None
 
 
 def _biases(entries: Iterable[str]) -> dict[int, float]:
     """By token; raises ValueError for an entry that is not TOKEN=BIAS."""
     pairs = (entry.partition("=") for entry in entries)
     return {int(token): float(bias) for token, _, bias in pairs}
+
+
+READ: Mapping[str, Callable[[Any], Any]] = {
+    "logit_bias": _biases,
+    "json_schema": _text,
+    "lark": _text,
+}

@@ -29,9 +29,11 @@ from tandem.orchestrator.requests.checks import (
     checked,
     too_long,
 )
+from tandem.orchestrator.requests.grammars import GrammarTrials
 from tandem.orchestrator.requests.message import MessageStream, Reading
 from tandem.orchestrator.requests.request import Conversation, Request
 from tandem.orchestrator.requests.text import PROMPT_TAIL, TextStream
+from tandem.orchestrator.requests.tool_grammars import with_calls
 from tandem.orchestrator.rounds.generation import RunRequest
 from tandem.orchestrator.rounds.step import Step
 from tandem.protos.errors import InvalidRequest
@@ -64,9 +66,10 @@ class Answers:
         admission: Admission,
         *,
         chat: ChatTemplate = NO_TEMPLATE,
+        grammars: GrammarTrials | None = None,
     ) -> None:
         self._runner, self._tokenizer, self._served = runner, tokenizer, served
-        self._chat = chat
+        self._chat, self._grammars = chat, grammars
         self._metrics, self.admission = metrics, admission
 
     async def generate(
@@ -86,7 +89,7 @@ class Answers:
         with tracing.during("generate", request.traceparent, request_id=request_id) as span:
             request = replace(request, traceparent=span.traceparent)
             with self.admission.ticket(request.share, request.quota):
-                begun = asyncio.create_task(asyncio.to_thread(self._begin, request, arrived))
+                begun = asyncio.create_task(self._begun(request, arrived))
                 begun.add_done_callback(partial(_note, course))
                 running = read_ahead(lambda: self._run(begun, request, span))
                 async with aclosing(running) as chunks:
@@ -121,6 +124,18 @@ class Answers:
                         yield chunk
                     if answer.finished:
                         break
+
+    async def _begun(self, request: Request, arrived: float) -> tuple[RunRequest, AnswerBuilder]:
+        own = request.sampling.grammar
+        request = with_calls(request, self._chat.tools)
+        if self._grammars:
+            try:
+                await self._grammars.check(request.sampling.grammar)
+            except InvalidRequest as error:
+                if own:
+                    raise
+                raise InvalidRequest.of("messages.tools", error.violations[0].problem) from None
+        return await asyncio.to_thread(self._begin, request, arrived)
 
     def _begin(self, request: Request, arrived: float) -> tuple[RunRequest, AnswerBuilder]:
         """What is run, and the answer as the client has it; takes long for long texts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
@@ -26,6 +27,7 @@ from tandem.orchestrator.requests.request import (
 )
 from tandem.orchestrator.requests.tools import NAME
 from tandem.protos.errors import InvalidRequest, Violation
+from tandem.protos.grammar import Grammar, GrammarKind
 from tandem.protos.types import Method, Rule, Schedule, TokenLogprobs
 from tandem.protos.wire.drafting import decode_choice
 from tandem.v1 import orchestrator_pb2 as api
@@ -50,13 +52,15 @@ def decode_request(
                 speculation[field] = decode_choice(f"speculation.{field}", choice, number)
         except InvalidRequest as unknown:
             malformed += unknown.violations
-    biases = tuple(sorted(sampling.logit_bias.items()))
+    given = _given(sampling) | {"logit_bias": tuple(sorted(sampling.logit_bias.items()))}
+    if name := sampling.WhichOneof("grammar"):
+        given["grammar"] = _grammar(name, given.pop(name))
     lists = {"stop": tuple(stopping.stop), "stop_token_ids": tuple(stopping.stop_token_ids)}
     return Request(
         decode_prompt(message),
         message.request_id,
         message.model,
-        Sampling(**_given(sampling) | {"logit_bias": biases}),
+        Sampling(**given),
         Stopping(**_given(stopping) | lists),
         Speculation(**speculation),
         message.logprobs if message.HasField("logprobs") else None,
@@ -66,6 +70,15 @@ def decode_request(
         client or connection_digest(connection),
         tuple(malformed),
     )
+
+
+def _grammar(name: str, value: Any) -> Grammar | None:
+    match value:
+        case str():
+            return Grammar(GrammarKind[name.upper()], value)
+        case bool():
+            return Grammar(GrammarKind.JSON_OBJECT) if value else None
+    return Grammar.choice(value.texts)
 
 
 def _given(message: ProtoMessage) -> dict[str, Any]:
@@ -105,6 +118,7 @@ def _conversation(chat: api.Messages) -> Conversation:
         prompted,
         whole,
         tuple(_tool(place, each) for place, each in enumerate(chat.tools)),
+        chat.tool_choice or "auto",
         chat.parallel_tool_calls or not chat.HasField("parallel_tool_calls"),
         continued,
     )
@@ -130,7 +144,7 @@ def _tool(place: int, tool: api.Tool) -> Tool:
     if not re.fullmatch(NAME, tool.name):
         raise InvalidRequest.of(f"messages.tools[{place}].name", f"is not of the form {NAME}")
     parameters = _json_object(f"messages.tools[{place}].parameters", tool.parameters)
-    return Tool(tool.name, tool.description or None, parameters)
+    return Tool(tool.name, tool.description or None, parameters, tool.strict)
 
 
 def _json_object(field: str, text: str) -> dict[str, Any] | None:
@@ -199,15 +213,9 @@ def encode_answer(answer: Answer) -> api.GenerateResponse:
 
 
 def _encode_message(message: Message) -> dict[str, Any]:
-    calls = [
-        api.ToolCall(id=each.id, name=each.name, arguments=each.arguments)
-        for each in message.tool_calls
-    ]
-    return {
-        "content": message.content,
-        "reasoning_content": message.reasoning_content,
-        "tool_calls": calls,
-    }
+    calls = [api.ToolCall(**asdict(each)) for each in message.tool_calls]
+    thought = message.reasoning_content
+    return {"content": message.content, "reasoning_content": thought, "tool_calls": calls}
 
 
 def encode_stats(stats: SpeculationStats, rule: Rule) -> api.SpeculationSummary:

@@ -117,7 +117,7 @@ class FunctionBody(Body):
     name: Annotated[str, Field(pattern=rf"^{NAME}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Literal[False] | None = None
+    strict: bool | None = None
 
 
 class ToolBody(Body):
@@ -125,6 +125,19 @@ class ToolBody(Body):
 
     type: Literal["function"]
     function: FunctionBody
+
+
+class ChosenBody(Body):
+    """The name of a tool."""
+
+    name: str
+
+
+class ChoiceBody(Body):
+    """The tool that is called."""
+
+    type: Literal["function"]
+    function: ChosenBody
 
 
 class MessageBody(Body):
@@ -165,7 +178,7 @@ class ChatBody(GenerationBody):
     reasoning_effort: str | None = None  # for templates that have such an argument
     safety_identifier: str | None = None
     tools: Annotated[list[ToolBody], Field(fail_fast=True)] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
+    tool_choice: Literal["auto", "none", "required"] | ChoiceBody | None = None
     parallel_tool_calls: bool | None = None
     continue_final_message: bool | None = None  # vLLM's
 

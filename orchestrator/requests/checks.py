@@ -56,10 +56,12 @@ def checked(
     default = min(request.default_new_tokens, max(0, model.context_length - len(prompt)))
     most_new = default if stopping.max_new_tokens is None else stopping.max_new_tokens
     violations += [*_prompt(request, prompt, model), *_stopping(request, most_new)]
-    ends = () if stopping.ignore_eos else model.end_token_ids
+    ignoring = stopping.ignore_eos and not request.sampling.grammar
+    ends = () if ignoring else model.end_token_ids
     special = [number for text, number in served.special_tokens.items() if text in stopping.stop]
     stop_token_ids = frozenset({*stopping.stop_token_ids, *ends, *special})
-    sampling = sampling_params(request, len(prompt), stop_token_ids, served.generation)
+    defaults = served.generation
+    sampling = sampling_params(request, len(prompt), stop_token_ids, defaults, model.end_token_ids)
     violations += problems(sampling)
     if stopping.min_new_tokens and len(stop_token_ids) >= model.vocab_size:
         violations.append(

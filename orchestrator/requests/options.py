@@ -90,9 +90,13 @@ def sampling_params(
     prompt_length: int,
     stop_token_ids: frozenset[int],
     defaults: GenerationDefaults,
+    model_ends: tuple[int, ...] = (),
 ) -> SamplingParams:
-    """How a request's tokens are drawn."""
+    """How a request's tokens are drawn. A text with a grammar ends where that does; what ends it
+    otherwise is not drawn before, if that is asked for.
+    """
     sampling = request.sampling
+    ignored = model_ends if sampling.grammar and request.stopping.ignore_eos else ()
     return SamplingParams(
         temperature=first(sampling.temperature, defaults.temperature, 1.0),
         top_k=int(first(sampling.top_k, defaults.top_k, 0)),
@@ -100,7 +104,7 @@ def sampling_params(
         seed=sampling.seed or 0,
         min_p=first(sampling.min_p, defaults.min_p, 0.0),
         repetition_penalty=first(sampling.repetition_penalty, defaults.repetition_penalty, 1.0),
-        suppress_tokens=defaults.suppress_tokens,
+        suppress_tokens=(*defaults.suppress_tokens, *ignored),
         begin_suppress_tokens=defaults.begin_suppress_tokens,
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
@@ -110,6 +114,7 @@ def sampling_params(
         end_tokens=tuple(sorted(stop_token_ids)),
         rule=request.speculation.rule,
         logprobs=request.logprobs,
+        grammar=sampling.grammar,
     )
 
 

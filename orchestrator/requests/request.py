@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tandem.protos.errors import Violation
+from tandem.protos.grammar import Grammar
 from tandem.protos.types import Method, Rule, Schedule
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -58,6 +59,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ class Tool:
     name: str
     description: str | None = None
     parameters: Mapping[str, object] | None = None
+    strict: bool = False  # a call has arguments by the schema
 
     def plain(self) -> dict[str, object]:
         """As OpenAI's API and chat templates have it."""
@@ -140,6 +143,7 @@ class Conversation:
     add_generation_prompt: bool = True
     template_arguments: Mapping[str, object] = field(default_factory=dict)  # plain values
     tools: tuple[Tool, ...] = ()
+    tool_choice: str = "auto"  # or required, or the name of the tool that is called
     parallel_tool_calls: bool = True
     continue_final_message: bool = False
 

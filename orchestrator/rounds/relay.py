@@ -121,6 +121,7 @@ class Relay:
             request_id=self._request.request_id,
             traceparent=self._request.traceparent,
             group=generation.group,
+            forced=0 if self._lockstep else self._request.shape.levels,
         )
         self._paused, self._drafter_may_open = False, self._lockstep is not None
         self.verifier.start(next(self._numbers), opening.context.turn, opening)

@@ -67,6 +67,7 @@ def encode_decoding(stream: int, opening: streams.Decoding) -> verifier_pb2.Deco
         lookup=encode_shape(opening.lookup) if opening.lookup.levels else None,
         request_id=opening.request_id,
         traceparent=opening.traceparent,
+        forced=opening.forced,
     )
 
 
@@ -82,6 +83,7 @@ def decode_decoding(message: verifier_pb2.Decoding) -> streams.Decoding:
         lookup=decode_shape(message.lookup),
         request_id=message.request_id,
         traceparent=message.traceparent,
+        forced=message.forced,
     )
 
 

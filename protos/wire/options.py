@@ -5,6 +5,8 @@ Taken from the API's own description, so that none is forgotten.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -23,7 +25,7 @@ def options() -> dict[str, tuple[str, FieldDescriptor]]:
 
 def put(request: api.GenerateRequest, name: str, value: Any) -> None:
     """Set an option; raises InvalidRequest if it is no value of its field. A map takes a dict, an
-    enum the end of a name or a number, a list also a single text.
+    enum the end of a name or a number, a list also a single text, and JSON also what it is of.
     """
     group, field = options()[name]
     try:
@@ -33,8 +35,14 @@ def put(request: api.GenerateRequest, name: str, value: Any) -> None:
 
 
 def _put(message: Any, field: FieldDescriptor, value: Any) -> None:
-    if field.type == FieldDescriptor.TYPE_MESSAGE:  # a map
+    if field.type == FieldDescriptor.TYPE_MESSAGE and field.is_repeated:  # a map
         getattr(message, field.name).update(value)
+    elif field.type == FieldDescriptor.TYPE_MESSAGE:  # a list in an oneof
+        assert field.message_type is not None
+        (texts,) = field.message_type.fields
+        _put(getattr(message, field.name), texts, value)
+    elif field.type == FieldDescriptor.TYPE_STRING and isinstance(value, Mapping):
+        setattr(message, field.name, json.dumps(value))
     elif field.type == FieldDescriptor.TYPE_ENUM and isinstance(value, str):
         assert field.enum_type is not None
         prefix = field.enum_type.values[0].name.removesuffix("UNSPECIFIED")

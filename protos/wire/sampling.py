@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 
 from tandem.protos.errors import InvalidRequest, Violation
+from tandem.protos.grammar import MAX_BYTES, Grammar, GrammarKind
 from tandem.protos.types import MAX_BIASES, MAX_LOGPROBS, Rule, SamplingParams
 from tandem.protos.wire.drafting import decode_choice
 from tandem.v1 import common_pb2
@@ -30,6 +31,8 @@ def problems(sampling: SamplingParams) -> Iterator[Violation]:
     if len(sampling.logit_bias) > MAX_BIASES:
         limit = f"has {len(sampling.logit_bias)} entries, above {MAX_BIASES}"
         yield Violation("sampling.logit_bias", limit)
+    if sampling.grammar and (size := len(sampling.grammar.text.encode())) > MAX_BYTES:
+        yield Violation(sampling.grammar.field, f"has {size} bytes, above {MAX_BYTES}")
     if (sampling.logprobs or 0) > MAX_LOGPROBS:
         yield Violation("logprobs", f"is {sampling.logprobs}, above {MAX_LOGPROBS}")
     for token, bias in sampling.logit_bias:
@@ -64,6 +67,9 @@ def encode_sampling(sampling: SamplingParams) -> common_pb2.SamplingParams:
         message.rule = common_pb2.Rule.ValueType(sampling.rule.value)
     if sampling.logprobs is not None:
         message.logprobs = sampling.logprobs
+    if sampling.grammar:
+        message.grammar.kind = common_pb2.GrammarKind.ValueType(sampling.grammar.kind.value)
+        message.grammar.text = sampling.grammar.text
     if not sampling.greedy:
         message.temperature, message.seed = sampling.temperature, sampling.seed
         message.top_k, message.top_p = sampling.top_k, _zero_if_one(sampling.top_p)
@@ -90,10 +96,20 @@ def decode_sampling(message: common_pb2.SamplingParams) -> SamplingParams:
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         suppress_tokens=tuple(message.suppress_tokens),
         begin_suppress_tokens=tuple(message.begin_suppress_tokens),
+        grammar=_decode_grammar(message.grammar) if message.HasField("grammar") else None,
     )
     if found := list(problems(sampling)):
         raise InvalidRequest(*found)
     return sampling
+
+
+def _decode_grammar(message: common_pb2.Grammar) -> Grammar:
+    try:
+        return Grammar(GrammarKind(message.kind), message.text)
+    except ValueError:
+        known = ", ".join(each.name for each in GrammarKind)
+        problem = f"is {message.kind}, not one of {known}"
+        raise InvalidRequest.of("sampling.grammar.kind", problem) from None
 
 
 def _zero_if_one(value: float) -> float:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tandem.orchestrator.rounds.generation import Finish
 from tandem.protos import streams, tree, types
+from tandem.protos.grammar import Grammar, GrammarKind
 from tandem.protos.wire import codec
 from tandem.protos.wire.drafting import (
     SCORE_STEPS,
@@ -70,6 +71,7 @@ with_history = st.builds(
     min_new_tokens=st.integers(1, 100),
     end_tokens=tokens,
     begin_suppress_tokens=tokens,
+    grammar=st.none() | st.builds(Grammar, st.sampled_from(GrammarKind), st.text(max_size=9)),
 )
 levels, nodes = st.integers(1, types.MAX_LEVELS), st.integers(0, types.MAX_NODES)
 bound = st.floats(0, 4, width=32)
@@ -124,7 +126,16 @@ models = st.builds(
 )
 stops, flag = st.frozensets(token, max_size=4), st.booleans()
 decodings = st.builds(
-    streams.Decoding, contexts, samplings | with_history, small, stops, flag, flag, lookups, words
+    streams.Decoding,
+    contexts,
+    samplings | with_history,
+    small,
+    stops,
+    flag,
+    flag,
+    lookups,
+    words,
+    forced=small,
 )
 draftings = st.builds(
     streams.Drafting, contexts, samplings | with_history, shapes, flag, flag, words

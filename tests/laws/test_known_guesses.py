@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tandem.protos import tree
 from tandem.protos.streams import Guess
-from tandem.verifier_service.guesses import MOST_TRUST, Guesses, Trust
+from tandem.verifier_service.guesses import Guesses
+from tandem.verifier_service.trust import MOST_TRUST, Trust
 
 Tokens = tuple[int, ...]
 Paths = dict[Tokens, float]  # tokens behind the first text, to log-probability behind the parent

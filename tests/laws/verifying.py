@@ -15,7 +15,7 @@ from tandem.protos.streams import Decoding, Fact, Guess
 from tandem.protos.types import Context, Draft, SamplingParams
 from tandem.protos.wire.drafting import guess_of
 from tandem.verifier_service.decoding import DecodeJob
-from tandem.verifier_service.guesses import Trust
+from tandem.verifier_service.trust import Trust
 
 
 @dataclass

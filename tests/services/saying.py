@@ -28,6 +28,7 @@ from tandem.orchestrator.requests.checks import ServedModel
 from tandem.orchestrator.requests.text import load_tokenizer, special_tokens
 from tandem.orchestrator.rounds.generation import Finish, RunRequest
 from tandem.orchestrator.rounds.step import Step
+from tandem.protos.grammar import Grammar
 from tandem.protos.service.drain import Drain
 from tandem.protos.streams import Fact
 from tandem.protos.transport import rpc
@@ -67,9 +68,11 @@ class Sayer(Runner):
     def __post_init__(self) -> None:
         super().__init__()
         self.prompts: list[str] = []
+        self.grammars: list[Grammar | None] = []
 
     async def steps(self, request: RunRequest) -> AsyncGenerator[Step, None]:
         self.prompts.append(self.tokenizer.decode(request.prompt, skip_special_tokens=False))
+        self.grammars.append(request.sampling.grammar)
         text = self.says(self.prompts[-1])
         script = [*self.tokenizer.encode(text, add_special_tokens=False).ids, END]
         script = script[: request.max_new_tokens]

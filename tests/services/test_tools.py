@@ -10,7 +10,7 @@ import pytest
 
 from tandem.orchestrator.requests.chat import Formats
 from tandem.orchestrator.requests.tools import FORMATS
-from tests.services.saying import QUESTION, TEMPLATE, TOOL, WRITTEN, Saying, saying, says
+from tests.services.saying import CALL, QUESTION, TEMPLATE, TOOL, WRITTEN, Saying, saying, says
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -134,7 +134,11 @@ async def test_a_final_message_is_continued() -> None:
     [
         ({"tools": [TOOL | {"type": "retrieval"}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "tool_choice",
+        ),
         ({"messages": [QUESTION | {"tool_calls": []}, {"role": "user"}]}, "messages[1]"),
         (
             {
@@ -156,3 +160,24 @@ async def test_what_cannot_be_done_is_refused_by_its_name(
     with pytest.raises(openai.BadRequestError) as refused:
         await hermes.client.chat.completions.create(model="said", **body)
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
+async def test_a_call_that_has_to_come_is_asked_for_by_a_grammar(
+    hermes: Saying, choice: Any
+) -> None:
+    """The model that speaks here obeys it; calls are read as the grammar has them written."""
+    hermes.sayer.says = lambda _: CALL
+    found = await hermes.chat([QUESTION], tools=[TOOL], tool_choice=choice)
+    assert (found.finish_reason, found.message.content) == ("tool_calls", None)
+    (call,) = found.message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": "Zürich"}
+    grammar = hermes.sayer.grammars[-1]
+    assert grammar and "weather" in grammar.text
+    strict = TOOL | {"function": TOOL["function"] | {"strict": True}}
+    await hermes.chat([QUESTION], tools=[strict])
+    assert (free := hermes.sayer.grammars[-1]) and "<tool_call>" in free.text
+    await hermes.chat([QUESTION], tools=[TOOL])
+    assert hermes.sayer.grammars[-1] is None

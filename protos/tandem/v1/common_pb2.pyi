@@ -19,6 +19,32 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _GrammarKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GrammarKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GrammarKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GRAMMAR_KIND_UNSPECIFIED: _GrammarKind.ValueType  # 0
+    """refused"""
+    GRAMMAR_KIND_JSON_SCHEMA: _GrammarKind.ValueType  # 1
+    GRAMMAR_KIND_JSON_OBJECT: _GrammarKind.ValueType  # 2
+    GRAMMAR_KIND_REGEX: _GrammarKind.ValueType  # 3
+    GRAMMAR_KIND_CHOICE: _GrammarKind.ValueType  # 4
+    GRAMMAR_KIND_LARK: _GrammarKind.ValueType  # 5
+
+class GrammarKind(_GrammarKind, metaclass=_GrammarKindEnumTypeWrapper):
+    """How a grammar is written."""
+
+GRAMMAR_KIND_UNSPECIFIED: GrammarKind.ValueType  # 0
+"""refused"""
+GRAMMAR_KIND_JSON_SCHEMA: GrammarKind.ValueType  # 1
+GRAMMAR_KIND_JSON_OBJECT: GrammarKind.ValueType  # 2
+GRAMMAR_KIND_REGEX: GrammarKind.ValueType  # 3
+GRAMMAR_KIND_CHOICE: GrammarKind.ValueType  # 4
+GRAMMAR_KIND_LARK: GrammarKind.ValueType  # 5
+Global___GrammarKind: _TypeAlias = GrammarKind  # noqa: Y015
+
 class _Rule:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -196,6 +222,7 @@ class SamplingParams(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     SUPPRESS_TOKENS_FIELD_NUMBER: _builtins.int
     BEGIN_SUPPRESS_TOKENS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     top_k: _builtins.int
     top_p: _builtins.float
@@ -206,7 +233,7 @@ class SamplingParams(_message.Message):
     presence_penalty: _builtins.float
     frequency_penalty: _builtins.float
     prompt_length: _builtins.int
-    """tokens before the completion; set if penalties or `min_new_tokens` need it"""
+    """tokens before the completion; set if penalties, `min_new_tokens` or a grammar need it"""
     min_new_tokens: _builtins.int
     rule: Global___Rule.ValueType
     logprobs: _builtins.int
@@ -224,6 +251,10 @@ class SamplingParams(_message.Message):
     @_builtins.property
     def begin_suppress_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """not drawn as the first of the completion"""
+
+    @_builtins.property
+    def grammar(self) -> Global___Grammar:
+        """what the completion must be; absent = anything"""
 
     def __init__(
         self,
@@ -244,16 +275,42 @@ class SamplingParams(_message.Message):
         logprobs: _builtins.int | None = ...,
         suppress_tokens: _abc.Iterable[_builtins.int] | None = ...,
         begin_suppress_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        grammar: Global___Grammar | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "grammar", b"grammar", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "begin_suppress_tokens", b"begin_suppress_tokens", "end_tokens", b"end_tokens", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "prompt_length", b"prompt_length", "repetition_penalty", b"repetition_penalty", "rule", b"rule", "seed", b"seed", "suppress_tokens", b"suppress_tokens", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "begin_suppress_tokens", b"begin_suppress_tokens", "end_tokens", b"end_tokens", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "prompt_length", b"prompt_length", "repetition_penalty", b"repetition_penalty", "rule", b"rule", "seed", b"seed", "suppress_tokens", b"suppress_tokens", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
 
 Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
+
+@_typing.final
+class Grammar(_message.Message):
+    """What a completion must be."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    kind: Global___GrammarKind.ValueType
+    text: _builtins.str
+    """of its kind; a choice is a JSON array of texts"""
+    def __init__(
+        self,
+        *,
+        kind: Global___GrammarKind.ValueType = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
 
 @_typing.final
 class DraftShape(_message.Message):

@@ -71,6 +71,7 @@ class Decoding(_message.Message):
     LOOKUP_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    FORCED_FIELD_NUMBER: _builtins.int
     stream: _builtins.int
     """a number of the caller's, not used for another session of the same call"""
     until: _builtins.int
@@ -82,6 +83,8 @@ class Decoding(_message.Message):
     request_id: _builtins.str
     traceparent: _builtins.str
     """W3C: of the cell's span; empty = none"""
+    forced: _builtins.int
+    """tokens that the grammar leaves no choice about are guessed, so many at once; 0 = none"""
     @_builtins.property
     def context(self) -> _common_pb2.Context: ...
     @_builtins.property
@@ -105,10 +108,11 @@ class Decoding(_message.Message):
         lookup: _common_pb2.DraftShape | None = ...,
         request_id: _builtins.str = ...,
         traceparent: _builtins.str = ...,
+        forced: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "lookup", b"lookup", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "lockstep", b"lockstep", "lookup", b"lookup", "once", b"once", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "stream", b"stream", "traceparent", b"traceparent", "until", b"until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "forced", b"forced", "lockstep", b"lockstep", "lookup", b"lookup", "once", b"once", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "stream", b"stream", "traceparent", b"traceparent", "until", b"until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,40 @@
+"""Grammars of sessions, compiled beside the model thread, which goes on meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from tandem.engine.sampling.matcher import GrammarMatcher
+from tandem.protos.errors import InvalidRequest
+from tandem.protos.matching import GrammarCompiler
+from tandem.protos.tokenizer import tokenizer_of
+from tandem.protos.types import Context, SamplingParams
+
+
+class Grammars:
+    """For the tokens of a model directory or file, of which `ends` end a text. `wake` is called
+    when one is compiled. The tokenizer is read for the first.
+    """
+
+    def __init__(self, model: Path, ends: Sequence[int], wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._compiler = GrammarCompiler(lambda: tokenizer_of(model), ends)
+        self._thread = ThreadPoolExecutor(1, "grammar")
+
+    def begin(self, sampling: SamplingParams, context: Context) -> Future[GrammarMatcher] | None:
+        """The grammar of a session at the end of its context, as soon as it is compiled; None
+        without one. Raises InvalidRequest, now or as the future's result.
+        """
+        grammar = sampling.grammar
+        if grammar is None:
+            return None
+        if context.base:
+            raise InvalidRequest.of(
+                "context.base", f"is {context.base}; a grammar needs all tokens"
+            )
+        completion = context.tokens[sampling.prompt_length :]
+        compiled = self._thread.submit(GrammarMatcher, self._compiler, grammar, completion)
+        compiled.add_done_callback(lambda _: self._wake())
+        return compiled

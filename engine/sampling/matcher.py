@@ -1,0 +1,122 @@
+"""What a grammar allows after a completion, and after guessed paths that may follow it.
+
+A path is followed and given up again, so what is allowed after one does not depend on others that
+were looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
+
+import numpy as np
+import torch
+from llguidance import LLMatcher
+
+from tandem.protos.errors import InvalidRequest
+from tandem.protos.grammar import Grammar
+from tandem.protos.matching import GrammarCompiler, problem_of
+
+Found = TypeVar("Found")
+
+
+class GrammarMatcher:
+    """A grammar at the end of a completion."""
+
+    def __init__(
+        self, compiler: GrammarCompiler, grammar: Grammar, completion: Sequence[int]
+    ) -> None:
+        """Raises InvalidRequest for a grammar or a completion that cannot be."""
+        self._compiler, self._grammar = compiler, grammar
+        self._completion, self._path = list[int](), list[int]()  # consumed: one, then the other
+        self._problem = ""  # met by what was looked for last
+        self._unknown = list[tuple[list[int], str]]()  # paths with no answer, and why
+        self._start = compiler.compiled(grammar)
+        self._shared = True  # what is learned of the grammar
+        self._matcher = self._start.deep_copy()
+        if not self._commit(completion):
+            if self._problem:
+                raise InvalidRequest.of(grammar.field, self._problem)
+            raise InvalidRequest.of("received", f"is not what {grammar.field} allows")
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """The completion goes on with these. Raises InvalidRequest if one was drawn where nothing
+        could be said about it.
+        """
+        for path, problem in self._unknown:
+            if len(path) < len(tokens) and path == list(tokens[: len(path)]):
+                raise InvalidRequest.of(self._grammar.field, problem)
+        self._unknown.clear()
+        if not self._commit(tokens):
+            problem = self._problem or "allows nothing that can be drawn"
+            raise InvalidRequest.of(self._grammar.field, problem)
+
+    def allowed(self, path: Sequence[int], count: int) -> torch.Tensor | None:
+        """Which of the first `count` tokens may follow a path: bool [count]; None if the path
+        itself may not, or if that cannot be said: then `extend` raises, if it is what was drawn.
+        """
+        bits = self._after(path, lambda matcher: matcher.compute_bitmask())
+        if bits is None:
+            if self._problem:
+                self._unknown.append((list(path), self._problem))
+            return None
+        known = np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little")
+        return torch.from_numpy(known.astype(bool))
+
+    def following(self, path: Sequence[int], tokens: Sequence[int]) -> Collection[int]:
+        """Which of some tokens may follow a path."""
+
+        def valid(matcher: LLMatcher) -> set[int]:
+            return {token for token in tokens if matcher.validate_tokens([token])}
+
+        return self._after(path, valid) or ()
+
+    def forced(self, most: int) -> Sequence[int]:
+        """The tokens that must follow the completion, as far as that is known, `most` at most."""
+        return (self._after((), lambda matcher: matcher.compute_ff_tokens()) or [])[:most]
+
+    def _commit(self, tokens: Sequence[int]) -> bool:
+        """The completion goes on with these, as far as no token ends it; whether it may."""
+        ends = self._compiler.ends
+        until = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
+        reached = self._after(tokens[:until], lambda matcher: True) is not None
+        self._completion += tokens[:until]
+        self._path.clear()
+        return reached
+
+    def _after(self, path: Sequence[int], look: Callable[[LLMatcher], Found]) -> Found | None:
+        """What is found where a path ends; None if it may not be, or with a problem. What others
+        learned of the grammar may have used up a limit: it is tried without that then.
+        """
+        while True:
+            self._problem = ""
+            if self._move(path):
+                found = look(self._matcher)
+                if not self._matcher.is_error():
+                    return found
+            elif not self._matcher.is_error():
+                return None
+            self._problem, again = problem_of(self._matcher), self._shared
+            self._restart()
+            if not again:
+                return None
+
+    def _move(self, path: Sequence[int]) -> bool:
+        """Go to where a path ends; whether it may be."""
+        pairs = enumerate(zip(self._path, path, strict=False))
+        shorter = min(len(self._path), len(path))
+        same = next((place for place, (old, new) in pairs if old != new), shorter)
+        if same < len(self._path):
+            self._matcher.rollback(len(self._path) - same)
+            del self._path[same:]
+        count = self._matcher.try_consume_tokens(list(path[same:]))
+        self._path += path[same : same + count]
+        return len(self._path) == len(path) and not self._matcher.is_error()
+
+    def _restart(self) -> None:
+        """Go back to the completion, with nothing that others learned."""
+        if self._shared:
+            self._start, self._shared = self._compiler.fresh(self._grammar), False
+        self._matcher = self._start.deep_copy()
+        self._path.clear()
+        self._matcher.try_consume_tokens(self._completion)

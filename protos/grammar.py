@@ -1,0 +1,43 @@
+"""What a completion must be: a grammar, as its client wrote it.
+
+Pure; compiled by `matching` alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+MAX_BYTES = 64 << 10
+
+
+class GrammarKind(Enum):  # the numbers are the wire's
+    """How a grammar is written."""
+
+    JSON_SCHEMA = 1
+    JSON_OBJECT = 2
+    REGEX = 3
+    CHOICE = 4
+    LARK = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A grammar of a kind; the text of a choice is a JSON array of texts, that of any JSON object
+    is empty.
+    """
+
+    kind: GrammarKind
+    text: str = ""
+
+    @classmethod
+    def choice(cls, texts: Iterable[str]) -> Grammar:
+        """One of some texts."""
+        return cls(GrammarKind.CHOICE, json.dumps(list(texts), ensure_ascii=False))
+
+    @property
+    def field(self) -> str:
+        """The client's name for it."""
+        return f"sampling.{self.kind.name.lower()}"

@@ -1,0 +1,136 @@
+"""Grammars compiled for a tokenizer, by llguidance: what may follow a text that one of them began.
+
+Masks, and what is refused, depend on the grammar and the tokens alone: fuel is counted, not time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from tokenizers import Tokenizer
+
+from tandem.protos.errors import InvalidRequest
+from tandem.protos.grammar import Grammar, GrammarKind
+
+KEPT = 32  # compiled grammars
+STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+ANY_OBJECT = '{"type": "object"}'
+STEPS, STRIDE = 32, 7919  # of a walk through a grammar, to try it
+LONGEST_PROBLEM = 300  # characters of what the library says
+UNKNOWN_KEYS = re.compile(r"Unimplemented keys: (\[.*\])")
+LIMITS = LLParserLimits(
+    step_lexer_fuel=50_000,
+    step_max_items=20_000,
+    max_lexer_states=20_000,
+    verbose_errors=False,
+)
+
+
+class GrammarCompiler:
+    """Compiles for one model, whose tokenizer is read for the first grammar: `ends` are the tokens
+    with which its texts end. May be called by any thread.
+    """
+
+    def __init__(self, tokenizer: Callable[[], Tokenizer], ends: Sequence[int]) -> None:
+        self.ends, self._tokenizer = frozenset(ends), tokenizer
+        self._kept = lru_cache(KEPT)(self.fresh)
+        self._words = lru_cache(1)(self._read)
+
+    def compiled(self, grammar: Grammar) -> LLMatcher:
+        """A matcher before the first token; raises InvalidRequest. It shares what was learned of
+        the grammar with others, and so the limit of that.
+        """
+        return self._kept(grammar).deep_copy()
+
+    def fresh(self, grammar: Grammar) -> LLMatcher:
+        """The same, that shares nothing."""
+        try:
+            matcher = LLMatcher(self._words(), _written(grammar), log_level=0, limits=LIMITS)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise InvalidRequest.of(grammar.field, f"cannot be used: {_line(error)}") from None
+        if matcher.is_error():
+            raise InvalidRequest.of(grammar.field, _problem(grammar, matcher.get_error()))
+        return matcher
+
+    def _read(self) -> LLTokenizer:
+        if not self.ends:
+            raise ValueError("the model has no token that ends a text")
+        return LLTokenizer(self._tokenizer().to_str(), eos_token=sorted(self.ends))
+
+
+def problem_of(matcher: LLMatcher) -> str:
+    """Why a matcher can do no more; empty if it can. It stops where a text is complete, too."""
+    if not matcher.is_error():
+        return ""
+    if matcher.get_error().startswith("NoExtensionBias"):
+        return "admits no text"
+    return f"is too complex: {_line(matcher.get_error())}"
+
+
+def walk(matcher: LLMatcher, steps: int = STEPS) -> None:
+    """Follow tokens of all kinds that may come, to an end or a limit at the latest."""
+    for step in range(steps):
+        possible = int.from_bytes(matcher.compute_bitmask(), "little")
+        if matcher.is_stopped():
+            return
+        first = step * STRIDE % possible.bit_length()
+        others = possible >> first
+        token = first + (others & -others).bit_length() - 1
+        if not matcher.consume_token(token):
+            return
+
+
+def _written(grammar: Grammar) -> str:
+    """As the library reads it; raises ValueError."""
+    text = grammar.text
+    match grammar.kind:
+        case GrammarKind.JSON_OBJECT:
+            return LLMatcher.grammar_from_json_schema(ANY_OBJECT, defaults=STYLE)  # type: ignore[arg-type]
+        case GrammarKind.JSON_SCHEMA:
+            return LLMatcher.grammar_from_json_schema(text, defaults=STYLE)  # type: ignore[arg-type]
+        case GrammarKind.REGEX:
+            return LLMatcher.grammar_from_regex(text)
+        case GrammarKind.CHOICE:
+            texts = (json.dumps(each, ensure_ascii=False) for each in _texts(text))
+            return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
+        case GrammarKind.LARK:
+            return LLMatcher.grammar_from_lark(text)
+
+
+def _texts(choice: str) -> list[str]:
+    texts = json.loads(choice)
+    if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
+        raise ValueError("is not a list of texts")
+    return texts
+
+
+def _problem(grammar: Grammar, message: str) -> str:
+    """What is wrong with a grammar, and where, as far as the library says so."""
+    unknown = UNKNOWN_KEYS.search(message)
+    if not unknown or grammar.kind is not GrammarKind.JSON_SCHEMA:
+        return f"cannot be used: {_line(message)}"
+    keys = json.loads(unknown[1])
+    places = _places(json.loads(grammar.text), keys)
+    return f"has {', '.join(keys)} at {next(places, '#')}, which is not supported"
+
+
+def _places(schema: Any, keys: Sequence[str], here: str = "#") -> Iterator[str]:
+    """Where in a schema all of some keywords are, as JSON pointers."""
+    if isinstance(schema, dict) and schema.keys() >= set(keys):
+        yield here
+    parts = schema.items() if isinstance(schema, dict) else enumerate(schema)
+    for name, part in parts:
+        if isinstance(part, dict | list):
+            yield from _places(part, keys, f"{here}/{name}")
+
+
+def _line(message: object) -> str:
+    """The one line that says it."""
+    lines = str(message).strip().splitlines() or ["?"]
+    said = next((line for line in lines if line.startswith("error: ")), lines[0])
+    return said.removeprefix("error: ")[:LONGEST_PROBLEM]
