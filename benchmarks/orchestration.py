@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import quantiles
 from time import monotonic
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -47,7 +47,7 @@ class Reader:
     async def read(self, client: AsyncClient) -> None:
         """Read until cancelled."""
         prompt = [self.number % 256, self.number // 256, 1, 1]
-        options = {"max_new_tokens": 1 << 15, "ignore_eos": True, "seed": 0}
+        options: dict[str, Any] = {"max_new_tokens": 1 << 15, "ignore_eos": True, "seed": 0}
         began, chunks = 0.0, 0
         async with client.stream(prompt, **options) as stream:
             async for chunk in stream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -12,10 +13,13 @@ from tandem.protos.types import SEEDS
 from tandem.protos.wire.options import options, put
 from tandem.v1 import orchestrator_pb2 as api
 
-Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, str]]  # the last with role, content
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]  # the last with role, content
+Tools: TypeAlias = Sequence[Mapping[str, Any]]  # as OpenAI's API has them
 
 
-def build(prompt: Prompt, logprobs: int | None, **given: Any) -> api.GenerateRequest:
+def build(
+    prompt: Prompt, logprobs: int | None, tools: Tools = (), **given: Any
+) -> api.GenerateRequest:
     """A request that can be sent again: with an id and a seed. Options that are None are absent;
     raises TypeError for an option that there is not, InvalidRequest for one that is no value of its
     field.
@@ -24,7 +28,7 @@ def build(prompt: Prompt, logprobs: int | None, **given: Any) -> api.GenerateReq
     if isinstance(prompt, str):
         request.text = prompt
     elif prompt and isinstance(prompt[0], Mapping):
-        _put_messages(request, prompt)
+        _put_messages(request, prompt, tools)
     else:
         request.token_ids.ids.extend(cast("Sequence[int]", prompt))
     request.sampling.seed = secrets.randbelow(SEEDS)
@@ -39,10 +43,18 @@ def build(prompt: Prompt, logprobs: int | None, **given: Any) -> api.GenerateReq
     return request
 
 
-def _put_messages(request: api.GenerateRequest, messages: Sequence[Any]) -> None:
+def _put_messages(request: api.GenerateRequest, messages: Sequence[Any], tools: Tools) -> None:
     for place, each in enumerate(messages):
         try:
             request.messages.messages.add(**each)
         except (ValueError, TypeError) as error:
-            problem = "is not made of texts: role, content and name"
-            raise InvalidRequest.of(f"messages[{place}]", problem) from error
+            fields = ", ".join(api.ChatMessage.DESCRIPTOR.fields_by_name)
+            raise InvalidRequest.of(f"messages[{place}]", f"is not made of {fields}") from error
+    for place, tool in enumerate(tools):
+        function = dict(tool.get("function", tool))
+        schema = json.dumps(found) if (found := function.pop("parameters", None)) else ""
+        try:
+            request.messages.tools.add(**function, parameters=schema)
+        except (ValueError, TypeError) as error:
+            problem = "is not made of name, description and parameters"
+            raise InvalidRequest.of(f"tools[{place}]", problem) from error

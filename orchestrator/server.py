@@ -88,8 +88,8 @@ def served_model(
     return ServedModel(target, shape, max_prompt_bytes, special_tokens(tokenizer), makers)
 
 
-def chat_template_of(config: OrchestratorConfig) -> ChatTemplate:
-    """How chats are written for the model, and its answers read."""
+def chat_of(config: OrchestratorConfig) -> ChatTemplate:
+    """The model's chat template, and how its answers are read; raises Unusable."""
     formats = Formats(config.tool_format, config.reasoning_format)
     return load_chat_template(config.tokenizer, formats)
 
@@ -164,8 +164,7 @@ async def serving(
     """The client API while the scope lasts; yields its address. `pages` are the process's own; the
     HTTP port is announced. Raises Unusable or IncompatibleModels.
     """
-    tokenizer = load_tokenizer(config.tokenizer)
-    chat = chat_template_of(config)
+    tokenizer, chat = load_tokenizer(config.tokenizer), chat_of(config)
     discovery, callers = Discovery(config.verifiers, config.drafters), callers_of(config)
     registered = Registry(discovery.register, discovery.unregister)
     async with known(config, discovery, registered, registry) as (replicas, target):

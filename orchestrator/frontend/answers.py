@@ -33,6 +33,7 @@ from tandem.orchestrator.requests.grammars import GrammarTrials
 from tandem.orchestrator.requests.message import MessageStream, Reading
 from tandem.orchestrator.requests.request import Conversation, Request
 from tandem.orchestrator.requests.text import PROMPT_TAIL, TextStream
+from tandem.orchestrator.requests.tool_grammars import with_calls
 from tandem.orchestrator.rounds.generation import RunRequest
 from tandem.orchestrator.rounds.step import Step
 from tandem.protos.errors import InvalidRequest
@@ -125,8 +126,15 @@ class Answers:
                         break
 
     async def _begun(self, request: Request, arrived: float) -> tuple[RunRequest, AnswerBuilder]:
+        own = request.sampling.grammar
+        request = with_calls(request, self._chat.tools)
         if self._grammars:
-            await self._grammars.check(request.sampling.grammar)
+            try:
+                await self._grammars.check(request.sampling.grammar)
+            except InvalidRequest as error:
+                if own:
+                    raise
+                raise InvalidRequest.of("messages.tools", error.violations[0].problem) from None
         return await asyncio.to_thread(self._begin, request, arrived)
 
     def _begin(self, request: Request, arrived: float) -> tuple[RunRequest, AnswerBuilder]:

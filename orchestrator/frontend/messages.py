@@ -1,18 +1,18 @@
-"""Messages of the client API: to requests, and from chunks, answers and the status."""
+"""Messages of the client API: to requests, and from chunks and answers."""
 
 from __future__ import annotations
 
-from importlib.metadata import version
+import re
+from dataclasses import asdict
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
-from google.protobuf.message import Message
+from google.protobuf.message import Message as ProtoMessage
+from pydantic_core import from_json
 
-from tandem.orchestrator.fleet.replicas import ReplicaStatus
-from tandem.orchestrator.frontend.history import Figures
-from tandem.orchestrator.frontend.status import Status
 from tandem.orchestrator.metrics import SpeculationStats
 from tandem.orchestrator.requests.answer import Answer, Chunk
+from tandem.orchestrator.requests.message import Message
 from tandem.orchestrator.requests.request import (
     ChatMessage,
     Conversation,
@@ -20,9 +20,12 @@ from tandem.orchestrator.requests.request import (
     Sampling,
     Speculation,
     Stopping,
+    Tool,
+    ToolCall,
     connection_digest,
     scope_of,
 )
+from tandem.orchestrator.requests.tools import NAME
 from tandem.protos.errors import InvalidRequest, Violation
 from tandem.protos.grammar import Grammar, GrammarKind
 from tandem.protos.types import Method, Rule, Schedule, TokenLogprobs
@@ -78,7 +81,7 @@ def _grammar(name: str, value: Any) -> Grammar | None:
     return Grammar.choice(value.texts)
 
 
-def _given(message: Message) -> dict[str, Any]:
+def _given(message: ProtoMessage) -> dict[str, Any]:
     """The fields that are set, zero or not."""
     return {field.name: value for field, value in message.ListFields()}
 
@@ -100,15 +103,59 @@ def _conversation(chat: api.Messages) -> Conversation:
     if size > MAX_ARGUMENTS_BYTES:
         problem = f"have {size} bytes, above {MAX_ARGUMENTS_BYTES}"
         raise InvalidRequest.of("messages.template_arguments", problem)
-    messages = (ChatMessage(each.role, each.content, each.name) for each in chat.messages)
-    prompted = chat.add_generation_prompt or not chat.HasField("add_generation_prompt")
+    continued = chat.continue_final_message
+    prompted = (
+        chat.add_generation_prompt if chat.HasField("add_generation_prompt") else not continued
+    )
     try:
         arguments = MessageToDict(chat.template_arguments)
     except ValueError:
         problem = "has a number that is not finite"
         raise InvalidRequest.of("messages.template_arguments", problem) from None
     whole = {name: _whole(value) for name, value in arguments.items()}
-    return Conversation(tuple(messages), prompted, whole)
+    return Conversation(
+        tuple(_message(place, each) for place, each in enumerate(chat.messages)),
+        prompted,
+        whole,
+        tuple(_tool(place, each) for place, each in enumerate(chat.tools)),
+        chat.tool_choice or "auto",
+        chat.parallel_tool_calls or not chat.HasField("parallel_tool_calls"),
+        continued,
+    )
+
+
+def _message(place: int, message: api.ChatMessage) -> ChatMessage:
+    calls = []
+    for number, call in enumerate(message.tool_calls):
+        field = f"messages[{place}].tool_calls[{number}].arguments"
+        _json_object(field, call.arguments)
+        calls.append(ToolCall(call.name, call.arguments or "{}", call.id))
+    return ChatMessage(
+        message.role,
+        message.content,
+        message.name,
+        message.reasoning_content,
+        tuple(calls),
+        message.tool_call_id,
+    )
+
+
+def _tool(place: int, tool: api.Tool) -> Tool:
+    if not re.fullmatch(NAME, tool.name):
+        raise InvalidRequest.of(f"messages.tools[{place}].name", f"is not of the form {NAME}")
+    parameters = _json_object(f"messages.tools[{place}].parameters", tool.parameters)
+    return Tool(tool.name, tool.description or None, parameters, tool.strict)
+
+
+def _json_object(field: str, text: str) -> dict[str, Any] | None:
+    """None if there is none; raises InvalidRequest."""
+    try:
+        found = from_json(text, allow_inf_nan=False) if text else {}
+    except ValueError:
+        raise InvalidRequest.of(field, "is not JSON") from None
+    if not isinstance(found, dict):
+        raise InvalidRequest.of(field, "is not a JSON object")
+    return found if text else None
 
 
 def _whole(value: object) -> object:
@@ -122,6 +169,9 @@ def _whole(value: object) -> object:
 
 def encode_chunk(chunk: Chunk) -> api.Chunk:
     """Chunk to message."""
+    message = Message()
+    for part in chunk.parts:
+        message.add(part)
     return api.Chunk(
         text=chunk.text,
         token_ids=chunk.token_ids,
@@ -129,6 +179,7 @@ def encode_chunk(chunk: Chunk) -> api.Chunk:
         logprobs=_encode_logprobs(chunk.logprobs),
         request_id=chunk.request_id,
         seed=chunk.seed,
+        **_encode_message(message) if chunk.parts else {},
     )
 
 
@@ -152,12 +203,19 @@ def encode_answer(answer: Answer) -> api.GenerateResponse:
         speculation=encode_stats(answer.speculation, answer.rule),
         seed=answer.seed,
         logprobs=_encode_logprobs(answer.logprobs),
+        **_encode_message(answer.message) if answer.message else {},
     )
     if isinstance(answer.matched_stop, str):
         response.matched_text = answer.matched_stop
     elif answer.matched_stop is not None:
         response.matched_token_id = answer.matched_stop
     return response
+
+
+def _encode_message(message: Message) -> dict[str, Any]:
+    calls = [api.ToolCall(**asdict(each)) for each in message.tool_calls]
+    thought = message.reasoning_content
+    return {"content": message.content, "reasoning_content": thought, "tool_calls": calls}
 
 
 def encode_stats(stats: SpeculationStats, rule: Rule) -> api.SpeculationSummary:
@@ -189,61 +247,3 @@ def _encode_logprobs(logprobs: tuple[TokenLogprobs, ...]) -> list[api.TokenLogpr
         )
         for each in logprobs
     ]
-
-
-def encode_status(status: Status, with_history: bool) -> api.GetStatusResponse:
-    """Status to message."""
-    model = api.ModelStatus(
-        name=status.model,
-        tokenizer_fingerprint=status.tokenizer_fingerprint,
-        verifiers=map(encode_replica, status.verifiers),
-        drafters=map(encode_replica, status.drafters),
-        requests_running=status.running,
-        requests_waiting=status.waiting,
-        clients=(
-            api.ClientStatus(name=each.name, running=each.running, waiting=each.waiting)
-            for each in status.clients
-        ),
-        last_minute=encode_figures(status.last_minute),
-        history=map(encode_figures, status.history if with_history else ()),
-    )
-    return api.GetStatusResponse(
-        version=version("tandem-serving"),
-        models=[model],
-        problems=status.problems,
-    )
-
-
-def encode_figures(figures: Figures) -> api.RecentFigures:
-    """Figures to message."""
-    return api.RecentFigures(
-        seconds=figures.seconds,
-        tokens_per_second=figures.tokens_per_second,
-        acceptance_rate=figures.acceptance_rate,
-        mean_acceptance_length=figures.mean_acceptance_length,
-        goodput_with_drafts=figures.goodput_with_drafts,
-        goodput_without_drafts=figures.goodput_without_drafts,
-        requests_finished=figures.finished,
-        requests_failed=figures.failed,
-        requests_running=figures.running,
-        requests_waiting=figures.waiting,
-    )
-
-
-def encode_replica(replica: ReplicaStatus) -> api.ReplicaStatus:
-    """Status of a replica to message."""
-    known = replica.model
-    found = api.ReplicaStatus(
-        address=replica.address, serving=not replica.problem, problem=replica.problem
-    )
-    if known:
-        found.model, found.device, found.dtype = known.name, known.device, known.dtype
-        found.sessions, found.kv_cache_usage = known.sessions, known.cache_usage
-        found.exactness, found.kernels = known.exactness, known.kernels
-        found.fingerprint = known.fingerprint
-        found.weights_bytes, found.context_length = known.weights_bytes, known.context_length
-        found.cache_positions, found.full_sessions = known.cache_positions, known.full_sessions
-        found.round_trip_seconds = replica.round_trip_seconds
-        found.acceptance_rate = replica.acceptance_rate or 0.0
-        found.draft_tokens = replica.draft_tokens
-    return found

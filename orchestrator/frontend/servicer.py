@@ -8,20 +8,22 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import wraps
+from importlib.metadata import version
 from typing import Any, TypeAlias
 
 from grpc import aio
 
+from tandem.orchestrator.fleet.replicas import ReplicaStatus
 from tandem.orchestrator.frontend.answers import Answers
 from tandem.orchestrator.frontend.client_guard import Anybody, Callers
+from tandem.orchestrator.frontend.history import Figures
 from tandem.orchestrator.frontend.messages import (
     decode_request,
     encode_answer,
     encode_chunk,
-    encode_status,
 )
 from tandem.orchestrator.frontend.request_log import RequestLog
-from tandem.orchestrator.frontend.status import Overview
+from tandem.orchestrator.frontend.status import Overview, Status
 from tandem.orchestrator.requests.answer import Answer
 from tandem.orchestrator.requests.checks import is_request_id
 from tandem.orchestrator.requests.request import CLIENT_KEY, Request, client_digest
@@ -166,3 +168,61 @@ async def _send(context: ServicerContext, response: api.StreamGenerateResponse) 
         raise DeadlineExceeded(f"the client read nothing for {MUTE_SECONDS:g} s") from None
     except aio.InternalError:  # the connection has gone, and gRPC has not cancelled the call yet
         raise asyncio.CancelledError from None
+
+
+def encode_status(status: Status, with_history: bool) -> api.GetStatusResponse:
+    """Status to message."""
+    model = api.ModelStatus(
+        name=status.model,
+        tokenizer_fingerprint=status.tokenizer_fingerprint,
+        verifiers=map(encode_replica, status.verifiers),
+        drafters=map(encode_replica, status.drafters),
+        requests_running=status.running,
+        requests_waiting=status.waiting,
+        clients=(
+            api.ClientStatus(name=each.name, running=each.running, waiting=each.waiting)
+            for each in status.clients
+        ),
+        last_minute=encode_figures(status.last_minute),
+        history=map(encode_figures, status.history if with_history else ()),
+    )
+    return api.GetStatusResponse(
+        version=version("tandem-serving"),
+        models=[model],
+        problems=status.problems,
+    )
+
+
+def encode_figures(figures: Figures) -> api.RecentFigures:
+    """Figures to message."""
+    return api.RecentFigures(
+        seconds=figures.seconds,
+        tokens_per_second=figures.tokens_per_second,
+        acceptance_rate=figures.acceptance_rate,
+        mean_acceptance_length=figures.mean_acceptance_length,
+        goodput_with_drafts=figures.goodput_with_drafts,
+        goodput_without_drafts=figures.goodput_without_drafts,
+        requests_finished=figures.finished,
+        requests_failed=figures.failed,
+        requests_running=figures.running,
+        requests_waiting=figures.waiting,
+    )
+
+
+def encode_replica(replica: ReplicaStatus) -> api.ReplicaStatus:
+    """Status of a replica to message."""
+    known = replica.model
+    found = api.ReplicaStatus(
+        address=replica.address, serving=not replica.problem, problem=replica.problem
+    )
+    if known:
+        found.model, found.device, found.dtype = known.name, known.device, known.dtype
+        found.sessions, found.kv_cache_usage = known.sessions, known.cache_usage
+        found.exactness, found.kernels = known.exactness, known.kernels
+        found.fingerprint = known.fingerprint
+        found.weights_bytes, found.context_length = known.weights_bytes, known.context_length
+        found.cache_positions, found.full_sessions = known.cache_positions, known.full_sessions
+        found.round_trip_seconds = replica.round_trip_seconds
+        found.acceptance_rate = replica.acceptance_rate or 0.0
+        found.draft_tokens = replica.draft_tokens
+    return found

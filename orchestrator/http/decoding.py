@@ -17,10 +17,12 @@ from tandem.orchestrator.http.schema import (
     MOST_64,
     MOST_CHOICES,
     ChatBody,
+    ChoiceBody,
     CompletionBody,
     GenerationBody,
     MessageBody,
     TokenIds,
+    ToolBody,
 )
 from tandem.orchestrator.requests.request import (
     ChatMessage,
@@ -107,18 +109,26 @@ def _chat(body: ChatBody, caller: Caller) -> Request:
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest.of("top_logprobs", "needs logprobs")
     tools = body.tools if body.tools and body.tool_choice != "none" else []
+    chosen = body.tool_choice
+    choice = chosen.function.name if isinstance(chosen, ChoiceBody) else chosen
     continued = bool(body.continue_final_message)
     prompted = body.add_generation_prompt
     conversation = Conversation(
         tuple(map(_message, body.messages)),
         not continued if prompted is None else prompted,
         _template_arguments(body),
-        tuple(Tool(**each.function.model_dump(exclude={"strict"})) for each in tools),
+        tuple(map(_tool, tools)),
+        choice if choice and choice != "none" else "auto",
         body.parallel_tool_calls is not False,
         continued,
     )
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return _request(body, conversation, caller, logprobs, MOST_32, body.max_completion_tokens)
+
+
+def _tool(body: ToolBody) -> Tool:
+    function = body.function
+    return Tool(function.name, function.description, function.parameters, bool(function.strict))
 
 
 def _message(body: MessageBody) -> ChatMessage:

@@ -164,7 +164,7 @@ class FunctionBody(Body):
     name: Annotated[str, Field(pattern=rf"^{NAME}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Literal[False] | None = None
+    strict: bool | None = None
 
 
 class ToolBody(Body):
@@ -172,6 +172,19 @@ class ToolBody(Body):
 
     type: Literal["function"]
     function: FunctionBody
+
+
+class ChosenBody(Body):
+    """The name of a tool."""
+
+    name: str
+
+
+class ChoiceBody(Body):
+    """The tool that is called."""
+
+    type: Literal["function"]
+    function: ChosenBody
 
 
 class MessageBody(Written):
@@ -206,7 +219,7 @@ class ChatBody(GenerationBody):
     safety_identifier: str | None = None
     prediction: PredictionBody | None = None
     tools: Annotated[list[ToolBody], Field(fail_fast=True)] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
+    tool_choice: Literal["auto", "none", "required"] | ChoiceBody | None = None
     parallel_tool_calls: bool | None = None
     continue_final_message: bool | None = None  # vLLM's
 

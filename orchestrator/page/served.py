@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.json_format import MessageToJson
 
-from tandem.orchestrator.frontend.messages import encode_status
+from tandem.orchestrator.frontend.servicer import encode_status
 from tandem.orchestrator.frontend.status import Status
 from tandem.orchestrator.page.html import page
 from tandem.orchestrator.page.style import STYLE

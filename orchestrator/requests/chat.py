@@ -105,7 +105,7 @@ class ChatTemplate:
             raise InvalidRequest.of(
                 "messages.template_arguments", f"may not have {', '.join(taken)}"
             )
-        if conversation.tools and not self.tools:
+        if conversation.tools and not self.tools and conversation.tool_choice == "auto":
             raise InvalidRequest.of("messages.tools", self.tools_problem)
         messages = [_plain(message) for message in conversation.messages]
         if conversation.continue_final_message:
@@ -128,6 +128,8 @@ class ChatTemplate:
         if conversation.tools and self._for_tools:
             return self._for_tools.reading(conversation, prompt_end)
         names = [tool.name for tool in conversation.tools]
+        if conversation.tool_choice != "auto":  # by a grammar, nothing but calls
+            return Reading(FORMATS["json"], names, conversation.parallel_tool_calls)
         return Reading(
             self.tools if names else None,
             names,

@@ -109,6 +109,7 @@ class Tool:
     name: str
     description: str | None = None
     parameters: Mapping[str, object] | None = None
+    strict: bool = False  # a call has arguments by the schema
 
     def plain(self) -> dict[str, object]:
         """As OpenAI's API and chat templates have it."""
@@ -148,6 +149,7 @@ class Conversation:
     add_generation_prompt: bool = True
     template_arguments: Mapping[str, object] = field(default_factory=dict)  # plain values
     tools: tuple[Tool, ...] = ()
+    tool_choice: str = "auto"  # or required, or the name of the tool that is called
     parallel_tool_calls: bool = True
     continue_final_message: bool = False
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from tandem.orchestrator.cli import client, status_view, terminal, top
 from tandem.orchestrator.cli.flags import FrontEnd
 from tandem.orchestrator.fleet.replicas import ReplicaStatus
-from tandem.orchestrator.frontend.messages import encode_replica
+from tandem.orchestrator.frontend.servicer import encode_replica
 from tandem.protos.service.about import announce_model
 from tandem.protos.transport import rpc
 from tandem.protos.types import ModelDescription

@@ -1,8 +1,10 @@
-"""What tests of model services share: the draft model as drafters run it, and texts."""
+"""What tests of model services share: the draft model as drafters run it, and texts; and a
+chat with a model that says what a test wants.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -11,9 +13,11 @@ from transformers import PreTrainedModel
 from tandem.benchmarks.peers.prompts import tokenised
 from tandem.engine import streams
 from tandem.models import DRAFT, TARGET
+from tandem.orchestrator.requests.chat import Formats
 from tests import reference
 from tests.services.caller import BEGIN, DRAWN, LONG, PROMPT
 from tests.services.jobs import Engine
+from tests.services.saying import TEMPLATE, Saying, saying, says
 from tests.services.trees import Tokens, sessions_of
 from tests.waiting import LIMIT
 
@@ -47,3 +51,16 @@ def text(target: PreTrainedModel) -> Tokens:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No caller is lost because the machine stood still."""
     monkeypatch.setattr(streams, "SILENCE_SECONDS", LIMIT)
+
+
+@pytest.fixture(scope="session")
+async def said() -> AsyncIterator[Saying]:
+    async with saying(says("hermes"), TEMPLATE, Formats("hermes")) as model:
+        yield model
+
+
+@pytest.fixture
+def hermes(said: Saying) -> Saying:
+    """One model for many tests, which may have it say something else."""
+    said.sayer.says = says("hermes")
+    return said

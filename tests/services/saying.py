@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from openai import AsyncOpenAI
 from prometheus_client import CollectorRegistry
@@ -18,6 +18,7 @@ from tandem import models
 from tandem.orchestrator.frontend.admission import Admission, Limits
 from tandem.orchestrator.frontend.answers import Answers
 from tandem.orchestrator.frontend.request_log import RequestLog
+from tandem.orchestrator.frontend.servicer import OrchestratorService
 from tandem.orchestrator.http import server
 from tandem.orchestrator.http.app import HttpApi
 from tandem.orchestrator.http.delivery import Frontend
@@ -27,12 +28,32 @@ from tandem.orchestrator.requests.checks import ServedModel
 from tandem.orchestrator.requests.text import load_tokenizer, special_tokens
 from tandem.orchestrator.rounds.generation import Finish, RunRequest
 from tandem.orchestrator.rounds.step import Step
+from tandem.protos.grammar import Grammar
 from tandem.protos.service.drain import Drain
 from tandem.protos.streams import Fact
+from tandem.protos.transport import rpc
 from tandem.protos.types import DraftShape, ModelDescription, TokenLogprobs
 from tests.services.runner import Runner
 
 END, CONTEXT = 0, 4096
+TEMPLATE = """{% if tools %}{{ tools | tojson }}{% endif %}
+{% for m in messages %}{{ m.role }}: {{ m.content }}{% for call in m.tool_calls or [] %}
+called {{ call.function.name }} with {{ call.function.arguments.city }}{% endfor %}
+{{ m.reasoning_content }}
+{% endfor %}"""
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOL: Any = {
+    "type": "function",
+    "function": {"name": "weather", "description": "of a city", "parameters": SCHEMA},
+}
+QUESTION: Any = {"role": "user", "content": "How is it in Zürich?"}
+CALL = '{"name": "weather", "arguments": {"city": "Zürich"}}'
+WRITTEN = {
+    "hermes": f"\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>",
+    "mistral": f"[TOOL_CALLS][{CALL}, {CALL}]",
+    "llama3": f"<|python_tag|>{CALL}; {CALL}",
+    "json": f"\n{CALL}\n{CALL}",
+}
 Says = Callable[[str], str]
 
 
@@ -47,9 +68,11 @@ class Sayer(Runner):
     def __post_init__(self) -> None:
         super().__init__()
         self.prompts: list[str] = []
+        self.grammars: list[Grammar | None] = []
 
     async def steps(self, request: RunRequest) -> AsyncGenerator[Step, None]:
         self.prompts.append(self.tokenizer.decode(request.prompt, skip_special_tokens=False))
+        self.grammars.append(request.sampling.grammar)
         text = self.says(self.prompts[-1])
         script = [*self.tokenizer.encode(text, add_special_tokens=False).ids, END]
         script = script[: request.max_new_tokens]
@@ -73,6 +96,7 @@ class Saying:
     sayer: Sayer
     client: AsyncOpenAI
     url: str
+    address: str  # of gRPC
 
     async def chat(self, messages: list[Any], **options: Any) -> Any:
         """What the client gets."""
@@ -96,10 +120,22 @@ async def saying(
     admission = Admission(Limits(8, 8), Limits(8, 8, "_per_client"), metrics)
     chat = ChatTemplate(template, {}, formats or Formats())
     answers = Answers(sayer, tokenizer, served, metrics, admission, chat=chat)
-    front = Frontend(answers, Drain(), RequestLog(), lambda: True)
+    drain, ends, unused = Drain(), RequestLog(), None
+    front = Frontend(answers, drain, ends, lambda: True)
+    service = OrchestratorService(answers, cast(Any, unused), drain, ends)
     app = HttpApi(front, model, tokenizer).app()
     async with (
         server.serving(app, "127.0.0.1", 0) as url,
+        rpc.serving("127.0.0.1", 0, (service,)) as address,
         AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
-        yield Saying(answers, sayer, client, url)
+        yield Saying(answers, sayer, client, url, address)
+
+
+def says(form: str) -> Says:
+    """A model that calls twice at first, and then says what came of it."""
+
+    def say(prompt: str) -> str:
+        return "It rains." if "tool: " in prompt else f"Let me see.{WRITTEN[form]}"
+
+    return say

@@ -8,68 +8,23 @@ from typing import Any
 import openai
 import pytest
 
-from tandem.orchestrator.requests.answer import Answer, Chunk
 from tandem.orchestrator.requests.chat import Formats
-from tandem.orchestrator.requests.message import Message
-from tandem.orchestrator.requests.request import (
-    ChatMessage,
-    Conversation,
-    Request,
-    Sampling,
-    Tool,
-)
 from tandem.orchestrator.requests.tools import FORMATS
-from tests.services.saying import saying
-
-TEMPLATE = """{% if tools %}{{ tools | tojson }}{% endif %}
-{% for m in messages %}{{ m.role }}: {{ m.content }}{% for call in m.tool_calls or [] %}
-called {{ call.function.name }} with {{ call.function.arguments.city }}{% endfor %}
-{{ m.reasoning_content }}
-{% endfor %}"""
-TOOL: Any = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "of a city",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-    },
-}
-QUESTION: Any = {"role": "user", "content": "How is it in Zürich?"}
-CALL = '{"name": "weather", "arguments": {"city": "Zürich"}}'
-WRITTEN = {
-    "hermes": f"\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>",
-    "mistral": f"[TOOL_CALLS][{CALL}, {CALL}]",
-    "llama3": f"<|python_tag|>{CALL}; {CALL}",
-    "json": f"\n{CALL}\n{CALL}",
-}
-MARKERS = {name: form.markers for name, form in FORMATS.items()}
+from tests.services.saying import CALL, QUESTION, TEMPLATE, TOOL, WRITTEN, Saying, saying, says
 
 
-def says(form: str) -> Any:
-    """A model that calls twice at first, and then says what came of it."""
-
-    def say(prompt: str) -> str:
-        return "It rains." if "tool: " in prompt else f"Let me see.{WRITTEN[form]}"
-
-    return say
-
-
-def with_format(form: str, special: bool = False, text: str | None = None) -> Any:
-    markers = tuple(MARKERS[form]) if special else ()
-    said = says(form) if text is None else lambda _: text
-    return saying(said, TEMPLATE, Formats(form), special=markers)
-
-
-@pytest.mark.parametrize("special", [False, True], ids=["plain markers", "special tokens"])
 @pytest.mark.parametrize("form", FORMATS)
-async def test_a_model_calls_tools_and_says_what_came_of_it(form: str, special: bool) -> None:
-    async with with_format(form, special) as model:
+async def test_a_model_calls_tools_and_says_what_came_of_it(form: str) -> None:
+    """Also where what marks a call is a special token, which has no text otherwise."""
+    special = FORMATS[form].markers
+    async with saying(says(form), TEMPLATE, Formats(form), special) as model:
         choice = await model.chat([QUESTION], tools=[TOOL])
         assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Let me see.")
         first, second = choice.message.tool_calls
         assert (first.function.name, second.function.name) == ("weather", "weather")
         assert json.loads(first.function.arguments) == {"city": "Zürich"}
         assert first.type == "function" and first.id != second.id
+        await assert_streamed(model)
         results = [
             {"role": "tool", "tool_call_id": call.id, "content": "rain"} for call in (first, second)
         ]
@@ -81,67 +36,62 @@ async def test_a_model_calls_tools_and_says_what_came_of_it(form: str, special: 
         assert "called weather with Zürich" in model.sayer.prompts[-1]
 
 
-@pytest.mark.parametrize("form", FORMATS)
-async def test_a_stream_has_the_same_calls(form: str) -> None:
-    async with with_format(form) as model:
-        stream = await model.chat([QUESTION], tools=[TOOL], stream=True)
-        pieces = [chunk.choices[0] async for chunk in stream]
-        called = [call for piece in pieces for call in piece.delta.tool_calls or ()]
-        assert [call.index for call in called] == [0, 1]
-        assert len({call.id for call in called}) == 2
-        assert {call.function.name for call in called} == {"weather"}
-        assert [json.loads(call.function.arguments)["city"] for call in called] == ["Zürich"] * 2
-        assert not any(piece.delta.content and piece.delta.tool_calls for piece in pieces)
-        assert "".join(piece.delta.content or "" for piece in pieces) == "Let me see."
-        assert pieces[-1].finish_reason == "tool_calls"
-        assert not any(piece.finish_reason for piece in pieces[:-1])
+async def assert_streamed(model: Saying) -> None:
+    """A stream has the same calls."""
+    stream = await model.chat([QUESTION], tools=[TOOL], stream=True)
+    pieces = [chunk.choices[0] async for chunk in stream]
+    called = [call for piece in pieces for call in piece.delta.tool_calls or ()]
+    assert [call.index for call in called] == [0, 1]
+    assert len({call.id for call in called}) == 2
+    assert {call.function.name for call in called} == {"weather"}
+    assert [json.loads(call.function.arguments)["city"] for call in called] == ["Zürich"] * 2
+    assert not any(piece.delta.content and piece.delta.tool_calls for piece in pieces)
+    assert "".join(piece.delta.content or "" for piece in pieces) == "Let me see."
+    assert pieces[-1].finish_reason == "tool_calls"
+    assert not any(piece.finish_reason for piece in pieces[:-1])
 
 
-async def test_the_official_clients_own_reader_of_streams_finds_the_calls() -> None:
-    async with with_format("hermes") as model:
-        tool = TOOL | {"function": TOOL["function"] | {"strict": False}}
-        chat = model.client.chat.completions
-        async with chat.stream(model="said", messages=[QUESTION], tools=[tool]) as stream:
-            found = (await stream.get_final_completion()).choices[0]
-        assert [call.function.name for call in found.message.tool_calls] == ["weather"] * 2
-        assert found.message.content == "Let me see."
+async def test_the_official_clients_own_reader_of_streams_finds_the_calls(hermes: Saying) -> None:
+    tool = TOOL | {"function": TOOL["function"] | {"strict": False}}
+    chat = hermes.client.chat.completions
+    async with chat.stream(model="said", messages=[QUESTION], tools=[tool]) as stream:
+        found = (await stream.get_final_completion()).choices[0]
+    assert [call.function.name for call in found.message.tool_calls] == ["weather"] * 2
+    assert found.message.content == "Let me see."
 
 
-async def test_only_the_first_call_counts_where_they_may_not_be_parallel() -> None:
-    async with with_format("hermes") as model:
-        choice = await model.chat([QUESTION], tools=[TOOL], parallel_tool_calls=False)
-        assert len(choice.message.tool_calls) == 1
+async def test_only_the_first_call_counts_where_they_may_not_be_parallel(hermes: Saying) -> None:
+    choice = await hermes.chat([QUESTION], tools=[TOOL], parallel_tool_calls=False)
+    assert len(choice.message.tool_calls) == 1
 
 
-async def test_without_tools_or_with_the_choice_of_none_calls_are_text() -> None:
-    async with with_format("hermes") as model:
-        for options in ({}, {"tools": [TOOL], "tool_choice": "none"}, {"tools": []}):
-            choice = await model.chat([QUESTION], **options)
-            assert choice.message.content == f"Let me see.{WRITTEN['hermes']}"
-            assert (choice.finish_reason, choice.message.tool_calls) == ("stop", None)
-            assert "weather" not in model.sayer.prompts[-1]
+async def test_without_tools_or_with_the_choice_of_none_calls_are_text(hermes: Saying) -> None:
+    for options in ({}, {"tools": [TOOL], "tool_choice": "none"}, {"tools": []}):
+        choice = await hermes.chat([QUESTION], **options)
+        assert choice.message.content == f"Let me see.{WRITTEN['hermes']}"
+        assert (choice.finish_reason, choice.message.tool_calls) == ("stop", None)
+        assert "weather" not in hermes.sayer.prompts[-1]
 
 
-async def test_what_is_no_call_is_content_and_nothing_is_lost() -> None:
+async def test_what_is_no_call_is_content_and_nothing_is_lost(hermes: Saying) -> None:
     text = 'Well.\n<tool_call>\n{"name": "weather", "arguments": {"city": }}\n</tool_call>'
-    async with with_format("hermes", text=text) as model:
-        choice = await model.chat([QUESTION], tools=[TOOL])
-        assert (choice.finish_reason, choice.message.content) == ("stop", text)
-        cut = await model.chat([QUESTION], tools=[TOOL], max_tokens=9)
-        assert cut.finish_reason == "length" and text.startswith(cut.message.content)
+    hermes.sayer.says = lambda _: text
+    choice = await hermes.chat([QUESTION], tools=[TOOL])
+    assert (choice.finish_reason, choice.message.content) == ("stop", text)
+    cut = await hermes.chat([QUESTION], tools=[TOOL], max_tokens=9)
+    assert cut.finish_reason == "length" and text.startswith(cut.message.content)
 
 
-async def test_log_probabilities_are_of_all_tokens_but_the_last() -> None:
+async def test_log_probabilities_are_of_all_tokens_but_the_last(hermes: Saying) -> None:
     """In a stream too, where a call takes many chunks; the last is the end of text."""
-    async with with_format("hermes") as model:
-        options: Any = {"tools": [TOOL], "logprobs": True}
-        choice = await model.chat([QUESTION], **options)
-        tokens = [each.token for each in choice.logprobs.content]
-        content = b"".join(bytes(each.bytes) for each in choice.logprobs.content)
-        assert content.decode() == f"Let me see.{WRITTEN['hermes']}"
-        stream = await model.chat([QUESTION], stream=True, **options)
-        found = [piece.choices[0].logprobs async for piece in stream]
-        assert [each.token for part in found if part for each in part.content] == tokens
+    options: Any = {"tools": [TOOL], "logprobs": True}
+    choice = await hermes.chat([QUESTION], **options)
+    tokens = [each.token for each in choice.logprobs.content]
+    content = b"".join(bytes(each.bytes) for each in choice.logprobs.content)
+    assert content.decode() == f"Let me see.{WRITTEN['hermes']}"
+    stream = await hermes.chat([QUESTION], stream=True, **options)
+    found = [piece.choices[0].logprobs async for piece in stream]
+    assert [each.token for part in found if part for each in part.content] == tokens
 
 
 async def test_reasoning_is_apart_from_the_answer_and_is_sent_back() -> None:
@@ -184,7 +134,11 @@ async def test_a_final_message_is_continued() -> None:
     [
         ({"tools": [TOOL | {"type": "retrieval"}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "tool_choice",
+        ),
         ({"messages": [QUESTION | {"tool_calls": []}, {"role": "user"}]}, "messages[1]"),
         (
             {
@@ -200,37 +154,30 @@ async def test_a_final_message_is_continued() -> None:
     ],
 )
 async def test_what_cannot_be_done_is_refused_by_its_name(
-    options: dict[str, Any], param: str
+    hermes: Saying, options: dict[str, Any], param: str
 ) -> None:
-    async with with_format("hermes") as model:
-        body = {"messages": [QUESTION]} | options
-        with pytest.raises(openai.BadRequestError) as refused:
-            await model.client.chat.completions.create(model="said", **body)
-        assert refused.value.param == param
+    body = {"messages": [QUESTION]} | options
+    with pytest.raises(openai.BadRequestError) as refused:
+        await hermes.client.chat.completions.create(model="said", **body)
+    assert refused.value.param == param
 
 
-async def test_an_answer_that_is_continued_has_the_message_of_the_whole() -> None:
-    """Wherever the stream broke, also within a call: each piece comes once, with the same id."""
-    tool = Tool("weather")
-    prompt = Conversation((ChatMessage("user", "Hello"),), tools=(tool,))
-    asked = {"prompt": prompt, "request_id": "id", "sampling": Sampling(seed=1)}
-
-    async with with_format("hermes") as model:
-
-        async def ask(received: tuple[int, ...]) -> tuple[list[Chunk], Answer]:
-            request = Request(**asked, received=received, default_new_tokens=999)
-            events = [event async for event in model.answers.generate(request)]
-            assert isinstance(events[-1], Answer)
-            return [event for event in events if isinstance(event, Chunk)], events[-1]
-
-        chunks, whole = await ask(())
-        assert whole.message and len(whole.message.tool_calls) == 2
-        for count in range(len(chunks) + 1):
-            had = Message()
-            for part in [part for chunk in chunks[:count] for part in chunk.parts]:
-                had.add(part)
-            seen = sum(len(chunk.token_ids) for chunk in chunks[:count])
-            rest, answer = await ask(whole.token_ids[:seen])
-            for part in [part for chunk in rest for part in chunk.parts]:
-                had.add(part)
-            assert had == answer.message == whole.message
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
+async def test_a_call_that_has_to_come_is_asked_for_by_a_grammar(
+    hermes: Saying, choice: Any
+) -> None:
+    """The model that speaks here obeys it; calls are read as the grammar has them written."""
+    hermes.sayer.says = lambda _: CALL
+    found = await hermes.chat([QUESTION], tools=[TOOL], tool_choice=choice)
+    assert (found.finish_reason, found.message.content) == ("tool_calls", None)
+    (call,) = found.message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": "Zürich"}
+    grammar = hermes.sayer.grammars[-1]
+    assert grammar and "weather" in grammar.text
+    strict = TOOL | {"function": TOOL["function"] | {"strict": True}}
+    await hermes.chat([QUESTION], tools=[strict])
+    assert (free := hermes.sayer.grammars[-1]) and "<tool_call>" in free.text
+    await hermes.chat([QUESTION], tools=[TOOL])
+    assert hermes.sayer.grammars[-1] is None

@@ -1,0 +1,78 @@
+"""Grammars of answers that have to call a tool, or that call strict ones.
+
+Pure. They are Lark, in which each schema of arguments is a document of its own, so that references
+within it stay right.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tandem.orchestrator.requests.request import Conversation, Request, Tool
+from tandem.orchestrator.requests.tools import ToolFormat
+from tandem.protos.errors import InvalidRequest
+from tandem.protos.grammar import Grammar, GrammarKind
+
+AUTO, REQUIRED = "auto", "required"  # others are names of tools
+STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+TEXT = r"/(.|\n)*/"
+
+
+def with_calls(request: Request, form: ToolFormat | None) -> Request:
+    """The same request, whose answer has to be what its conversation asks of calls. Raises
+    InvalidRequest for what cannot be asked.
+    """
+    conversation = request.prompt
+    if not isinstance(conversation, Conversation):
+        return request
+    names = [tool.name for tool in conversation.tools]
+    if conversation.tool_choice not in (AUTO, REQUIRED, *names):
+        problem = f"is {conversation.tool_choice!r}, which is none of the tools"
+        raise InvalidRequest.of("messages.tool_choice", problem)
+    if not names:
+        if conversation.tool_choice == REQUIRED:
+            raise InvalidRequest.of("messages.tool_choice", "needs tools")
+        return request
+    grammar = grammar_of(conversation, form)
+    if grammar and request.sampling.grammar:
+        problem = "with strict or required calls, cannot be beside a grammar of the answer"
+        raise InvalidRequest.of("messages.tools", problem)
+    if not grammar:
+        return request
+    return replace(request, sampling=replace(request.sampling, grammar=grammar))
+
+
+def grammar_of(conversation: Conversation, form: ToolFormat | None) -> Grammar | None:
+    """What an answer must be: one call or more, each on a line, if some tool has to be called; or
+    any text with calls in the model's own `form`, if one is strict. None if it is free. Raises
+    InvalidRequest for strict tools where no marker tells that a call begins.
+    """
+    tools, choice = conversation.tools, conversation.tool_choice
+    if choice not in (AUTO, REQUIRED):
+        return _lark("start: call", [tool for tool in tools if tool.name == choice])
+    if choice == REQUIRED:
+        more = r' ("\n" call)*' if conversation.parallel_tool_calls else ""
+        return _lark(f"start: call{more}", tools)
+    if not any(tool.strict for tool in tools):
+        return None
+    if form is None or not form.end:
+        problem = "cannot be true with tool_choice auto: the model's calls have no end marker"
+        place = next(place for place, tool in enumerate(tools) if tool.strict)
+        raise InvalidRequest.of(f"messages.tools[{place}].strict", problem)
+    begin, end = json.dumps(form.begin), json.dumps(f"\n{form.end}")
+    rules = f"start: marked* text\ntext: TEXT\nbegin[lazy]: TEXT {begin}\nTEXT: {TEXT}"
+    return _lark(f'{rules}\nmarked: begin "\\n" call {end}', tools)
+
+
+def _lark(start: str, tools: Sequence[Tool]) -> Grammar:
+    names = " | ".join(f"call_{number}" for number in range(len(tools)))
+    calls = "\n".join(f"call_{number}: {_call(tool)}" for number, tool in enumerate(tools))
+    return Grammar(GrammarKind.LARK, f"%llguidance {{}}\n{start}\ncall: {names}\n{calls}\n")
+
+
+def _call(tool: Tool) -> str:
+    head = f'{{"name": {json.dumps(tool.name)}, "arguments": '
+    schema = dict(tool.parameters or {"type": "object"}) | {"x-guidance": STYLE}
+    return f'{json.dumps(head)} %json {json.dumps(schema)} "}}"'

@@ -1,0 +1,98 @@
+"""Answers that have to call a tool, and calls of strict tools, are kept to their schemas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tandem import models
+from tandem.orchestrator.requests.request import ChatMessage, Conversation, Request, Sampling, Tool
+from tandem.orchestrator.requests.tool_grammars import grammar_of, with_calls
+from tandem.orchestrator.requests.tools import FORMATS
+from tandem.protos.errors import InvalidRequest
+from tandem.protos.grammar import Grammar, GrammarKind
+from tandem.protos.matching import GrammarCompiler
+from tandem.protos.tokenizer import tokenizer_of
+
+END = 0
+TOKENIZER = tokenizer_of(models.TARGET)
+COMPILER = GrammarCompiler(lambda: TOKENIZER, (END,))
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/City"}},
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"City": {"type": "string", "maxLength": 5}},
+}
+TOOLS = (Tool("weather", "of a city", SCHEMA, strict=True), Tool("add"))
+WEATHER = '{"name": "weather", "arguments": {"city": "Oslo"}}'
+LONG = '{"name": "weather", "arguments": {"city": "Aarhus"}}'
+ADD = '{"name": "add", "arguments": {"a": 1}}'
+
+
+def chat(**options: Any) -> Conversation:
+    return Conversation((ChatMessage("user", "Hello"),), **{"tools": TOOLS} | options)
+
+
+def admits(conversation: Conversation, text: str) -> bool:
+    """Whether a whole answer may be a text."""
+    grammar = grammar_of(conversation, FORMATS["hermes"])
+    assert grammar
+    matcher = COMPILER.compiled(grammar)
+    ids = [*TOKENIZER.encode(text, add_special_tokens=False).ids, END]
+    return all(matcher.consume_token(token) for token in ids)
+
+
+def marked(call: str) -> str:
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "admitted"),
+    [
+        ({"tool_choice": "required"}, WEATHER, True),
+        ({"tool_choice": "required"}, f"{ADD}\n{WEATHER}", True),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, f"{ADD}\n{WEATHER}", False),
+        ({"tool_choice": "required"}, "Hello", False),
+        ({"tool_choice": "required"}, "", False),
+        ({"tool_choice": "required"}, LONG, False),
+        ({"tool_choice": "add"}, ADD, True),
+        ({"tool_choice": "add"}, WEATHER, False),
+        ({"tool_choice": "add"}, f"{ADD}\n{ADD}", False),
+        ({}, "Hello <b> there.\n", True),
+        ({}, f"Well.\n{marked(WEATHER)}\n{marked(ADD)} Done.", True),
+        ({}, f"Well. {marked(LONG)}", False),
+        ({}, "Well. <tool_call>{", False),
+    ],
+)
+def test_a_grammar_admits_calls_of_the_tools_and_no_others(
+    options: dict[str, Any], text: str, admitted: bool
+) -> None:
+    assert admits(chat(**options), text) is admitted
+
+
+def test_an_answer_is_free_where_no_call_is_required_and_no_tool_is_strict() -> None:
+    request = Request(chat(tools=TOOLS[1:]))
+    assert with_calls(request, None) == request
+    assert with_calls(Request("Hello"), None) == Request("Hello")
+
+
+@pytest.mark.parametrize(
+    ("conversation", "sampling", "problem"),
+    [
+        (chat(), Sampling(), r"messages.tools\[0\].strict cannot be true with tool_choice auto"),
+        (chat(tool_choice="sum"), Sampling(), "tool_choice is 'sum', which is none of the tools"),
+        (chat(tools=(), tool_choice="required"), Sampling(), "tool_choice needs tools"),
+        (
+            chat(tool_choice="required"),
+            Sampling(grammar=Grammar(GrammarKind.JSON_OBJECT)),
+            "tools with strict or required calls, cannot be beside a grammar",
+        ),
+    ],
+)
+def test_what_cannot_be_asked_of_calls_is_refused(
+    conversation: Conversation, sampling: Sampling, problem: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=problem):
+        with_calls(Request(conversation, sampling=sampling), FORMATS["llama3"])
