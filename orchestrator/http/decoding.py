@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from tandem.orchestrator.http import tolerance
+from tandem.orchestrator.http.grammars import grammar_of
 from tandem.orchestrator.http.schema import (
     MOST_32,
     MOST_64,
@@ -114,13 +115,15 @@ def needs_stream() -> InvalidRequest:
 
 def renamed(error: InvalidRequest, body: GenerationBody) -> InvalidRequest:
     """The same error in the words of the body."""
-    names = dict(RENAMED)
+    names, (grammar, place) = dict(RENAMED), grammar_of(body)
     if isinstance(body, ChatBody):
         names["logprobs"] = "top_logprobs"
         if body.max_completion_tokens is not None:
             names["max_new_tokens"] = "max_completion_tokens"
 
     def name(field: str) -> str:
+        if grammar and field == grammar.field:
+            return place
         last = field.rpartition(".")[2] if "[" not in field else field.partition(".")[2]
         return names.get(last, last)
 
@@ -146,7 +149,7 @@ def _request(
         prompt,
         caller.request_id,
         body.model or "",
-        Sampling(**sampling, logit_bias=tuple(biases)),
+        Sampling(**sampling, logit_bias=tuple(biases), grammar=grammar_of(body)[0]),
         Stopping(
             body.max_tokens if most_new is None else most_new,
             body.min_tokens or 0,

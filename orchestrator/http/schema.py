@@ -42,6 +42,32 @@ class StreamOptions(Body):
     include_usage: bool | None = None
 
 
+class JsonSchema(Body):
+    """Of OpenAI's `response_format`. An answer is always valid by it, strict or not."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """What an answer is."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Body):
+    """The same as vLLM has it: one of these."""
+
+    json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Texts | None = None
+    grammar: str | None = None
+
+
 class GenerationBody(Body):
     """What completions and chats share."""
 
@@ -58,7 +84,13 @@ class GenerationBody(Body):
     max_tokens: Count | None = None
     user: str | None = None  # whose share of the places it takes
     prompt_cache_key: str | None = None  # whose requests find each other's cached prefixes
+    response_format: ResponseFormat | None = None
     # vLLM's
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None  # older names of the same
+    guided_regex: str | None = None
+    guided_choice: Texts | None = None
+    guided_grammar: str | None = None
     cache_salt: str | None = None  # no request without it may use what is cached of this one
     top_k: Annotated[int, Field(ge=-1, le=MOST_32)] | None = None
     min_p: Number | None = None

@@ -20,7 +20,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
     "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "verbosity": ("medium",),
     "skip_special_tokens": (True,),  # vLLM's, as the following
@@ -32,6 +31,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "return_token_ids": (False,),
 }
 IGNORED = ("metadata", "prediction", "priority", "prompt_cache_retention", "service_tier", "store")
+AS_THEY_ARE = ("guided_json", "response_format", "structured_outputs")  # a schema may have nulls
 OF_OPTIONS = ("continuous_usage_stats", "include_obfuscation")  # of a stream
 OF_MESSAGES = ("annotations", "id", "reasoning", "reasoning_content")  # that are sent back
 OF_PARTS = ("cache_control",)
@@ -39,7 +39,11 @@ OF_PARTS = ("cache_control",)
 
 def without_effect(body: Json) -> tuple[Json, tuple[str, ...]]:
     """What is left to be checked, and the names of what was ignored though it is not neutral."""
-    left = {name: _present(value) for name, value in body.items() if value is not None}
+    left = {
+        name: value if name in AS_THEY_ARE else _present(value)
+        for name, value in body.items()
+        if value is not None
+    }
     for name in NEUTRAL.keys() & left.keys():
         if is_neutral(name, left[name]):
             del left[name]
