@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from tandem.benchmarks.fuzz import odd
-from tandem.orchestrator.http.schema import ChatBody, CompletionBody
+from tandem.orchestrator.http.bodies.schema import ChatBody, CompletionBody
 
 MESSAGE = {"role": "user", "content": "Once"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}

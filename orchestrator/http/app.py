@@ -26,13 +26,14 @@ from tokenizers import Tokenizer
 
 from tandem.orchestrator.frontend.client_guard import Anybody, Callers
 from tandem.orchestrator.frontend.identities import GENERATE, Identity
-from tandem.orchestrator.http import decoding, errors, parsing
+from tandem.orchestrator.http import errors
+from tandem.orchestrator.http.bodies import decoding, parsing
+from tandem.orchestrator.http.bodies.schema import ChatBody, CompletionBody, GenerationBody
 from tandem.orchestrator.http.body import Bodies
 from tandem.orchestrator.http.delivery import Choice, Delivery, Frontend
 from tandem.orchestrator.http.replies import Head, Reply, TokenTexts
 from tandem.orchestrator.http.responses.body import RENAMED, as_chat
 from tandem.orchestrator.http.responses.reply import ResponsesReply
-from tandem.orchestrator.http.schema import ChatBody, CompletionBody, GenerationBody
 from tandem.orchestrator.http.server import CERTIFICATE
 from tandem.orchestrator.requests.request import (
     CLIENT_KEY,

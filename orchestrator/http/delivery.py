@@ -19,12 +19,12 @@ from starlette.types import Receive, Scope, Send
 
 from tandem.orchestrator.frontend.answers import Answers
 from tandem.orchestrator.frontend.request_log import RequestLog
-from tandem.orchestrator.http.decoding import renamed
+from tandem.orchestrator.http.bodies.decoding import renamed
+from tandem.orchestrator.http.bodies.parsing import in_words
+from tandem.orchestrator.http.bodies.schema import GenerationBody
 from tandem.orchestrator.http.errors import body_of
-from tandem.orchestrator.http.parsing import in_words
 from tandem.orchestrator.http.replies import Json, Reply
 from tandem.orchestrator.http.responses.reply import ResponsesReply
-from tandem.orchestrator.http.schema import GenerationBody
 from tandem.orchestrator.requests.answer import Answer, Chunk
 from tandem.orchestrator.requests.request import Request
 from tandem.protos.errors import DeadlineExceeded, Internal, InvalidRequest, TandemError

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from tandem.orchestrator.http.decoding import chats, completions
-from tandem.orchestrator.http.parsing import parsed
-from tandem.orchestrator.http.schema import MOST_64, ChatBody, CompletionBody
+from tandem.orchestrator.http.bodies.decoding import chats, completions
+from tandem.orchestrator.http.bodies.parsing import parsed
+from tandem.orchestrator.http.bodies.parts import MOST_64
+from tandem.orchestrator.http.bodies.schema import ChatBody, CompletionBody
 from tandem.orchestrator.requests.request import Speculation
 from tandem.protos.errors import InvalidRequest
 from tandem.protos.types import Method, Rule, Schedule

@@ -12,9 +12,9 @@ from starlette.requests import Request as HttpRequest
 
 from tandem.orchestrator.frontend.messages import decode_request
 from tandem.orchestrator.http.app import caller_of
-from tandem.orchestrator.http.decoding import Caller, chats, completions, renamed
-from tandem.orchestrator.http.parsing import parsed
-from tandem.orchestrator.http.schema import ChatBody, CompletionBody
+from tandem.orchestrator.http.bodies.decoding import Caller, chats, completions, renamed
+from tandem.orchestrator.http.bodies.parsing import parsed
+from tandem.orchestrator.http.bodies.schema import ChatBody, CompletionBody
 from tandem.orchestrator.requests.request import (
     CLIENT_KEY,
     ChatMessage,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tandem.orchestrator.http.decoding import completions
-from tandem.orchestrator.http.parsing import parsed
-from tandem.orchestrator.http.schema import ChatBody, CompletionBody
-from tandem.orchestrator.http.tolerance import NEUTRAL, accepted
+from tandem.orchestrator.http.bodies.decoding import completions
+from tandem.orchestrator.http.bodies.parsing import parsed
+from tandem.orchestrator.http.bodies.schema import ChatBody, CompletionBody
+from tandem.orchestrator.http.bodies.tolerance import NEUTRAL, accepted
 from tandem.orchestrator.requests.request import ChatMessage, Conversation
 from tests.laws.test_http_decoding import CALLER, HELLO, of_chat, of_completion, refused
 

@@ -16,10 +16,10 @@ from tandem.orchestrator.frontend.admission import Admission, Limits
 from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.frontend.status import Recorder
 from tandem.orchestrator.http import delivery
-from tandem.orchestrator.http.decoding import Caller, completions
+from tandem.orchestrator.http.bodies.decoding import Caller, completions
+from tandem.orchestrator.http.bodies.schema import CompletionBody
 from tandem.orchestrator.http.delivery import Choice, Delivery
 from tandem.orchestrator.http.replies import Head, Reply, TokenTexts
-from tandem.orchestrator.http.schema import CompletionBody
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.orchestrator.requests.request import CLIENT_KEY
 from tandem.protos.transport.interceptor import REQUEST_ID

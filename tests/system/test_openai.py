@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import openai
 import pytest
 from openai import AsyncOpenAI
+from pydantic import BaseModel, ConfigDict, Field
 
 from tandem import AsyncClient
 from tandem.protos.errors import InvalidRequest
-from tests.http_served import PROMPT, TOKENS, WRITTEN, Door, complete, converse
+from tests.http_served import CHAT, PROMPT, TOKENS, WRITTEN, Door, complete, converse
 from tests.system.test_same_text import ask
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -190,3 +191,35 @@ async def test_what_does_nothing_is_accepted(client: AsyncOpenAI) -> None:
     }
     found = await converse(client, **silent)
     assert found.choices[0].message.content == plain.choices[0].message.content
+
+
+class Person(BaseModel):
+    """What is asked for, and nothing else."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Annotated[str, Field(max_length=12)]
+    age: Annotated[int, Field(ge=0, le=150)]
+    tags: Annotated[list[Literal["tall", "small"]], Field(max_length=2)]
+
+
+async def test_the_official_client_gets_answers_of_a_type(client: AsyncOpenAI) -> None:
+    asked = {"model": "target", "messages": CHAT, "temperature": 1, "seed": 3}
+    found = await client.chat.completions.parse(**asked, response_format=Person)  # type: ignore[call-overload]
+    assert isinstance(found.choices[0].message.parsed, Person)
+    of_vllm = {"structured_outputs": {"choice": ["yes", "no"]}}
+    said = await complete(client, extra_body=of_vllm)
+    assert said.choices[0].text in ("yes", "no") and said.choices[0].finish_reason == "stop"
+    unfit = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"not": {}}}}
+    with pytest.raises(openai.BadRequestError, match="schema has not at #, which is not supported"):
+        await converse(client, response_format=unfit)
+
+
+async def test_the_python_client_takes_a_grammar_by_the_names_of_the_api(door: Door) -> None:
+    async with AsyncClient(door.address) as client:
+        said = await client.generate(PROMPT, choice=["yes", "no"])
+        person = await client.generate(PROMPT, json_schema=Person.model_json_schema(), seed=1)
+        anything = await client.generate(PROMPT, json_object=True, max_new_tokens=5)
+    assert said.text in ("yes", "no")
+    assert Person.model_validate_json(person.text)
+    assert anything.text.startswith("{")

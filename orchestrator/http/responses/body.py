@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from tandem.orchestrator.http.parsing import fitted, read
-from tandem.orchestrator.http.schema import Body, ChatBody
-from tandem.orchestrator.http.tolerance import Json
+from tandem.orchestrator.http.bodies.parsing import fitted, read
+from tandem.orchestrator.http.bodies.parts import Body
+from tandem.orchestrator.http.bodies.schema import ChatBody
+from tandem.orchestrator.http.bodies.tolerance import Json
 
 SAME = (  # fields that chats have too, some of which OpenAI's responses do not have
     *("model", "stream", "temperature", "top_p", "parallel_tool_calls", "user"),

@@ -12,18 +12,17 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from tandem.orchestrator.http.schema import (
+from tandem.orchestrator.http.bodies.grammars import grammar_of
+from tandem.orchestrator.http.bodies.parts import (
     MOST_32,
     MOST_64,
     MOST_CHOICES,
-    ChatBody,
     ChoiceBody,
-    CompletionBody,
-    GenerationBody,
     MessageBody,
     TokenIds,
     ToolBody,
 )
+from tandem.orchestrator.http.bodies.schema import ChatBody, CompletionBody, GenerationBody
 from tandem.orchestrator.requests.request import (
     ChatMessage,
     Conversation,
@@ -157,7 +156,7 @@ def needs_stream() -> InvalidRequest:
 
 def renamed(error: InvalidRequest, body: GenerationBody) -> InvalidRequest:
     """The same error in the words of the body."""
-    names = dict(RENAMED)
+    names, (grammar, place) = dict(RENAMED), grammar_of(body)
     if isinstance(body, ChatBody):
         names["logprobs"] = "top_logprobs"
         if body.max_completion_tokens is not None:
@@ -166,6 +165,8 @@ def renamed(error: InvalidRequest, body: GenerationBody) -> InvalidRequest:
     def name(field: str) -> str:
         if field.startswith("speculation."):
             return field
+        if grammar and field == grammar.field:
+            return place
         last = field.rpartition(".")[2] if "[" not in field else field.partition(".")[2]
         return names.get(last, last)
 
@@ -191,7 +192,7 @@ def _request(
         prompt,
         caller.request_id,
         body.model or "",
-        Sampling(**sampling, logit_bias=tuple(biases)),
+        Sampling(**sampling, logit_bias=tuple(biases), grammar=grammar_of(body)[0]),
         Stopping(
             body.max_tokens if most_new is None else most_new,
             body.min_tokens or 0,

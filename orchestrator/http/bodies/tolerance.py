@@ -16,7 +16,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "suffix": ("",),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "verbosity": ("medium",),
     "skip_special_tokens": (True,),  # vLLM's, as the following
@@ -32,7 +31,10 @@ OF_OPTIONS = ("continuous_usage_stats", "include_obfuscation")  # of a stream
 OF_MESSAGES = ("annotations", "id")  # that are sent back
 OF_CALLS = ("index",)  # in these
 OF_PARTS = ("cache_control",)  # of messages, and of tools
-VERBATIM = ("tools",)  # whose nulls are values
+VERBATIM = (  # a schema may have nulls
+    *("tools", "text"),
+    *("guided_json", "response_format", "structured_outputs"),
+)
 
 
 def without_effect(body: Json) -> tuple[Json, tuple[str, ...]]:

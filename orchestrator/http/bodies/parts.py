@@ -1,4 +1,4 @@
-"""Bodies of requests as OpenAI clients send them, and as vLLM extends them.
+"""What bodies are made of: numbers, messages, tools, forms of an answer.
 
 What is not here is refused by its name, unless `tolerance` has taken it out.
 """
@@ -69,49 +69,30 @@ class SpeculationBody(Body):
     prediction: str | None = None
 
 
-class GenerationBody(Body):
-    """What completions and chats share."""
+class JsonSchema(Body):
+    """Of OpenAI's `response_format`. An answer is always valid by it, strict or not."""
 
-    model: str | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
-    presence_penalty: Number | None = None
-    frequency_penalty: Number | None = None
-    logit_bias: dict[TokenId, Number] | None = None
-    seed: Seed | None = None
-    stop: str | Texts | None = None
-    max_tokens: Count | None = None
-    user: str | None = None  # whose share of the places it takes
-    prompt_cache_key: str | None = None  # whose requests find each other's cached prefixes
-    # vLLM's
-    cache_salt: str | None = None  # no request without it may use what is cached of this one
-    top_k: Annotated[int, Field(ge=-1, le=MOST_32)] | None = None
-    min_p: Number | None = None
-    repetition_penalty: Number | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: TokenIds | None = None
-    min_tokens: Count | None = None
-    speculation: SpeculationBody | None = None  # Tandem's; the answer has its figures then
-
-    @property
-    def wants_logprobs(self) -> bool:
-        """Whether the answer has log-probabilities."""
-        return False
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
 
 
-class CompletionBody(GenerationBody):
-    """`/v1/completions`."""
+class ResponseFormat(Body):
+    """What an answer is."""
 
-    prompt: str | list[Any]
-    logprobs: Count | None = None
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
 
-    @property
-    def wants_logprobs(self) -> bool:
-        """0 asks for those of the tokens themselves."""
-        return self.logprobs is not None
+
+class StructuredOutputs(Body):
+    """The same as vLLM has it: one of these."""
+
+    json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Texts | None = None
+    grammar: str | None = None
 
 
 class TextPart(Body):
@@ -203,33 +184,4 @@ class MessageBody(Written):
             raise ValueError("content is missing")
         if self.tool_calls and self.role != "assistant":
             raise ValueError(f"tool_calls are not of the role {self.role}")
-        return self
-
-
-class ChatBody(GenerationBody):
-    """`/v1/chat/completions`."""
-
-    messages: Annotated[list[MessageBody], Field(min_length=1, fail_fast=True)]
-    max_completion_tokens: Count | None = None
-    logprobs: bool | None = None
-    top_logprobs: Count | None = None
-    add_generation_prompt: bool | None = None  # vLLM's, as the next
-    chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None  # for templates that have such an argument
-    safety_identifier: str | None = None
-    prediction: PredictionBody | None = None
-    tools: Annotated[list[ToolBody], Field(fail_fast=True)] | None = None
-    tool_choice: Literal["auto", "none", "required"] | ChoiceBody | None = None
-    parallel_tool_calls: bool | None = None
-    continue_final_message: bool | None = None  # vLLM's
-
-    @property
-    def wants_logprobs(self) -> bool:
-        """Whether the answer has log-probabilities."""
-        return bool(self.logprobs)
-
-    @model_validator(mode="after")
-    def _is_written_in_one_way(self) -> ChatBody:
-        if self.continue_final_message and self.add_generation_prompt:
-            raise ValueError("continue_final_message needs add_generation_prompt false")
         return self

@@ -10,8 +10,8 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-from tandem.orchestrator.http import tolerance
-from tandem.orchestrator.http.tolerance import Json
+from tandem.orchestrator.http.bodies import tolerance
+from tandem.orchestrator.http.bodies.tolerance import Json
 from tandem.protos.errors import InvalidRequest, Violation
 
 MOST_MISTAKES, LONGEST_NAME = 32, 64

@@ -1,0 +1,107 @@
+"""Bodies of requests as OpenAI clients send them, and as vLLM extends them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from tandem.orchestrator.http.bodies.parts import (
+    MOST_32,
+    MOST_CHOICES,
+    Body,
+    ChoiceBody,
+    Count,
+    MessageBody,
+    Number,
+    PredictionBody,
+    ResponseFormat,
+    Seed,
+    SpeculationBody,
+    StreamOptions,
+    StructuredOutputs,
+    Texts,
+    TokenId,
+    TokenIds,
+    ToolBody,
+)
+
+
+class GenerationBody(Body):
+    """What completions and chats share."""
+
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    logit_bias: dict[TokenId, Number] | None = None
+    seed: Seed | None = None
+    stop: str | Texts | None = None
+    max_tokens: Count | None = None
+    user: str | None = None  # whose share of the places it takes
+    prompt_cache_key: str | None = None  # whose requests find each other's cached prefixes
+    response_format: ResponseFormat | None = None
+    # vLLM's
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None  # older names of the same
+    guided_regex: str | None = None
+    guided_choice: Texts | None = None
+    guided_grammar: str | None = None
+    cache_salt: str | None = None  # no request without it may use what is cached of this one
+    top_k: Annotated[int, Field(ge=-1, le=MOST_32)] | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: TokenIds | None = None
+    min_tokens: Count | None = None
+    speculation: SpeculationBody | None = None  # Tandem's; the answer has its figures then
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the answer has log-probabilities."""
+        return False
+
+
+class CompletionBody(GenerationBody):
+    """`/v1/completions`."""
+
+    prompt: str | list[Any]
+    logprobs: Count | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """0 asks for those of the tokens themselves."""
+        return self.logprobs is not None
+
+
+class ChatBody(GenerationBody):
+    """`/v1/chat/completions`."""
+
+    messages: Annotated[list[MessageBody], Field(min_length=1, fail_fast=True)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Count | None = None
+    add_generation_prompt: bool | None = None  # vLLM's, as the next
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None  # for templates that have such an argument
+    safety_identifier: str | None = None
+    prediction: PredictionBody | None = None
+    tools: Annotated[list[ToolBody], Field(fail_fast=True)] | None = None
+    tool_choice: Literal["auto", "none", "required"] | ChoiceBody | None = None
+    parallel_tool_calls: bool | None = None
+    continue_final_message: bool | None = None  # vLLM's
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the answer has log-probabilities."""
+        return bool(self.logprobs)
+
+    @model_validator(mode="after")
+    def _is_written_in_one_way(self) -> ChatBody:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message needs add_generation_prompt false")
+        return self
