@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tandem.orchestrator.http.bodies.decoding import parsed, renamed
+from tandem.orchestrator.http.bodies.decoding import renamed
+from tandem.orchestrator.http.bodies.parsing import parsed
 from tandem.orchestrator.http.bodies.schema import ChatBody
 from tandem.protos.errors import InvalidRequest
 from tandem.protos.grammar import Grammar, GrammarKind
