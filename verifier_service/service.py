@@ -42,8 +42,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         self.streams: StreamServer[Guess, Fact] = StreamServer(
             host.thread, drain, ("verify", "step")
         )
-        if host.runner.model.device.type != "cpu":
-            host.thread.after_forward = sample_step
+        host.thread.after_forward = sample_step
         self._trust, self._lookup_trust = Trust.of_all(), Trust.of_all()  # of drafters, of lookups
 
     def Decode(
