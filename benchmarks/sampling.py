@@ -22,7 +22,8 @@ from rich.table import Table
 
 from tandem.benchmarks.figures import report
 from tandem.benchmarks.figures.machine import described
-from tandem.engine.sampling.sampler import LogitsProcessor, draw, draws, leading, logprobs, warp
+from tandem.engine.sampling.drawing import draw, leading, logprobs
+from tandem.engine.sampling.sampler import LogitsProcessor, draws, warp
 from tandem.protos.types import MAX_LOGPROBS, SamplingParams
 
 LENGTH = 1000  # tokens of a text, half of them completion

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-from tandem.engine.sampling import sampler as sampling
+from tandem.engine.sampling.sampler import draws
 from tandem.protos.types import SamplingParams
 
 
@@ -31,7 +31,7 @@ def sample(
     while len(tokens) < len(prompt) + count:
         output = model(torch.tensor([tokens[fed:]]), past_key_values=cache, use_cache=True)
         cache, fed = output.past_key_values, len(tokens)
-        tokens.append(sampling.draw(output.logits[0, -1].float(), params, len(tokens)))
+        tokens += draws(output.logits[0, -1:].float(), params, [len(tokens)])
         if tokens[-1] == end:
             break
     return tokens[len(prompt) :]

@@ -43,8 +43,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         self.streams: StreamServer[Guess, Fact] = StreamServer(
             host.thread, drain, ("verify", "step")
         )
-        if host.runner.model.device.type != "cpu":
-            host.thread.after_forward = sample_step
+        host.thread.after_forward = sample_step
         ends = host.runner.model.end_token_ids
         self._grammars = Grammars(host.config.model, ends, host.thread.wake)
         self._trust, self._lookup_trust = Trust.of_all(), Trust.of_all()  # of drafters, of lookups

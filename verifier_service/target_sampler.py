@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 
-from tandem.engine.sampling import sampler as sampling
+from tandem.engine.sampling.drawing import draw, logprobs
 from tandem.engine.sampling.noise import NoiseStream, gumbel, uniform
-from tandem.engine.sampling.sampler import LogitsProcessor
+from tandem.engine.sampling.sampler import LogitsProcessor, probabilities
 from tandem.protos import tree
 from tandem.protos.types import Draft, Rule, SamplingParams, TokenLogprobs
 from tandem.verifier_service.acceptance import Decision, match, reject, top1
@@ -33,8 +32,8 @@ class TargetSampler:
     """The target's draws along a draft: `logits` [1 + nodes, vocab] are those after the root, then
     after each node, and `adjustment` is of the committed tokens.
 
-    A processor draws where the walk comes by. A device has `samples` after all nodes before the
-    walk begins (`batched_sampling`).
+    Most have their `samples` after the root and all nodes before the walk begins
+    (`batched_sampling`); the others sample where the walk comes by.
     """
 
     draft: Draft
@@ -52,20 +51,12 @@ class TargetSampler:
 
     def decide(self, node: int, children: Sequence[int]) -> Decision:
         """Which child of a node is accepted, by the rule that was asked for."""
-        if self.samples:
-            sample = self.samples[node + 1]
-            if self.params.rule is Rule.TOP1:
-                return top1(self.draft, children, sample.likeliest, lambda: sample.drawn)
-            return match(self.draft, children, sample.drawn)
-        path = self._path(node)
-        row = self.adjustment.apply(self.logits[node + 1], path)
-        position = self.adjustment.length + len(path)
         if self.params.rule is Rule.REJECT:
-            return self._reject(node, children, row, position)
+            return self._reject(node, children)
+        sample = self.samples[node + 1] if self.samples else self._sample(node)
         if self.params.rule is Rule.TOP1:
-            drawn = partial(sampling.draw, row, self.params, position)
-            return top1(self.draft, children, int(row.argmax()), drawn)
-        return match(self.draft, children, sampling.draw(row, self.params, position))
+            return top1(self.draft, children, sample.likeliest, lambda: sample.drawn)
+        return match(self.draft, children, sample.drawn)
 
     def logprobs(self, accepted: Sequence[int], token: int) -> tuple[TokenLogprobs, ...]:
         """Of the accepted tokens and the next one, if asked for."""
@@ -75,9 +66,9 @@ class TargetSampler:
         tokens = (*(self.draft.tokens[node] for node in accepted), token)
         rows = (0, *(node + 1 for node in accepted))
         pairs = zip(rows, tokens, strict=True)
-        if self.samples:
+        if self.samples and self.samples[0].logprobs:
             return tuple(self.samples[row].logprobs[token] for row, token in pairs)
-        return tuple(sampling.logprobs(self.logits[row], token, count) for row, token in pairs)
+        return tuple(logprobs(self.logits[row], token, count) for row, token in pairs)
 
     def rows(self) -> torch.Tensor:
         """The logits as the options want them, [1 + nodes, vocab]."""
@@ -94,10 +85,21 @@ class TargetSampler:
         """The tokens from after the root down to a node."""
         return [self.draft.tokens[each] for each in tree.path(self.draft.parents, node)]
 
-    def _reject(
-        self, node: int, children: Sequence[int], row: torch.Tensor, position: int
-    ) -> Decision:
-        seed, target = self.params.seed, sampling.probabilities(row, self.params)
+    def _adjusted(self, node: int) -> tuple[torch.Tensor, int]:
+        """The row after a node as the options want it, and the position of what follows."""
+        path = self._path(node)
+        row = self.adjustment.apply(self.logits[node + 1], path)
+        return row, self.adjustment.length + len(path)
+
+    def _sample(self, node: int) -> NodeSample:
+        row, position = self._adjusted(node)
+        drawn = draw(row, self.params, position)
+        likeliest = int(row.argmax()) if self.params.rule is Rule.TOP1 else drawn
+        return NodeSample(drawn, likeliest, overflowed=False)
+
+    def _reject(self, node: int, children: Sequence[int]) -> Decision:
+        row, position = self._adjusted(node)
+        seed, target = self.params.seed, probabilities(row, self.params)
 
         def chance(token: int) -> float:
             return float(uniform(seed, position, torch.tensor([token]), NoiseStream.ACCEPT))

@@ -15,10 +15,12 @@ from functools import lru_cache
 import torch
 
 from tandem.drafter_service.tree.node import Child, Expansion
+from tandem.engine.sampling.drawing import leading
 from tandem.engine.sampling.noise import NoiseStream, gumbel
-from tandem.engine.sampling.sampler import is_large, leading, warp
+from tandem.engine.sampling.sampler import warp
 from tandem.protos.types import Distribution, DraftShape, Method, Rule, SamplingParams
 
+LARGE = 16384  # vocabulary from which on noise for all tokens takes more time than it is worth
 SHORTLIST = 256  # likeliest tokens of a large vocabulary that get noise
 FEW = 16  # tokens with the highest sums of logit and noise, among which the target's draw should be
 SENT = 32  # tokens of a distribution that is drawn from, and sent
@@ -67,7 +69,7 @@ def _favoured(
     logits with its noise, but for what normalises, highest first; both [rows, few], or less.
     """
     heat, ids = min(params.temperature, HOTTEST), None
-    if is_large(logits) or logits.device.type != "cpu":
+    if logits.shape[-1] >= LARGE or logits.device.type != "cpu":
         ids, logits = leading(logits, PLAIN if params.greedy else params, SHORTLIST)
         if heat:
             logits = (logits + gumbel(params.seed, positions, ids)) * heat

@@ -6,14 +6,11 @@ wrapping integer arithmetic, so its bits are the same on every device.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from enum import Enum
-from functools import lru_cache
 from itertools import repeat
 from typing import TypeAlias
 
-import numpy as np
 import torch
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -59,23 +56,8 @@ def gumbel(
     return -torch.log(-torch.log1p(-noise)).float()  # fine near 0, where the winners are
 
 
-def ids_above(seed: int, position: int, count: int, least: float) -> torch.Tensor:
-    """The token ids below `count` whose Gumbel variate is more than `least`, and few others: int64,
-    ascending, found on the processor from the upper half of the hash alone.
-    """
-    least = max(least, -5.0) - 1e-4  # below the least there is; what float32 may round away
-    bound = math.ceil(-math.expm1(-math.exp(-least)) * 2.0**32 - 2**31)
-    upper = _unfolded(seed, position, _folded_ids(count)).numpy()
-    return torch.from_numpy(np.flatnonzero(upper <= min(bound | 0xFFFF, 2**31 - 1)))
-
-
 def _hash(seed: Ints, position: Ints, token_ids: torch.Tensor) -> torch.Tensor:
-    """32 bits for each token id at a position, int32 of its shape, or [rows, tokens]."""
-    return _fold(_unfolded(seed, position, _fold(token_ids.to(torch.int32))))
-
-
-def _unfolded(seed: Ints, position: Ints, folded: torch.Tensor) -> torch.Tensor:
-    """The hash of folded token ids, still to be folded: its upper half is final.
+    """32 bits for each token id at a position, int32 of its shape, or [rows, tokens].
 
     It is a bijective 32-bit mixer of id ^ low, and again of that ^ high, in wrapping int32
     arithmetic (Wellons' hash prospector, "lowbias32"). A round folds first and last. Folding twice
@@ -90,9 +72,9 @@ def _unfolded(seed: Ints, position: Ints, folded: torch.Tensor) -> torch.Tensor:
         seeds = repeat(seed) if isinstance(seed, int) else seed
         positions = repeat(position) if isinstance(position, int) else position
         keys = list(map(_key, seeds, positions))
-        both = torch.tensor(keys, dtype=torch.int32, device=folded.device)  # [rows, 2]
+        both = torch.tensor(keys, dtype=torch.int32, device=token_ids.device)  # [rows, 2]
         low, high = both[:, :1], both[:, 1:]
-    return _mix(_mix(folded ^ low).bitwise_xor_(high))
+    return _fold(_mix(_mix(_fold(token_ids.to(torch.int32)) ^ low).bitwise_xor_(high)))
 
 
 def _key(seed: int, position: int) -> tuple[int, int]:
@@ -121,11 +103,6 @@ def _mix(state: torch.Tensor) -> torch.Tensor:
 def _fold(state: torch.Tensor) -> torch.Tensor:
     """The lower half xor the upper one."""
     return _shift(state, 16).bitwise_xor_(state)
-
-
-@lru_cache(maxsize=8)
-def _folded_ids(count: int) -> torch.Tensor:
-    return _fold(torch.arange(count, dtype=torch.int32))
 
 
 def _shift(state: torch.Tensor, bits: int) -> torch.Tensor:

@@ -3,8 +3,7 @@
 Every option is applied to a row of logits with the tokens before that row, so a node of a draft is
 treated as the same place of a text would be. The order is that of transformers: bias, penalties,
 suppressed tokens, temperature, top-k, top-p, min-p. `warp` and `draws` are the definition, on any
-device. On the processor a row with a large vocabulary goes through a list of its likeliest tokens,
-to the same result.
+device. On the processor a compiled kernel draws, to the same result (`drawing`).
 """
 
 from __future__ import annotations
@@ -20,14 +19,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from tandem.engine.sampling.candidates import draw_from_shortlist
 from tandem.engine.sampling.matcher import GrammarMatcher
 from tandem.engine.sampling.noise import gumbel
-from tandem.engine.sampling.shortlist import Shortlist, likeliest
 from tandem.engine.sampling.token_counts import TokenCounts
-from tandem.protos.types import SamplingParams, TokenLogprobs
+from tandem.protos.types import SamplingParams
 
-LARGE = 16384  # vocabulary from which on a list of the likeliest tokens saves time
 COLDEST = 1e-30  # temperature; the reciprocal of a much lower one overflows on a device
 TOGETHER = 32  # rows that are drawn from at once: in between they take 32 bytes for each logit
 
@@ -130,14 +126,7 @@ def probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tenso
         certain = torch.zeros_like(logits, dtype=torch.float64)
         certain[logits.argmax()] = 1.0
         return certain
-    logits = logits.double()
-    if is_large(logits):
-        short = Shortlist(logits, sampling)
-        if short.whole and short.sure == short.possible:
-            kept = torch.zeros_like(logits)
-            kept[short.ids[: short.sure]] = short.scores[: short.sure].softmax(-1)
-            return kept
-    return warp(logits[None], sampling)[0].exp()
+    return warp(logits.double()[None], sampling)[0].exp()
 
 
 def draws(logits: torch.Tensor, sampling: SamplingParams, positions: Sequence[int]) -> list[int]:
@@ -162,44 +151,3 @@ def draw_rows(
         noise = gumbel(seeds[part], positions[part], ids)  # [rows, vocab]
         parts.append((warp(logits[part], sampling) + noise).argmax(-1))
     return torch.cat(parts)
-
-
-def draw(logits: torch.Tensor, sampling: SamplingParams, position: int) -> int:
-    """The target's own choice for a position from its adjusted logits, [vocab]."""
-    if is_large(logits) and not sampling.greedy:
-        token = draw_from_shortlist(logits, sampling, position)
-        if token is not None:
-            return token
-    return draws(logits[None], sampling, (position,))[0]
-
-
-def leading(
-    logits: torch.Tensor, sampling: SamplingParams, count: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` likeliest tokens, or all, of each of the adjusted rows [rows, vocab], likeliest
-    first: ids and log-probabilities, both [rows, count]. A large vocabulary's are close to those of
-    the definition, which is enough for a guess.
-    """
-    count = min(count, logits.shape[-1])
-    if not is_large(logits):
-        top = warp(logits, sampling).topk(count)
-        return top.indices, top.values
-    rows = [Shortlist(row, sampling, count).logprobs(count) for row in logits]
-    ids, logprobs = zip(*rows, strict=True)
-    return torch.stack(ids), torch.stack(logprobs)
-
-
-def is_large(logits: torch.Tensor) -> bool:
-    """Whether rows [..., vocab] are better looked at one by one, by their likeliest tokens."""
-    return logits.device.type == "cpu" and logits.shape[-1] >= LARGE
-
-
-def logprobs(logits: torch.Tensor, token: int, count: int) -> TokenLogprobs:
-    """The model's own log-probabilities, before any option, from logits as they are, [vocab]."""
-    scores = logits.log_softmax(-1)
-    if is_large(logits):
-        ids = likeliest(scores, max(1, count))[:count]
-    else:
-        ids = scores.topk(count).indices
-    pairs = zip(ids.tolist(), scores[ids].tolist(), strict=True)
-    return TokenLogprobs(float(scores[token]), tuple(pairs))

@@ -107,7 +107,7 @@ def test_noise_is_that_of_a_nodes_own_place(rule: Rule, monkeypatch: pytest.Monk
         positions.append(position)
         return torch.ones(1)
 
-    monkeypatch.setattr("tandem.verifier_service.target_sampler.sampling.draw", draw)
+    monkeypatch.setattr("tandem.verifier_service.target_sampler.draw", draw)
     monkeypatch.setattr("tandem.verifier_service.target_sampler.uniform", noise)
     monkeypatch.setattr("tandem.verifier_service.target_sampler.gumbel", noise)
     parents = WIDE_TREE.parents

@@ -73,7 +73,7 @@ def run_with(script: Script, params: SamplingParams, guesser: Guesser, rows: int
         return reject(draft, node, children, target, script.throw, script.draw)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tandem.verifier_service.target_sampler.sampling.draw", draw)
+        patch.setattr("tandem.verifier_service.target_sampler.draw", draw)
         patch.setattr("tandem.verifier_service.target_sampler.reject", rejecting)
         return run(params, guesser, rows)
 

@@ -9,6 +9,7 @@ import torch
 
 from tandem.drafter_service.tree.expansion import (
     FIRST_TOP_P,
+    LARGE,
     SENT,
     branching,
     expander,
@@ -17,7 +18,6 @@ from tandem.drafter_service.tree.expansion import (
     sampled_children,
 )
 from tandem.engine.sampling.noise import gumbel
-from tandem.engine.sampling.sampler import LARGE
 from tandem.protos.types import DraftShape, Method, Rule, SamplingParams
 
 LOGITS = torch.tensor([[0.5, 2.0, -1.0, 1.5, 0.0, -3.0]])
@@ -147,7 +147,7 @@ def test_children_in_a_large_vocabulary_are_those_of_the_whole_row(
         medusa_lite_children(params, 4, ROOT, visible),
     ]
     found = [guess(row, [ROOT])[0].children for guess in guesses]
-    monkeypatch.setattr("tandem.engine.sampling.sampler.LARGE", LARGE + 1)
+    monkeypatch.setattr("tandem.drafter_service.tree.expansion.LARGE", LARGE + 1)
     for children, guess in zip(found, guesses, strict=True):
         (whole,) = guess(row, [ROOT])
         assert [child.token for child in children] == [child.token for child in whole.children]

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from tandem.drafter_service.tree.expansion import likeliest_children
+from tandem.engine.sampling.drawing import draw, logprobs
 from tandem.engine.sampling.noise import gumbel
-from tandem.engine.sampling.sampler import LogitsProcessor, draw, logprobs, warp
+from tandem.engine.sampling.sampler import LogitsProcessor, warp
 from tandem.protos.types import SamplingParams
 
 

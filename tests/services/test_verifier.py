@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from transformers import PreTrainedModel
 
 from tandem.engine.config import ModelServiceConfig
-from tandem.engine.host import Host, hosting
+from tandem.engine.host import hosting
 from tandem.engine.schedule.job_stream import BACKLOG
 from tandem.engine.streams import Call
 from tandem.protos.streams import Fact, Guess
@@ -27,7 +25,6 @@ from tandem.protos.types import (
 )
 from tandem.v1.common_pb2 import Failure
 from tandem.verifier_service import service as verifier_service
-from tandem.verifier_service.decoding import sample_step
 from tests import reference
 from tests.served import Services
 from tests.services.caller import BEGIN, LONG, PROMPT, UNTIL, calling, decoding, reported, straight
@@ -146,27 +143,17 @@ async def texts(verifier: str) -> list[tuple[Any, ...]]:
         return [(reported(facts), top) for facts, top in zip(found, tops, strict=True)]
 
 
-async def test_drafts_that_are_judged_together_as_on_a_device_leave_every_text_as_it_is(
+async def test_drafts_that_are_judged_together_leave_every_text_as_it_is(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is what is drawn where each walk comes by."""
     steps: list[int] = []  # how many drafts each has judged
-
-    def count_and_sample(fed: Any) -> None:
-        sample_step(fed)
-        steps.append(len(fed))
-
-    @asynccontextmanager
-    async def sampling_in_one_go(*given: Any) -> AsyncIterator[Host]:
-        async with hosting(*given) as host:
-            host.thread.after_forward = count_and_sample
-            yield host
-
-    monkeypatch.setattr(verifier_service, "hosting", sampling_in_one_go)
-    alone = await texts(services.verifier)
-    assert len(alone[2][1]) == UNTIL - BEGIN
+    together = await texts(services.verifier)
+    assert len(together[2][1]) == UNTIL - BEGIN
+    monkeypatch.setattr(verifier_service, "sample_step", lambda fed: steps.append(len(fed)))
     config = ModelServiceConfig(model=services.pair.target, threads=1)
     async with verifier_service.serving(config, CollectorRegistry()) as address:
-        assert await texts(address) == alone
+        assert await texts(address) == together
     assert max(steps) > 1, "sessions shared a step"
 
 

@@ -76,7 +76,7 @@ class Kernels:
     def __init__(self, file: Path) -> None:
         for openmp in Path(torch.__file__).parents[1].glob("torch.libs/libgomp*"):
             ctypes.CDLL(str(openmp), ctypes.RTLD_GLOBAL)  # which PyTorch for ARM keeps to itself
-        library = ctypes.CDLL(str(file))
+        library = self.library = ctypes.CDLL(str(file))
         library.tandem_sources.restype = ctypes.c_uint
         if library.tandem_sources() != SOURCES:
             raise OSError(f"{file} was built of other sources")
@@ -145,7 +145,7 @@ class Kernels:
         read = weights.numel() * min(layers, rows.shape[0]) // layers  # no more layers than rows
         self._linear(
             *(rows.data_ptr(), *rows.shape, weights.data_ptr(), outputs, layers, grouping),
-            *(*optional, result.data_ptr(), *kinds, self._sharing(read)),
+            *(*optional, result.data_ptr(), *kinds, self.sharing(read)),
         )
         return result
 
@@ -187,7 +187,7 @@ class Kernels:
         result = torch.empty_like(rows)
         self._norm(
             *(rows.data_ptr(), rows.numel() // size, size, weight.data_ptr(), epsilon),
-            *(result.data_ptr(), ELEMENT_TYPES[rows.dtype], self._sharing(rows.numel())),
+            *(result.data_ptr(), ELEMENT_TYPES[rows.dtype], self.sharing(rows.numel())),
         )
         return result
 
@@ -201,11 +201,11 @@ class Kernels:
         result = rows.new_empty(count, size)
         self._gate(
             *(rows.data_ptr(), count, size, result.data_ptr(), activation),
-            *(ELEMENT_TYPES[rows.dtype], self._sharing(rows.numel())),
+            *(ELEMENT_TYPES[rows.dtype], self.sharing(rows.numel())),
         )
         return result
 
-    def _sharing(self, numbers: int) -> int:
+    def sharing(self, numbers: int) -> int:
         """All threads for so many numbers, or one where others are not worth their start. Never
         some: OpenMP ends those that a team leaves out, and starts them again for the next.
         """
