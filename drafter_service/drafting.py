@@ -23,6 +23,7 @@ from tandem.drafter_service.tree.vocabulary import Vocabulary
 from tandem.drafter_service.tree.whole import whole_drafts
 from tandem.drafter_service.tree.worth import Conditions, DrafterHistory, Worth
 from tandem.drafter_service.visible import visible_tokens
+from tandem.engine.grammars import Grammars
 from tandem.engine.host import Host
 from tandem.engine.schedule.job_stream import JobStream
 from tandem.engine.schedule.task import Job
@@ -84,6 +85,8 @@ class TreeDrafter:
         model = host.runner.model
         self._visible = visible_tokens(host.config.model, model.token_count).to(model.device)
         self._vocabulary = Vocabulary(model.token_count)
+        spoken = speaks or host.config.model
+        self._grammars = Grammars(spoken, model.end_token_ids, host.thread.wake)
         self._speaks = Spoken.of(speaks) if speaks else None
         if self._speaks:
             own = tokens_by_id(host.config.model)
@@ -104,13 +107,14 @@ class TreeDrafter:
         worth = None if whole else Worth(conditions, rates, self._history, cost)
         clock, inbox = time.perf_counter, stream.inbox
         read = self._vocabulary.read
+        grammar = self._grammars.begin(params, opening.context)
         with DeferredPrefill(self._sessions, opening.context, inbox, worth, clock, read) as prefill:
             first = yield from self._sessions.feed(opening.context, prefill.step_input)
             session, context = prefill.session, prefill.context
             self._sessions.keep(session, context, ())
             limit = self._sessions.context_length
             tree = TokenTree(shape, context.length, limit, context.turn, worth)
-            text = SessionText(self._sessions, session, opening, tree, self._vocabulary)
+            text = SessionText(self._sessions, session, opening, tree, self._vocabulary, grammar)
             if worth is None:
                 yield from whole_drafts(text, guess, stream, first, opening.once)
                 return

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import TypeAlias
 
 import torch
@@ -20,8 +22,9 @@ from tandem.drafter_service.tree.vocabulary import Vocabulary
 from tandem.engine.cache.session import Session
 from tandem.engine.cache.sessions import Sessions
 from tandem.engine.forward.segment import Segment
+from tandem.engine.sampling.matcher import GrammarMatcher
 from tandem.engine.sampling.sampler import LogitsProcessor
-from tandem.protos.errors import SessionMiss
+from tandem.protos.errors import InvalidRequest, SessionMiss
 from tandem.protos.streams import Drafting
 
 FactTokens: TypeAlias = tuple[int, tuple[int, ...]]
@@ -54,13 +57,16 @@ class SessionText(PendingTokens):
         opening: Drafting,
         tree: TokenTree,
         vocabulary: Vocabulary,
+        grammar: Future[GrammarMatcher] | None = None,
     ) -> None:
+        """`grammar` is of the opening; guesses keep to it once it is compiled."""
         super().__init__(sessions, session, opening.context, vocabulary.read)
         sampling = opening.sampling
         self.tree = tree
         self._vocabulary = vocabulary
         self._adjusted = sampling.adjusting
         self._adjustment = LogitsProcessor(sampling, session.tokens)
+        self._grammar, self._missed = grammar, list(session.tokens[opening.context.length :])
 
     def take_facts(self, inbox: deque[FactTokens], restart: bool = False) -> int:
         """Take in the facts that have arrived; the tree goes on from where the text is now, or is
@@ -73,6 +79,8 @@ class SessionText(PendingTokens):
         self._sessions.advance(self.session, tokens[:count], order)
         self.pending += tokens[count:]
         self._adjustment.extend(tokens)
+        if self._grammar:
+            self._missed += tokens
         return len(tokens)
 
     def keep(self, tokens: Sequence[int], places: Sequence[int]) -> int:
@@ -99,6 +107,18 @@ class SessionText(PendingTokens):
     def expand(self, nodes: Sequence[DraftNode], logits: torch.Tensor, guess: Expander) -> None:
         """Guess what follows the root, or nodes that were fed, from their logits [nodes, vocab]."""
         rows = self._vocabulary.proposable(logits)
+        self._constrain()
         if self._adjusted:
             rows = self._adjustment.rows(rows, [self.tree.path(node) for node in nodes])
         self.tree.expand(nodes, guess(rows, [node.position for node in nodes]))
+
+    def _constrain(self) -> None:
+        """Have guesses keep to the grammar from now on, if it is compiled. One that cannot be used
+        is the target's to refuse.
+        """
+        if self._grammar and self._grammar.done():
+            with suppress(InvalidRequest):
+                matcher = self._grammar.result()
+                matcher.extend(self._missed)
+                self._adjustment.matcher = matcher
+            self._grammar = None

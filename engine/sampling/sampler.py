@@ -78,7 +78,7 @@ class LogitsProcessor:
         tokens = torch.cat(never)
         tokens = tokens[tokens < len(logits)]
         allowed = self.matcher.allowed(path, len(logits)) if self.matcher else None
-        if allowed is None:
+        if allowed is None or not allowed.any():
             logits[tokens] = -torch.inf
             return logits
         others = allowed.index_fill(0, tokens, False)

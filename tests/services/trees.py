@@ -31,11 +31,12 @@ class Drafter:
     def __init__(
         self, engine: Engine, name: int, prompt: Tokens, conditions: Conditions, **asked: Any
     ):
+        costs = SimpleNamespace(rates=asked.pop("rates", Rates()))
         host: Any = SimpleNamespace(
             sessions=engine.sessions,
             runner=engine.forward,
             config=ModelServiceConfig(model=engine.folder),
-            thread=SimpleNamespace(costs=SimpleNamespace(rates=asked.pop("rates", Rates()))),
+            thread=SimpleNamespace(costs=costs, wake=lambda: None),
         )
         self.engine, self.name = engine, bytes([name] * 16)
         context = asked.pop("context", None) or Context(self.name, 1, 0, prompt)
