@@ -9,7 +9,7 @@ from tandem import models
 from tandem.protos.grammar import Grammar, GrammarKind
 from tandem.protos.tokenizer import tokenizer_of
 from tandem.protos.types import DraftShape, SamplingParams
-from tests.conftest import Services
+from tests.served import Services
 from tests.services.caller import calling, drafting
 
 SCHEMA = {
