@@ -34,6 +34,13 @@ METHODS = (
     api.DRAFT_METHOD_MEDUSA_LITE,
     api.DRAFT_METHOD_NGRAM,
 )
+GRAMMARS: tuple[dict[str, Any], ...] = (
+    {"json_object": True},
+    {"regex": r"([A-Z][a-z]+ )+"},
+    {"choice": api.Choice(texts=["yes", "no", "yes, but only on Sundays"])},
+    {"lark": 'start: "[" item ("," item)* "]"\nitem: /[0-9]+/ | start'},
+    {"json_schema": '{"type": "object", "properties": {"a": {"enum": ["cat", "dog"]}}}'},
+)
 LOOSE = 1e-4  # how far a log-probability may be from a plain pass
 
 
@@ -60,6 +67,7 @@ def drawn_request(
             frequency_penalty=maybe(rng.uniform(-0.5, 2)),
             logit_bias=maybe({rng.randrange(vocabulary): rng.uniform(-9, 9) for _ in range(5)}),
             seed=rng.getrandbits(64),
+            **maybe(rng.choice(GRAMMARS)) or {},
         ),
         stopping=api.Stopping(
             max_new_tokens=tokens,

@@ -92,6 +92,16 @@ MUTANTS = {
         "self.adjustment.extend(tokens)",
         "self.adjustment.extend(tokens[-1:])",
     ),
+    "a path that was looked at is not given up again": Mutant(
+        "engine/sampling/matcher.py",
+        "self._matcher.rollback(len(self._path) - same)",
+        "pass",
+    ),
+    "what is never drawn is drawn where a grammar allows more": Mutant(
+        "engine/sampling/sampler.py",
+        "~(others if others.any() else allowed)",
+        "~allowed",
+    ),
     "a text goes on for one token after a stop token": Mutant(
         "verifier_service/decoding.py",
         "return tokens[: end + 1], True",

@@ -1,0 +1,187 @@
+"""What a grammar costs and saves: masks, compilation, and tokens per step of answers bound by a
+schema; and whether answers are valid, and the same from any drafts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+from jsonschema import validate
+from rich.table import Table
+
+from tandem import models
+from tandem.benchmarks.figures import report
+from tandem.benchmarks.peers.systems import ALWAYS, tandem_up
+from tandem.engine.sampling.matcher import GrammarMatcher
+from tandem.protos.errors import TandemError
+from tandem.protos.grammar import Grammar, GrammarKind
+from tandem.protos.matching import GrammarCompiler
+from tandem.protos.tokenizer import tokenizer_of
+from tandem.v1 import orchestrator_pb2 as api
+
+WAYS = {
+    "no drafts": api.Speculation(num_speculative_tokens=0),
+    "trees": api.Speculation(),
+    "n-gram": api.Speculation(method=api.DRAFT_METHOD_NGRAM),
+}
+LONGEST = 400  # tokens of an answer
+PROMPTS = ("Once upon a time", "The little girl said", "A list of what the dog found:")
+
+
+def drawn_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
+    """Of an object, at random, whose answers are short."""
+    names = rng.sample(["name", "age", "colour", "friends", "first pet", "is_tall"], 3)
+    parts: list[dict[str, Any]] = [
+        {"type": "string", "maxLength": rng.randint(1, 12)},
+        {"type": "integer", "minimum": 0, "maximum": rng.randint(1, 5000)},
+        {"enum": rng.sample(["red", "green", "blue", "light brown"], 2)},
+        {"type": ["boolean", "null"]},
+        {"type": "array", "items": {"enum": ["a cat", "a dog"]}, "maxItems": rng.randint(1, 3)},
+        {"type": "string", "pattern": r"^[A-Z][a-z]{2,6}$"},
+    ]
+    if depth:
+        parts += [drawn_schema(rng, depth - 1)] * 2
+    properties = {name: rng.choice(parts) for name in names}
+    required = [name for name in names if rng.random() < 0.8]
+    closed = {"required": required, "additionalProperties": False}
+    return {"type": "object", "properties": properties} | closed
+
+
+def large_schema(size: int) -> dict[str, Any]:
+    """One of about so many bytes."""
+    rng, properties = random.Random(0), dict[str, Any]()
+    while len(json.dumps(properties)) < size:
+        properties[f"part {len(properties)}"] = drawn_schema(rng)
+    return {"type": "object", "properties": properties, "required": [*properties]}
+
+
+def grammar_of(schema: dict[str, Any]) -> Grammar:
+    """The grammar of a schema."""
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+
+
+def mask_seconds(compiler: GrammarCompiler, vocabulary: int, seed: int) -> Iterator[float]:
+    """Of each token of an answer drawn evenly from what is allowed: mask and commit."""
+    rng = random.Random(seed)
+    matcher = GrammarMatcher(compiler, grammar_of(drawn_schema(rng)), ())
+    for _ in range(100):
+        began = time.perf_counter()
+        allowed = matcher.allowed((), vocabulary)
+        seconds = time.perf_counter() - began
+        assert allowed is not None
+        token = rng.choice(allowed.nonzero().flatten().tolist())
+        if token in compiler.ends:
+            return
+        began = time.perf_counter()
+        matcher.extend([token])
+        yield seconds + time.perf_counter() - began
+
+
+def alone(model: Path, ends: Sequence[int]) -> tuple[int, list[float], float]:
+    """Of a tokenizer: its tokens, the seconds of each mask, and those of compiling 10 kB."""
+    tokenizer = tokenizer_of(model)
+    compiler = GrammarCompiler(lambda: tokenizer, ends)
+    vocabulary = tokenizer.get_vocab_size()
+    compiler.fresh(Grammar(GrammarKind.JSON_OBJECT))  # reads the tokenizer
+    grammar = grammar_of(large_schema(10_000))
+    began = time.perf_counter()
+    compiler.fresh(grammar)
+    compiling = time.perf_counter() - began
+    masks = [each for seed in range(20) for each in mask_seconds(compiler, vocabulary, seed)]
+    return vocabulary, masks, compiling
+
+
+async def ask(
+    stub: Any, prompt: str, schema: dict[str, Any], temperature: float, way: api.Speculation
+) -> api.GenerateResponse:
+    """One answer."""
+    sampling = api.Sampling(temperature=temperature, seed=11, json_schema=json.dumps(schema))
+    stopping = api.Stopping(max_new_tokens=LONGEST)
+    request = api.GenerateRequest(
+        text=prompt, sampling=sampling, stopping=stopping, speculation=way
+    )
+    response: api.GenerateResponse = await stub.Generate(request)
+    return response
+
+
+async def compare(
+    target: Path, draft: Path, schemas: int, at_once: int
+) -> tuple[dict[str, list[api.GenerateResponse]], int, int]:
+    """The answers of each way; how many differ from those without drafts; how many are not
+    valid."""
+    rng, places = random.Random(0), asyncio.Semaphore(at_once)
+    asked = [
+        (rng.choice(PROMPTS), drawn_schema(rng), float(temperature))
+        for _ in range(schemas)
+        for temperature in (0, 1)
+    ]
+    async with tandem_up(target, draft, False, *ALWAYS) as stub:
+
+        async def one(each: tuple[str, dict[str, Any], float], way: api.Speculation) -> Any:
+            async with places:
+                return await ask(stub, *each, way)
+
+        answers = {
+            name: list(await asyncio.gather(*(one(each, way) for each in asked)))
+            for name, way in WAYS.items()
+        }
+    differing = invalid = 0
+    plain = answers["no drafts"]
+    for name in WAYS:
+        for (_, schema, _), answer, reference in zip(asked, answers[name], plain, strict=True):
+            differing += answer.token_ids != reference.token_ids
+            invalid += not is_valid(answer, schema)
+    return answers, differing, invalid
+
+
+def is_valid(answer: api.GenerateResponse, schema: dict[str, Any]) -> bool:
+    """Whether a whole answer is what its schema says."""
+    try:
+        validate(json.loads(answer.text), schema)
+    except Exception:
+        return False
+    return True
+
+
+def main(
+    target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
+    draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
+    schemas: Annotated[int, typer.Option(help="drawn at random", min=1)] = 500,
+    at_once: Annotated[int, typer.Option(help="requests in flight", min=1)] = 4,
+    tokenizer: Annotated[
+        list[Path] | None, typer.Option(help="others whose masks are timed; may be repeated")
+    ] = None,
+) -> None:
+    """Time masks and compilation, then compare answers with and without drafts."""
+    timed = Table("tokens", "a mask, ms", "slowest tenth, ms", "10 kB compiled, ms", box=None)
+    for model in (target, *(tokenizer or ())):
+        vocabulary, masks, compiling = alone(model, (0,))
+        slow = sorted(masks)[len(masks) * 9 // 10]
+        figures = (median(masks), slow, compiling)
+        timed.add_row(str(vocabulary), *(f"{1000 * each:.2f}" for each in figures))
+    report.publish("grammars alone", timed, [], None)
+    try:
+        answers, differing, invalid = asyncio.run(compare(target, draft, schemas, at_once))
+    except TandemError as problem:
+        raise SystemExit(f"error: {problem}") from None
+    shown = Table("drafts", "answers", "tokens", "steps", "tokens per step", box=None)
+    for name, given in answers.items():
+        tokens = sum(len(each.token_ids) for each in given)
+        steps = sum(each.speculation.num_spec_steps for each in given)
+        shown.add_row(name, *map(str, (len(given), tokens, steps)), f"{tokens / steps:.2f}")
+    heading = report.title(target, draft, "answers by random schemas, temperatures 0 and 1")
+    report.publish(heading, shown, [], None)
+    print(f"answers that differ: {differing}; that are not valid: {invalid}")
+    raise SystemExit(bool(differing or invalid))
+
+
+if __name__ == "__main__":
+    typer.run(main)
