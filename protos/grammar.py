@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 MAX_BYTES = 64 << 10
+# The white space of JSON, as llguidance names it: with one way to write, more tokens are forced.
+STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class GrammarKind(Enum):  # the numbers are the wire's

@@ -15,10 +15,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
 from tandem.protos.errors import InvalidRequest
-from tandem.protos.grammar import Grammar, GrammarKind
+from tandem.protos.grammar import STYLE, Grammar, GrammarKind
 
 KEPT = 32  # compiled grammars
-STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 ANY_OBJECT = '{"type": "object"}'
 STEPS, STRIDE = 32, 7919  # of a walk through a grammar, to try it
 LONGEST_PROBLEM = 300  # characters of what the library says

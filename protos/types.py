@@ -39,7 +39,7 @@ class Method(Enum):
 
 
 class Schedule(Enum):
-    """How many levels guesses may run ahead: see the client API."""
+    """How many levels guesses run ahead: what may help, a fixed number, or one that adapts."""
 
     GOODPUT = 1
     CONSTANT = 2
@@ -175,7 +175,7 @@ NO_DRAFT = Draft()
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A drafter's answer. It holds `cached_len` tokens: committed ones, then leading nodes."""
+    """A drafter's answer; it caches `cached_len` tokens: committed ones, then leading nodes."""
 
     draft: Draft
     cached_len: int

@@ -81,15 +81,21 @@ class Plan:
         """Whether the drafter has to translate between its tokenizer and the target's; raises
         Unusable.
         """
-        target, draft = self.models
-        return draft is not None and not nearly_same(tokens_by_id(target), tokens_by_id(draft))
+        return not nearly_same(*self._vocabularies)
 
     @property
     def _speaks(self) -> Path | None:
         """The target, if the draft model has other tokens; raises Unusable."""
+        spoken, own = self._vocabularies
+        return None if spoken == own else self.models[0]
+
+    @cached_property
+    def _vocabularies(self) -> tuple[dict[int, str], dict[int, str]]:
+        """The tokens of target and drafter, by their ids; without a drafter they are none. Raises
+        Unusable.
+        """
         target, draft = self.models
-        same = draft is None or tokens_by_id(target) == tokens_by_id(draft)
-        return None if same else target
+        return (tokens_by_id(target), tokens_by_id(draft)) if draft else ({}, {})
 
     @property
     def _draft_cost(self) -> str | None:

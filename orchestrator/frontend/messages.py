@@ -8,12 +8,12 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message as ProtoMessage
-from pydantic_core import from_json
 
 from tandem.orchestrator.metrics import SpeculationStats
 from tandem.orchestrator.requests.answer import Answer, Chunk
 from tandem.orchestrator.requests.message import Message
 from tandem.orchestrator.requests.request import (
+    CHOICES,
     ChatMessage,
     Conversation,
     Request,
@@ -25,15 +25,14 @@ from tandem.orchestrator.requests.request import (
     connection_digest,
     scope_of,
 )
-from tandem.orchestrator.requests.tools import NAME
+from tandem.orchestrator.requests.tools import NAME, json_object
 from tandem.protos.errors import InvalidRequest, Violation
 from tandem.protos.grammar import Grammar, GrammarKind
-from tandem.protos.types import Method, Rule, Schedule, TokenLogprobs
+from tandem.protos.types import Rule, TokenLogprobs
 from tandem.protos.wire.drafting import decode_choice
 from tandem.v1 import orchestrator_pb2 as api
 
 MAX_ARGUMENTS_BYTES = 64 << 10  # they are decoded before a request has a place
-CHOICES = {"rule": Rule, "method": Method, "schedule": Schedule}
 
 
 def decode_request(
@@ -150,12 +149,9 @@ def _tool(place: int, tool: api.Tool) -> Tool:
 def _json_object(field: str, text: str) -> dict[str, Any] | None:
     """None if there is none; raises InvalidRequest."""
     try:
-        found = from_json(text, allow_inf_nan=False) if text else {}
-    except ValueError:
-        raise InvalidRequest.of(field, "is not JSON") from None
-    if not isinstance(found, dict):
-        raise InvalidRequest.of(field, "is not a JSON object")
-    return found if text else None
+        return json_object(text) if text else None
+    except ValueError as wrong:
+        raise InvalidRequest.of(field, f"is not {wrong}") from None
 
 
 def _whole(value: object) -> object:

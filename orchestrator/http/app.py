@@ -50,7 +50,6 @@ IGNORED = "x-tandem-ignored"  # fields of the body that were not used
 GIVEN_ID = re.compile(r"[!-~]{1,128}")
 OWNER = "tandem"
 
-log = structlog.get_logger()
 Read = TypeVar("Read")
 
 

@@ -102,7 +102,8 @@ class Delivery:
             total = b"".join(map(_event, first.head.total(answers, each)))
             await _send(send, type=BODY, body=total + first.head.done, more_body=False)
             return
-        whole = [choice.reply.whole(self._answers[choice.reply.index]) for choice in self.choices]
+        pairs = zip(self.choices, answers, strict=True)
+        whole = [choice.reply.whole(answer) for choice, answer in pairs]
         content = first.head.whole(whole, answers, each) | first.figures(answers[0])
         await JSONResponse(content)(scope, receive, send)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 from tandem.protos.errors import Violation
 from tandem.protos.grammar import Grammar
@@ -17,6 +18,7 @@ from tandem.protos.types import Method, Rule, Schedule
 DEFAULT_MAX_NEW_TOKENS = 128
 CLIENT_KEY = "x-tandem-client"
 SHARE_DIGITS = 8  # that name a client, of the digest of its name
+CHOICES: Mapping[str, type[Enum]] = {"rule": Rule, "method": Method, "schedule": Schedule}
 
 
 def digest(text: str) -> bytes:

@@ -13,10 +13,9 @@ from dataclasses import replace
 from tandem.orchestrator.requests.request import Conversation, Request, Tool
 from tandem.orchestrator.requests.tools import ToolFormat
 from tandem.protos.errors import InvalidRequest
-from tandem.protos.grammar import Grammar, GrammarKind
+from tandem.protos.grammar import STYLE, Grammar, GrammarKind
 
 AUTO, REQUIRED = "auto", "required"  # others are names of tools
-STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 TEXT = r"/(.|\n)*/"
 
 

@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
+from pydantic_core import from_json
+
 from tandem.orchestrator.requests.request import ToolCall
 
 Piece: TypeAlias = str | ToolCall  # content, or a call without an id
@@ -201,6 +203,17 @@ def calls_in(text: str, name: str = "") -> tuple[ToolCall, ...]:
         return tuple(_call(each) for each in (value if isinstance(value, list) else (value,)))
     except (ValueError, RecursionError):
         return ()
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """The JSON object that a text is; raises ValueError that names what it is not."""
+    try:
+        found = from_json(text, allow_inf_nan=False)
+    except ValueError:
+        raise ValueError("JSON") from None
+    if not isinstance(found, dict):
+        raise ValueError("a JSON object")
+    return found
 
 
 def _call(value: Any) -> ToolCall:

@@ -5,9 +5,8 @@ Pure. Who asks, and under which name, comes from the headers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -24,6 +23,7 @@ from tandem.orchestrator.http.bodies.parts import (
 )
 from tandem.orchestrator.http.bodies.schema import ChatBody, CompletionBody, GenerationBody
 from tandem.orchestrator.requests.request import (
+    CHOICES,
     ChatMessage,
     Conversation,
     Request,
@@ -34,7 +34,6 @@ from tandem.orchestrator.requests.request import (
     ToolCall,
 )
 from tandem.protos.errors import InvalidRequest
-from tandem.protos.types import Method, Rule, Schedule
 
 COMPLETION_TOKENS = 16  # OpenAI's default for completions; that for chats is all that fits
 RENAMED = {
@@ -53,7 +52,6 @@ SAMPLING = (
     "frequency_penalty",
     "seed",
 )
-CHOICES: Mapping[str, type[Enum]] = {"rule": Rule, "method": Method, "schedule": Schedule}
 LONGEST_ID = 120  # of a request, so that its number fits too
 IDS = TypeAdapter[list[int]](TokenIds, config=ConfigDict(strict=True))
 

@@ -9,9 +9,8 @@ import struct
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import from_json
 
-from tandem.orchestrator.requests.tools import NAME
+from tandem.orchestrator.requests.tools import NAME, json_object
 
 MOST_CHOICES = 128  # of one request, of all its prompts, as at OpenAI
 MOST_32, LEAST_64, MOST_64 = (1 << 32) - 1, -(1 << 63), (1 << 64) - 1
@@ -20,11 +19,9 @@ MOST_32, LEAST_64, MOST_64 = (1 << 32) - 1, -(1 << 63), (1 << 64) - 1
 def _json_object(value: str) -> str:
     """The arguments of a call, which templates write as objects; some clients send none as ""."""
     try:
-        found = from_json(value or "{}", allow_inf_nan=False)
-    except ValueError:
-        raise ValueError("are not JSON") from None
-    if not isinstance(found, dict):
-        raise ValueError("are not a JSON object")
+        json_object(value or "{}")
+    except ValueError as wrong:
+        raise ValueError(f"are not {wrong}") from None
     return value or "{}"
 
 
