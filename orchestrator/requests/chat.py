@@ -94,10 +94,14 @@ class ChatTemplate:
         problem = "are not supported: the chat template does not say in which format calls are"
         return None, f"{problem}; --tool-format can be {known}"
 
+    def of(self, conversation: Conversation) -> ChatTemplate:
+        """The template that writes a conversation: this one, or that for tools."""
+        return self._for_tools if conversation.tools and self._for_tools else self
+
     def render(self, conversation: Conversation) -> str:
         """The text of a prompt. Raises InvalidRequest for what the template refuses."""
-        if conversation.tools and self._for_tools:
-            return self._for_tools.render(conversation)
+        if (other := self.of(conversation)) is not self:
+            return other.render(conversation)
         if self._template is None:
             raise InvalidRequest.of("messages", self.problem)
         arguments = dict(conversation.template_arguments)
@@ -125,8 +129,8 @@ class ChatTemplate:
 
     def reading(self, conversation: Conversation, prompt_end: str) -> Reading:
         """What is looked for in the answer to a conversation."""
-        if conversation.tools and self._for_tools:
-            return self._for_tools.reading(conversation, prompt_end)
+        if (other := self.of(conversation)) is not self:
+            return other.reading(conversation, prompt_end)
         names = [tool.name for tool in conversation.tools]
         if conversation.tool_choice != "auto":  # by a grammar, nothing but calls
             return Reading(FORMATS["json"], names, conversation.parallel_tool_calls)

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tandem.orchestrator.requests.chat import ChatTemplate
 from tandem.orchestrator.requests.request import Conversation, Request, Tool
 from tandem.orchestrator.requests.tools import ToolFormat
 from tandem.protos.errors import InvalidRequest
@@ -19,9 +20,9 @@ AUTO, REQUIRED = "auto", "required"  # others are names of tools
 TEXT = r"/(.|\n)*/"
 
 
-def with_calls(request: Request, form: ToolFormat | None) -> Request:
-    """The same request, whose answer has to be what its conversation asks of calls. Raises
-    InvalidRequest for what cannot be asked.
+def with_calls(request: Request, chat: ChatTemplate) -> Request:
+    """The same request, whose answer has to be what its conversation asks of calls, in the format
+    of the template that writes it. Raises InvalidRequest for what cannot be asked.
     """
     conversation = request.prompt
     if not isinstance(conversation, Conversation):
@@ -34,7 +35,7 @@ def with_calls(request: Request, form: ToolFormat | None) -> Request:
         if conversation.tool_choice == REQUIRED:
             raise InvalidRequest.of("messages.tool_choice", "needs tools")
         return request
-    grammar = grammar_of(conversation, form)
+    grammar = grammar_of(conversation, chat.of(conversation).tools)
     if grammar and request.sampling.grammar:
         problem = "with strict or required calls, cannot be beside a grammar of the answer"
         raise InvalidRequest.of("messages.tools", problem)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tandem import models
+from tandem.orchestrator.requests.chat import NO_TEMPLATE, ChatTemplate, Formats
 from tandem.orchestrator.requests.request import ChatMessage, Conversation, Request, Sampling, Tool
 from tandem.orchestrator.requests.tool_grammars import grammar_of, with_calls
 from tandem.orchestrator.requests.tools import FORMATS
@@ -74,8 +75,19 @@ def test_a_grammar_admits_calls_of_the_tools_and_no_others(
 
 def test_an_answer_is_free_where_no_call_is_required_and_no_tool_is_strict() -> None:
     request = Request(chat(tools=TOOLS[1:]))
-    assert with_calls(request, None) == request
-    assert with_calls(Request("Hello"), None) == Request("Hello")
+    assert with_calls(request, NO_TEMPLATE) == request
+    assert with_calls(Request("Hello"), NO_TEMPLATE) == Request("Hello")
+
+
+def test_strict_tools_are_written_as_the_template_for_tools_has_calls() -> None:
+    """A model may have one beside its template for plain chats, which knows no tools."""
+    for_tools = ChatTemplate("{{ tools }}<tool_call>", {})
+    template = ChatTemplate("{{ messages }}", {}, for_tools=for_tools)
+    assert template.tools is None
+    conversation = chat()
+    assert conversation.tools[0].strict and conversation.tool_choice == "auto"
+    asked = with_calls(Request(conversation), template)
+    assert asked.sampling.grammar == grammar_of(conversation, FORMATS["hermes"])
 
 
 @pytest.mark.parametrize(
@@ -95,4 +107,5 @@ def test_what_cannot_be_asked_of_calls_is_refused(
     conversation: Conversation, sampling: Sampling, problem: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=problem):
-        with_calls(Request(conversation, sampling=sampling), FORMATS["llama3"])
+        template = ChatTemplate("", {}, Formats(tools="llama3"))
+        with_calls(Request(conversation, sampling=sampling), template)
