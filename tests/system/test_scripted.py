@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from grpc import aio
 
+from tandem.protos.streams import LONGEST_MATCH
 from tandem.v1 import orchestrator_pb2 as api
-from tests.scripted import TEXT, TOKENS
+from tests.scripted import TEXT, TOKENS, tokens_of
 from tests.served import Pair, Tandem, serve_all, serve_models
 from tests.system.test_same_text import ask
 
@@ -121,6 +122,17 @@ async def test_a_prediction_saves_steps_and_changes_no_text(tandem: Tandem) -> N
     request.speculation.prediction = "Nothing of this is said."
     wrong = await tandem.stub.Generate(request)
     assert wrong.token_ids == answer.token_ids
+
+
+async def test_a_prediction_is_followed_from_its_first_token_on(tandem: Tandem) -> None:
+    """The end of the prompt is where it is looked up."""
+    said = "Once upon a time, there was a"
+    prompt, rest = [5, *tokens_of(said)], TEXT.removeprefix(said)
+    request = ask(prompt)
+    request.speculation.prediction = rest
+    first, *_, whole = await chunks(tandem, request)
+    assert whole.text == rest and len(prompt) > LONGEST_MATCH
+    assert len(first.token_ids) > 1
 
 
 async def test_a_prediction_is_no_use_where_branches_are_drawn(tandem: Tandem) -> None:
