@@ -167,7 +167,8 @@ def _joined(one: Part, other: Part) -> Part | None:
     """Two parts as one, if they are stored in the same way."""
     if not (isinstance(one, StoredGroups) and isinstance(other, StoredGroups)):
         return None
-    if one.read != other.read or one.inputs != other.inputs:
+    alike = ([(each.shape[1:], each.dtype) for each in part.stored] for part in (one, other))
+    if one.read != other.read or one.inputs != other.inputs or next(alike) != next(alike):
         return None
     stored = tuple(torch.cat(pair) for pair in zip(one.stored, other.stored, strict=True))
     return StoredGroups(stored, one.inputs, one.read)

@@ -61,18 +61,24 @@ class Groups:
         return made
 
 
+def kernel_group(inputs: int, groups: int) -> int | None:
+    """The largest group of inputs that the kernels take and a scale of one of `groups` is of; None
+    if there is none.
+    """
+    size, rest = divmod(inputs, groups)
+    return None if rest else next((each for each in GROUPS if size % each == 0), None)
+
+
 def grouped(code: Code, codes: torch.Tensor, scales: torch.Tensor, zero: int = 0) -> Groups | None:
     """Groups whose scales, [out, groups, 1 or 2], may be of fewer groups than the kernels take;
     None if groups are of a size that they do not take at all.
     """
-    inputs = codes.shape[1]
-    if inputs % scales.shape[1]:
-        return None
-    size = inputs // scales.shape[1]
-    fitting = next((each for each in GROUPS if size % each == 0), None)
+    inputs, groups = codes.shape[1], scales.shape[1]
+    fitting = kernel_group(inputs, groups)
     if fitting is None:
         return None
-    return Groups(code, codes, scales.repeat_interleave(size // fitting, 1), None, zero)
+    times = inputs // groups // fitting
+    return Groups(code, codes, scales.repeat_interleave(times, 1), None, zero)
 
 
 def rounded(weight: torch.Tensor) -> Groups | None:

@@ -27,6 +27,7 @@ from transformers.utils import logging
 from tandem.engine.cache.pool import LayerGeometry, position_bytes
 from tandem.engine.forward.cpu import panels
 from tandem.engine.forward.cpu.kernels import kernels
+from tandem.engine.forward.grouped_weight import GroupedWeight
 from tandem.engine.model import gguf
 from tandem.engine.model.gguf_config import config_of as gguf_config_of
 from tandem.engine.model.grouping import round_linears
@@ -110,9 +111,10 @@ def load(
         config = gguf_config_of(model, head) if head else AutoConfig.from_pretrained(model, **LOCAL)
     with _judging(model, config):
         _refuse_config(config)
-        quantised = gguf.stored_as(head) if head else dequantise(config, model)
     wanted = _dtype(dtype, config, device)
     grouped = panels.why_unsupported(wanted, torch.device(device)) is None
+    with _judging(model, config):
+        quantised = gguf.stored_as(head) if head else dequantise(config, model, grouped)
     with _loading(model, device):
         if head:
             network, missing = gguf.read(model, head, config, wanted, grouped)
@@ -121,6 +123,7 @@ def load(
     if missing:
         lacking = f"its files lack {len(missing)} weights of {type(network).__name__}"
         raise Unusable(f"{model} cannot be served: {lacking}, e.g. {missing[0]}; get all files")
+    stays = any(isinstance(each, GroupedWeight) for each in network.parameters())
     kind = linear_class(wanted, network.device, weights)
     with _judging(model, config), recording_inputs(network) as groups:
         found = install_attention(network, _context_length(config))
@@ -142,7 +145,7 @@ def load(
         dtype=wanted,
         weights=weights,
         quantised=quantised if quantised not in DTYPES_OF_FILES else None,
-        grouped=grouped and head is not None,
+        grouped=stays,
     )
 
 

@@ -33,6 +33,7 @@ SMALL = {
     "partitions": "--where verifier --way both --seconds 2.5",
     "rules": "--prompts 1 --max-new-tokens 8",
     "sampling": "--vocabulary 1000 --sessions 1 --visited 1 --repetitions 1",
+    "structured": "--schemas 1",
     "slow_drafter": "--streams 1 --rule reject --tokens 40 --turns 1",
     "throughput": "--prompts 1 --max-new-tokens 8 --no-ray",
 }

@@ -1,0 +1,177 @@
+"""How checkpoints store linear layers in 8 or 4 bits: GPTQ, AWQ, compressed-tensors, and FP8.
+
+What a layer's tensors mean is read from their names and shapes, as far as they say it, not from a
+configuration that may describe other layers. Activations stay as they are, also where a checkpoint
+says how to round them. Raises Unusable, with words that follow the name of a class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+
+from tandem.engine.forward.groups import Code
+from tandem.engine.model.stored_linears import StoredLinear, unpacked
+from tandem.protos.errors import Unusable
+
+Tensors: TypeAlias = Mapping[str, torch.Tensor]  # of a layer, by their names in it
+Block: TypeAlias = tuple[int, int] | None  # outputs and inputs that share a scale
+Format: TypeAlias = Callable[[Tensors, int], StoredLinear]  # of tensors and inputs
+BITS = {Code.NIBBLES: 4, Code.BYTES: 8}
+SCALES = {"scales", "weight_scale", "weight_scale_inv"}  # what every layer here has one of
+SIGN = 128  # what makes an unsigned code of 8 bits a signed one, and back
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where the outputs of a word of AWQ lie in it
+
+
+def _packed(codes: torch.Tensor, code: Code) -> torch.Tensor:
+    """Bytes of codes that are not signed yet."""
+    if code is Code.BYTES:
+        return codes ^ SIGN
+    return codes[..., ::2] | codes[..., 1::2] << 4
+
+
+def _code(bits: float) -> Code:
+    found = next((code for code, each in BITS.items() if each == bits), None)
+    if found is None:
+        raise Unusable(f"has weights of {bits:g} bits, where 4 and 8 are served")
+    return found
+
+
+def words_of(words: torch.Tensor, code: Code) -> torch.Tensor:
+    """The codes of words [..., n] of 32 bits, [..., n * 32 / bits] in bytes, the lowest first."""
+    return unpacked(words.contiguous().view(torch.uint8), code)
+
+
+def _centred(zeros: torch.Tensor, code: Code) -> torch.Tensor:
+    """Zeros of codes that are not signed, as of the codes that are stored."""
+    return zeros.int() - (SIGN if code is Code.BYTES else 0)
+
+
+def _in_order(group_of: torch.Tensor | None, groups: int) -> torch.Tensor | None:
+    """The group of every input; None if they follow each other in equal groups."""
+    if group_of is None or bool((group_of < 0).any()):
+        return None
+    expected = torch.arange(len(group_of)) // max(1, len(group_of) // groups)
+    return None if torch.equal(group_of.long(), expected) else group_of.long()
+
+
+def gptq(tensors: Tensors, inputs: int, first: int) -> StoredLinear:
+    """Words of inputs below each other; `first`: what a stored zero lacks."""
+    words, scales = tensors["qweight"], tensors["scales"]
+    code = _code(32 * words.shape[0] / inputs)
+    zeros = (words_of(tensors["qzeros"], code) + first) & (2 ** BITS[code] - 1)
+    codes = words.t().contiguous().view(torch.uint8)
+    return StoredLinear(
+        code,
+        codes ^ SIGN if code is Code.BYTES else codes,
+        scales.t().contiguous(),
+        _centred(zeros, code).t().contiguous(),
+        _in_order(tensors.get("g_idx"), len(scales)),
+    )
+
+
+def awq(tensors: Tensors, inputs: int) -> StoredLinear:
+    """Words of outputs beside each other, in an order of their own."""
+
+    def placed(words: torch.Tensor) -> torch.Tensor:
+        fields: torch.Tensor = words_of(words, Code.NIBBLES).unflatten(-1, (-1, 8))
+        return fields[..., AWQ_PLACES].flatten(-2)
+
+    words, scales = tensors["qweight"], tensors["scales"]
+    if words.shape[0] != inputs or 8 * words.shape[1] != scales.shape[1]:
+        raise Unusable("has weights of AWQ that are not of its version GEMM in 4 bits")
+    codes = _packed(placed(words).t().contiguous(), Code.NIBBLES)
+    zeros = placed(tensors["qzeros"]).int().t().contiguous()
+    return StoredLinear(Code.NIBBLES, codes, scales.t().contiguous(), zeros)
+
+
+def packed(tensors: Tensors, inputs: int) -> StoredLinear:
+    """Words of inputs beside each other; zeros in words of outputs, if there are any."""
+    words, scales = tensors["weight_packed"], tensors["weight_scale"]
+    code = _code(32 * words.shape[1] / inputs)
+    zeros = torch.full(scales.shape, 2 ** (BITS[code] - 1))
+    if "weight_zero_point" in tensors:
+        zeros = words_of(tensors["weight_zero_point"].t(), code).t()[: len(scales)]
+    codes = words.contiguous().view(torch.uint8)
+    return StoredLinear(
+        code,
+        codes ^ SIGN if code is Code.BYTES else codes,
+        scales,
+        _centred(zeros, code).contiguous(),
+        _in_order(tensors.get("weight_g_idx"), scales.shape[1]),
+    )
+
+
+def in_bytes(tensors: Tensors, inputs: int, block: Block = None) -> StoredLinear:
+    """A byte for every input; one scale, or one for each output, group or block."""
+    weight = tensors["weight"]
+    code = Code.FLOAT8 if weight.dtype == torch.float8_e4m3fn else Code.BYTES
+    scales = next(tensors[name] for name in ("weight_scale", "weight_scale_inv") if name in tensors)
+    scales = scales.reshape(-1, scales.shape[-1] if scales.dim() else 1)
+    outputs, sizes = len(weight), list[int]()
+    for axis, (count, whole) in enumerate(zip(scales.shape, weight.shape, strict=True)):
+        size = block[axis] if block and -(-whole // block[axis]) == count else whole // count
+        if -(-whole // size) != count or (block is None and whole % count):
+            raise Unusable(f"scales {list(scales.shape)} do not divide {list(weight.shape)}")
+        sizes.append(size)
+
+    def of_outputs(each: torch.Tensor) -> torch.Tensor:
+        return each.reshape(scales.shape).repeat_interleave(sizes[0], 0)[:outputs]
+
+    zeros = tensors.get("weight_zero_point")
+    return StoredLinear(
+        code,
+        weight.view(torch.uint8),
+        of_outputs(scales),
+        None if zeros is None else of_outputs(zeros.int()),
+        _in_order(torch.arange(inputs) // sizes[1], scales.shape[1]),
+    )
+
+
+def compressed(tensors: Tensors, inputs: int, block: Block = None) -> StoredLinear:
+    """Either of the two forms that a checkpoint may mix."""
+    if "weight_packed" in tensors:
+        return packed(tensors, inputs)
+    return in_bytes(tensors, inputs, block)
+
+
+def format_of(given: Mapping[str, Any]) -> Format | None:
+    """How a configuration of weights says that linear layers are stored, None if it is none of
+    these; raises Unusable for a variant that is not read.
+    """
+    method = given.get("quant_method")
+    if method == "gptq":
+        version = given.get("checkpoint_format") or "gptq"
+        if version in ("gptq", "gptq_v2"):
+            return partial(gptq, first=1 if version == "gptq" else 0)
+        raise Unusable(f"has weights quantised by gptq in the format {version}")
+    if method == "awq":
+        version = str(given.get("version") or given.get("format") or "gemm").lower()
+        if version == "gemm":
+            return awq
+        raise Unusable(f"has weights quantised by awq in the version {version}")
+    if method == "compressed-tensors":
+        sparse = (given.get("sparsity_config") or {}).get("format", "dense")
+        if sparse == "dense" and not given.get("transform_config"):
+            groups = (given.get("config_groups") or {}).values()
+            weights = [each.get("weights") or {} for each in groups]
+            return partial(
+                compressed, block=_block(each.get("block_structure") for each in weights)
+            )
+        raise Unusable("has weights quantised by compressed-tensors that are sparse or rotated")
+    return (
+        partial(in_bytes, block=_block([given.get("weight_block_size")]))
+        if method == "fp8"
+        else None
+    )
+
+
+def _block(given: Iterable[Any]) -> Block:
+    """The first that is one, e.g. [128, 128] or "128x128"."""
+    for each in filter(None, given):
+        outputs, inputs = each.split("x") if isinstance(each, str) else each
+        return int(outputs), int(inputs)
+    return None

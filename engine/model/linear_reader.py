@@ -1,0 +1,95 @@
+"""Reads linear layers of a checkpoint as they are stored, by the way that transformers has for
+packages which bring layers of their own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from tandem.engine.model.linear_formats import SCALES, Format
+from tandem.protos.errors import Unusable
+
+METHOD = "tandem_linears"
+
+
+@register_quantization_config(METHOD)
+class StoredLinears(QuantizationConfigMixin):
+    """The format of linear layers, the shapes of their tensors by the layers' names, and whether
+    weights stay in groups or are made numbers.
+    """
+
+    def __init__(
+        self,
+        form: Format,
+        shapes: Mapping[str, Mapping[str, list[int]]],
+        grouped: bool,
+        quant_method: Any = METHOD,
+    ) -> None:
+        self.quant_method = quant_method
+        self.form, self.shapes, self.grouped = form, shapes, grouped
+
+
+@register_quantizer(METHOD)
+class LinearReader(HfQuantizer):
+    """Puts tensors into the place of layers while they are read, and layers back when all were."""
+
+    quantization_config: StoredLinears
+    requires_calibration = True
+    is_trainable = False
+
+    def is_serializable(self) -> bool:
+        """It reads only."""
+        return False
+
+    def get_new_dtype(self, *_: Any) -> None:
+        """Tensors come as they are stored."""
+
+    def _process_model_before_weight_loading(self, model: PreTrainedModel, **_: Any) -> None:
+        self._layers = dict[str, nn.Linear]()
+        layers = dict(model.named_modules())
+        for name, shapes in self.quantization_config.shapes.items():
+            layer = layers.get(name)
+            if type(layer) is not nn.Linear:
+                raise Unusable(f"has quantised weights of {name}, which is no linear layer of it")
+            place = nn.Module()
+            place.bias = layer.bias
+            for tensor, shape in shapes.items():
+                place.register_buffer(tensor, torch.empty(shape, device="meta"))
+            model.set_submodule(name, place)
+            self._layers[name] = layer
+
+    def _process_model_after_weight_loading(self, model: PreTrainedModel, **_: Any) -> None:
+        given = self.quantization_config
+        for name, layer in self._layers.items():
+            place: Any = model.get_submodule(name)
+            try:
+                stored = given.form(dict(place.named_buffers()), layer.in_features)
+                weight = stored.weight(layer.weight.dtype, given.grouped)
+                if weight.shape != layer.weight.shape:
+                    raise Unusable(f"{list(weight.shape)}, not {list(layer.weight.shape)}")
+            except (Unusable, KeyError, RuntimeError) as error:
+                raise Unusable(f"has weights of {name} that cannot be read: {error}") from error
+            layer.bias, layer.weight = place.bias, nn.Parameter(weight, requires_grad=False)
+            model.set_submodule(name, layer)
+
+
+def stored_linears(form: Format, shapes: Mapping[str, list[int]], grouped: bool) -> dict[str, Any]:
+    """The configuration to read with, from the shapes of all tensors of a checkpoint: of them,
+    layers are those that have scales.
+    """
+    layers = defaultdict[str, dict[str, list[int]]](dict)
+    for name, shape in shapes.items():
+        layer, _, tensor = name.rpartition(".")
+        if tensor != "bias":
+            layers[layer][tensor] = shape
+    chosen = {name: tensors for name, tensors in layers.items() if not SCALES.isdisjoint(tensors)}
+    return {"quant_method": METHOD, "form": form, "shapes": chosen, "grouped": grouped}

@@ -1,0 +1,84 @@
+"""The weight of a linear layer in 8 or 4 bits with a scale for every group of inputs: one form for
+all formats of files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tandem.engine.forward.grouped_weight import GroupedWeight, StoredGroups
+from tandem.engine.forward.groups import Code, Groups, grouped, kernel_group
+
+TYPES = {Code.BYTES: torch.int8, Code.FLOAT8: torch.float8_e4m3fn}
+AT_ONCE = 1 << 22  # numbers that are made at a time, 16 MiB
+
+
+@dataclass(frozen=True)
+class StoredLinear:
+    """A weight [out, in] in one form for all formats: (code - zero) * scale."""
+
+    code: Code
+    codes: torch.Tensor  # [out, bytes], uint8; of 4 bits, two inputs in each, the low one first
+    scales: torch.Tensor  # [out, groups]
+    zeros: torch.Tensor | None = None  # [out, groups], int32; None where each is 0
+    group_of: torch.Tensor | None = None  # [in], of every input; None where they follow each other
+
+    @property
+    def inputs(self) -> int:
+        """How many a row has."""
+        return self.codes.shape[1] * (2 if self.code is Code.NIBBLES else 1)
+
+    def weight(self, dtype: torch.dtype, stays: bool) -> torch.Tensor:
+        """The weight, in groups if they can and shall stay so, else as numbers of `dtype`."""
+        fits = self.group_of is None and kernel_group(self.inputs, self.scales.shape[1])
+        if stays and fits:
+            return GroupedWeight([self._part()], dtype)
+        step = max(1, AT_ONCE // self.inputs)
+        made = torch.empty(len(self.codes), self.inputs, dtype=dtype)
+        for start in range(0, len(made), step):
+            made[start : start + step] = self._numbers(slice(start, start + step))
+        return made
+
+    def _part(self) -> StoredGroups:
+        """As a part of a weight: with a minimum for each group, unless the zeros are the same."""
+        zeros = 0 if self.zeros is None else int(self.zeros.flatten()[0])
+        if self.zeros is None or bool((self.zeros == zeros).all()):
+            scales = self.scales.float() if self.scales.dtype is torch.bfloat16 else self.scales
+            return StoredGroups(
+                (self.codes, scales[..., None].contiguous()), self.inputs, Reader(self.code, zeros)
+            )
+        scales = self.scales.float()
+        both = torch.stack([scales, -self.zeros * scales], -1)
+        return StoredGroups((self.codes, both), self.inputs, Reader(self.code, 0))
+
+    def _numbers(self, chosen: slice) -> torch.Tensor:
+        codes, scales = unpacked(self.codes[chosen], self.code), self.scales[chosen].float()
+        zeros = torch.zeros_like(scales) if self.zeros is None else self.zeros[chosen].float()
+        each = self.group_of
+        if each is None:
+            each = torch.arange(self.inputs) // (self.inputs // scales.shape[1])
+        values = codes.view(TYPES.get(self.code, torch.uint8)).float()
+        return (values - zeros[:, each]) * scales[:, each]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Makes groups of bytes and scales, of a size that the kernels take or several of these."""
+
+    code: Code
+    zero: int
+
+    def __call__(self, codes: torch.Tensor, scales: torch.Tensor) -> Groups:
+        """Bytes [out, bytes], scales [out, groups, 1 or 2]."""
+        made = grouped(self.code, unpacked(codes, self.code), scales, self.zero)
+        assert made, "the size was asked for"
+        return made
+
+
+def unpacked(codes: torch.Tensor, code: Code) -> torch.Tensor:
+    """Codes of bytes, a byte for each."""
+    if code is not Code.NIBBLES:
+        return codes
+    return torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
