@@ -61,7 +61,7 @@ class GrammarMatcher:
                 self._unknown.append((list(path), self._problem))
             return None
         known = np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little")
-        return torch.from_numpy(known.astype(bool))
+        return torch.from_numpy(known).view(torch.bool)
 
     def following(self, path: Sequence[int], tokens: Sequence[int]) -> Collection[int]:
         """Which of some tokens may follow a path."""
