@@ -80,6 +80,7 @@ class LinearReader(HfQuantizer):
                 raise Unusable(f"has weights of {name} that cannot be read: {error}") from error
             layer.bias, layer.weight = place.bias, nn.Parameter(weight, requires_grad=False)
             model.set_submodule(name, layer)
+        self._layers.clear()  # the network keeps its quantiser
 
 
 def stored_linears(form: Format, shapes: Mapping[str, list[int]], grouped: bool) -> dict[str, Any]:

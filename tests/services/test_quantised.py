@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from tandem.engine.forward.segment import Segment
 from tandem.engine.model.load import load
 from tandem.engine.runner import HFRunner
+from tandem.engine.weights import weights_bytes
 from tandem.protos import tree
 from tandem.protos.errors import Unusable
 from tests.checkpoints import KEYS, WEIGHTS, configure, refusal
@@ -133,6 +134,17 @@ def test_packed_linear_layers_stay_packed_and_are_the_numbers_that_they_stand_fo
     assert (model.quantised, model.grouped) == (method, True)
     assert f"weights in {method}" in model.numbers
     assert torch.equal(logits(stored), logits(plain))
+
+
+def test_packed_layers_take_the_memory_of_their_codes(
+    make_model: MakeModel, tmp_path: Path
+) -> None:
+    """A code of 4 bits and its share of a scale, where a number has 32, and nothing twice."""
+    stored, plain = packed(make_model("llama", 0), tmp_path, PACKINGS["gptq"])
+    linear = sum(
+        each.numel() * 4 for name, each in load_file(plain / WEIGHTS).items() if "proj" in name
+    )
+    assert weights_bytes(load(plain)) - weights_bytes(load(stored)) > 0.75 * linear
 
 
 def test_packed_layers_that_the_network_does_not_have_are_refused_by_name(
