@@ -127,7 +127,7 @@ class Answers:
 
     async def _begun(self, request: Request, arrived: float) -> tuple[RunRequest, AnswerBuilder]:
         own = request.sampling.grammar
-        request = with_calls(request, self._chat)
+        request = with_calls(request, self._chat, self._served.special_tokens)
         if self._grammars:
             try:
                 await self._grammars.check(request.sampling.grammar)
