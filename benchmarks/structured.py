@@ -11,14 +11,17 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
 from jsonschema import validate
 from rich.table import Table
+from transformers.utils import logging
 
 from tandem import models
 from tandem.benchmarks.figures import report
+from tandem.benchmarks.peers.checkout import ignorant
 from tandem.benchmarks.peers.systems import ALWAYS, tandem_up
 from tandem.engine.sampling.matcher import GrammarMatcher
 from tandem.protos.errors import TandemError
@@ -27,9 +30,8 @@ from tandem.protos.matching import GrammarCompiler
 from tandem.protos.tokenizer import tokenizer_of
 from tandem.v1 import orchestrator_pb2 as api
 
-WAYS = {
+ALONE = {  # ways that need no drafter
     "no drafts": api.Speculation(num_speculative_tokens=0),
-    "trees": api.Speculation(),
     "n-gram": api.Speculation(method=api.DRAFT_METHOD_NGRAM),
 }
 LONGEST = 400  # tokens of an answer
@@ -113,30 +115,33 @@ async def ask(
 
 
 async def compare(
-    target: Path, draft: Path, schemas: int, at_once: int
+    target: Path, drafters: Sequence[Path], schemas: int, at_once: int
 ) -> tuple[dict[str, list[api.GenerateResponse]], int, int]:
-    """The answers of each way; how many differ from those without drafts; how many are not
-    valid."""
+    """The answers of each way, trees of each drafter; how many differ from those without drafts;
+    how many are not valid.
+    """
     rng, places = random.Random(0), asyncio.Semaphore(at_once)
     asked = [
         (rng.choice(PROMPTS), drawn_schema(rng), float(temperature))
         for _ in range(schemas)
         for temperature in (0, 1)
     ]
-    async with tandem_up(target, draft, False, *ALWAYS) as stub:
+    answers: dict[str, list[api.GenerateResponse]] = {}
+    for drafter in drafters:
+        async with tandem_up(target, drafter, False, *ALWAYS) as stub:
 
-        async def one(each: tuple[str, dict[str, Any], float], way: api.Speculation) -> Any:
-            async with places:
-                return await ask(stub, *each, way)
+            async def one(each: tuple[str, dict[str, Any], float], way: api.Speculation) -> Any:
+                async with places:
+                    return await ask(stub, *each, way)
 
-        answers = {
-            name: list(await asyncio.gather(*(one(each, way) for each in asked)))
-            for name, way in WAYS.items()
-        }
+            for name, way in ({} if answers else ALONE).items():
+                answers[name] = await asyncio.gather(*(one(each, way) for each in asked))
+            trees = (one(each, api.Speculation()) for each in asked)
+            answers[f"trees, {drafter.name}"] = await asyncio.gather(*trees)
     differing = invalid = 0
     plain = answers["no drafts"]
-    for name in WAYS:
-        for (_, schema, _), answer, reference in zip(asked, answers[name], plain, strict=True):
+    for given in answers.values():
+        for (_, schema, _), answer, reference in zip(asked, given, plain, strict=True):
             differing += answer.token_ids != reference.token_ids
             invalid += not is_valid(answer, schema)
     return answers, differing, invalid
@@ -153,34 +158,47 @@ def is_valid(answer: api.GenerateResponse, schema: dict[str, Any]) -> bool:
 
 def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
-    draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
+    draft: Annotated[
+        list[Path], typer.Option(help="model directory of a drafter; may be repeated")
+    ] = [models.DRAFT, models.FOREIGN],  # noqa: B006
     schemas: Annotated[int, typer.Option(help="drawn at random", min=1)] = 500,
     at_once: Annotated[int, typer.Option(help="requests in flight", min=1)] = 4,
     tokenizer: Annotated[
         list[Path] | None, typer.Option(help="others whose masks are timed; may be repeated")
     ] = None,
 ) -> None:
-    """Time masks and compilation, then compare answers with and without drafts."""
-    timed = Table("tokens", "a mask, ms", "slowest tenth, ms", "10 kB compiled, ms", box=None)
-    for model in (target, *(tokenizer or ())):
-        vocabulary, masks, compiling = alone(model, (0,))
-        slow = sorted(masks)[len(masks) * 9 // 10]
-        figures = (median(masks), slow, compiling)
-        timed.add_row(str(vocabulary), *(f"{1000 * each:.2f}" for each in figures))
-    report.publish("grammars alone", timed, [], None)
-    try:
-        answers, differing, invalid = asyncio.run(compare(target, draft, schemas, at_once))
-    except TandemError as problem:
-        raise SystemExit(f"error: {problem}") from None
+    """Time masks and compilation, then compare answers with and without drafts; the first drafter
+    drafts as if it had never been trained, too.
+    """
+    logging.disable_progress_bar()
+    time_alone((target, *(tokenizer or ())))
+    with TemporaryDirectory() as folder:
+        drafters = [*draft, ignorant(draft[0], Path(folder, "untrained"))]
+        try:
+            found = asyncio.run(compare(target, drafters, schemas, at_once))
+        except TandemError as problem:
+            raise SystemExit(f"error: {problem}") from None
+    answers, differing, invalid = found
     shown = Table("drafts", "answers", "tokens", "steps", "tokens per step", box=None)
     for name, given in answers.items():
         tokens = sum(len(each.token_ids) for each in given)
         steps = sum(each.speculation.num_spec_steps for each in given)
         shown.add_row(name, *map(str, (len(given), tokens, steps)), f"{tokens / steps:.2f}")
-    heading = report.title(target, draft, "answers by random schemas, temperatures 0 and 1")
+    heading = report.title(target, draft[0], "answers by random schemas, temperatures 0 and 1")
     report.publish(heading, shown, [], None)
     print(f"answers that differ: {differing}; that are not valid: {invalid}")
     raise SystemExit(bool(differing or invalid))
+
+
+def time_alone(folders: Sequence[Path]) -> None:
+    """Print what grammars cost without a model, with the tokenizers of some."""
+    timed = Table("tokens", "a mask, ms", "slowest tenth, ms", "10 kB compiled, ms", box=None)
+    for model in folders:
+        vocabulary, masks, compiling = alone(model, (0,))
+        slow = sorted(masks)[len(masks) * 9 // 10]
+        figures = (median(masks), slow, compiling)
+        timed.add_row(str(vocabulary), *(f"{1000 * each:.2f}" for each in figures))
+    report.publish("grammars alone", timed, [], None)
 
 
 if __name__ == "__main__":

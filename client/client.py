@@ -17,7 +17,7 @@ from typing import Any, Self
 from grpc import aio
 
 from tandem.client.front_ends import FrontEnds, client_tls
-from tandem.client.request import Prompt, Tools, build
+from tandem.client.request import Prompt, build
 from tandem.client.retry import Retry
 from tandem.protos.address import check_encrypted
 from tandem.protos.errors import (
@@ -87,16 +87,16 @@ class AsyncClient:
         *,
         deadline_seconds: float | None = None,
         logprobs: int | None = None,
-        tools: Tools = (),
         **options: Any,
     ) -> Stream:
-        """An answer as it grows, to a text, to token ids or to messages of a chat, which may call
-        `tools`: name, description and parameters, or as OpenAI's API has them. `options` are the
-        fields of Sampling, Stopping and Speculation, by name; `deadline_seconds` is for all of it.
-        Raises TypeError for an option that there is not, InvalidRequest for a value that is
-        none; iterating raises TandemError.
+        """An answer as it grows, to a text, to token ids or to messages of a chat. `options` are
+        the fields of Sampling, Stopping and Speculation, by name; those of a chat are as over HTTP:
+        `tools`, `tool_choice`, `parallel_tool_calls`, `add_generation_prompt`,
+        `continue_final_message`, `chat_template_kwargs`, `reasoning_effort`. `deadline_seconds` is
+        for all of it. Raises TypeError for an option that there is not, InvalidRequest for a value
+        that is none; iterating raises TandemError.
         """
-        return Stream(self, build(prompt, logprobs, tools, **options), deadline_seconds)
+        return Stream(self, build(prompt, logprobs, **options), deadline_seconds)
 
     async def status(self, *, history: bool = False) -> api.GetStatusResponse:
         """What is served, as the first front end reports that answers, with the `history` of the

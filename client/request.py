@@ -14,47 +14,92 @@ from tandem.protos.wire.options import options, put
 from tandem.v1 import orchestrator_pb2 as api
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]  # the last with role, content
-Tools: TypeAlias = Sequence[Mapping[str, Any]]  # as OpenAI's API has them
+CHAT = (  # options of a chat alone, by their names over HTTP
+    *("tools", "tool_choice", "parallel_tool_calls"),
+    *("add_generation_prompt", "continue_final_message"),
+    *("chat_template_kwargs", "reasoning_effort"),
+)
 
 
-def build(
-    prompt: Prompt, logprobs: int | None, tools: Tools = (), **given: Any
-) -> api.GenerateRequest:
+def build(prompt: Prompt, logprobs: int | None, **given: Any) -> api.GenerateRequest:
     """A request that can be sent again: with an id and a seed. Options that are None are absent;
     raises TypeError for an option that there is not, InvalidRequest for one that is no value of its
-    field.
+    field, or that the prompt cannot have.
     """
     request = api.GenerateRequest(request_id=secrets.token_hex(8), logprobs=logprobs)
-    if isinstance(prompt, str):
+    known = options()
+    for name in given:
+        if name not in known and name not in CHAT:
+            near = get_close_matches(name, (*known, *CHAT), 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"there is no option {name!r}{hint}")
+    present = {name: value for name, value in given.items() if value is not None}
+    of_chat = {name: present.pop(name) for name in CHAT if name in present}
+    if prompt and not isinstance(prompt, str) and isinstance(prompt[0], Mapping):
+        _put_messages(request.messages, prompt)
+        _put_options(request.messages, **of_chat)
+    elif asked := [name for name, value in of_chat.items() if value]:
+        raise InvalidRequest.of(asked[0], "needs messages as the prompt")
+    elif isinstance(prompt, str):
         request.text = prompt
-    elif prompt and isinstance(prompt[0], Mapping):
-        _put_messages(request, prompt, tools)
     else:
         request.token_ids.ids.extend(cast("Sequence[int]", prompt))
     request.sampling.seed = secrets.randbelow(SEEDS)
-    known = options()
-    for name, value in given.items():
-        if name not in known:
-            near = get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"there is no option {name!r}{hint}")
-        if value is not None:
-            put(request, name, value)
+    for name, value in present.items():
+        put(request, name, value)
     return request
 
 
-def _put_messages(request: api.GenerateRequest, messages: Sequence[Any], tools: Tools) -> None:
+def _put_messages(chat: api.Messages, messages: Sequence[Any]) -> None:
+    """Their calls may be as OpenAI's API has them, or as an answer has them."""
     for place, each in enumerate(messages):
         try:
-            request.messages.messages.add(**each)
-        except (ValueError, TypeError) as error:
+            calls = [_call(call) for call in each.get("tool_calls") or ()]
+            chat.messages.add(**{**each, "tool_calls": calls})
+        except (ValueError, TypeError, AttributeError, LookupError) as error:
             fields = ", ".join(api.ChatMessage.DESCRIPTOR.fields_by_name)
             raise InvalidRequest.of(f"messages[{place}]", f"is not made of {fields}") from error
-    for place, tool in enumerate(tools):
+
+
+def _call(call: Any) -> api.ToolCall:
+    if isinstance(call, api.ToolCall):
+        return call
+    function = call.get("function", call)
+    return api.ToolCall(id=call.get("id"), name=function["name"], arguments=function["arguments"])
+
+
+def _put_options(
+    chat: api.Messages,
+    tools: Sequence[Mapping[str, Any]] = (),
+    tool_choice: str | Mapping[str, Any] = "auto",
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    reasoning_effort: str | None = None,
+    **flags: bool,
+) -> None:
+    """Tools and their choice as OpenAI's API has them, or flat: without `function` around them."""
+    if isinstance(tool_choice, Mapping):
+        tool_choice = tool_choice.get("function", tool_choice).get("name", "")
+    if tool_choice != "none":
+        chat.tool_choice = str(tool_choice)
+        for place, tool in enumerate(tools):
+            _put_tool(chat, place, tool)
+    effort = {"reasoning_effort": reasoning_effort} if reasoning_effort else {}
+    try:
+        chat.template_arguments.update(effort | dict(chat_template_kwargs or {}))
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest.of("chat_template_kwargs", "is no JSON object") from error
+    for name, value in flags.items():
+        try:
+            setattr(chat, name, value)
+        except TypeError as error:
+            raise InvalidRequest.of(name, f"cannot be {value!r}") from error
+
+
+def _put_tool(chat: api.Messages, place: int, tool: Mapping[str, Any]) -> None:
+    try:
         function = dict(tool.get("function", tool))
         schema = json.dumps(found) if (found := function.pop("parameters", None)) else ""
-        try:
-            request.messages.tools.add(**function, parameters=schema)
-        except (ValueError, TypeError) as error:
-            problem = "is not made of name, description and parameters"
-            raise InvalidRequest.of(f"tools[{place}]", problem) from error
+        chat.tools.add(**function, parameters=schema)
+    except (ValueError, TypeError, AttributeError) as error:
+        problem = "is not made of name, description, parameters and strict"
+        raise InvalidRequest.of(f"tools[{place}]", problem) from error

@@ -187,7 +187,7 @@ async def serving(
                 add_status_pages(pages, overview.read)
             async with (
                 background(report_verifiers(health, replicas), recorder.run()),
-                http_port(config, HttpApi(front, target, tokenizer, callers), announce),
+                http_port(config, HttpApi(front, target, tokenizer, registry, callers), announce),
                 rpc.serving(
                     config.host,
                     config.port,

@@ -6,17 +6,36 @@ import json
 from random import Random
 from typing import Any
 
-from pydantic import BaseModel
-
 from tandem.benchmarks.fuzz import odd
+from tandem.benchmarks.fuzz.odd import GRAMMARS, SCHEMAS
 from tandem.orchestrator.http.bodies.schema import ChatBody, CompletionBody
+from tandem.orchestrator.http.bodies.tokens import DetokenizeBody, TokenizeOptions
+from tandem.orchestrator.http.responses.body import SAME, ResponsesBody
 
 MESSAGE = {"role": "user", "content": "Once"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+STRICT = {"type": "function", "function": {"name": "g", "parameters": SCHEMAS[0], "strict": True}}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-VALID: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
-    "/v1/completions": (CompletionBody, {"prompt": "Once", "max_tokens": 2}),
-    "/v1/chat/completions": (ChatBody, {"messages": [MESSAGE], "max_tokens": 2}),
+FLAT = {"type": "function", "name": "f", "parameters": SCHEMAS[1], "strict": True}
+ITEMS = (
+    {"role": "user", "content": [{"type": "input_text", "text": "Once"}]},
+    {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "1", "output": "x"},
+    {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "text", "text": "Hm"}]},
+)
+NAMED = {"type": "function", "function": {"name": "f"}}
+VALID: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {  # fields, and a body that is served
+    "/v1/completions": ((*CompletionBody.model_fields,), {"prompt": "Once", "max_tokens": 2}),
+    "/v1/chat/completions": ((*ChatBody.model_fields,), {"messages": [MESSAGE], "max_tokens": 2}),
+    "/v1/responses": (
+        (*ResponsesBody.model_fields, *SAME),
+        {"input": "Once", "max_output_tokens": 2},
+    ),
+    "/tokenize": (
+        (*TokenizeOptions.model_fields, "model", "prompt", "messages", "tools"),
+        {"prompt": "Once"},
+    ),
+    "/detokenize": ((*DetokenizeBody.model_fields,), {"tokens": [5]}),
 }
 CHANGES = (1, 1, 1, 2, 4)
 LIKELY: dict[str, tuple[Any, ...]] = {  # of the right kind
@@ -35,8 +54,34 @@ LIKELY: dict[str, tuple[Any, ...]] = {  # of the right kind
         [MESSAGE | {"content": [{"type": "text", "text": ""}]}],
         [{"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "x"}],
     ),
-    "tools": ([TOOL], [], [TOOL] * 200),
-    "tool_choice": ("auto", "none", "required"),
+    "tools": ([TOOL], [], [TOOL] * 200, [STRICT], [TOOL, STRICT], [FLAT]),
+    "tool_choice": ("auto", "none", "required", NAMED, {"type": "function", "name": "f"}),
+    "n": (1, 3, 128, 129),
+    "prediction": ({"type": "content", "content": "Once upon"},),
+    "response_format": (
+        {"type": "json_object"},
+        *({"type": "json_schema", "json_schema": {"name": "a", "schema": s}} for s in SCHEMAS),
+    ),
+    "structured_outputs": (
+        *({"json": schema} for schema in SCHEMAS),
+        *({name: text} for name, texts in GRAMMARS.items() for text in texts),
+    ),
+    "guided_json": SCHEMAS,
+    "guided_regex": GRAMMARS["regex"],
+    "guided_choice": GRAMMARS["choice"],
+    "guided_grammar": GRAMMARS["grammar"],
+    "speculation": (
+        {},
+        {"method": "ngram"},
+        {"method": "medusa_lite", "branches": 2},
+        {"num_speculative_tokens": 0},
+        {"rule": "reject"},
+    ),
+    "seed": (-1, 0, 1 << 63),
+    "input": (list(ITEMS), [ITEMS[1]], [ITEMS[0]] * 300, []),
+    "text": ({"format": {"type": "json_schema", "name": "a", "schema": SCHEMAS[0]}}, {}),
+    "reasoning": ({"effort": "low"}, {}),
+    "tokens": ([], [1, 2, 3], [4096], list(range(4000))),
 }
 
 
@@ -44,10 +89,10 @@ def body(path: str, rng: Random) -> bytes:
     """A request that could be served, with odd changes; or no request at all."""
     if rng.random() < 0.03:
         return rng.choice((b"", b"{", b"[" * 1000, b"null", rng.randbytes(50), b'"\\ud800"'))
-    kind, valid = VALID[path]
+    fields, valid = VALID[path]
     content = dict(valid)
     for _ in range(rng.choice(CHANGES)):
-        name = rng.choice(list(kind.model_fields))
+        name = rng.choice(fields)
         if name in LIKELY and rng.random() < 0.5:
             content[name] = rng.choice(LIKELY[name])
         elif rng.random() < 0.05:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from random import Random
 from typing import Any
 
@@ -10,6 +11,15 @@ from google.protobuf.message import Message
 
 from tandem.benchmarks.fuzz import odd
 
+LIKELY: dict[str, tuple[str, ...]] = {  # texts of fields of these names
+    "json_schema": tuple(json.dumps(schema) for schema in odd.SCHEMAS),
+    "parameters": tuple(json.dumps(schema) for schema in odd.SCHEMAS),
+    "regex": odd.GRAMMARS["regex"],
+    "lark": odd.GRAMMARS["grammar"],
+    "tool_choice": ("auto", "required", "f"),
+    "arguments": ("{}", "[]"),
+    "role": ("user", "assistant", "tool"),
+}
 DEEPEST = 4
 CHANGES = (1, 1, 1, 2, 4)
 SIGNED_32 = (
@@ -66,7 +76,8 @@ def _go_on(message: Message, rng: Random, depth: int) -> None:
 def _scalar(field: FieldDescriptor, rng: Random) -> Any:
     kind = field.type
     if kind == FieldDescriptor.TYPE_STRING:
-        return odd.text(rng)
+        likely = LIKELY.get(field.name, ())
+        return rng.choice(likely) if likely and rng.random() < 0.6 else odd.text(rng)
     if kind == FieldDescriptor.TYPE_BYTES:
         return odd.octets(rng)
     if kind == FieldDescriptor.TYPE_BOOL:

@@ -22,6 +22,24 @@ FLOATS = (
     -math.inf,
     math.nan,
 )
+SCHEMAS: tuple[dict[str, Any], ...] = (
+    {"type": "object", "properties": {"a": {"enum": ["x", 1]}}, "required": ["a"]},
+    {"type": "object"},
+    {"type": "array", "items": {"$ref": "#"}},
+    {"not": {}},
+    {"allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{n}}}"} for n in range(1, 20)]},
+)
+GRAMMARS: dict[str, tuple[Any, ...]] = {  # by vLLM's names
+    "regex": ("[a-z]+", "(a{1000}){1000}", "(", "(?=a)b", "\\p{L}*", ""),
+    "choice": (["yes", "no"], [""], [], ["a"] * 500, ["\x00", "é世界😀"]),
+    "grammar": (
+        'start: "a" | "b" start',
+        "start: start",
+        "start: " + "(" * 2000 + '"a"' + ")" * 2000,
+        "start: /(.|\\n)*/ <|endoftext|>",
+        "%llguidance {}",
+    ),
+}
 LISTED = (1, 1, 2, 40)  # entries of a list
 
 

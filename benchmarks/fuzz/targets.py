@@ -16,7 +16,9 @@ from tandem.benchmarks.fuzz.calls import Method, call
 
 SECONDS = 10.0
 CONFIG = "tokenizer_config.json"
-TEMPLATE = "{% for m in messages %}{{ m.role ~ ': ' ~ m.content | trim ~ tone }}\n{% endfor %}"
+TEMPLATE = """{# tools <tool_call> <think> #}{% for m in messages %}
+{{- m.role ~ ': ' ~ m.content | trim ~ tone }}
+{% endfor %}"""
 JSON = {"content-type": "application/json"}
 LEFT = 0.1  # of all answers over HTTP, whose client leaves
 

@@ -127,7 +127,7 @@ class Answers:
 
     async def _begun(self, request: Request, arrived: float) -> tuple[RunRequest, AnswerBuilder]:
         own = request.sampling.grammar
-        request = with_calls(request, self._chat)
+        request = with_calls(request, self._chat, self._served.special_tokens)
         if self._grammars:
             try:
                 await self._grammars.check(request.sampling.grammar)
@@ -157,15 +157,22 @@ class Answers:
         tail = self._tokenizer.decode(tokens[-PROMPT_TAIL:], skip_special_tokens=False)
         return self._chat.reading(prompt, tail)
 
-    def _tokenise(self, prompt: str | Conversation, special: bool = True) -> tuple[int, ...]:
+    async def tokens_of(self, request: Request, special: bool) -> tuple[int, ...]:
+        """Those of a prompt, even if they fill the context; raises InvalidRequest, Busy."""
+        assert isinstance(request.prompt, str | Conversation)
+        check_size(request, self._served)
+        with self.admission.ticket(request.share, request.quota):
+            return await asyncio.to_thread(self._tokenise, request.prompt, special)
+
+    def _tokenise(self, prompt: str | Conversation, special: bool | None = None) -> tuple[int, ...]:
         """As a batch of one: `encode` would hold the GIL. A chat template writes special tokens
-        itself; a text has them if it is a prompt, and `special`.
+        itself; a text has them if it is a prompt. `special` says otherwise.
         """
         text = self._chat.render(prompt) if isinstance(prompt, Conversation) else prompt
         if problem := too_long(len(text.encode()), self._served):
             raise InvalidRequest.of("messages", problem)
-        plain = special and isinstance(prompt, str)
-        return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=plain)[0].ids)
+        added = isinstance(prompt, str) if special is None else special
+        return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=added)[0].ids)
 
 
 def _note(course: Course, begun: asyncio.Task[tuple[RunRequest, AnswerBuilder]]) -> None:

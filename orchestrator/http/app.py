@@ -12,10 +12,10 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from http import HTTPStatus
 from typing import TypeVar
 
 import structlog
+from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
@@ -29,12 +29,15 @@ from tandem.orchestrator.frontend.identities import GENERATE, Identity
 from tandem.orchestrator.http import errors
 from tandem.orchestrator.http.bodies import decoding, parsing
 from tandem.orchestrator.http.bodies.schema import ChatBody, CompletionBody, GenerationBody
+from tandem.orchestrator.http.bodies.tokens import detokenized, tokenized
 from tandem.orchestrator.http.body import Bodies
 from tandem.orchestrator.http.delivery import Choice, Delivery, Frontend
+from tandem.orchestrator.http.pages import Pages
 from tandem.orchestrator.http.replies import Head, Reply, TokenTexts
 from tandem.orchestrator.http.responses.body import RENAMED, as_chat
 from tandem.orchestrator.http.responses.reply import ResponsesReply
 from tandem.orchestrator.http.server import CERTIFICATE
+from tandem.orchestrator.http.tokens import Tokens
 from tandem.orchestrator.requests.request import (
     CLIENT_KEY,
     client_digest,
@@ -48,7 +51,6 @@ from tandem.protos.types import ModelDescription
 REQUEST_ID = "x-request-id"
 IGNORED = "x-tandem-ignored"  # fields of the body that were not used
 GIVEN_ID = re.compile(r"[!-~]{1,128}")
-OWNER = "tandem"
 
 Read = TypeVar("Read")
 
@@ -60,13 +62,15 @@ class HttpApi:
     frontend: Frontend
     model: ModelDescription
     tokenizer: Tokenizer
+    registry: CollectorRegistry
     callers: Callers = field(default_factory=Anybody)
     _bodies: Bodies = field(init=False, default_factory=Bodies)
     _tokens: TokenTexts = field(init=False)
-    _began: int = field(init=False)
+    _texts: Tokens = field(init=False)
 
     def __post_init__(self) -> None:
-        self._tokens, self._began = TokenTexts(self.tokenizer), int(time.time())
+        self._tokens = TokenTexts(self.tokenizer)
+        self._texts = Tokens(self.frontend.answers, self.tokenizer, self.model)
 
     def app(self) -> ASGIApp:
         """What a server calls."""
@@ -74,9 +78,9 @@ class HttpApi:
             self._generating(self._completions, "/v1/completions"),
             self._generating(self._chats, "/v1/chat/completions"),
             self._generating(self._responses, "/v1/responses"),
-            Route("/v1/models", self._models),
-            Route("/v1/models/{name:path}", self._model),
-            Route("/health", self._health),
+            Route("/tokenize", self._tokenize, methods=["POST"]),
+            Route("/detokenize", self._detokenize, methods=["POST"]),
+            *Pages(self.frontend, self.model, self.registry, self._identity).routes(),
         ]
         return self._named(Starlette(routes=routes, exception_handlers=errors.HANDLERS))  # type: ignore[arg-type]
 
@@ -150,30 +154,16 @@ class HttpApi:
             identity.check(GENERATE)
         return identity
 
-    async def _models(self, request: Request) -> Response:
-        self._identity(request)
-        return JSONResponse({"object": "list", "data": [self._described()]})
+    async def _tokenize(self, request: Request) -> Response:
+        request.state.identity = self._identity(request)
+        asked = await self._read(request, tokenized)
+        (whose,) = self._owned(request, [Asked(asked.prompt, share=share_of(request))])
+        return JSONResponse(await self._texts.of_prompt(asked, whose))
 
-    async def _model(self, request: Request) -> Response:
-        self._identity(request)
-        if (name := request.path_params["name"]) != self.model.name:
-            problem = f"model is {name!r}; served is {self.model.name!r}"
-            found = errors.problem(HTTPStatus.NOT_FOUND, problem, "model", "model_not_found")
-            return JSONResponse(found, HTTPStatus.NOT_FOUND)
-        return JSONResponse(self._described())
-
-    def _described(self) -> dict[str, object]:
-        return {
-            "id": self.model.name,
-            "object": "model",
-            "created": self._began,
-            "owned_by": OWNER,
-            "max_model_len": self.model.context_length,
-        }
-
-    async def _health(self, request: Request) -> Response:
-        serving = self.frontend.serving() and not self.frontend.drain.leaving
-        return JSONResponse({}, HTTPStatus.OK if serving else HTTPStatus.SERVICE_UNAVAILABLE)
+    async def _detokenize(self, request: Request) -> Response:
+        request.state.identity = self._identity(request)
+        asked = await self._read(request, detokenized)
+        return JSONResponse(await self._texts.to_prompt(asked))
 
     def _named(self, app: ASGIApp) -> ASGIApp:
         """Every request has an id, its own or one of ours, which is sent back and logged. A service
@@ -209,10 +199,14 @@ def caller_of(request: Request, body: GenerationBody) -> decoding.Caller:
     """
     name = request.headers.get(CLIENT_KEY)
     end_user = isinstance(body, ChatBody) and body.safety_identifier
-    user = client_digest(name or body.user or end_user or "")
-    host = f"{request.client.host}:{request.client.port}" if request.client else ""
     return decoding.Caller(
         scope_of(client_digest(name or body.prompt_cache_key or ""), body.cache_salt or ""),
-        user or connection_digest(host),
+        share_of(request, body.user or end_user or ""),
         request.state.request_id,
     )
+
+
+def share_of(request: Request, user: str = "") -> bytes:
+    """Whose share of the places a request takes."""
+    host = f"{request.client.host}:{request.client.port}" if request.client else ""
+    return client_digest(request.headers.get(CLIENT_KEY) or user) or connection_digest(host)

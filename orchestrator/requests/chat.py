@@ -140,6 +140,7 @@ class ChatTemplate:
             conversation.parallel_tool_calls,
             self._reasoning,
             self._reasoning and prompt_end.rstrip().endswith(THINK),
+            tuple(tool.name for tool in conversation.tools if tool.strict),
         )
 
     def _reason(self, error: Exception) -> str:

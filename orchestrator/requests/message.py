@@ -103,6 +103,7 @@ class Reading:
     parallel: bool = True  # else only the first call counts
     reasoning: bool = False
     reasoning_begun: bool = False  # by the prompt
+    strict: Collection[str] = ()  # names of tools
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -120,7 +121,8 @@ class MessageStream:
         thinking = reading.reasoning
         self._reasoning = ReasoningEnd(reading.reasoning_begun) if thinking else None
         self._count = 0  # of calls
-        self._calls = CallFinder(reading.tools, reading.known) if reading.tools else None
+        form, known, strict = reading.tools, reading.known, reading.strict
+        self._calls = CallFinder(form, known, strict) if form else None
 
     def push(self, text: str) -> tuple[Part, ...]:
         """What is certain now of the text so far."""

@@ -7,22 +7,27 @@ within it stay right.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tandem.orchestrator.requests.chat import ChatTemplate
 from tandem.orchestrator.requests.request import Conversation, Request, Tool
-from tandem.orchestrator.requests.tools import ToolFormat
+from tandem.orchestrator.requests.tools import ToolFormat, head_of
 from tandem.protos.errors import InvalidRequest
 from tandem.protos.grammar import STYLE, Grammar, GrammarKind
 
 AUTO, REQUIRED = "auto", "required"  # others are names of tools
 TEXT = r"/(.|\n)*/"
+ANY = {"type": "object"}
+NO_TOKENS: Mapping[str, int] = {}
 
 
-def with_calls(request: Request, chat: ChatTemplate) -> Request:
+def with_calls(
+    request: Request, chat: ChatTemplate, special: Mapping[str, int] = NO_TOKENS
+) -> Request:
     """The same request, whose answer has to be what its conversation asks of calls, in the format
-    of the template that writes it. Raises InvalidRequest for what cannot be asked.
+    of the template that writes it; `special` are the tokens without a text. Raises InvalidRequest
+    for what cannot be asked.
     """
     conversation = request.prompt
     if not isinstance(conversation, Conversation):
@@ -35,7 +40,7 @@ def with_calls(request: Request, chat: ChatTemplate) -> Request:
         if conversation.tool_choice == REQUIRED:
             raise InvalidRequest.of("messages.tool_choice", "needs tools")
         return request
-    grammar = grammar_of(conversation, chat.of(conversation).tools)
+    grammar = grammar_of(conversation, chat.of(conversation).tools, special)
     if grammar and request.sampling.grammar:
         problem = "with strict or required calls, cannot be beside a grammar of the answer"
         raise InvalidRequest.of("messages.tools", problem)
@@ -44,10 +49,12 @@ def with_calls(request: Request, chat: ChatTemplate) -> Request:
     return replace(request, sampling=replace(request.sampling, grammar=grammar))
 
 
-def grammar_of(conversation: Conversation, form: ToolFormat | None) -> Grammar | None:
+def grammar_of(
+    conversation: Conversation, form: ToolFormat | None, special: Mapping[str, int] = NO_TOKENS
+) -> Grammar | None:
     """What an answer must be: one call or more, each on a line, if some tool has to be called; or
     any text with calls in the model's own `form`, if one is strict. None if it is free. Raises
-    InvalidRequest for strict tools where no marker tells that a call begins.
+    InvalidRequest for strict tools in a format where nothing tells that a call begins.
     """
     tools, choice = conversation.tools, conversation.tool_choice
     if choice not in (AUTO, REQUIRED):
@@ -55,15 +62,32 @@ def grammar_of(conversation: Conversation, form: ToolFormat | None) -> Grammar |
     if choice == REQUIRED:
         more = r' ("\n" call)*' if conversation.parallel_tool_calls else ""
         return _lark(f"start: call{more}", tools)
-    if not any(tool.strict for tool in tools):
+    strict = {place: tool for place, tool in enumerate(tools) if tool.strict}
+    if not strict or form is None:
         return None
-    if form is None or not form.end:
-        problem = "cannot be true with tool_choice auto: the model's calls have no end marker"
-        place = next(place for place, tool in enumerate(tools) if tool.strict)
-        raise InvalidRequest.of(f"messages.tools[{place}].strict", problem)
+    if form.bare:
+        return _headed(list(strict.values()), special.get(form.begin))
+    if not form.end:
+        problem = f"cannot be true with tool_choice auto: calls in the format {form.name} are free"
+        raise InvalidRequest.of(f"messages.tools[{min(strict)}].strict", problem)
     begin, end = json.dumps(form.begin), json.dumps(f"\n{form.end}")
     rules = f"start: marked* text\ntext: TEXT\nbegin[lazy]: TEXT {begin}\nTEXT: {TEXT}"
     return _lark(f'{rules}\nmarked: begin "\\n" call {end}', tools)
+
+
+def _headed(tools: Sequence[Tool], marker: int | None) -> Grammar:
+    """Any text in which arguments follow the head of each call; a marker may be a special token,
+    which is in no text.
+    """
+    numbers = range(len(tools))
+    parts = [f"call_{number}" for number in numbers]
+    if marker is not None:
+        parts.append(f"TEXT? <[{marker}]>")
+    rules = ["start: part* TEXT?", f"part: {' | '.join(parts)}", f"TEXT: {TEXT}", r"BLANK: /\s+/"]
+    for number, tool in zip(numbers, tools, strict=True):
+        rules.append(f"head_{number}[lazy]: TEXT /{head_of(tool.name)}/")
+        rules.append(f'call_{number}: head_{number} BLANK? {_arguments(tool)} BLANK? "}}"')
+    return Grammar(GrammarKind.LARK, "\n".join(("%llguidance {}", *rules, "")))
 
 
 def _lark(start: str, tools: Sequence[Tool]) -> Grammar:
@@ -74,5 +98,8 @@ def _lark(start: str, tools: Sequence[Tool]) -> Grammar:
 
 def _call(tool: Tool) -> str:
     head = f'{{"name": {json.dumps(tool.name)}, "arguments": '
-    schema = dict(tool.parameters or {"type": "object"}) | {"x-guidance": STYLE}
-    return f'{json.dumps(head)} %json {json.dumps(schema)} "}}"'
+    return f'{json.dumps(head)} {_arguments(tool)} "}}"'
+
+
+def _arguments(tool: Tool) -> str:
+    return f"%json {json.dumps(dict(tool.parameters or ANY) | {'x-guidance': STYLE})}"

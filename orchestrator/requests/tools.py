@@ -57,6 +57,12 @@ class ToolFormat:
         return [r"\n[ \t]*"] if self.bare else []
 
 
+def head_of(name: str) -> str:
+    """A pattern of how a call of a tool begins, up to its arguments, in Python and in Rust."""
+    kind = r'("type"\s*:\s*"function"\s*,\s*)?'
+    return rf'\{{\s*{kind}"name"\s*:\s*"{re.escape(name)}"\s*,\s*"({"|".join(ARGUMENTS)})"\s*:'
+
+
 def _beginnings(marker: str) -> str:
     """A pattern of all beginnings of a marker, the longest first."""
     sizes = range(len(marker), 0, -1)
@@ -117,9 +123,14 @@ class CallFinder:
     pieces. What looks like a call and is none is content; white space beside calls is dropped.
     """
 
-    def __init__(self, form: ToolFormat, known: Collection[str]) -> None:
-        """Without a marker, a call is one of a `known` tool."""
+    def __init__(
+        self, form: ToolFormat, known: Collection[str], strict: Collection[str] = ()
+    ) -> None:
+        """Without a marker, a call is one of a `known` tool, and of a `strict` one if it begins
+        with its head, as the grammar has it.
+        """
         self._form, self._known = form, frozenset(known)
+        self._heads = {name: re.compile(head_of(name)) for name in strict if form.bare}
         self._start, self._started = form.start(), form.started()
         self._held = ""  # that may belong to a call
         self._json: JsonEnd | None = None  # of a call that has begun
@@ -171,6 +182,9 @@ class CallFinder:
         found = calls_in(whole[self._from :], self._name)
         if not self._marked and any(call.name not in self._known for call in found):
             found = ()
+        for name, head in self._heads.items():
+            if sum(call.name == name for call in found) > len(head.findall(whole)):
+                found = ()
         self._after_call = bool(found)
         self._in_line = not found
         return found or (whole,)

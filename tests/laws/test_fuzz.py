@@ -49,7 +49,7 @@ def test_every_field_of_a_request_is_changed_and_many_can_be_served() -> None:
 
 def test_every_field_of_a_body_is_changed() -> None:
     rng = Random(0)
-    for path, (kind, _) in VALID.items():
+    for path, (fields, _) in VALID.items():
         seen = set[str]()
         for _ in range(REQUESTS):
             try:
@@ -57,4 +57,4 @@ def test_every_field_of_a_body_is_changed() -> None:
             except (ValueError, RecursionError):
                 continue
             seen |= content.keys() if isinstance(content, dict) else set()
-        assert kind.model_fields.keys() <= seen
+        assert set(fields) <= seen

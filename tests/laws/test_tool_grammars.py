@@ -8,6 +8,7 @@ import pytest
 
 from tandem import models
 from tandem.orchestrator.requests.chat import NO_TEMPLATE, ChatTemplate, Formats
+from tandem.orchestrator.requests.message import MessageStream
 from tandem.orchestrator.requests.request import ChatMessage, Conversation, Request, Sampling, Tool
 from tandem.orchestrator.requests.tool_grammars import grammar_of, with_calls
 from tandem.orchestrator.requests.tools import FORMATS
@@ -16,7 +17,7 @@ from tandem.protos.grammar import Grammar, GrammarKind
 from tandem.protos.matching import GrammarCompiler
 from tandem.protos.tokenizer import tokenizer_of
 
-END = 0
+END, PAD = 0, "<|pad|>"
 TOKENIZER = tokenizer_of(models.TARGET)
 COMPILER = GrammarCompiler(lambda: TOKENIZER, (END,))
 SCHEMA = {
@@ -36,9 +37,9 @@ def chat(**options: Any) -> Conversation:
     return Conversation((ChatMessage("user", "Hello"),), **{"tools": TOOLS} | options)
 
 
-def admits(conversation: Conversation, text: str) -> bool:
+def admits(conversation: Conversation, text: str, form: str = "hermes") -> bool:
     """Whether a whole answer may be a text."""
-    grammar = grammar_of(conversation, FORMATS["hermes"])
+    grammar = grammar_of(conversation, FORMATS[form])
     assert grammar
     matcher = COMPILER.compiled(grammar)
     ids = [*TOKENIZER.encode(text, add_special_tokens=False).ids, END]
@@ -73,6 +74,68 @@ def test_a_grammar_admits_calls_of_the_tools_and_no_others(
     assert admits(chat(**options), text) is admitted
 
 
+LLAMA = WEATHER.replace("arguments", "parameters")
+TOO_LONG = LLAMA.replace("Oslo", "Aarhus")
+TAG = "<|python_tag|>"
+
+
+@pytest.mark.parametrize("form", ["llama3", "json"])
+@pytest.mark.parametrize(
+    ("text", "admitted"),
+    [
+        ("", True),
+        ('Hello.\n{ x }\n{"a": [1]}', True),
+        (LLAMA, True),
+        (f"Well.\n{LLAMA}; {WEATHER}\nDone.", True),
+        (f"[{WEATHER}, {ADD}]", True),
+        ('{"type": "function","name":"weather","parameters":\n{"city": "Oslo"} }', True),
+        ('{"name": "sum", "parameters": {"city": 1}}', True),
+        ('{"name": "add", "parameters": {"city": "of any length"}}', True),
+        (f"{TAG}{LLAMA}", True),
+        (f"{TAG}{TOO_LONG}", False),
+        (TOO_LONG, False),
+        (f"Well.\n[{WEATHER}, {LONG}]", False),
+        ('{"type": "function", "name": "weather", "arguments": {}}', False),
+        (LLAMA.replace("}}", '}, "x": 1}'), False),
+    ],
+)
+def test_without_markers_arguments_follow_the_head_of_a_call(
+    form: str, text: str, admitted: bool
+) -> None:
+    assert admits(chat(), text, form) is admitted
+
+
+def test_a_marker_that_is_a_special_token_may_be_in_a_text() -> None:
+    number = TOKENIZER.token_to_id(PAD)
+    grammar = grammar_of(chat(), FORMATS["llama3"], {TAG: number})
+    assert grammar and f"<[{number}]>" in grammar.text
+    ids = TOKENIZER.encode(f"Well.{PAD}{LLAMA}", add_special_tokens=False).ids
+    for special in ({}, {TAG: number}):
+        grammar = grammar_of(chat(), FORMATS["llama3"], special)
+        assert grammar
+        matcher = COMPILER.compiled(grammar)
+        assert all(matcher.consume_token(token) for token in ids) is bool(special)
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        (LLAMA, 1),
+        (f"[{LLAMA}, {ADD}]", 2),
+        ('{"parameters": {"city": "Aarhus"}, "name": "weather"}', 0),
+        ('{"arguments": {"a": 1}, "name": "add"}', 1),
+    ],
+)
+def test_a_call_of_a_strict_tool_begins_as_its_grammar_has_it(text: str, calls: int) -> None:
+    """Else nothing keeps its arguments to the schema: it stays content."""
+    template = ChatTemplate("", {}, Formats(tools="llama3"))
+    stream = MessageStream(template.reading(chat(), ""), "id")
+    stream.push(text)
+    stream.finish()
+    assert len(stream.message.tool_calls) == calls
+    assert stream.message.content == ("" if calls else text)
+
+
 def test_an_answer_is_free_where_no_call_is_required_and_no_tool_is_strict() -> None:
     request = Request(chat(tools=TOOLS[1:]))
     assert with_calls(request, NO_TEMPLATE) == request
@@ -90,10 +153,16 @@ def test_strict_tools_are_written_as_the_template_for_tools_has_calls() -> None:
     assert asked.sampling.grammar == grammar_of(conversation, FORMATS["hermes"])
 
 
+def test_strict_tools_need_a_format_in_which_calls_can_be_told() -> None:
+    template = ChatTemplate("", {}, Formats(tools="mistral"))
+    problem = r"messages.tools\[0\].strict cannot be true with tool_choice auto"
+    with pytest.raises(InvalidRequest, match=problem):
+        with_calls(Request(chat()), template)
+
+
 @pytest.mark.parametrize(
     ("conversation", "sampling", "problem"),
     [
-        (chat(), Sampling(), r"messages.tools\[0\].strict cannot be true with tool_choice auto"),
         (chat(tool_choice="sum"), Sampling(), "tool_choice is 'sum', which is none of the tools"),
         (chat(tools=(), tool_choice="required"), Sampling(), "tool_choice needs tools"),
         (

@@ -116,14 +116,15 @@ async def saying(
     size = tokenizer.get_vocab_size()
     model = ModelDescription("said", "", size, CONTEXT, (END,), "", "", exactness="exact")
     served = ServedModel(model, DraftShape(4), CONTEXT * 16, special_tokens(tokenizer))
-    metrics, sayer = FrontMetrics(CollectorRegistry()), Sayer(tokenizer, says)
+    registry, sayer = CollectorRegistry(), Sayer(tokenizer, says)
+    metrics = FrontMetrics(registry)
     admission = Admission(Limits(8, 8), Limits(8, 8, "_per_client"), metrics)
     chat = ChatTemplate(template, {}, formats or Formats())
     answers = Answers(sayer, tokenizer, served, metrics, admission, chat=chat)
     drain, ends, unused = Drain(), RequestLog(), None
     front = Frontend(answers, drain, ends, lambda: True)
     service = OrchestratorService(answers, cast(Any, unused), drain, ends)
-    app = HttpApi(front, model, tokenizer).app()
+    app = HttpApi(front, model, tokenizer, registry).app()
     async with (
         server.serving(app, "127.0.0.1", 0) as url,
         rpc.serving("127.0.0.1", 0, (service,)) as address,

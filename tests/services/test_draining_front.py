@@ -11,6 +11,7 @@ import grpc
 import httpx2
 import pytest
 from grpc import aio
+from prometheus_client import CollectorRegistry
 
 from tandem.orchestrator.http import server as http_server
 from tandem.orchestrator.http.app import HttpApi
@@ -26,7 +27,7 @@ CUT = "the service stopped before the answer was complete"
 
 @asynccontextmanager
 async def over_http(front: Front) -> AsyncIterator[httpx2.AsyncClient]:
-    app = HttpApi(front.http, MODEL, TOKENIZER).app()
+    app = HttpApi(front.http, MODEL, TOKENIZER, CollectorRegistry()).app()
     async with (
         http_server.serving(app, "127.0.0.1", 0) as url,
         httpx2.AsyncClient(base_url=url, trust_env=False, timeout=LIMIT) as client,

@@ -20,6 +20,8 @@ from tandem.protos.errors import InvalidRequest
 from tandem.v1 import orchestrator_pb2 as api
 from tests.services.saying import QUESTION, SCHEMA, TOOL, WRITTEN, Saying
 
+CALLED = '{"city": "Oslo"}'
+
 
 async def test_grpc_and_its_client_have_the_same_tools(hermes: Saying) -> None:
     async with AsyncClient(hermes.address) as client:
@@ -45,12 +47,50 @@ async def test_grpc_and_its_client_have_the_same_tools(hermes: Saying) -> None:
         assert (plain.text, plain.content) == ("It rains.", "")
 
 
+async def test_the_client_has_the_options_of_a_chat_that_http_has(hermes: Saying) -> None:
+    """By the same names, with the same prompts and grammars."""
+    chosen = {"type": "function", "function": {"name": "weather"}}
+    called = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "weather", "arguments": CALLED}}
+        ],
+    }
+    both: tuple[dict[str, Any], ...] = (
+        {"tools": [TOOL], "tool_choice": "required"},
+        {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False},
+        {"tools": [TOOL], "tool_choice": chosen},
+        {"tools": [TOOL], "tool_choice": "none"},
+        {"tools": [{"type": "function", "function": TOOL["function"] | {"strict": True}}]},
+        {"reasoning_effort": "high"},
+    )
+    beyond: tuple[dict[str, Any], ...] = (
+        {"continue_final_message": True},
+        {"add_generation_prompt": False, "chat_template_kwargs": {"depth": 2}},
+    )
+    sayer = hermes.sayer
+    async with AsyncClient(hermes.address) as client:
+        for options, extra in [*((each, {}) for each in both), *(({}, each) for each in beyond)]:
+            await hermes.chat([QUESTION, called], **options, extra_body=extra)
+            await client.generate([QUESTION, called], **options, **extra, max_new_tokens=999)
+            assert sayer.prompts[-1] == sayer.prompts[-2]
+            assert sayer.grammars[-1] == sayer.grammars[-2]
+        for name, value in (("tools", [TOOL]), ("tool_choice", "required")):
+            with pytest.raises(InvalidRequest, match=f"{name} needs messages as the prompt"):
+                await client.generate("Hello", **{name: value})
+        with pytest.raises(TypeError, match="'tool_choise'; did you mean 'tool_choice'"):
+            await client.generate([QUESTION], tool_choise="auto")
+        with pytest.raises(InvalidRequest, match="parallel_tool_calls cannot be 'no'"):
+            await client.generate([QUESTION], parallel_tool_calls="no")
+
+
 @pytest.mark.parametrize(
     ("tool", "call", "problem"),
     [
         ({"name": "a b"}, "{}", r"messages.tools\[0\].name is not of the form"),
         ({"name": "f", "parameters": [1]}, "{}", r"tools\[0\].parameters is not a JSON object"),
-        ({"name": "f", "x": 1}, "{}", r"tools\[0\] is not made of name, description and"),
+        ({"name": "f", "x": 1}, "{}", r"tools\[0\] is not made of name, description, "),
         ({"name": "f"}, "{", r"messages\[0\].tool_calls\[0\].arguments is not JSON"),
     ],
 )

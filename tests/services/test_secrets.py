@@ -20,7 +20,11 @@ from tests.services.known import ALICE, Known, entry, known_clients
 
 PROMPT, TOKEN, FILE = "canary-of-a-prompt", "canary-of-a-token", "canary-of-a-file"
 FOLDER = "canary-of-a-path"  # of certificates, keys and clients
-ROUTES = ("/v1/models", "/v1/models/target", "/v1/completions", "/v1/chat/completions")
+READ = ("/v1/models", "/v1/models/target", "/version", "/metrics")
+ROUTES = (
+    *READ,
+    *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +40,7 @@ async def http(known: Known, path: str, token: str = "", **body: object) -> tupl
     if token:
         basic = token.startswith("Basic ")
         headers["authorization"] = token if basic else f"Bearer {token}"
-    posts = path.endswith("completions")
+    posts = path in ROUTES and path not in READ
     data = json.dumps(body).encode() if posts else None
     request = Request(known.http + path, data, headers)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from jsonschema import validate
 from openai import AsyncOpenAI
 
 from tests.http_served import serve_http, with_template
-from tests.served import Pair, Services
+from tests.served import Pair, Services, serve_models
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -26,6 +28,46 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{# <tool_call> too
 
 def tool(**more: Any) -> Any:
     return {"type": "function", "function": {"name": "weather", "parameters": SCHEMA} | more}
+
+
+BARE = '{# tools, "parameters" #}Once'  # a prompt of one token
+WRONG = 'Well.\n{"name": "weather", "parameters": {"town": "Paris", "days": 12}} It will rain.'
+
+
+@pytest.mark.usefixtures("waited_for")
+async def test_a_strict_tool_that_is_called_without_a_marker_has_its_schema_from_any_drafts(
+    scripted: Callable[[str, int], Pair], tmp_path: Path
+) -> None:
+    """The model calls it wrongly by itself; the drafter guesses what the model would say."""
+    pair = scripted(WRONG, 7)
+    folder = with_template(pair.target, tmp_path, BARE)
+    asked: dict[str, Any] = {"model": folder.name, "max_tokens": 120, "seed": 3}
+    asked |= {"messages": [{"role": "user", "content": "Hello"}]}
+    async with (
+        serve_models(pair, self_test="warn") as services,  # rounding carries far in such a model
+        serve_http(services, folder, served_model_name=folder.name) as door,
+        AsyncOpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        for temperature in (0, 1):
+            found = []
+            for way in ({"num_speculative_tokens": 0}, {}, {"method": "ngram"}):
+                answer = await client.chat.completions.create(
+                    **asked,
+                    tools=[tool(strict=True)],
+                    temperature=temperature,
+                    extra_body={"speculation": way},
+                )
+                assert answer.usage and answer.usage.prompt_tokens == 1
+                found.append(answer.choices[0].message)
+            plain, *drafted = [
+                each.model_dump(exclude={"tool_calls": {"__all__": {"id"}}}) for each in found
+            ]
+            assert drafted == [plain] * 2
+            if temperature == 0:
+                (call,) = found[0].tool_calls or ()
+                assert (found[0].content or "").startswith("Well.")
+                assert isinstance(call, openai.types.chat.ChatCompletionMessageFunctionToolCall)
+                validate(json.loads(call.function.arguments), SCHEMA)
 
 
 async def test_a_model_of_stories_calls_the_tool_that_it_has_to(

@@ -105,12 +105,19 @@ def _chat(body: ChatBody, caller: Caller) -> Request:
         raise InvalidRequest.of("max_completion_tokens", problem)
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest.of("top_logprobs", "needs logprobs")
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    conversation = conversation_of(body)
+    return _request(body, conversation, caller, logprobs, MOST_32, body.max_completion_tokens)
+
+
+def conversation_of(body: ChatBody) -> Conversation:
+    """What the chat template writes."""
     tools = body.tools if body.tools and body.tool_choice != "none" else []
     chosen = body.tool_choice
     choice = chosen.function.name if isinstance(chosen, ChoiceBody) else chosen
     continued = bool(body.continue_final_message)
     prompted = body.add_generation_prompt
-    conversation = Conversation(
+    return Conversation(
         tuple(map(_message, body.messages)),
         not continued if prompted is None else prompted,
         _template_arguments(body),
@@ -119,8 +126,6 @@ def _chat(body: ChatBody, caller: Caller) -> Request:
         body.parallel_tool_calls is not False,
         continued,
     )
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return _request(body, conversation, caller, logprobs, MOST_32, body.max_completion_tokens)
 
 
 def _tool(body: ToolBody) -> Tool:

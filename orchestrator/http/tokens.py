@@ -1,0 +1,60 @@
+"""`/tokenize` and `/detokenize`: the tokens of a prompt and the text of tokens, as the served model
+has them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from tandem.orchestrator.frontend.answers import Answers
+from tandem.orchestrator.http.bodies.decoding import renamed
+from tandem.orchestrator.http.bodies.tokens import DetokenizeBody, Tokenized
+from tandem.orchestrator.http.replies import Json
+from tandem.orchestrator.requests.request import Request
+from tandem.protos.errors import InvalidRequest
+from tandem.protos.types import ModelDescription
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Of one model; raises InvalidRequest for another."""
+
+    answers: Answers
+    tokenizer: Tokenizer
+    model: ModelDescription
+
+    async def of_prompt(self, asked: Tokenized, request: Request) -> Json:
+        """Tokens, how many they are, and their texts as the vocabulary writes them if asked for;
+        `request` is whose they are. Raises Busy too.
+        """
+        self._check(asked.body.model)
+        try:
+            ids = await self.answers.tokens_of(request, asked.special)
+        except InvalidRequest as error:
+            raise renamed(error, asked.body) from None
+        return {
+            "count": len(ids),
+            "max_model_len": self.model.context_length,
+            "tokens": ids,
+            "token_strs": [*map(self.tokenizer.id_to_token, ids)] if asked.with_texts else None,
+        }
+
+    async def to_prompt(self, asked: DetokenizeBody) -> Json:
+        """Their text, special tokens included."""
+        self._check(asked.model or "")
+        if above := [token for token in asked.tokens if token >= self.model.vocab_size]:
+            last = self.model.vocab_size - 1
+            raise InvalidRequest.of(
+                "tokens", f"has {above[0]}, above the vocabulary's last, {last}"
+            )
+        (text,) = await asyncio.to_thread(
+            self.tokenizer.decode_batch, [asked.tokens], skip_special_tokens=False
+        )
+        return {"prompt": text}
+
+    def _check(self, model: str | None) -> None:
+        if model and model != self.model.name:
+            raise InvalidRequest.of("model", f"is {model!r}; served is {self.model.name!r}")
