@@ -86,17 +86,17 @@ class AsyncClient:
         prompt: Prompt,
         *,
         deadline_seconds: float | None = None,
-        logprobs: int | None = None,
         tools: Tools = (),
         **options: Any,
     ) -> Stream:
         """An answer as it grows, to a text, to token ids or to messages of a chat, which may call
         `tools`: name, description and parameters, or as OpenAI's API has them. `options` are the
-        fields of Sampling, Stopping and Speculation, by name; `deadline_seconds` is for all of it.
+        fields of Sampling, Stopping and Speculation, by name, and `logprobs`, `prompt_logprobs`,
+        `echo` and `return_token_ids`; `deadline_seconds` is for all of it.
         Raises TypeError for an option that there is not, InvalidRequest for a value that is
         none; iterating raises TandemError.
         """
-        return Stream(self, build(prompt, logprobs, tools, **options), deadline_seconds)
+        return Stream(self, build(prompt, tools, **options), deadline_seconds)
 
     async def status(self, *, history: bool = False) -> api.GetStatusResponse:
         """What is served, as the first front end reports that answers, with the `history` of the
