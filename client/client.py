@@ -86,17 +86,17 @@ class AsyncClient:
         prompt: Prompt,
         *,
         deadline_seconds: float | None = None,
-        logprobs: int | None = None,
         **options: Any,
     ) -> Stream:
         """An answer as it grows, to a text, to token ids or to messages of a chat. `options` are
-        the fields of Sampling, Stopping and Speculation, by name; those of a chat are as over HTTP:
+        the fields of Sampling, Stopping and Speculation, by name, and `logprobs`,
+        `prompt_logprobs`, `echo` and `return_token_ids`; those of a chat are as over HTTP:
         `tools`, `tool_choice`, `parallel_tool_calls`, `add_generation_prompt`,
         `continue_final_message`, `chat_template_kwargs`, `reasoning_effort`. `deadline_seconds` is
         for all of it. Raises TypeError for an option that there is not, InvalidRequest for a value
         that is none; iterating raises TandemError.
         """
-        return Stream(self, build(prompt, logprobs, **options), deadline_seconds)
+        return Stream(self, build(prompt, **options), deadline_seconds)
 
     async def status(self, *, history: bool = False) -> api.GetStatusResponse:
         """What is served, as the first front end reports that answers, with the `history` of the

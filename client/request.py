@@ -19,18 +19,19 @@ CHAT = (  # options of a chat alone, by their names over HTTP
     *("add_generation_prompt", "continue_final_message"),
     *("chat_template_kwargs", "reasoning_effort"),
 )
+OWN = ("logprobs", "prompt_logprobs", "echo", "return_token_ids")  # of the request itself
 
 
-def build(prompt: Prompt, logprobs: int | None, **given: Any) -> api.GenerateRequest:
+def build(prompt: Prompt, **given: Any) -> api.GenerateRequest:
     """A request that can be sent again: with an id and a seed. Options that are None are absent;
     raises TypeError for an option that there is not, InvalidRequest for one that is no value of its
     field, or that the prompt cannot have.
     """
-    request = api.GenerateRequest(request_id=secrets.token_hex(8), logprobs=logprobs)
+    request = api.GenerateRequest(request_id=secrets.token_hex(8))
     known = options()
     for name in given:
-        if name not in known and name not in CHAT:
-            near = get_close_matches(name, (*known, *CHAT), 1)
+        if name not in (*known, *CHAT, *OWN):
+            near = get_close_matches(name, (*known, *CHAT, *OWN), 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise TypeError(f"there is no option {name!r}{hint}")
     present = {name: value for name, value in given.items() if value is not None}
@@ -46,8 +47,15 @@ def build(prompt: Prompt, logprobs: int | None, **given: Any) -> api.GenerateReq
         request.token_ids.ids.extend(cast("Sequence[int]", prompt))
     request.sampling.seed = secrets.randbelow(SEEDS)
     for name, value in present.items():
-        put(request, name, value)
+        (_put_own if name in OWN else put)(request, name, value)
     return request
+
+
+def _put_own(request: api.GenerateRequest, name: str, value: Any) -> None:
+    try:
+        setattr(request, name, value)
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest.of(name, f"cannot be {value!r}") from error
 
 
 def _put_messages(chat: api.Messages, messages: Sequence[Any]) -> None:

@@ -73,14 +73,18 @@ class SpeculationStats:
         self.late += step.fact.late
         self.unused += step.fact.unused
         self.drafter_switches = max(self.drafter_switches, step.drafter_switches)
-        self.verifier_switches = max(self.verifier_switches, step.verifier_switches)
         self.drafter = step.drafter or self.drafter
-        if step.verifier_group:
-            self.verifier_group_changes += self.verifier_group not in ("", step.verifier_group)
-            self.verifier_group = step.verifier_group
+        self.verified(step)
         missing = step.fact.accepted + 1 - len(self.acceptance_histogram)
         self.acceptance_histogram += [0] * missing
         self.acceptance_histogram[step.fact.accepted] += 1
+
+    def verified(self, step: Step) -> None:
+        """Count what a step says about who verifies."""
+        self.verifier_switches = max(self.verifier_switches, step.verifier_switches)
+        if step.verifier_group:
+            self.verifier_group_changes += self.verifier_group not in ("", step.verifier_group)
+            self.verifier_group = step.verifier_group
 
 
 def makers(registry: CollectorRegistry) -> tuple[Counters, Gauges, Histograms]:

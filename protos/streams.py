@@ -17,6 +17,17 @@ LONGEST_MATCH = 8  # tokens that a look-up compares at the most
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """How likely the model finds the tokens of a context from `first` on, below `until`, and the
+    `top` likeliest ones in the place of each. The first token of a text has no log-probability.
+    """
+
+    first: int
+    until: int
+    top: int
+
+
+@dataclass(frozen=True, slots=True)
 class Decoding:
     """Opens a stream at a verifier: decode after `context` until a stop token or until there are
     `until` tokens in all.
@@ -25,6 +36,7 @@ class Decoding:
     it; `once` ends after one step. `lookup`: guess what followed the last tokens where they
     occurred before, in the text or in `known` tokens. `forced`: guess so many tokens at once that
     the grammar leaves no choice about. `group` of verifiers that the text is from: it is not sent.
+    `prompt_logprobs` come before all else; an `until` of the context's length wants nothing else.
     """
 
     context: Context
@@ -39,6 +51,7 @@ class Decoding:
     group: str = ""
     known: tuple[int, ...] = ()
     forced: int = 0
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +81,8 @@ class PassTimes:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """From token `start` on, the text is `tokens`: the accepted ones, then the next token.
+    """From token `start` on, the text is `tokens`: the accepted ones, then the next token; or a
+    piece of the prompt, if `prompt_logprobs` are wanted.
 
     `drafted` guessed nodes were verified and `accepted` of them emitted, where the verifier
     expected `expected`; since the fact before, `late` nodes arrived after their step, and `unused`

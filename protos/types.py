@@ -184,17 +184,16 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The target's log-probability of an emitted token, and its likeliest tokens with theirs."""
+    """The target's log-probability of a token, and its likeliest tokens there with theirs."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0  # of a token of the prompt: 1 = none is likelier
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A verifier's answer to one question: the accepted nodes, a path from the root, and the next
-    token; of each, if asked for, the log-probabilities.
-    """
+    """A verifier's answer: the accepted nodes, a path from the root, and the next token."""
 
     accepted: tuple[int, ...]
     next_token: int

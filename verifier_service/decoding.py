@@ -29,6 +29,7 @@ from tandem.verifier_service.batched_sampling import sample_batch
 from tandem.verifier_service.guess_timing import GuessTiming
 from tandem.verifier_service.guesses import Guesses
 from tandem.verifier_service.lookup import NgramLookup
+from tandem.verifier_service.prompt_logprobs import read_prompt
 from tandem.verifier_service.target_sampler import TargetSampler
 from tandem.verifier_service.trust import Trust
 
@@ -71,15 +72,17 @@ class DecodeJob:
         """Decode until the end; raises SessionMiss, StaleTurn, Busy, InvalidRequest, Internal."""
         context, sampling = self.opening.context, self.opening.sampling
         with self.sessions.acquire(context, 0) as self.session:
-            held = self.session.length
-            text = self.session.committed(context)
+            reused = yield from read_prompt(self.sessions, self.session, self.opening, self.stream)
+            if self.opening.until == context.length:
+                return
+            held, text = self.session.length, self.session.committed(context)
             self.adjustment = LogitsProcessor(sampling, text)
             self.pending, start = context.tokens[held - context.base :], context.length
             self.guesses = Guesses(start, min(self.opening.until, self.sessions.context_length))
             if self.opening.lookup.levels:
                 self.lookup = NgramLookup(self.opening.lookup, known=self.opening.known)
                 self.lookup.extend(text)
-            opened, finished = (self.session.epoch, held - context.base), False
+            opened, finished = (self.session.epoch, reused), False
             while not finished:
                 self.draft, self.expected = NO_DRAFT, 0.0
                 sampler, self.sampler = self.sampler_of((yield self)), None
@@ -99,9 +102,7 @@ class DecodeJob:
                 opened = (0, 0)
 
     def sampler_of(self, logits: torch.Tensor) -> TargetSampler:
-        """What the target draws after each node of the draft, by what was fed: logits [1 + nodes,
-        vocab].
-        """
+        """What the target draws after each node of the draft: logits [1 + nodes, vocab]."""
         self.sampler = self.sampler or TargetSampler(
             self.draft, self.opening.sampling, logits, self.adjustment
         )
@@ -134,9 +135,7 @@ class DecodeJob:
         return self._segment()
 
     def wait_seconds(self, now: float, step: float) -> float:
-        """It may wait for a drafter whose guesses come in time, while more guesses are worth their
-        time.
-        """
+        """For a drafter whose guesses come in time, while more of them are worth their time."""
         if self.opening.lockstep or self.lookup or self.stream.paused:
             return 0.0
         self._take()

@@ -80,8 +80,9 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         opening = codec.decode_decoding(message)
         vocab_size = self._host.runner.model.vocab_size
         check_tokens("context.tokens", opening.context.tokens, vocab_size)
-        if opening.until <= opening.context.length:
-            limit = f"is {opening.until}, not above the {opening.context.length} tokens there are"
+        length = opening.context.length
+        if opening.until < length + (opening.prompt_logprobs is None):
+            limit = f"is {opening.until}, not above the {length} tokens there are"
             raise InvalidRequest.of("until", limit)
         longest = self._host.sessions.context_length + 1  # the last token is never fed
         if opening.until > longest and not opening.once:

@@ -16,7 +16,8 @@ class Segment(FixedInput):
 
     `context` cached tokens are seen by every row. After them lies a tree, `parents`, of which the
     first nodes may be cached already; `tokens` are its last nodes, fed now. Logits are wanted for
-    the last `wanted` of them.
+    the last `wanted` of them. Of one that is `divisible`, a straight line, logits are wanted for
+    all, and its job takes those of a first piece and goes on from there.
     """
 
     table: PageTable
@@ -24,10 +25,14 @@ class Segment(FixedInput):
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     wanted: int
+    divisible: bool = False
     head: int = field(init=False, compare=False)
-    """Leading tokens that may be fed in an earlier step: their logits are not wanted."""
+    """Leading tokens that may be fed in an earlier step."""
 
     def __post_init__(self) -> None:
+        if self.divisible:
+            object.__setattr__(self, "head", len(self.tokens))
+            return
         unwanted = 0 if self.cached else len(self.tokens) - self.wanted
         head = unwanted and min(unwanted, tree.trunk(self.parents))
         object.__setattr__(self, "head", head)
@@ -43,7 +48,8 @@ class Segment(FixedInput):
 
     def first(self, count: int) -> Segment:
         """The first `count` tokens of the head."""
-        return Segment(self.table, self.context, self.tokens[:count], tree.chain(count), 0)
+        wanted, tokens = count if self.divisible else 0, self.tokens[:count]
+        return Segment(self.table, self.context, tokens, tree.chain(count), wanted, self.divisible)
 
     def rest(self, count: int) -> Segment:
         """What comes after the first `count` tokens of the head."""

@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from ctypes import c_int, c_long, c_void_p
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -100,13 +101,28 @@ def leading(
 
 def logprobs(logits: torch.Tensor, token: int, count: int) -> TokenLogprobs:
     """The model's own log-probabilities, before any option, from logits as they are, [vocab]."""
+    return replace(logprobs_of_rows(logits[None], (token,), count)[0], rank=0)
+
+
+def logprobs_of_rows(
+    logits: torch.Tensor, tokens: Sequence[int], count: int
+) -> list[TokenLogprobs]:
+    """Those of a token for each row [rows, vocab], and its rank."""
     scores = logits.log_softmax(-1)
+    own = scores.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])
     if has_kernel(scores):
-        ids = _likeliest(scores[None], SamplingParams(1.0), count)[0][0]
+        ids = _likeliest(scores, SamplingParams(1.0), count)[0]
     else:
         ids = scores.topk(count).indices
-    pairs = zip(ids.tolist(), scores[ids].tolist(), strict=True)
-    return TokenLogprobs(float(scores[token]), tuple(pairs))
+    ranks = (scores > own).sum(-1, keepdim=True) + 1
+    columns = [own, ranks, ids, scores.gather(-1, ids)]
+    told = torch.cat([column.double() for column in columns], 1).tolist()  # the one copy
+    return [
+        TokenLogprobs(
+            chance, tuple(zip(map(int, rest[:count]), rest[count:], strict=True)), int(rank)
+        )
+        for chance, rank, *rest in told
+    ]
 
 
 def has_kernel(logits: torch.Tensor) -> bool:

@@ -79,7 +79,7 @@ def load_of(segment: Segment) -> StepLoad:
 
 def is_long(segment: Segment) -> bool:
     """Whether a segment is a prompt that may be fed in pieces."""
-    return segment.head > SHORT
+    return segment.divisible or segment.head > SHORT
 
 
 def is_decoding(segment: Segment) -> bool:

@@ -2,7 +2,7 @@
 
 A job is a generator: it yields a step input, what it wants fed or could have fed, receives the
 logits of what was fed, and returns its answer. A long segment may be fed over several steps; the
-job does not notice.
+job does not notice, unless it wants the logits of all of it.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class Task:
         return self.wanted
 
     def advance(self, fed: Segment, logits: torch.Tensor, whole: bool) -> None:
-        """Give the job its logits, unless what was fed is not the `whole` of what it asked for; it
-        wants another step or is done.
+        """Give the job its logits, unless what was fed is not the `whole` of what it asked for and
+        it wanted that; it wants another step or is done.
         """
         assert self.job is not None and self.step_input is not None
-        if not whole:
+        if not (whole or fed.divisible):
             segment = self.rest or self.wanted
             assert segment is not None
             self.rest = segment.rest(len(fed.tokens))

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from tandem.orchestrator.frontend.admission import Admission
 from tandem.orchestrator.frontend.request_log import Course
 from tandem.orchestrator.metrics import FrontMetrics
-from tandem.orchestrator.requests.answer import Answer, AnswerBuilder, Chunk
+from tandem.orchestrator.requests.answer import Answer, AnswerBuilder, Chunk, PromptPart
 from tandem.orchestrator.requests.chat import NO_TEMPLATE, ChatTemplate
 from tandem.orchestrator.requests.checks import (
     ServedModel,
@@ -115,7 +115,7 @@ class Answers:
             place.used = len(run.prompt)
             span.part("wait", prompt_tokens=len(run.prompt))
             session_id = secrets.token_bytes(SESSION_ID_BYTES)
-            run = replace(run, session_id=session_id, completion=answer.started())
+            run = replace(answer.started(), session_id=session_id)
             async with aclosing(self._runner.run(run)) as steps:
                 async for step in steps:
                     chunk = answer.add(step)
@@ -148,7 +148,16 @@ class Answers:
             self._tokenizer, run.prompt, stopping.stop, stopping.min_new_tokens, visible
         )
         message = MessageStream(reading, run.request_id) if reading else None
-        return run, AnswerBuilder(run, stream, self._metrics, arrived, message)
+        prompt = self._prompt_part(request, run.prompt)
+        return run, AnswerBuilder(run, stream, self._metrics, arrived, message, prompt)
+
+    def _prompt_part(self, request: Request, tokens: tuple[int, ...]) -> PromptPart:
+        """What the answer has of its prompt: a text as it was given, else that of the tokens."""
+        text = request.prompt if request.echo else ""
+        if not isinstance(text, str):
+            text = self._tokenizer.decode(tokens, skip_special_tokens=False)
+        told = request.return_token_ids or request.echo or request.of_prompt is not None
+        return PromptPart(text, tokens if told else ())
 
     def _reading(self, prompt: object, tokens: tuple[int, ...]) -> Reading | None:
         """What is looked for in an answer, if the prompt is a chat."""

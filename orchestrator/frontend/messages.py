@@ -62,7 +62,10 @@ def decode_request(
         Sampling(**given),
         Stopping(**_given(stopping) | lists),
         Speculation(**speculation),
-        message.logprobs if message.HasField("logprobs") else None,
+        _given(message).get("logprobs"),
+        _given(message).get("prompt_logprobs"),
+        message.echo,
+        message.return_token_ids,
         resume_from,
         received,
         scope_of(client, message.cache_salt),
@@ -103,9 +106,8 @@ def _conversation(chat: api.Messages) -> Conversation:
         problem = f"have {size} bytes, above {MAX_ARGUMENTS_BYTES}"
         raise InvalidRequest.of("messages.template_arguments", problem)
     continued = chat.continue_final_message
-    prompted = (
-        chat.add_generation_prompt if chat.HasField("add_generation_prompt") else not continued
-    )
+    given = chat.HasField("add_generation_prompt")
+    prompted = chat.add_generation_prompt if given else not continued
     try:
         arguments = MessageToDict(chat.template_arguments)
     except ValueError:
@@ -169,7 +171,7 @@ def encode_chunk(chunk: Chunk) -> api.Chunk:
     for part in chunk.parts:
         message.add(part)
     return api.Chunk(
-        text=chunk.text,
+        text=chunk.prompt.text + chunk.text,
         token_ids=chunk.token_ids,
         completion_tokens=chunk.completion_tokens,
         logprobs=_encode_logprobs(chunk.logprobs),
@@ -183,7 +185,7 @@ def encode_answer(answer: Answer) -> api.GenerateResponse:
     """Answer to message."""
     response = api.GenerateResponse(
         request_id=answer.request_id,
-        text=answer.text,
+        text=answer.prompt.text + answer.text,
         token_ids=answer.token_ids,
         finish_reason=api.FinishReason.ValueType(answer.finish.value if answer.finish else 0),
         usage=api.Usage(
@@ -199,6 +201,8 @@ def encode_answer(answer: Answer) -> api.GenerateResponse:
         speculation=encode_stats(answer.speculation, answer.rule),
         seed=answer.seed,
         logprobs=_encode_logprobs(answer.logprobs),
+        prompt_token_ids=answer.prompt.token_ids,
+        prompt_logprobs=_encode_logprobs(answer.prompt.logprobs),
         **_encode_message(answer.message) if answer.message else {},
     )
     if isinstance(answer.matched_stop, str):
@@ -240,6 +244,7 @@ def _encode_logprobs(logprobs: tuple[TokenLogprobs, ...]) -> list[api.TokenLogpr
             logprob=each.logprob,
             top_ids=[token for token, _ in each.top],
             top_logprobs=[value for _, value in each.top],
+            rank=each.rank,
         )
         for each in logprobs
     ]

@@ -33,10 +33,11 @@ from tandem.orchestrator.http.bodies.tokens import detokenized, tokenized
 from tandem.orchestrator.http.body import Bodies
 from tandem.orchestrator.http.delivery import Choice, Delivery, Frontend
 from tandem.orchestrator.http.pages import Pages
-from tandem.orchestrator.http.replies import Head, Reply, TokenTexts
+from tandem.orchestrator.http.replies import Head, Reply
 from tandem.orchestrator.http.responses.body import RENAMED, as_chat
 from tandem.orchestrator.http.responses.reply import ResponsesReply
 from tandem.orchestrator.http.server import CERTIFICATE
+from tandem.orchestrator.http.token_texts import TokenTexts
 from tandem.orchestrator.http.tokens import Tokens
 from tandem.orchestrator.requests.request import (
     CLIENT_KEY,
@@ -140,7 +141,7 @@ class HttpApi:
         head = Head(request.state.request_id, self.model.name, int(time.time()), chat, usage)
         figures = body.speculation is not None
         choices = tuple(
-            Choice(each, Reply(head, place, body.wants_logprobs, self._tokens, figures))
+            Choice(each, Reply(head, place, each, self._tokens, figures))
             for place, each in enumerate(self._owned(request, asked))
         )
         return Delivery(self.frontend, body, choices)

@@ -23,7 +23,8 @@ from tandem.orchestrator.http.bodies.decoding import renamed
 from tandem.orchestrator.http.bodies.parsing import in_words
 from tandem.orchestrator.http.bodies.schema import GenerationBody
 from tandem.orchestrator.http.errors import body_of
-from tandem.orchestrator.http.replies import Json, Reply
+from tandem.orchestrator.http.logprobs import Json
+from tandem.orchestrator.http.replies import Reply
 from tandem.orchestrator.http.responses.reply import ResponsesReply
 from tandem.orchestrator.requests.answer import Answer, Chunk
 from tandem.orchestrator.requests.request import Request
@@ -104,7 +105,7 @@ class Delivery:
             return
         pairs = zip(self.choices, answers, strict=True)
         whole = [choice.reply.whole(answer) for choice, answer in pairs]
-        content = first.head.whole(whole, answers, each) | first.figures(answers[0])
+        content = first.head.whole(whole, answers, each) | first.extras(answers[0])
         await JSONResponse(content)(scope, receive, send)
 
     async def _run(self, choice: Choice, places: asyncio.Semaphore, send: Send) -> None:
@@ -124,7 +125,9 @@ class Delivery:
     ) -> None:
         """Send what an event brings; a comment if no choice has brought anything for long."""
         pieces = (
-            [] if event is None else [*(() if begun else reply.begun()), *_pieces(reply, event)]
+            []
+            if event is None
+            else [*(() if begun else reply.begun(event.prompt)), *_pieces(reply, event)]
         )
         content = b"".join(map(_event, pieces))
         if not content:

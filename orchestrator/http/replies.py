@@ -4,70 +4,23 @@ Pure: the time is an argument.
 
 from __future__ import annotations
 
-import codecs
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar
 
 from google.protobuf.json_format import MessageToDict
-from tokenizers import Tokenizer
-from tokenizers.pre_tokenizers import ByteLevel
 
 from tandem.orchestrator.frontend.messages import encode_stats
-from tandem.orchestrator.requests.answer import Answer, Chunk
+from tandem.orchestrator.http import logprobs
+from tandem.orchestrator.http.logprobs import CompletionLogprobs, Json
+from tandem.orchestrator.http.token_texts import TokenTexts
+from tandem.orchestrator.requests.answer import Answer, Chunk, PromptPart
 from tandem.orchestrator.requests.message import Message, Part, Reasoning
-from tandem.orchestrator.requests.request import ToolCall
-from tandem.orchestrator.requests.text import REPLACEMENT, special_tokens
+from tandem.orchestrator.requests.request import Request, ToolCall
 from tandem.orchestrator.rounds.generation import Finish
-from tandem.protos.tokenizer import SPACE
 from tandem.protos.types import TokenLogprobs
 
-Json: TypeAlias = dict[str, Any]
-UTF_8 = partial(codecs.getincrementaldecoder("utf-8"), "replace")
 FINISH = {Finish.STOP: "stop", Finish.LENGTH: "length"}
-BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-VISIBLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))  # written as they are
-
-
-def byte_of() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary is written for."""
-    others = (byte for byte in range(0x100) if byte not in VISIBLE)
-    shifted = {chr(0x100 + place): byte for place, byte in enumerate(others)}
-    written = {chr(byte): byte for byte in VISIBLE} | shifted
-    assert set(written) == set(ByteLevel.alphabet())
-    return written
-
-
-class TokenTexts:
-    """What single tokens of one vocabulary are, as text and as bytes."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer, self._bytes = tokenizer, byte_of()
-        self.special = frozenset(special_tokens(tokenizer).values())
-        self.of = lru_cache(4096)(self._of)
-
-    def _of(self, token: int) -> tuple[str, bytes]:
-        """Its text, with U+FFFD for bytes that are no character by themselves; and its bytes."""
-        text = self._tokenizer.decode([token], skip_special_tokens=False)
-        raw = self._tokenizer.id_to_token(token) or ""
-        if raw.startswith(SPACE) and not text.startswith(" "):  # decoding removes it
-            text = f" {text}"
-        if REPLACEMENT not in text:
-            return text, text.encode()
-        if found := BYTE.fullmatch(raw):
-            return text, bytes((int(found[1], 16),))
-        if all(character in self._bytes for character in raw):
-            return text, bytes(self._bytes[character] for character in raw)
-        return text, text.encode()
-
-    def name(self, token: int) -> str:
-        """As text; one that is no whole character as its bytes, so that names differ."""
-        text, content = self.of(token)
-        if REPLACEMENT not in text:
-            return text
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,33 +60,48 @@ class Reply:
 
     head: Head
     index: int
-    logprobs: bool
+    asked: Request
     tokens: TokenTexts
     include_figures: bool = False
-    _decoder: codecs.IncrementalDecoder = field(default_factory=UTF_8, init=False)
-    _characters: int = field(default=0, init=False)  # of the tokens so far, whole ones
     _calls: int = field(default=0, init=False)  # of tools, so far
+    _completion: CompletionLogprobs = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._completion = CompletionLogprobs(self.tokens)
 
     def whole(self, answer: Answer) -> Json:
         """The choice at once."""
-        logprobs = self._logprobs(answer.token_ids, answer.logprobs)
-        content = {"message": _message(answer)} if self.head.chat else {"text": answer.text}
-        return {"index": self.index, **content, "logprobs": logprobs, **_end(answer)}
-
-    def begun(self) -> Iterator[Json]:
-        """What comes before the first chunk."""
+        before = self._logprobs_of_prompt(answer.prompt)
+        found = self._logprobs(answer.token_ids, answer.logprobs)
+        if before and found:
+            found = {name: before[name] + found[name] for name in before}
+        content: Json = {"text": answer.prompt.text + answer.text}
         if self.head.chat:
-            yield self._piece({"delta": {"role": "assistant", "content": ""}}, None)
+            content = {"message": _message(answer)}
+        content |= {"logprobs": found} | self._ids(answer.token_ids)
+        extra = {} if self.head.chat else self._of_prompt(answer.prompt)
+        return {"index": self.index, **content, **extra, **_end(answer)}
+
+    def begun(self, prompt: PromptPart) -> Iterator[Json]:
+        """What comes before the first chunk: of a completion, what is wanted of its prompt."""
+        extra = {"prompt_token_ids": prompt.token_ids} if self.asked.return_token_ids else {}
+        if self.head.chat:
+            yield self._piece({"delta": {"role": "assistant", "content": ""}}, None) | extra
+        elif extra or self.asked.echo:
+            found = self._logprobs_of_prompt(prompt)
+            yield self._piece({"text": prompt.text} | extra, found)
 
     def chunk(self, chunk: Chunk) -> Iterator[Json]:
-        """What one step adds, in a chat perhaps nothing; its log-probabilities are in the first."""
+        """What one step adds, in a chat perhaps nothing; its log-probabilities, and its tokens if
+        they are wanted, are in the first.
+        """
         contents: list[Json] = [{"text": chunk.text}]
         if self.head.chat:
             contents = [{"delta": self._delta(part)} for part in chunk.parts]
-        logprobs = self._logprobs(chunk.token_ids, chunk.logprobs)
-        for content in contents or ([{"delta": {}}] if logprobs else []):
-            yield self._piece(content, logprobs)
-            logprobs = None
+        found, ids = self._logprobs(chunk.token_ids, chunk.logprobs), self._ids(chunk.token_ids)
+        for content in contents or ([{"delta": {}}] if found or ids else []):
+            yield self._piece(content | ids, found)
+            found, ids = None, {}
 
     def _delta(self, part: Part) -> Json:
         match part:
@@ -148,6 +116,11 @@ class Reply:
         """What comes after the last chunk."""
         content: Json = {"delta": {}} if self.head.chat else {"text": ""}
         yield self._piece(content, None, _end(answer)) | self.figures(answer)
+
+    def extras(self, answer: Answer) -> Json:
+        """What a whole response has beside its choices."""
+        of_prompt = self._of_prompt(answer.prompt) if self.head.chat else {}
+        return of_prompt | self.figures(answer)
 
     def figures(self, answer: Answer) -> Json:
         """Of speculation, where vLLM has them and by the names of gRPC."""
@@ -167,37 +140,30 @@ class Reply:
         return piece | ({"usage": None} if self.head.include_usage else {})
 
     def _logprobs(self, ids: Sequence[int], found: Sequence[TokenLogprobs]) -> Json | None:
-        if not self.logprobs:
+        if self.asked.logprobs is None:
             return None
-        pairs = list(zip(ids, found, strict=True))
-        return self._of_chat(pairs) if self.head.chat else self._of_completion(pairs)
+        of_chat = self.head.chat
+        return (
+            logprobs.of_chat(self.tokens, ids, found)
+            if of_chat
+            else self._completion.of(ids, found)
+        )
 
-    def _of_chat(self, pairs: Sequence[tuple[int, TokenLogprobs]]) -> Json:
-        def entry(token: int, logprob: float) -> Json:
-            text, content = self.tokens.of(token)
-            return {"token": text, "logprob": logprob, "bytes": list(content)}
+    def _logprobs_of_prompt(self, prompt: PromptPart) -> Json | None:
+        """Those that come before a completion's own."""
+        if self.asked.logprobs is None or not self.asked.echo:
+            return None
+        return self._completion.of_prompt(prompt, self.asked.logprobs)
 
-        content = [
-            entry(token, each.logprob) | {"top_logprobs": [entry(*pair) for pair in each.top]}
-            for token, each in pairs
-            if token not in self.tokens.special  # the end, which is no part of the content
-        ]
-        return {"content": content, "refusal": None}
+    def _ids(self, ids: Sequence[int]) -> Json:
+        return {"token_ids": ids} if self.asked.return_token_ids else {}
 
-    def _of_completion(self, pairs: Sequence[tuple[int, TokenLogprobs]]) -> Json:
-        offsets = []
-        for token, _ in pairs:
-            offsets.append(self._characters)
-            self._characters += len(self._decoder.decode(self.tokens.of(token)[1]))
-        name = self.tokens.name
-        return {
-            "tokens": [name(token) for token, _ in pairs],
-            "token_logprobs": [each.logprob for _, each in pairs],
-            "top_logprobs": [
-                {name(token): logprob for token, logprob in reversed(each.top)} for _, each in pairs
-            ],
-            "text_offset": offsets,
-        }
+    def _of_prompt(self, prompt: PromptPart) -> Json:
+        """What vLLM has of a prompt, where it is asked for."""
+        ids = {"prompt_token_ids": prompt.token_ids} if self.asked.return_token_ids else {}
+        if self.asked.prompt_logprobs is None:
+            return ids
+        return ids | {"prompt_logprobs": logprobs.of_prompt(self.tokens, prompt)}
 
 
 def usage(answers: Sequence[Answer], each: int) -> Json:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from tandem.orchestrator.frontend.answers import Answers
 from tandem.orchestrator.http.bodies.decoding import renamed
 from tandem.orchestrator.http.bodies.tokens import DetokenizeBody, Tokenized
-from tandem.orchestrator.http.replies import Json
+from tandem.orchestrator.http.logprobs import Json
 from tandem.orchestrator.requests.request import Request
 from tandem.protos.errors import InvalidRequest
 from tandem.protos.types import ModelDescription

@@ -15,6 +15,17 @@ from tandem.protos.types import Rule, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
+class PromptPart:
+    """What an answer has of its prompt, where it was asked for; the log-probabilities are those of
+    all tokens but the first.
+    """
+
+    text: str = ""  # that comes before the answer's
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """What one step adds to an answer."""
 
@@ -25,6 +36,7 @@ class Chunk:
     request_id: str = ""  # in the first chunk, so that the stream can be continued
     seed: int | None = None  # the same
     parts: tuple[Part, ...] = ()  # what the text adds to the message of a chat
+    prompt: PromptPart = PromptPart()  # in the first chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +58,7 @@ class Answer:
     seed: int
     logprobs: tuple[TokenLogprobs, ...] = ()
     message: Message | None = None  # of a chat
+    prompt: PromptPart = PromptPart()
 
 
 class AnswerBuilder:
@@ -60,17 +73,21 @@ class AnswerBuilder:
         metrics: FrontMetrics,
         arrived: float,
         message: MessageStream | None = None,
+        prompt: PromptPart = PromptPart(),
     ) -> None:
-        """`message` reads the text of an answer in a chat."""
+        """`message` reads the text of an answer in a chat; the log-probabilities of the `prompt`
+        come with the steps.
+        """
         self._request, self._stream, self._metrics = request, stream, metrics
-        self._message = message
+        self._message, self._prompt = message, prompt
+        self._told: list[TokenLogprobs] = []  # of the prompt
         self._first_sent = False  # the chunk that names the request
         self._stats = SpeculationStats(requested=request.shape.levels > 0)
         self._logprobs: list[TokenLogprobs] = []
         self._newest = self._received()
         self._tokens = list(self._newest.tokens)
-        self.finished = self._newest.finish is not None or stream.matched is not None
-        if self.finished:
+        self._ended = self._newest.finish is not None or stream.matched is not None
+        if self._ended:
             self._parts(stream.finish())
         self._arrived, self._began = arrived, time.monotonic()
         self._last = self._began
@@ -78,22 +95,32 @@ class AnswerBuilder:
         self.has_started = False
         self._cached_tokens = self._generated = 0
 
-    def started(self) -> tuple[int, ...]:
-        """The request was admitted, for the first time or again; the tokens so far."""
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is missing: of the text, and of what is told of the prompt."""
+        wanted = self._request.prompt_logprobs is not None
+        return self._ended and not (wanted and 1 + len(self._told) < len(self._request.prompt))
+
+    def started(self) -> RunRequest:
+        """The request was admitted, for the first time or again; what of it is to be run."""
         self.has_started = True
         if not self._generated:
             self._began = time.monotonic()
             self._metrics.prompt_tokens.inc(len(self._request.prompt))
             self._metrics.queue.observe(self._began - self._arrived)
-        return tuple(self._tokens)
+        return self._left()
 
     def add(self, step: Step) -> Chunk:
-        """Take one step; the chunk that it makes ends at a stop string."""
+        """Take one step; the chunk that it makes ends at a stop string, and has no tokens if the
+        step is about the prompt.
+        """
+        if step.prompt_logprobs:
+            return self._tell(step)
         text, used = self._stream.push(step.tokens)
         if used < len(step.tokens):
             step = replace(step, fact=step.fact.committing(step.tokens[:used]))
         if step.finish or self._stream.matched is not None:
-            self.finished = True
+            self._ended = True
             text += self._stream.finish()
         self._count(step)
         first = bool(used) and not self._first_sent
@@ -106,6 +133,7 @@ class AnswerBuilder:
             self._request.request_id if first else "",
             self._request.sampling.seed if first else None,
             self._parts(text),
+            self._told_prompt() if first and not self._request.completion else PromptPart(),
         )
 
     def complete(self) -> Answer:
@@ -135,14 +163,35 @@ class AnswerBuilder:
             seed=self._request.sampling.seed,
             logprobs=tuple(self._logprobs),
             message=self._message.message if self._message else None,
+            prompt=self._told_prompt(),
         )
+
+    def _told_prompt(self) -> PromptPart:
+        return replace(self._prompt, logprobs=tuple(self._told))
+
+    def _left(self) -> RunRequest:
+        """What is missing; after the end of the text, only what is to be told of the prompt."""
+        told = 1 + len(self._told)
+        if self._ended:
+            return replace(self._request, completion=(), max_new_tokens=0, told=told)
+        return replace(self._request, completion=tuple(self._tokens), told=told)
+
+    def _tell(self, step: Step) -> Chunk:
+        """What a step says about the prompt, which may be all that was asked for."""
+        self._told += step.prompt_logprobs
+        self._stats.verified(step)
+        self._last = time.monotonic()
+        if step.finish and not self._ended:
+            self._newest, self._ended = step, True
+            self._parts(self._stream.finish())
+        return Chunk("", (), len(self._tokens))
 
     def _parts(self, text: str) -> tuple[Part, ...]:
         """What a text adds to the message, and all of its rest at the end of the answer."""
         if not self._message:
             return ()
         parts = self._message.push(text)
-        return (*parts, *self._message.finish()) if self.finished else parts
+        return (*parts, *self._message.finish()) if self._ended else parts
 
     def _finished(self, finish: Finish | None, first: float, now: float) -> None:
         """Count a request that has its whole answer."""

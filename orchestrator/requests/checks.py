@@ -63,6 +63,7 @@ def checked(request: Request, served: ServedModel, tokenise: Tokenise) -> RunReq
     default = min(request.default_new_tokens, max(0, model.context_length - len(prompt)))
     most_new = default if stopping.max_new_tokens is None else stopping.max_new_tokens
     violations += [*_prompt(request, prompt, model), *_stopping(request, most_new)]
+    violations += options.prompt_problems(request, len(prompt))
     ignoring = stopping.ignore_eos and not request.sampling.grammar
     ends = () if ignoring else model.end_token_ids
     special = [number for text, number in served.special_tokens.items() if text in stopping.stop]
@@ -87,6 +88,7 @@ def checked(request: Request, served: ServedModel, tokenise: Tokenise) -> RunReq
         client=request.client,
         completion=request.received,
         known=_known(request, prompt, tokenise),
+        prompt_logprobs=request.of_prompt,
     )
 
 
@@ -172,8 +174,6 @@ def _stopping(request: Request, most_new: int) -> Iterator[Violation]:
     stopping, received = request.stopping, len(request.received)
     if received > most_new:
         yield Violation("received", f"has {received} tokens, above max_new_tokens, {most_new}")
-    if stopping.max_new_tokens == 0:
-        yield Violation("stopping.max_new_tokens", "is 0, below 1")
     if stopping.min_new_tokens > most_new:
         limit = f"is {stopping.min_new_tokens}, above max_new_tokens, {most_new}"
         yield Violation("stopping.min_new_tokens", limit)
@@ -223,14 +223,15 @@ def _prompt(
     request: Request, prompt: tuple[int, ...], model: ModelDescription
 ) -> Iterator[Violation]:
     field = _prompt_field(request)
-    wanted = request.stopping.max_new_tokens or 1
+    most_new = request.stopping.max_new_tokens
+    wanted = 1 if most_new is None else most_new
     if not prompt:
         yield Violation(field, "is empty")
     elif max(prompt) >= model.vocab_size:
         yield Violation(
             field, f"has token {max(prompt)}, above the vocabulary's last, {model.vocab_size - 1}"
         )
-    elif len(prompt) >= model.context_length:
+    elif len(prompt) + min(1, wanted) > model.context_length:
         problem = f"has {len(prompt)} tokens, which leave none free; {_maximum(model)}"
         yield Violation(field, problem, OVERFLOW)
     elif len(prompt) + wanted > model.context_length:

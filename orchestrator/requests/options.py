@@ -13,6 +13,7 @@ from tandem.orchestrator.requests.request import Request, Speculation
 from tandem.protos.errors import Violation
 from tandem.protos.types import (
     MAX_LEVELS,
+    MAX_LOGPROBS,
     MAX_NODES,
     DraftShape,
     GenerationDefaults,
@@ -24,6 +25,7 @@ from tandem.protos.types import (
 
 FEW_LEVELS = 8  # where their number changes with every guess
 LOCKSTEP_LEVELS, LOCKSTEP_NODES = 4, 8  # where all that is guessed is verified
+MOST_TOLD = 1 << 18  # log-probabilities of a prompt: an answer fits into a message of 4 MiB
 
 
 def shape(options: Speculation, default: DraftShape) -> DraftShape:
@@ -86,6 +88,20 @@ def speculation_problems(options: Speculation) -> Iterator[Violation]:
         yield Violation("speculation.prediction", "cannot be used with the method MEDUSA_LITE")
     if options.drafter:
         yield Violation("speculation.drafter", "is not supported")
+
+
+def prompt_problems(request: Request, length: int) -> Iterator[Violation]:
+    """What of a prompt of so many tokens cannot be told."""
+    top, wanted = request.prompt_logprobs or 0, request.of_prompt
+    if top > MAX_LOGPROBS:
+        yield Violation("prompt_logprobs", f"is {top}, above {MAX_LOGPROBS}")
+    elif wanted is not None and length * (1 + wanted) > MOST_TOLD:
+        name = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
+        found = f"is {wanted}: {length * (1 + wanted)} numbers with {length} tokens of the prompt"
+        yield Violation(name, f"{found}, above {MOST_TOLD}")
+    if request.stopping.max_new_tokens == 0 and wanted is None and not request.echo:
+        problem = "is 0, below 1 without echo or prompt_logprobs"
+        yield Violation("stopping.max_new_tokens", problem)
 
 
 def sampling_params(

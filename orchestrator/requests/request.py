@@ -177,6 +177,9 @@ class Request:
     stopping: Stopping = Stopping()
     speculation: Speculation = Speculation()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False  # the text begins with the prompt's, and log-probabilities with the prompt's
+    return_token_ids: bool = False
     resume_from: int = 0  # how many of those there are, as older clients say
     received: tuple[int, ...] = ()  # completion tokens that the client already has
     client: bytes = b""  # whose cached prefixes may be used; empty = everybody's
@@ -186,6 +189,12 @@ class Request:
     part: bytes = b""  # of the share, whose parts take turns
     quota: Quota = Quota()
     default_new_tokens: int = DEFAULT_MAX_NEW_TOKENS  # or what the context still holds, if less
+
+    @property
+    def of_prompt(self) -> int | None:
+        """How many of the likeliest tokens beside each of the prompt; None: not even its own."""
+        wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((each for each in wanted if each is not None), default=None)
 
     @property
     def caller(self) -> str:

@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from tandem.protos.types import NO_DRAFT_SHAPE, Context, DraftShape, SamplingParams
+from tandem.protos.streams import PromptLogprobs
+from tandem.protos.types import (
+    NO_DRAFT_SHAPE,
+    Context,
+    DraftShape,
+    SamplingParams,
+    TokenLogprobs,
+)
 
 
 class Finish(Enum):
@@ -22,7 +29,8 @@ class Finish(Enum):
 @dataclass(frozen=True, slots=True)
 class RunRequest:
     """A request that was checked and completed with defaults; `completion` are tokens that its
-    client has already.
+    client has already. `prompt_logprobs`: how many of the likeliest tokens beside each of the
+    prompt, of which those of its first `told` tokens are not wanted any more.
     """
 
     request_id: str
@@ -36,11 +44,15 @@ class RunRequest:
     completion: tuple[int, ...] = ()
     traceparent: str = ""  # of the span that runs it
     known: tuple[int, ...] = ()  # tokens that the completion may repeat
+    prompt_logprobs: int | None = None
+    told: int = 1  # the first token has none
 
 
 @dataclass(slots=True)
 class Generation:
-    """A growing completion. `turn` is that of the newest opening, at either service."""
+    """A growing completion, and how far the log-probabilities of its prompt have come. `turn` is
+    that of the newest opening, at either service.
+    """
 
     session_id: bytes
     prompt: tuple[int, ...]
@@ -53,6 +65,8 @@ class Generation:
     client: bytes = b""
     turn: int = 0
     group: str = ""  # of verifiers, that the newest tokens are from
+    prompt_logprobs: int | None = None
+    told: int = 1
 
     @classmethod
     def of(cls, request: RunRequest) -> Generation:
@@ -65,6 +79,8 @@ class Generation:
             request.stop_token_ids,
             list(request.completion),
             client=request.client,
+            prompt_logprobs=request.prompt_logprobs,
+            told=request.told,
         )
 
     @property
@@ -76,6 +92,13 @@ class Generation:
     def until(self) -> int:
         """Committed tokens at the most."""
         return len(self.prompt) + self.max_new_tokens
+
+    @property
+    def untold(self) -> PromptLogprobs | None:
+        """What is still wanted of the prompt."""
+        if self.prompt_logprobs is None or self.told >= len(self.prompt):
+            return None
+        return PromptLogprobs(self.told, len(self.prompt), self.prompt_logprobs)
 
     def context(self) -> Context:
         """The context of the next opening: all tokens. A service that still holds the session, or a
@@ -97,6 +120,21 @@ class Generation:
                 fresh = fresh[: place + 1]
                 break
         self.completion += fresh
-        if self.finish is None and self.length >= self.until:
-            self.finish = Finish.LENGTH
+        self._end_at_limit()
         return fresh
+
+    def tell(self, start: int, logprobs: Sequence[TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+        """Take the log-probabilities of tokens from `start` on, if they are of the prompt; those
+        that are new.
+        """
+        if start >= len(self.prompt):
+            return ()
+        assert start <= self.told, "a fact that leaves a gap"
+        fresh = tuple(logprobs[self.told - start :])
+        self.told += len(fresh)
+        self._end_at_limit()
+        return fresh
+
+    def _end_at_limit(self) -> None:
+        if self.finish is None and self.length >= self.until and not self.untold:
+            self.finish = Finish.LENGTH

@@ -58,7 +58,7 @@ class Relay:
         self._numbers, self._timer = services.numbers, services.timer
         ngram = request.shape.method is Method.NGRAM
         self._lookup = request.shape if ngram else NO_DRAFT_SHAPE
-        self._drafts = request.shape.levels > 0 and not ngram
+        self._drafts = request.shape.levels > 0 and not ngram and request.max_new_tokens > 0
         self._watch, self._backoff = DraftWatch(request.shape.levels > 0, ngram), DraftBackoff()
         in_lockstep = self._drafts and request.sampling.rule is not Rule.MATCH
         self._paused = self._drafter_may_open = False
@@ -123,6 +123,7 @@ class Relay:
             traceparent=self._request.traceparent,
             group=generation.group,
             forced=0 if self._lockstep else self._request.shape.levels,
+            prompt_logprobs=generation.untold,
         )
         self._paused, self._drafter_may_open = False, self._lockstep is not None
         self.verifier.start(next(self._numbers), opening.context.turn, opening)
@@ -154,11 +155,14 @@ class Relay:
             self._lockstep.wait(self.generation.length, self.drafter.opened, round_trip)
 
     def _on_fact(self, fact: Fact) -> None:
-        self.steps.append(self._step(fact))
-        if self._lockstep:
+        self.steps.append(step := self._step(fact))
+        if self._lockstep and not step.prompt_logprobs:
             self._lockstep.stepped(fact)
         if self.generation.finish:
             self.end()
+            return
+        if step.prompt_logprobs:
+            self._changed()
             return
         if not self._drafter_may_open:
             self._drafter_may_open = True
@@ -173,6 +177,7 @@ class Relay:
     def _step(self, fact: Fact) -> Step:
         """Commit a fact: the step that it is for the reader."""
         generation, now = self.generation, self._timer.now()
+        told = generation.tell(fact.start, fact.logprobs)
         tokens = generation.extend(fact.start, fact.tokens)
         seconds, self._last_step = now - self._last_step, now
         before, generation.group = generation.group, self.verifier.link.group(self.verifier.number)
@@ -187,9 +192,12 @@ class Relay:
             verifier_switches=self.verifier.switches,
             drafter_round_trip=self.drafter.link.round_trip,
             verifier_round_trip=self.verifier.link.round_trip,
-            fallback=self._watch.stepped(fact, self._drafts, self.drafter.opened, paused),
+            fallback=None
+            if told
+            else self._watch.stepped(fact, self._drafts, self.drafter.opened, paused),
             verifier_group=generation.group if generation.group != before else "",
             drafter=self._drafter if self._drafter != known else "",
+            prompt_logprobs=told,
         )
 
     def _inform_drafter(self, fact: Fact) -> None:

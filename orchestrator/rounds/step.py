@@ -9,6 +9,7 @@ from enum import Enum, auto
 
 from tandem.orchestrator.rounds.generation import Finish
 from tandem.protos.streams import Fact
+from tandem.protos.types import TokenLogprobs
 
 
 class Fallback(Enum):
@@ -26,7 +27,9 @@ class Fallback(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the verifier for one request: its fact, cut to the tokens that were committed."""
+    """One step of the verifier for one request: its fact, cut to the tokens that were committed; or
+    what it has told of the prompt.
+    """
 
     fact: Fact
     seconds: float = 0.0  # since the step before, or since the opening
@@ -39,6 +42,7 @@ class Step:
     fallback: Fallback | None = None
     verifier_group: str = ""  # fingerprint of its model, where it is another than before
     drafter: str = ""  # address of the one that drafts, where it is another than before
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def tokens(self) -> tuple[int, ...]:

@@ -1,5 +1,5 @@
-"""Values to messages and back; those of guesses and options are in `drafting` and `sampling`, those
-of registered drafters in `registration`.
+"""Values to messages and back; those of guesses and options are in `drafting` and `sampling`,
+log-probabilities in `logprobs`, and those of registered drafters in `registration`.
 
 Decoding refuses what cannot be a value of its type, naming the field; a model's limits are checked
 by its service.
@@ -12,6 +12,12 @@ from dataclasses import asdict
 from tandem.protos import streams, types
 from tandem.protos.errors import InvalidRequest, Violation
 from tandem.protos.wire.drafting import decode_shape, encode_shape
+from tandem.protos.wire.logprobs import (
+    decode_logprobs,
+    decode_prompt_logprobs,
+    encode_logprobs,
+    encode_prompt_logprobs,
+)
 from tandem.protos.wire.sampling import decode_sampling, encode_sampling
 from tandem.v1 import common_pb2, drafter_pb2, verifier_pb2
 
@@ -69,6 +75,7 @@ def encode_decoding(stream: int, opening: streams.Decoding) -> verifier_pb2.Deco
         request_id=opening.request_id,
         traceparent=opening.traceparent,
         forced=opening.forced,
+        prompt_logprobs=encode_prompt_logprobs(opening.prompt_logprobs),
     )
 
 
@@ -86,6 +93,7 @@ def decode_decoding(message: verifier_pb2.Decoding) -> streams.Decoding:
         request_id=message.request_id,
         traceparent=message.traceparent,
         forced=message.forced,
+        prompt_logprobs=decode_prompt_logprobs(message),
     )
 
 
@@ -146,19 +154,6 @@ def decode_fact(message: common_pb2.Fact) -> streams.Fact:
         message.expected,
         message.late,
         message.unused,
-    )
-
-
-def encode_logprobs(logprobs: types.TokenLogprobs) -> common_pb2.Logprobs:
-    """Log-probabilities to message."""
-    ids, values = zip(*logprobs.top, strict=True) if logprobs.top else ((), ())
-    return common_pb2.Logprobs(logprob=logprobs.logprob, top_ids=ids, top_logprobs=values)
-
-
-def decode_logprobs(message: common_pb2.Logprobs) -> types.TokenLogprobs:
-    """Message to log-probabilities."""
-    return types.TokenLogprobs(
-        message.logprob, tuple(zip(message.top_ids, message.top_logprobs, strict=False))
     )
 
 

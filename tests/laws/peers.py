@@ -9,13 +9,13 @@ from typing import Any
 
 from tandem.protos.errors import (
     Busy,
-    InvalidRequest,
     SessionMiss,
     StaleTurn,
     TandemError,
     Unavailable,
 )
 from tandem.protos.streams import Decoding, Drafting, EncodedGuess, Fact, Flow, Guess
+from tandem.protos.types import TokenLogprobs
 from tandem.verifier_service.service import INBOX
 from tests.laws.wires import Call, Closing, OnStream, Server
 
@@ -27,6 +27,11 @@ CLOSED = "closed"
 def follows(tokens: Sequence[int], model: int = 0) -> int:
     """The target, model 0: a token that depends on all before it."""
     return hash((*tokens, -1) if model else tuple(tokens)) % VOCABULARY
+
+
+def likely(tokens: Sequence[int], model: int = 0) -> TokenLogprobs:
+    """How likely the target finds the last of these."""
+    return TokenLogprobs(-float(hash((*tokens, -2 - model)) % 97))
 
 
 @dataclass(eq=False)
@@ -42,6 +47,7 @@ class Job:
     waits: bool = False
     drafted: int = 0  # nodes
     source: int = 0  # of the guesses that it heard
+    told: int = 0  # tokens of the prompt, up to where
     paths: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by node: the text up to there
     inbox: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=INBOX))
     # of guesses: behind what, and how many nodes
@@ -153,6 +159,8 @@ class Verifier(Service):
     """Decodes by itself; a guess makes a step longer, and nothing else."""
 
     def begin(self, job: Job) -> None:
+        if wanted := job.opening.prompt_logprobs:
+            job.told = wanted.first
         self._soon(job)
 
     def take(self, job: Job, item: Flow | Guess | EncodedGuess) -> None:
@@ -190,8 +198,13 @@ class Verifier(Service):
         held = self.held.get(job.opening.context.session_id)
         if not (job.live and held):
             return
+        wanted = job.opening.prompt_logprobs
+        if wanted and job.told < wanted.until and not job.paused:
+            return self._tell(job, held.tokens)
         if not self._may(job):
             job.waits = True
+            return
+        if job.length >= job.opening.until:
             return
         text, guessed = held.tokens, set(job.paths.values())
         fresh = [follows(text, self.model)]
@@ -208,42 +221,12 @@ class Verifier(Service):
         else:
             job.live = False
 
-
-class Drafter(Service):
-    """Guesses rightly, wrongly and absurdly."""
-
-    def begin(self, job: Job) -> None:
-        if self.rng.random() < self.evil / 10:
-            job.live = False
-            self.fail(job.call, job.stream, InvalidRequest.of("shape", "is not for me"))
-        else:
-            self._guess(job)
-
-    def take(self, job: Job, item: Fact) -> None:
-        held = self.held[job.opening.context.session_id]
-        held.tokens[item.start :] = item.tokens
-        self._guess(job)
-
-    def _guess(self, job: Job) -> None:
-        """A trunk with a sibling at every node, in one message or, its second half, in two."""
-        text, rng = self.held[job.opening.context.session_id].tokens, self.rng
-        path, first, behind = list(text), job.drafted + 1, len(text)
-        tokens: list[int] = []
-        for _ in range(rng.randrange(1, 6)):
-            path.append(follows(path) if rng.random() < 0.8 else rng.randrange(VOCABULARY))
-            tokens += [path[-1], rng.randrange(VOCABULARY)]
-        parents = [0, 0, *[2, 3] * (len(tokens) // 2 - 1)]
-        job.drafted += len(tokens)
-        whole = job.opening.lockstep
-        if not whole and rng.random() < self.evil:
-            behind = rng.randrange(behind + 9)  # a lie, or nonsense
-        cut = len(tokens) if whole else rng.randrange(1, len(tokens) + 1)
-        for half in (slice(0, cut), slice(cut, None)):
-            start = first + (half.start or 0)
-            places = enumerate(parents[half], start)
-            hung = tuple(number - back if back else 0 for number, back in places)
-            turn = job.opening.context.turn
-            guess = Guess(behind, tuple(tokens[half]), hung, first=start, source=turn)
-            for _ in range(1 if whole else rng.choice((0, 1, 1, 1, 2))):  # lost, or said twice
-                if guess.tokens:
-                    job.call.answer(OnStream(job.stream, EncodedGuess(behind, 99, guess)))
+    def _tell(self, job: Job, text: list[int]) -> None:
+        """A piece of the prompt."""
+        stop = min(job.told + self.rng.randint(1, 4), job.opening.prompt_logprobs.until)
+        places = range(job.told, stop)
+        told = tuple(likely(text[: place + 1], self.model) for place in places)
+        fact = Fact(job.told, tuple(text[job.told : stop]), logprobs=told)
+        job.call.answer(OnStream(job.stream, fact))
+        job.told = stop
+        self._soon(job)

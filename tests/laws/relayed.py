@@ -9,14 +9,16 @@ Verifiers are of two groups.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from itertools import chain, count
 from typing import Any
 
 from tandem.orchestrator.links.balanced import BalancedLink
 from tandem.orchestrator.rounds.generation import RunRequest
 from tandem.orchestrator.rounds.relay import Relay, Services
-from tandem.protos.types import DraftShape, Rule, SamplingParams
-from tests.laws.peers import CLOSED, FENCES, Drafter, Verifier, follows
+from tandem.protos.types import DraftShape, Rule, SamplingParams, TokenLogprobs
+from tests.laws.guessing import Drafter
+from tests.laws.peers import CLOSED, FENCES, Verifier, follows, likely
 from tests.laws.wires import SLOW, Clock, Link
 
 PROMPT, LENGTH = (1, 2, 3), 40
@@ -24,12 +26,12 @@ MOST_REPLICAS = 3  # of a service
 SHAPES = DraftShape(0), *[DraftShape(8, 2, 32)] * 3
 
 
-def alone() -> list[int]:
+def alone(prompt: Sequence[int] = PROMPT) -> list[int]:
     """What the target decodes by itself."""
-    text = list(PROMPT)
-    while len(text) < len(PROMPT) + LENGTH:
+    text = list(prompt)
+    while len(text) < len(prompt) + LENGTH:
         text.append(follows(text))
-    return text[len(PROMPT) :]
+    return text[len(prompt) :]
 
 
 class VerifierLink(Link):
@@ -62,12 +64,14 @@ class Cell:
         request = RunRequest(
             "",
             self.session,
-            PROMPT,
+            world.prompt,
             SamplingParams(rule=world.rule),
             LENGTH,
             shape=world.shape,
             completion=tuple(world.text),
+            prompt_logprobs=0 if world.telling else None,
         )
+        self.told: list[TokenLogprobs] = []
         self.balanced = balanced
         services = Services(*balanced, world.clock, count(1))
         self.relay = Relay(request, services, lambda: None)
@@ -81,6 +85,7 @@ class Cell:
             step = self.relay.take()
             if self is self.world.cell or "delivery" not in self.world.fences:
                 self.world.text += step.tokens
+            self.told += step.prompt_logprobs
         pause = self.world.rng.expovariate(1 if self.world.slow else 20)
         self.timer = self.world.clock.call_later(pause, self.read)
 
@@ -102,8 +107,15 @@ class World:
     """One request under one schedule of faults."""
 
     def __init__(
-        self, seed: int, fences: frozenset[str] = FENCES, evil: float = 0.1, faults: int = 12
+        self,
+        seed: int,
+        fences: frozenset[str] = FENCES,
+        evil: float = 0.1,
+        faults: int = 12,
+        telling: bool = False,
     ) -> None:
+        """With `telling`, the log-probabilities of a long prompt are wanted, too."""
+        self.telling, self.prompt = telling, PROMPT * 20 if telling else PROMPT
         self.rng, self.clock = random.Random(seed), Clock()
         self.verifiers, self.drafters = (
             [kind(self.clock, self.rng, evil) for _ in range(self.rng.randint(1, MOST_REPLICAS))]
@@ -159,7 +171,13 @@ class World:
         while there were some, and nobody else closed the sessions of the newest cell.
         """
         assert self.cell
-        finished = self.clock.pass_until(lambda: len(self.text) >= LENGTH)
+        finished = self.clock.pass_until(lambda: len(self.text) >= LENGTH and self.told())
         links = chain.from_iterable(self.cell.links)
         closed = any(str(error) == CLOSED for link in links for error in link.failures)
-        return finished and self.text == alone() and not (closed or self.strayed)
+        right = self.text == alone(self.prompt)
+        return finished and right and not (closed or self.strayed)
+
+    def told(self) -> bool:
+        """Whether the newest cell has told of the whole prompt, and each of its tokens once."""
+        places = range(2, len(self.prompt) + 1) if self.telling else ()
+        return bool(self.cell and self.cell.told == [likely(self.prompt[:end]) for end in places])

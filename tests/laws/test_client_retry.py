@@ -65,7 +65,9 @@ def test_a_busy_one_is_not_asked_while_another_may_be() -> None:
 def test_every_option_of_the_api_is_a_keyword() -> None:
     request = build(
         [1, 2],
-        3,
+        logprobs=3,
+        prompt_logprobs=0,
+        echo=True,
         temperature=0.5,
         logit_bias={7: -1.0},
         stop="end",
@@ -75,7 +77,7 @@ def test_every_option_of_the_api_is_a_keyword() -> None:
         top_k=None,
     )
     assert list(request.token_ids.ids) == [1, 2]
-    assert request.logprobs == 3
+    assert (request.logprobs, request.HasField("prompt_logprobs"), request.echo) == (3, True, True)
     assert request.sampling.temperature == 0.5
     assert request.sampling.logit_bias == {7: -1.0}
     assert not request.sampling.HasField("top_k")
@@ -88,18 +90,18 @@ def test_every_option_of_the_api_is_a_keyword() -> None:
 
 
 def test_a_request_can_be_sent_again() -> None:
-    one, other = build("a", None), build("a", None)
+    one, other = build("a"), build("a")
     assert one.sampling.HasField("seed")
     assert one.request_id != other.request_id
-    assert build("a", None, seed=3).sampling.seed == 3
+    assert build("a", seed=3).sampling.seed == 3
 
 
 def test_bad_options_are_named() -> None:
     with pytest.raises(TypeError, match="'temprature'; did you mean 'temperature'"):
-        build("a", None, temprature=1)
+        build("a", temprature=1)
     for name, value in (("rule", "mtch"), ("top_k", -1), ("temperature", "hot"), ("stop", 3)):
         with pytest.raises(InvalidRequest, match=name):
-            build("a", None, **{name: value})
+            build("a", **{name: value})
 
 
 def test_a_silent_one_is_asked_when_there_is_no_other() -> None:

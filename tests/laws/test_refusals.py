@@ -41,7 +41,7 @@ FIELDS = [
     ("sampling.frequency_penalty", 3, "is 3, not in -2..2"),
     ("sampling.logit_bias[3]", {3: 101}, "is 101, not in -100..100"),
     ("sampling.logit_bias", {100: 1}, f"has token 100, {LAST}"),
-    ("stopping.max_new_tokens", 0, "is 0, below 1"),
+    ("stopping.max_new_tokens", 0, "is 0, below 1 without echo or prompt_logprobs"),
     (
         "stopping.max_new_tokens",
         48,

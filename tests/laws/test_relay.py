@@ -25,7 +25,8 @@ from tandem.protos.errors import (
 )
 from tandem.protos.streams import Decoding, EncodedGuess, Fact, Flow, Guess
 from tandem.protos.types import NO_DRAFT_SHAPE, DraftShape, Method, SamplingParams
-from tests.laws.peers import Drafter, Job
+from tests.laws.guessing import Drafter
+from tests.laws.peers import Job
 from tests.laws.relayed import LENGTH, PROMPT, alone
 from tests.laws.scene import GREEDY, LOCKSTEP, SESSION, SHAPE, Scene
 from tests.laws.wires import OnStream

@@ -21,6 +21,10 @@ def test_no_schedule_of_faults_changes_loses_or_repeats_a_token() -> None:
     assert list(wrong(FENCES)) == []
 
 
+def test_nor_what_is_told_of_a_prompt() -> None:
+    assert [seed for seed in range(50) if not World(seed, telling=True).run()] == []
+
+
 @pytest.mark.usefixtures("impatient")
 def test_nor_does_one_with_drafters_that_are_left_alone() -> None:
     assert list(wrong(FENCES)) == []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import tandem.models
-from tandem.orchestrator.http.replies import Head, Reply, TokenTexts
+from tandem.orchestrator.http.replies import Head, Reply
+from tandem.orchestrator.http.token_texts import TokenTexts
 from tandem.orchestrator.requests.answer import Chunk
+from tandem.orchestrator.requests.request import Request
 from tandem.orchestrator.requests.text import load_tokenizer
 from tandem.protos.types import TokenLogprobs
 from tests.laws.test_text import with_sentence_pieces
@@ -26,7 +28,7 @@ def test_offsets_are_those_of_the_text_also_behind_a_character_of_several_tokens
     tokenizer = load_tokenizer(tandem.models.TARGET)
     ids = tokenizer.encode("a\u4e16b").ids
     assert len(ids) > 3
-    reply = Reply(Head("id", "m", 0, chat=False), 0, True, TokenTexts(tokenizer))
+    reply = Reply(Head("id", "m", 0, chat=False), 0, Request(logprobs=0), TokenTexts(tokenizer))
     offsets = [
         offset
         for token in ids

@@ -19,7 +19,8 @@ from tandem.orchestrator.http import delivery
 from tandem.orchestrator.http.bodies.decoding import Caller, completions
 from tandem.orchestrator.http.bodies.schema import CompletionBody
 from tandem.orchestrator.http.delivery import Choice, Delivery
-from tandem.orchestrator.http.replies import Head, Reply, TokenTexts
+from tandem.orchestrator.http.replies import Head, Reply
+from tandem.orchestrator.http.token_texts import TokenTexts
 from tandem.orchestrator.metrics import FrontMetrics
 from tandem.orchestrator.requests.request import CLIENT_KEY
 from tandem.protos.transport.interceptor import REQUEST_ID
@@ -144,7 +145,7 @@ async def test_an_http_client_that_reads_nothing_has_run_out_of_time_and_is_no_b
 
     body = CompletionBody(prompt=PROMPT, stream=True)
     (request,) = completions(body, Caller(b"", b"share", "mute"))
-    reply = Reply(Head("mute", "tiny", 0, chat=False), 0, False, TokenTexts(TOKENIZER))
+    reply = Reply(Head("mute", "tiny", 0, chat=False), 0, request, TokenTexts(TOKENIZER))
     await Delivery(front.http, body, (Choice(request, reply),))({"type": "http"}, never, never)
     (line,) = await front.ended(1)
     assert (line["code"], line["request_id"]) == ("DEADLINE_EXCEEDED", "mute")

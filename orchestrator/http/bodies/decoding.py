@@ -184,6 +184,8 @@ def _request(
     default_new_tokens: int,
     most_new: int | None = None,
 ) -> Request:
+    if body.stream and body.prompt_logprobs is not None:
+        raise InvalidRequest.of("prompt_logprobs", "cannot be had with stream, as in vLLM")
     given = {name: getattr(body, name) for name in SAMPLING}
     sampling = {name: value for name, value in given.items() if value is not None}
     if body.seed is not None:
@@ -205,6 +207,9 @@ def _request(
         ),
         _speculation(body),
         logprobs,
+        body.prompt_logprobs,
+        isinstance(body, CompletionBody) and bool(body.echo),
+        bool(body.return_token_ids),
         client=caller.client,
         share=caller.share,
         default_new_tokens=default_new_tokens,

@@ -58,12 +58,9 @@ class GenerationBody(Body):
     ignore_eos: bool | None = None
     stop_token_ids: TokenIds | None = None
     min_tokens: Count | None = None
+    prompt_logprobs: Count | None = None
+    return_token_ids: bool | None = None
     speculation: SpeculationBody | None = None  # Tandem's; the answer has its figures then
-
-    @property
-    def wants_logprobs(self) -> bool:
-        """Whether the answer has log-probabilities."""
-        return False
 
 
 class CompletionBody(GenerationBody):
@@ -71,11 +68,7 @@ class CompletionBody(GenerationBody):
 
     prompt: str | list[Any]
     logprobs: Count | None = None
-
-    @property
-    def wants_logprobs(self) -> bool:
-        """0 asks for those of the tokens themselves."""
-        return self.logprobs is not None
+    echo: bool | None = None
 
 
 class ChatBody(GenerationBody):
@@ -93,12 +86,8 @@ class ChatBody(GenerationBody):
     tools: Annotated[list[ToolBody], Field(fail_fast=True)] | None = None
     tool_choice: Literal["auto", "none", "required"] | ChoiceBody | None = None
     parallel_tool_calls: bool | None = None
-    continue_final_message: bool | None = None  # vLLM's
-
-    @property
-    def wants_logprobs(self) -> bool:
-        """Whether the answer has log-probabilities."""
-        return bool(self.logprobs)
+    continue_final_message: bool | None = None  # vLLM's, as the next
+    echo: Literal[False] | None = None
 
     @model_validator(mode="after")
     def _is_written_in_one_way(self) -> ChatBody:

@@ -12,7 +12,6 @@ Json: TypeAlias = dict[str, Any]
 
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -24,7 +23,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
     "return_tokens_as_token_ids": (False,),
-    "return_token_ids": (False,),
 }
 IGNORED = ("metadata", "priority", "prompt_cache_retention", "service_tier", "store")
 OF_OPTIONS = ("continuous_usage_stats", "include_obfuscation")  # of a stream

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tandem.orchestrator.http.replies import Json, usage
+from tandem.orchestrator.http.logprobs import Json
+from tandem.orchestrator.http.replies import usage
 from tandem.orchestrator.http.responses.body import ResponsesBody
-from tandem.orchestrator.requests.answer import Answer, Chunk
+from tandem.orchestrator.requests.answer import Answer, Chunk, PromptPart
 from tandem.orchestrator.requests.message import Message, Part, Reasoning
 from tandem.orchestrator.requests.request import ToolCall
 from tandem.orchestrator.rounds.generation import Finish
@@ -57,11 +58,11 @@ class ResponsesReply:
         list(self._close())
         return self._response(answer)
 
-    def figures(self, answer: Answer) -> Json:
-        """They are the server's metrics alone."""
+    def extras(self, answer: Answer) -> Json:
+        """There are none."""
         return {}
 
-    def begun(self) -> Iterator[Json]:
+    def begun(self, prompt: PromptPart) -> Iterator[Json]:
         """What comes before the first chunk."""
         for name in ("created", "in_progress"):
             yield self._event(name, response=self._response(None))

@@ -351,7 +351,9 @@ Global___DraftShape: _TypeAlias = DraftShape  # noqa: Y015
 
 @_typing.final
 class Fact(_message.Message):
-    """From the verifier: "from token `start` on, the text is `tokens`". One step of one session."""
+    """From the verifier: "from token `start` on, the text is `tokens`". One step of one session, or a piece of the prompt, whose
+    log-probabilities were asked for.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -423,7 +425,10 @@ class Logprobs(_message.Message):
     LOGPROB_FIELD_NUMBER: _builtins.int
     TOP_IDS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
     logprob: _builtins.float
+    rank: _builtins.int
+    """of a token of the prompt: one more than there are likelier tokens; 0 = not known"""
     @_builtins.property
     def top_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -434,10 +439,11 @@ class Logprobs(_message.Message):
         logprob: _builtins.float = ...,
         top_ids: _abc.Iterable[_builtins.int] | None = ...,
         top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        rank: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "top_ids", b"top_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "rank", b"rank", "top_ids", b"top_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

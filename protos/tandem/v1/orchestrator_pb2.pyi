@@ -142,6 +142,9 @@ class GenerateRequest(_message.Message):
     SPECULATION_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
+    RETURN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """chosen by the client for resuming; empty = the metadata x-request-id, or made by the server"""
     model: _builtins.str
@@ -151,6 +154,12 @@ class GenerateRequest(_message.Message):
     """only requests with the same one use each other's cached prefixes; empty = all without one"""
     logprobs: _builtins.int
     """top-n log-probabilities per emitted token, 0 = the emitted token's own"""
+    prompt_logprobs: _builtins.int
+    """the same for each token of the prompt but the first"""
+    echo: _builtins.bool
+    """the text begins with the prompt's; with `logprobs`, there are `prompt_logprobs` too"""
+    return_token_ids: _builtins.bool
+    """those of the prompt too, which come with `echo` and `prompt_logprobs` as well"""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds: ...
     @_builtins.property
@@ -176,17 +185,24 @@ class GenerateRequest(_message.Message):
         speculation: Global___Speculation | None = ...,
         cache_salt: _builtins.str = ...,
         logprobs: _builtins.int | None = ...,
+        prompt_logprobs: _builtins.int | None = ...,
+        echo: _builtins.bool = ...,
+        return_token_ids: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs", "messages", b"messages", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "logprobs", b"logprobs", "messages", b"messages", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "cache_salt", b"cache_salt", "logprobs", b"logprobs", "messages", b"messages", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "cache_salt", b"cache_salt", "echo", b"echo", "logprobs", b"logprobs", "messages", b"messages", "model", b"model", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "messages"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
@@ -526,7 +542,7 @@ class Stopping(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     max_new_tokens: _builtins.int
-    """default 128"""
+    """default 128; 0, with `echo` or `prompt_logprobs`: nothing but the prompt"""
     min_new_tokens: _builtins.int
     ignore_eos: _builtins.bool
     @_builtins.property
@@ -641,6 +657,8 @@ class GenerateResponse(_message.Message):
     CONTENT_FIELD_NUMBER: _builtins.int
     REASONING_CONTENT_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     text: _builtins.str
     finish_reason: Global___FinishReason.ValueType
@@ -664,6 +682,14 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]: ...
+    @_builtins.property
+    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """with `return_token_ids`, `echo` or `prompt_logprobs`"""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """of the prompt's tokens from the second on"""
+
     def __init__(
         self,
         *,
@@ -681,10 +707,12 @@ class GenerateResponse(_message.Message):
         content: _builtins.str = ...,
         reasoning_content: _builtins.str = ...,
         tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+        prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop", "matched_text", b"matched_text", "matched_token_id", b"matched_token_id", "speculation", b"speculation", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "matched_stop", b"matched_stop", "matched_text", b"matched_text", "matched_token_id", b"matched_token_id", "reasoning_content", b"reasoning_content", "request_id", b"request_id", "seed", b"seed", "speculation", b"speculation", "text", b"text", "timing", b"timing", "token_ids", b"token_ids", "tool_calls", b"tool_calls", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "matched_stop", b"matched_stop", "matched_text", b"matched_text", "matched_token_id", b"matched_token_id", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "reasoning_content", b"reasoning_content", "request_id", b"request_id", "seed", b"seed", "speculation", b"speculation", "text", b"text", "timing", b"timing", "token_ids", b"token_ids", "tool_calls", b"tool_calls", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_matched_stop: _TypeAlias = _typing.Literal["matched_token_id", "matched_text"]  # noqa: Y015
     _WhichOneofArgType_matched_stop: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop"]  # noqa: Y015
@@ -820,7 +848,10 @@ class TokenLogprobs(_message.Message):
     LOGPROB_FIELD_NUMBER: _builtins.int
     TOP_IDS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
     logprob: _builtins.float
+    rank: _builtins.int
+    """of a token of the prompt: 1 = there is none likelier"""
     @_builtins.property
     def top_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -831,10 +862,11 @@ class TokenLogprobs(_message.Message):
         logprob: _builtins.float = ...,
         top_ids: _abc.Iterable[_builtins.int] | None = ...,
         top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        rank: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "top_ids", b"top_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "rank", b"rank", "top_ids", b"top_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -73,6 +73,7 @@ class Decoding(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     FORCED_FIELD_NUMBER: _builtins.int
     KNOWN_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     stream: _builtins.int
     """a number of the caller's, not used for another session of the same call"""
     until: _builtins.int
@@ -100,6 +101,10 @@ class Decoding(_message.Message):
     def known(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """tokens that the text may repeat: `lookup` finds them as if they had come before it"""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> Global___PromptLogprobs:
+        """wanted before anything is decoded; absent = not"""
+
     def __init__(
         self,
         *,
@@ -115,14 +120,45 @@ class Decoding(_message.Message):
         traceparent: _builtins.str = ...,
         forced: _builtins.int = ...,
         known: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_logprobs: Global___PromptLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "lookup", b"lookup", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "lookup", b"lookup", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "forced", b"forced", "known", b"known", "lockstep", b"lockstep", "lookup", b"lookup", "once", b"once", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "stream", b"stream", "traceparent", b"traceparent", "until", b"until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "forced", b"forced", "known", b"known", "lockstep", b"lockstep", "lookup", b"lookup", "once", b"once", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "stream", b"stream", "traceparent", b"traceparent", "until", b"until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Decoding: _TypeAlias = Decoding  # noqa: Y015
+
+@_typing.final
+class PromptLogprobs(_message.Message):
+    """How likely the model finds the tokens from `first` on, below `until`. They are reported as facts that begin within the
+    context. If that is all that is wanted, the stream's `until` is the length of the context.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    until: _builtins.int
+    top: _builtins.int
+    """how many of the most likely tokens beside each"""
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+        until: _builtins.int = ...,
+        top: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "top", b"top", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
 
 @_typing.final
 class Flow(_message.Message):

@@ -1,0 +1,54 @@
+"""Single tokens of a vocabulary as text and as bytes. Pure."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from tokenizers import Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel
+
+from tandem.orchestrator.requests.text import REPLACEMENT, special_tokens
+from tandem.protos.tokenizer import SPACE
+
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+VISIBLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))  # written as they are
+
+
+def byte_of() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary is written for."""
+    others = (byte for byte in range(0x100) if byte not in VISIBLE)
+    shifted = {chr(0x100 + place): byte for place, byte in enumerate(others)}
+    written = {chr(byte): byte for byte in VISIBLE} | shifted
+    assert set(written) == set(ByteLevel.alphabet())
+    return written
+
+
+class TokenTexts:
+    """What single tokens of one vocabulary are, as text and as bytes."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self._bytes = tokenizer, byte_of()
+        self.special = frozenset(special_tokens(tokenizer).values())
+        self.of = lru_cache(4096)(self._of)
+
+    def _of(self, token: int) -> tuple[str, bytes]:
+        """Its text, with U+FFFD for bytes that are no character by themselves; and its bytes."""
+        text = self._tokenizer.decode([token], skip_special_tokens=False)
+        raw = self._tokenizer.id_to_token(token) or ""
+        if raw.startswith(SPACE) and not text.startswith(" "):  # decoding removes it
+            text = f" {text}"
+        if REPLACEMENT not in text:
+            return text, text.encode()
+        if found := BYTE.fullmatch(raw):
+            return text, bytes((int(found[1], 16),))
+        if all(character in self._bytes for character in raw):
+            return text, bytes(self._bytes[character] for character in raw)
+        return text, text.encode()
+
+    def name(self, token: int) -> str:
+        """As text; one that is no whole character as its bytes, so that names differ."""
+        text, content = self.of(token)
+        if REPLACEMENT not in text:
+            return text
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)

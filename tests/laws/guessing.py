@@ -1,0 +1,48 @@
+"""A drafter that keeps the session rule, at the other end of a relay."""
+
+from __future__ import annotations
+
+from tandem.protos.errors import InvalidRequest
+from tandem.protos.streams import EncodedGuess, Fact, Guess
+from tests.laws.peers import VOCABULARY, Job, Service, follows
+from tests.laws.wires import OnStream
+
+
+class Drafter(Service):
+    """Guesses rightly, wrongly and absurdly."""
+
+    def begin(self, job: Job) -> None:
+        if self.rng.random() < self.evil / 10:
+            job.live = False
+            self.fail(job.call, job.stream, InvalidRequest.of("shape", "is not for me"))
+        else:
+            self._guess(job)
+
+    def take(self, job: Job, item: Fact) -> None:
+        held = self.held[job.opening.context.session_id]
+        held.tokens[item.start :] = item.tokens
+        self._guess(job)
+
+    def _guess(self, job: Job) -> None:
+        """A trunk with a sibling at every node, in one message or, its second half, in two."""
+        text, rng = self.held[job.opening.context.session_id].tokens, self.rng
+        path, first, behind = list(text), job.drafted + 1, len(text)
+        tokens: list[int] = []
+        for _ in range(rng.randrange(1, 6)):
+            path.append(follows(path) if rng.random() < 0.8 else rng.randrange(VOCABULARY))
+            tokens += [path[-1], rng.randrange(VOCABULARY)]
+        parents = [0, 0, *[2, 3] * (len(tokens) // 2 - 1)]
+        job.drafted += len(tokens)
+        whole = job.opening.lockstep
+        if not whole and rng.random() < self.evil:
+            behind = rng.randrange(behind + 9)  # a lie, or nonsense
+        cut = len(tokens) if whole else rng.randrange(1, len(tokens) + 1)
+        for half in (slice(0, cut), slice(cut, None)):
+            start = first + (half.start or 0)
+            places = enumerate(parents[half], start)
+            hung = tuple(number - back if back else 0 for number, back in places)
+            turn = job.opening.context.turn
+            guess = Guess(behind, tuple(tokens[half]), hung, first=start, source=turn)
+            for _ in range(1 if whole else rng.choice((0, 1, 1, 1, 2))):  # lost, or said twice
+                if guess.tokens:
+                    job.call.answer(OnStream(job.stream, EncodedGuess(behind, 99, guess)))

@@ -1,0 +1,73 @@
+"""How likely the model finds the tokens of a prompt: they are fed piece by piece, and what a piece
+tells is reported before the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import torch
+
+from tandem.engine.cache.session import Session
+from tandem.engine.cache.sessions import Sessions
+from tandem.engine.forward.segment import Segment
+from tandem.engine.forward.step_input import FixedInput, StepInput
+from tandem.engine.sampling.drawing import logprobs_of_rows
+from tandem.engine.schedule.job_stream import JobStream
+from tandem.protos import tree
+from tandem.protos.streams import Decoding, Fact, Guess, PromptLogprobs
+from tandem.protos.types import Context
+
+PIECE = 64  # rows, as of a whole draft: logits of 40 MB with 152,000 tokens
+
+
+def read_prompt(
+    sessions: Sessions, session: Session, opening: Decoding, stream: JobStream[Guess, Fact]
+) -> Generator[StepInput, torch.Tensor, int]:
+    """Report the log-probabilities that are wanted before anything is decoded, if any are. Returns
+    how many tokens of the context were found cached and used; raises Busy, Internal.
+    """
+    if not opening.prompt_logprobs:
+        return session.length - opening.context.base
+    wanted = opening.prompt_logprobs
+    return (yield from PromptReading(sessions, session, opening.context, wanted, stream).run())
+
+
+@dataclass(slots=True, eq=False)
+class PromptReading(FixedInput):
+    """The pieces of a whole context whose logits are all wanted, as step inputs."""
+
+    sessions: Sessions
+    session: Session
+    context: Context
+    wanted: PromptLogprobs
+    stream: JobStream[Guess, Fact]
+
+    def run(self) -> Generator[StepInput, torch.Tensor, int]:
+        """Feed the context up to the newest token that is wanted. What is cached is used as far as
+        the log-probability of no token behind it is wanted.
+        """
+        text, first = self.context.tokens, self.wanted.first
+        if self.session.length >= first:
+            self.sessions.cut(self.session, first - 1)
+        reused = self.session.length
+        while (start := self.session.length) < self.wanted.until - 1:
+            logits = yield from self.sessions.feed(self.context, self)
+            stop = start + len(logits)
+            told = logprobs_of_rows(logits, text[start + 1 : stop + 1], self.wanted.top)
+            self.sessions.advance(self.session, text[start:stop], range(len(logits)))
+            begin = max(first, start + 1)
+            if tokens := text[begin : stop + 1]:
+                self.stream.emit(Fact(begin, tokens, logprobs=tuple(told[-len(tokens) :])))
+        return reused
+
+    def ready(self) -> Segment | None:
+        """The next piece."""
+        if self.stream.paused:
+            return None
+        start = self.session.length
+        stop = min(start + PIECE, self.wanted.until - 1)
+        self.sessions.reserve(self.session, stop)
+        tokens, chain = self.context.tokens[start:stop], tree.chain(stop - start)
+        return Segment(self.session.table, start, tokens, chain, stop - start, divisible=True)
