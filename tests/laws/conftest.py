@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from tandem.engine.forward.cpu.kernels import Kernels, runnable
+from tandem.engine.forward.cpu.builds import runnable
+from tandem.engine.forward.cpu.kernels import Kernels
 from tandem.orchestrator.rounds import backoff
 
 

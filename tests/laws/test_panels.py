@@ -9,7 +9,8 @@ import torch
 
 from tandem.benchmarks.figures import machine
 from tandem.engine.forward.cpu import panels
-from tandem.engine.forward.cpu.kernels import Kernels, kernels, runnable
+from tandem.engine.forward.cpu.builds import runnable
+from tandem.engine.forward.cpu.kernels import Kernels, kernels
 from tandem.engine.forward.cpu.panels import PanelLinear
 
 SHAPES = [(1, 1), (31, 7), (96, 96), (200, 1100)]  # outputs, inputs

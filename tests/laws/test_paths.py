@@ -18,11 +18,12 @@ from tandem.engine.forward.segment import Segment
 from tandem.protos import tree
 from tests.laws.segments import straight
 
-PLACES = 700
+PLACES = 900
 RULES = {
     "plain": AttentionOptions(),
     "scaled": AttentionOptions(scaling=0.3),
     "window": AttentionOptions(window=21),
+    "wide window": AttentionOptions(window=300),
     "capped": AttentionOptions(softcap=1.5),
     "sinks": AttentionOptions(sinks=torch.tensor([0.5, -1.0, 3.0, 0.0, 9.0, -9.0])),
 }
@@ -60,11 +61,11 @@ def gathered(
 
 
 def scene(sizes: tuple[int, int], kv_heads: int, dtype: torch.dtype, seed: int = 0) -> Scene:
-    """Two sessions of some 80 and 140 tokens, in pages anywhere, with 7 and 40 rows of a tree."""
+    """Two sessions of some 80 and 520 tokens, in pages anywhere, with 7 and 40 rows of a tree."""
     torch.manual_seed(seed)
     rng, segments = random.Random(seed), []
-    numbers = rng.sample(range(PLACES // PAGE), 5)
-    for pages, context, count in ((numbers[:2], 79, 7), (numbers[2:], 141, 40)):
+    numbers = rng.sample(range(PLACES // PAGE), 11)
+    for pages, context, count in ((numbers[:2], 79, 7), (numbers[2:], 499, 40)):
         parents = tuple(rng.randrange(-1, node) if node > 2 else node - 1 for node in range(count))
         segments.append(Segment(PageTable(pages), context, (0,) * count, parents, count))
     plan, seen = path_plan(segments), []
@@ -125,6 +126,19 @@ def test_a_row_has_the_same_bits_in_any_company_and_by_any_number_of_threads(
         for count in (1, 2, 5, 17, len(every)):
             rows = rng.sample(range(len(every)), count)
             assert torch.equal(attended(build, given.some(rows), RULES[rule]), every[rows])
+
+
+def test_so_many_rows_that_they_take_turns_have_the_same_bits(build: Kernels) -> None:
+    """What splits of a long text give is joined at the end, or as they come where it is much."""
+    context, rows, heads = 700, 300, 64
+    keys, values = torch.randn(2, 16 * PAGE, 1, 8)
+    query = torch.randn(rows, heads, 8)
+    every = build.attend(query, keys, values, Paths.straight(context, rows), AttentionOptions())
+    for build.threads in (1, 3):
+        for row in (0, 63, 299):
+            alone = Paths.straight(context + row, 1)
+            one = build.attend(query[[row]], keys, values, alone, AttentionOptions())
+            assert torch.equal(one[0], every[row])
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -7,25 +7,19 @@ called through ctypes. Without them everything works as well, by what PyTorch br
 from __future__ import annotations
 
 import ctypes
-import sysconfig
-from collections.abc import Iterator
 from contextlib import suppress
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
-from zlib import crc32
 
 import torch
 
+from tandem.engine.forward.cpu.builds import SOURCES, runnable
 from tandem.engine.forward.cpu.paths import Paths
 from tandem.engine.forward.dense import AttentionOptions
 
-FOLDER = Path(__file__).parent
-FILES = sorted([*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")])
-SOURCES = crc32(b"".join(map(Path.read_bytes, FILES)))  # as in setup.py
 WORTH_SHARING = 1 << 17  # numbers that a call reads, from which on all threads share it: one thread
 # takes 100 us for so many and two take 60; for a fifth of them both take 20
-SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 
 class ElementType(IntEnum):
@@ -73,12 +67,12 @@ class Kernels:
     are multiplied two inputs at once; `threads` share the work, which no bit depends on.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, sources: int | None = None) -> None:
         for openmp in Path(torch.__file__).parents[1].glob("torch.libs/libgomp*"):
             ctypes.CDLL(str(openmp), ctypes.RTLD_GLOBAL)  # which PyTorch for ARM keeps to itself
         library = self.library = ctypes.CDLL(str(file))
         library.tandem_sources.restype = ctypes.c_uint
-        if library.tandem_sources() != SOURCES:
+        if library.tandem_sources() != (sources or SOURCES):
             raise OSError(f"{file} was built of other sources")
         self.name = file.name.partition(".")[0].removeprefix("_")
         self.width = int(library.tandem_width())
@@ -210,18 +204,6 @@ class Kernels:
         some: OpenMP ends those that a team leaves out, and starts them again for the next.
         """
         return self.threads if numbers >= WORTH_SHARING else 1
-
-
-def runnable() -> Iterator[Path]:
-    """The builds that this processor runs, best first."""
-    names = {"AVX512": ["avx512", "avx2"], "AVX2": ["avx2"], "SVE256": ["sve256", "neon"]}.get(
-        torch.backends.cpu.get_cpu_capability(), ["neon"]
-    )
-    if "avx512" in names and torch.cpu._is_avx512_bf16_supported():
-        names.insert(0, "avx512bf16")
-    for name in names:
-        if (file := FOLDER / f"_{name}{SUFFIX}").exists():
-            yield file
 
 
 @cache

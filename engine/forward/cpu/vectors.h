@@ -45,9 +45,14 @@ struct Float32 {
 
 struct Bfloat16 {
   using Type = uint16_t;
-  static Vector load(const Type* from) {
-    return (Vector)(__builtin_convertvector(read<Halves>(from), Words) << 16);
-  }
+  static Vector load(const Type* from) { return (Vector)(words(from) << 16); }
+#if defined(__AVX512F__)
+  static Words words(const Type* from) { return (Words)_mm512_cvtepu16_epi32(read<__m256i>(from)); }
+#elif defined(__AVX2__)
+  static Words words(const Type* from) { return (Words)_mm256_cvtepu16_epi32(read<__m128i>(from)); }
+#else
+  static Words words(const Type* from) { return __builtin_convertvector(read<Halves>(from), Words); }
+#endif
   static Halves save(Vector value) {  // to the nearest, ties to even
     const Words bits = (Words)value, rounded = bits + 0x7FFF + ((bits >> 16) & 1);
     return __builtin_convertvector((value != value ? Words{} + 0x7FC00000 : rounded) >> 16, Halves);
@@ -136,6 +141,14 @@ inline Vector exponential(Vector x) {
   return tiny ? Vector{} : p * power;
 }
 
+// tanh, to about a millionth.
+inline Vector bounded(Vector x) {
+  const auto negative = x < 0;
+  const Vector power = exponential((negative ? x : -x) * 2.0f);
+  const Vector size = (1.0f - power) / (power + 1.0f);
+  return negative ? -size : size;
+}
+
 using Lanes = std::make_integer_sequence<int, LANES>;
 
 template <int... FROM>
@@ -145,6 +158,14 @@ Vector shuffled(Vector low, Vector high) {  // lanes by number, those of the sec
 #else
   return __builtin_shuffle(low, high, Words{FROM...});
 #endif
+}
+
+// Two vectors, of which one gives the other its lanes with the bit, for those without.
+template <int BIT, int... LANE>
+void exchange(Vector& low, Vector& high, std::integer_sequence<int, LANE...>) {
+  const Vector a = low, b = high;
+  low = shuffled<(LANE & BIT ? (LANE ^ BIT) + LANES : LANE)...>(a, b);
+  high = shuffled<(LANE & BIT ? LANE + LANES : LANE ^ BIT)...>(a, b);
 }
 
 template <int BY, int... LANE>

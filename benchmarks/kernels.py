@@ -1,0 +1,161 @@
+"""What the compiled kernels take: attention of few rows on a long text, and linear layers on the
+rows of a prompt, beside PyTorch's own matrix product, which is oneDNN's.
+
+All that is compared takes turns in one process, also the kernels as another checkout built them.
+Processor time of the one thread that does it, the least of some repetitions; of several threads
+the time on the wall.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.progress import track
+from rich.table import Table
+
+from tandem.benchmarks.figures import report
+from tandem.benchmarks.figures.machine import described
+from tandem.engine.cache.pool import KVPool, LayerGeometry
+from tandem.engine.forward.cpu.builds import FOLDER, runnable, sources_of
+from tandem.engine.forward.cpu.kernels import Kernels
+from tandem.engine.forward.cpu.panels import in_panels
+from tandem.engine.forward.cpu.paths import Paths
+from tandem.engine.forward.dense import AttentionOptions
+from tandem.engine.model.load import DTYPES
+
+HEADS, KV_HEADS, SIZE = 32, 8, 128
+CONTEXTS = (512, 8192)
+ATTENDING = (1, 5, 33)  # rows: a token, a short draft, a large tree
+PROMPT = 256  # rows
+SHAPES = {  # outputs and inputs
+    "grown target, gate and up": (5120, 768),
+    "grown target, down": (768, 2560),
+    "SmolLM2, gate and up": (3072, 576),
+    "SmolLM2, down": (576, 1536),
+    "SmolLM2, o": (576, 576),
+    "2048 x 2048": (2048, 2048),
+}
+OWN, OTHER, LIBRARY = "tandem", "other", "PyTorch"
+
+Actions = Mapping[str, Callable[[], object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What some do in turns, in so many multiplications and additions."""
+
+    name: str
+    operations: int
+    actions: Actions
+
+
+def attention(build: Mapping[str, Kernels], dtype: torch.dtype) -> Iterator[Case]:
+    """Rows at the end of a text, whose keys and values lie in a pool as those of a session do."""
+    for context in CONTEXTS:
+        pool = KVPool([LayerGeometry(KV_HEADS, SIZE, SIZE)], context, dtype, torch.device("cpu"))
+        keys, values = pool.keys[0], pool.values[0]
+        for stored in (keys, values):
+            stored.normal_()
+        for rows in ATTENDING:
+            query = torch.randn(rows, HEADS, SIZE).to(dtype)
+            given = query, keys, values, Paths.straight(context - rows, rows), AttentionOptions()
+            actions = {name: _bound(each.attend, *given) for name, each in build.items()}
+            operations = 4 * rows * context * HEADS * SIZE
+            yield Case(f"attention, {rows} on {context:,}", operations, actions)
+
+
+def linear(build: Mapping[str, Kernels], dtype: torch.dtype) -> Iterator[Case]:
+    """The rows of a prompt."""
+    for name, (outputs, inputs) in SHAPES.items():
+        weight, rows = torch.randn(outputs, inputs).to(dtype), torch.randn(PROMPT, inputs).to(dtype)
+        actions: dict[str, Callable[[], object]] = {LIBRARY: _bound(torch.mm, rows, weight.t())}
+        for key, each in build.items():
+            paired = each.pairs and dtype == torch.bfloat16
+            panels = in_panels(weight[None], each.width, 2 if paired else 1)
+            actions[key] = _bound(each.linear, rows, panels, outputs, None, None, dtype)
+        yield Case(f"linear, {PROMPT} rows, {name}", 2 * PROMPT * outputs * inputs, actions)
+
+
+def _bound(function: Callable[..., object], *given: object) -> Callable[[], object]:
+    return lambda: function(*given)
+
+
+def least(case: Case, repetitions: int, clock: Callable[[], float]) -> dict[str, float]:
+    """The seconds that each takes, taking turns."""
+    seconds = dict.fromkeys(case.actions, float("inf"))
+    for _ in range(1 + repetitions):
+        for name, action in case.actions.items():
+            began = clock()
+            action()
+            seconds[name] = min(seconds[name], clock() - began)
+    return seconds
+
+
+def builds(other: Path | None) -> dict[str, Kernels]:
+    """The best of this checkout, and that of another; raises SystemExit if there is none."""
+    file = next(runnable(), None)
+    if not file:
+        raise SystemExit("error: the kernels were not built, or not for this processor")
+    found = {OWN: Kernels(file)}
+    if other:
+        folder = other / FOLDER.resolve().relative_to(Path(__file__).resolve().parents[1])
+        found[OTHER] = Kernels(folder / file.name, sources_of(folder))
+    return found
+
+
+@torch.inference_mode()
+def measure(build: Mapping[str, Kernels], dtypes: list[str], repetitions: int) -> list[Any]:
+    """Of each case its name, dtype, operations, and the seconds that each takes."""
+    single = torch.get_num_threads() == 1
+    clock = time.thread_time if single else time.perf_counter
+    found = []
+    for dtype in dtypes:
+        for cases in (attention, linear):
+            for case in track(list(cases(build, DTYPES[dtype])), dtype, transient=True):
+                seconds = least(case, repetitions, clock)
+                found.append({"case": case.name, "dtype": dtype, "operations": case.operations})
+                found[-1]["seconds"] = seconds
+    return found
+
+
+def table(found: list[Any]) -> Table:
+    """What people see."""
+    headings = ("ms", "GFLOP/s", "other\nms", "times\nas fast", "PyTorch\nms", "times\nas fast")
+    shown = Table("", "dtype", *headings, box=None)
+    for each in found:
+        own = each["seconds"][OWN]
+        cells = [f"{1e3 * own:.2f}", f"{each['operations'] / own / 1e9:.0f}"]
+        for name in (OTHER, LIBRARY):
+            seconds = each["seconds"].get(name)
+            cells += [f"{1e3 * seconds:.2f}", f"{seconds / own:.2f}"] if seconds else ["", ""]
+        shown.add_row(each["case"], each["dtype"], *cells)
+    return shown
+
+
+def main(
+    dtype: Annotated[str, typer.Option(help="one or several, with commas")] = "float32,bfloat16",
+    other: Annotated[Path | None, typer.Option(help="another checkout, with kernels built")] = None,
+    threads: Annotated[int, typer.Option(help="CPU threads", min=1)] = 1,
+    repetitions: Annotated[int, typer.Option(help="of every figure", min=1)] = 9,
+    file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+) -> None:
+    """What the compiled kernels take, beside PyTorch's and those of another checkout."""
+    torch.set_num_threads(threads)
+    build = builds(other)
+    for each in build.values():
+        each.threads = threads
+    found = measure(build, dtype.split(","), repetitions)
+    cores = "one thread" if threads == 1 else f"{threads} threads"
+    shape = f"{HEADS} heads of {SIZE} on {KV_HEADS}"
+    heading = f"{shape}; {build[OWN].name}; the least of {repetitions}: {described(cores)}"
+    report.publish(heading, table(found), found, file)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,34 @@
+"""The builds of the kernels, beside their sources: made of which ones, and for which processors."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from zlib import crc32
+
+import torch
+
+FOLDER = Path(__file__).parent
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+
+
+def sources_of(folder: Path) -> int:
+    """What tells the sources in a folder from others, as in setup.py."""
+    files = sorted([*folder.glob("*.cpp"), *folder.glob("*.h")])
+    return crc32(b"".join(map(Path.read_bytes, files)))
+
+
+SOURCES = sources_of(FOLDER)
+
+
+def runnable() -> Iterator[Path]:
+    """The builds that this processor runs, best first."""
+    names = {"AVX512": ["avx512", "avx2"], "AVX2": ["avx2"], "SVE256": ["sve256", "neon"]}.get(
+        torch.backends.cpu.get_cpu_capability(), ["neon"]
+    )
+    if "avx512" in names and torch.cpu._is_avx512_bf16_supported():
+        names.insert(0, "avx512bf16")
+    for name in names:
+        if (file := FOLDER / f"_{name}{SUFFIX}").exists():
+            yield file
