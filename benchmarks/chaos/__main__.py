@@ -180,6 +180,10 @@ def show(file: Path) -> None:
         raise SystemExit(1)
 
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None)  # whose tables cut names
+
+
+@app.command()
 def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
@@ -228,4 +232,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

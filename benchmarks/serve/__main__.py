@@ -49,6 +49,10 @@ async def measure(
     return model, groups, seconds
 
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None)  # whose tables cut names
+
+
+@app.command()
 @connecting
 def main(
     front_end: FrontEnd,
@@ -100,4 +104,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

@@ -24,9 +24,12 @@ from tandem.protos.types import MAX_LOGPROBS
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Speculative decoding as services."
+    no_args_is_help=True,
+    add_completion=False,
+    help="Speculative decoding as services.",
+    rich_markup_mode=None,  # its tables cut names
 )
-bench = typer.Typer(no_args_is_help=True, help="Measure.")
+bench = typer.Typer(no_args_is_help=True, help="Measure.", rich_markup_mode=None)
 app.add_typer(bench, name="bench")
 
 
@@ -110,7 +113,9 @@ def up(
 @flags.accepting
 @connecting
 def generate(
-    prompt: Annotated[str, typer.Argument(help="the text to continue")],
+    prompt: Annotated[
+        str, typer.Argument(help="the text to continue; @FILE reads it, - standard input")
+    ],
     front_end: FrontEnd,
     json: Annotated[bool, typer.Option("--json", help="print the whole GenerateResponse")] = False,
     logprobs: Annotated[
@@ -123,6 +128,21 @@ def generate(
     from tandem.orchestrator.cli import client
 
     _run(client.generate(front_end, prompt, logprobs, options, json))
+
+
+@app.command()
+@flags.accepting
+@connecting
+def chat(
+    front_end: FrontEnd,
+    system: Annotated[str, typer.Option(help="what the model is told first")] = "",
+    **options: Any,
+) -> None:
+    """Talk to a model that has a chat template; accepted draft tokens are coloured."""
+    from tandem.orchestrator.cli import chat
+
+    with _one_line():
+        raise typer.Exit(chat.chat(front_end, system, options))
 
 
 @app.command("status")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from google.protobuf.json_format import MessageToJson
@@ -20,8 +21,10 @@ async def generate(
     options: dict[str, Any],
     as_json: bool,
 ) -> int:
-    """Print a completion as it grows, or the whole response as JSON."""
-    given = flags.given(options)
+    """Print a completion as it grows, or the whole response as JSON; and why it ended, on standard
+    error.
+    """
+    given, prompt = flags.given(options), flags.prompt(prompt)
     async with front_end.connect() as client:
         served = await _status(client, front_end.address)
         async with client.stream(prompt, logprobs=logprobs, **given) as stream:
@@ -37,6 +40,7 @@ async def generate(
                 completion.show(chunk)
             assert stream.response is not None, "else it had raised"
             completion.summarise(stream.response)
+            print(f"ended: {terminal.ended(stream.response)}", file=sys.stderr)
     return 0
 
 

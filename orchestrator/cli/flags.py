@@ -4,6 +4,7 @@ one for every option that is served.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import wraps
@@ -14,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from google.protobuf.descriptor import FieldDescriptor
 
-from tandem.protos.errors import InvalidRequest
+from tandem.protos.errors import InvalidRequest, Unusable
 from tandem.protos.wire.options import options, put
 from tandem.v1 import orchestrator_pb2 as api
 
 if TYPE_CHECKING:
-    from tandem import AsyncClient
+    from tandem import AsyncClient, Client
 
 ADDRESS = "127.0.0.1:50051"
 KINDS: dict[int, type[Any]] = {
@@ -77,14 +78,21 @@ class FrontEnd:
         """A client of it; raises Unusable."""
         from tandem import AsyncClient
 
-        return AsyncClient(
-            self.address,
-            retry_seconds=retry_seconds,
-            tls_ca=self.tls_ca,
-            tls_cert=self.tls_cert,
-            tls_key=self.tls_key,
-            token=self.token,
-        )
+        return AsyncClient(self.address, retry_seconds=retry_seconds, **self._security())
+
+    def connect_sync(self) -> Client:
+        """One that a program without asyncio uses."""
+        from tandem import Client
+
+        return Client(self.address, **self._security())
+
+    def _security(self) -> dict[str, Any]:
+        return {
+            "tls_ca": self.tls_ca,
+            "tls_cert": self.tls_cert,
+            "tls_key": self.tls_key,
+            "token": self.token,
+        }
 
 
 FLAGS = {
@@ -154,6 +162,14 @@ def _parameter(field: FieldDescriptor) -> Parameter:
         kind = list[kind]
     annotation = Annotated[kind | None, typer.Option(help=HELP[field.name])]
     return Parameter(field.name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def prompt(given: str) -> str:
+    """A text, that of a @FILE, or for - all of standard input; raises Unusable."""
+    try:
+        return sys.stdin.read() if given == "-" else _text(given)
+    except ValueError as error:
+        raise Unusable(f"the prompt cannot be read: {error}") from None
 
 
 def _text(value: str) -> str:

@@ -80,6 +80,17 @@ def matching_tokenizer(folder: Path, wanted: str) -> Tokenizer | None:
         return None
 
 
+def ended(done: api.GenerateResponse) -> str:
+    """Why an answer has ended, and by what."""
+    why = api.FinishReason.Name(done.finish_reason).removeprefix("FINISH_REASON_").lower()
+    match done.WhichOneof("matched_stop"):
+        case "matched_text":
+            return f"{why}, {done.matched_text!r}"
+        case "matched_token_id":
+            return f"{why}, token {done.matched_token_id}"
+    return why
+
+
 class Completion:
     """A completion as it grows. Without a tokenizer a chunk is coloured as a whole."""
 

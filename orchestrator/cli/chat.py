@@ -1,0 +1,127 @@
+"""`tandem chat`: a conversation in a terminal, with the speed of each answer."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from tandem import models
+from tandem.client import SyncStream
+from tandem.orchestrator.cli import flags, terminal
+from tandem.orchestrator.cli.flags import FrontEnd
+from tandem.orchestrator.cli.terminal import Completion, ended
+from tandem.protos.errors import TandemError
+
+HELP = (
+    "/plain decodes plainly, /drafts with drafts, /clear forgets, /quit ends; Ctrl-C ends an answer"
+)
+ASKS = "> "
+TOKENS = 512  # of an answer, unless a flag says otherwise
+Message = dict[str, str]
+Ask = Callable[..., SyncStream]
+
+
+@dataclass
+class Talk:
+    """One conversation; `ask` starts the answer to messages, with options of a request."""
+
+    ask: Ask
+    console: Console
+    options: dict[str, Any]
+    system: str = ""
+    completion: Callable[[], Completion] = field(kw_only=True)
+    plain: bool = False
+    messages: list[Message] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin again."""
+        self.messages = [{"role": "system", "content": self.system}] if self.system else []
+
+    def take(self, line: str) -> bool:
+        """Do what a line says, a command or a message; whether there may be more."""
+        match line.strip():
+            case "":
+                pass
+            case "/quit":
+                return False
+            case "/clear":
+                self.clear()
+            case "/plain" | "/drafts" as command:
+                self.plain = command == "/plain"
+            case text if text.startswith("/"):
+                self._say(HELP)
+            case text:
+                self._answer(text)
+        return True
+
+    def _answer(self, text: str) -> None:
+        """What failed is not remembered; what was interrupted is, as far as it came."""
+        asked = [*self.messages, {"role": "user", "content": text}]
+        options = self.options | ({"num_speculative_tokens": 0} if self.plain else {})
+        shown, tokens, steps, content = self.completion(), 0, 0, ""
+        began, why = time.monotonic(), "interrupted"
+        try:
+            with suppress(KeyboardInterrupt), self.ask(asked, **options) as stream:
+                for chunk in stream:
+                    shown.show(chunk)
+                    tokens, steps = tokens + len(chunk.token_ids), steps + 1
+                    content += chunk.content
+                assert stream.response is not None, "else it had raised"
+                why = ended(stream.response)
+        except TandemError as problem:
+            self._say(f"{chr(10) * bool(steps)}error: {problem}", "red")
+            return
+        self.messages = [*asked, {"role": "assistant", "content": content}]
+        seconds = time.monotonic() - began
+        how = "plain" if self.plain else "drafts"
+        figures = f"{tokens} tokens in {seconds:.2f} s, {tokens / seconds:.1f} tokens/s"
+        self._say(f"\n{how}: {figures}, {tokens / max(1, steps):.2f} tokens per step; {why}")
+
+    def _say(self, line: str, style: str = "dim") -> None:
+        self.console.print(Text(line, style=style), soft_wrap=True)
+
+
+def lines() -> Iterator[str]:
+    """Those of a person, who may edit them and call earlier ones back, or of a file; Ctrl-C begins
+    a line again.
+    """
+    with suppress(ImportError):
+        import readline  # noqa: F401  # `input` uses it then
+    while True:
+        with suppress(KeyboardInterrupt):
+            try:
+                yield input(ASKS if sys.stdin.isatty() else "")
+            except EOFError:
+                return
+
+
+def chat(front_end: FrontEnd, system: str, options: dict[str, Any]) -> int:
+    """Talk until the last line; raises TandemError if nobody answers at first."""
+    given = {"max_new_tokens": TOKENS} | flags.given(options)
+    console = terminal.console()
+    with front_end.connect_sync() as client:
+        (model,) = client.status().models
+        tokenizer = terminal.matching_tokenizer(models.TARGET, model.tokenizer_fingerprint)
+        talk = Talk(
+            client.stream,
+            console,
+            given,
+            system,
+            completion=lambda: Completion(console, tokenizer, ""),
+        )
+        if sys.stdin.isatty():
+            console.print(Text(f"{model.name}. {HELP}.", style="dim"), soft_wrap=True)
+        for line in lines():
+            if not talk.take(line):
+                break
+    return 0

@@ -1,0 +1,43 @@
+"""What `--help` says fits a terminal of 80 columns, with the whole name of every option."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tandem.benchmarks.chaos.__main__ import app as chaos
+from tandem.benchmarks.serve.__main__ import app as serve
+from tandem.orchestrator.cli.app import app
+
+
+def commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[Any, tuple[str, ...]]]:
+    """A command and all those within."""
+    yield command, words
+    for name, each in getattr(command, "commands", {}).items():
+        if "ignore_unknown_options" not in each.context_settings:  # has a help of its own
+            yield from commands(each, (*words, name))
+
+
+ALL = [
+    (own, command, words)
+    for own in (app, chaos, serve)
+    for command, words in commands(typer.main.get_command(own))
+]
+
+
+@pytest.mark.parametrize(("own", "command", "words"), ALL, ids=lambda value: str(value)[:40])
+def test_help_has_the_whole_name_of_every_option(
+    own: typer.Typer, command: Any, words: tuple[str, ...]
+) -> None:
+    runner = CliRunner(env={"COLUMNS": "80", "TERM": "dumb"})
+    shown = runner.invoke(own, [*words, "--help"])
+    assert shown.exit_code == 0
+    names = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    options = {name for name in names if name.startswith("--")}
+    printed = shown.output.replace(",", " ").replace("/", " ").split()
+    assert options <= set(printed)
+    assert max(map(len, shown.output.splitlines())) <= 80
