@@ -107,6 +107,14 @@ MUTANTS = {
         "return tokens[: end + 1], True",
         "return tokens[: end + 2], True",
     ),
+    "a prompt's log-probabilities are of the tokens before": Mutant(
+        "verifier_service/prompt_logprobs.py",
+        "text[start + 1 : stop + 1]",
+        "text[start:stop]",
+    ),
+    "zeros of GPTQ's first version are taken as they are": Mutant(
+        "engine/model/linear_formats.py", 'first=1 if version == "gptq" else 0', "first=0"
+    ),
 }
 
 
