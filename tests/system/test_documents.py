@@ -36,11 +36,11 @@ PLACES = {
 }
 ALSO = {"up": ["--port", "0", "--no-ray"], "orchestrator": ["--no-ray"]}
 COMMAND = re.compile(
-    r"\btandem (up|generate|status|top|certs|bench serve|verifier|drafter|orchestrator)\b"
+    r"\btandem (up|generate|chat|status|top|certs|bench serve|verifier|drafter|orchestrator)\b"
     r"|-m ([\w.]+)"
 )
 TANDEM = (
-    *("up", "generate", "status", "top", "certs", "bench serve"),
+    *("up", "generate", "chat", "status", "top", "certs", "bench serve"),
     *("verifier", "drafter", "orchestrator"),
 )
 MACHINES = ("kubectl ", "docker ")  # that a test must not touch

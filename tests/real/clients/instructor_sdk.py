@@ -1,0 +1,38 @@
+"""Instructor: objects in each of its modes for such servers."""
+
+import sys
+from typing import Literal
+
+import instructor
+import openai
+from pydantic import BaseModel, ConfigDict
+
+url, model, *_ = sys.argv[1:]
+
+
+class City(BaseModel):
+    model_config = ConfigDict(extra="forbid")  # a small model would add to it for ever
+
+    name: Literal["Paris", "Lyon"]
+    capital: bool
+
+
+for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+    own = openai.OpenAI(base_url=url, api_key="none")
+    client = instructor.from_openai(own, mode=mode)
+    city = client.chat.completions.create(
+        model=model,
+        temperature=0,
+        max_retries=0,
+        response_model=City,
+        messages=[{"role": "user", "content": "Describe Paris, the capital of France."}],
+    )
+    assert isinstance(city, City)
+    partial = client.chat.completions.create_partial(
+        model=model,
+        temperature=0,
+        max_retries=0,
+        response_model=City,
+        messages=[{"role": "user", "content": "Describe Paris, the capital of France."}],
+    )
+    assert list(partial)[-1].model_dump() == city.model_dump()

@@ -1,0 +1,114 @@
+"""Clients that other people wrote do their common jobs, each in an environment of its own.
+
+Chats and structured answers are SmolLM2's, behind `tandem up`; tools are called by a model that
+says what it is to say. What a client gets is asserted in its program, in `clients/`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from openai import OpenAI
+
+from tandem import models
+from tandem.orchestrator.requests.chat import Formats
+from tests.documents import ROOT
+from tests.running_up import running_up
+from tests.services.saying import TEMPLATE, saying, says
+
+HERE, CACHE = Path(__file__).parent / "clients", ROOT / ".venv" / "clients"
+SECONDS = 1200.0  # says only that a client hangs
+
+
+@dataclass(frozen=True)
+class Client:
+    """A program, and the packages that it needs."""
+
+    program: str
+    packages: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        """Its environment, which is made once."""
+        return CACHE / Path(self.program).stem
+
+    def command(self) -> list[str]:
+        """Make the environment if it is not there, and return how the program is started. Skips
+        where the packages cannot be had.
+        """
+        script, ready = self.program.endswith(".mjs"), self.folder / "ready"
+        known = "\n".join(self.packages)
+        if not ready.exists() or ready.read_text() != known:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir(parents=True)
+            self._install(script)
+            ready.write_text(known)
+        if not script:
+            return [str(self.folder / "bin" / "python"), "-P", str(HERE / self.program)]
+        return ["node", shutil.copy(HERE / self.program, self.folder)]  # beside its packages
+
+    def _install(self, script: bool) -> None:
+        if script and not (shutil.which("node") and shutil.which("npm")):
+            pytest.skip("there is no node, or no npm")
+        environment = [sys.executable, "-m", "venv", str(self.folder)]
+        pip = [str(self.folder / "bin" / "python"), "-m", "pip", "install", *self.packages]
+        npm = ["npm", "install", "--prefix", str(self.folder), *self.packages]
+        for command in [npm] if script else [environment, pip]:
+            made = subprocess.run(command, capture_output=True, text=True)
+            if made.returncode:
+                last = (made.stderr.strip().splitlines() or ["?"])[-1]
+                pytest.skip(f"{', '.join(self.packages)} cannot be had: {last}")
+
+
+CLIENTS = (
+    Client("openai_sdk.py", ("openai",)),
+    Client("litellm_sdk.py", ("litellm",)),
+    Client("langchain_sdk.py", ("langchain-openai",)),
+    Client("instructor_sdk.py", ("instructor",)),
+    Client("pydantic_ai_sdk.py", ("pydantic-ai-slim[openai]",)),
+    Client("agents_sdk.py", ("openai-agents",)),
+    Client("llm_cli.py", ("llm",)),
+    Client("guidellm_cli.py", ("guidellm",)),
+    Client("ai_sdk.mjs", ("ai", "@ai-sdk/openai-compatible", "zod")),
+)
+
+pytestmark = [
+    pytest.mark.long("installs other people's programs, and loads a real model"),
+    pytest.mark.skipif(not (models.SMOLLM2 / "config.json").exists(), reason="make real-model"),
+    pytest.mark.timeout(2400),  # pip has its time, too
+]
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[str]:
+    """The URL of SmolLM2."""
+    flags = ("--no-ray", "--target", str(models.SMOLLM2), "--draft", "none", "--http-port", "0")
+    with running_up(*flags) as up:
+        (line,) = [line for line in up.printed.splitlines() if " http " in line]
+        yield line.split()[-1]
+
+
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.program)
+async def test_a_foreign_client_does_its_common_jobs(client: Client, small: str) -> None:
+    command = await asyncio.to_thread(client.command)
+    (model,) = OpenAI(base_url=small, api_key="none").models.list().data
+    plain = {"NO_PROXY": urlsplit(small).hostname or "", "HF_HUB_OFFLINE": "1"}
+    async with saying(says("hermes"), TEMPLATE, Formats("hermes")) as tools:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            *(small, model.id, f"{tools.url}/v1", str(models.SMOLLM2)),
+            env=os.environ | plain,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        printed, _ = await asyncio.wait_for(process.communicate(), SECONDS)
+    assert process.returncode == 0, printed.decode()[-4000:]
