@@ -53,7 +53,8 @@ def drawn_request(
         return value if rng.random() < 0.35 else None
 
     prompt = rng.choice(prompts)[: rng.randint(1, 40)]
-    tokens = rng.randint(1, 48)
+    told = maybe(rng.choice([0, 1, 5, 20]))
+    tokens = rng.randint(0 if told is not None else 1, 48)
     temperature = rng.choice([0.0, 0.0, rng.uniform(0.1, 1.5)])
     request = api.GenerateRequest(
         token_ids=api.TokenIds(ids=prompt),
@@ -77,6 +78,9 @@ def drawn_request(
             ignore_eos=maybe(True),
         ),
         logprobs=maybe(rng.choice([0, 1, 5, 20])),
+        prompt_logprobs=told,
+        echo=maybe(True),
+        return_token_ids=maybe(True),
     )
     return request
 
@@ -121,10 +125,13 @@ async def ask_twice(
 def farthest(network: Any, prompt: Sequence[int], answer: api.GenerateResponse) -> float:
     """How far a told log-probability is from a plain pass over the whole text."""
     tokens = [*prompt, *answer.token_ids]
-    logits = network(torch.tensor([tokens]), use_cache=False).logits[0, len(prompt) - 1 : -1]
-    scores = logits.float().log_softmax(-1)
+    scores = network(torch.tensor([tokens]), use_cache=False).logits[0].float().log_softmax(-1)
+    of_prompt = answer.prompt_logprobs or [None] * (len(prompt) - 1)
+    of_answer = answer.logprobs or [None] * len(answer.token_ids)
     far = 0.0
-    for row, token, told in zip(scores, answer.token_ids, answer.logprobs, strict=True):
+    for row, token, told in zip(scores[:-1], tokens[1:], (*of_prompt, *of_answer), strict=True):
+        if told is None:
+            continue
         count = len(told.top_ids)
         likeliest = row.topk(count).values
         for mine, theirs in (
@@ -157,7 +164,7 @@ async def compare(
     told = [
         (request.token_ids.ids, drafted)
         for (request, _), (_, drafted) in pairs
-        if request.HasField("logprobs")
+        if request.HasField("logprobs") or request.HasField("prompt_logprobs")
     ]
     far = await asyncio.to_thread(
         lambda: max((farthest(network, *each) for each in track(told, "plain passes")), default=0.0)

@@ -110,7 +110,10 @@ def grown(draw: st.DrawFn) -> streams.Guess:
 chance = st.floats(-50, 0, width=32)
 logprobs = st.lists(
     st.builds(
-        types.TokenLogprobs, chance, st.lists(st.tuples(token, chance), max_size=3).map(tuple)
+        types.TokenLogprobs,
+        chance,
+        st.lists(st.tuples(token, chance), max_size=3).map(tuple),
+        token,
     ),
     max_size=4,
 ).map(tuple)
@@ -136,6 +139,15 @@ decodings = st.builds(
     lookups,
     words,
     forced=small,
+) | st.builds(
+    streams.Decoding,
+    contexts.map(lambda context: replace(context, base=0)),
+    st.just(types.SamplingParams()),
+    small,
+    lookup=st.just(types.DraftShape(0, 0)),
+    prompt_logprobs=st.builds(
+        streams.PromptLogprobs, st.just(1), st.just(1), st.integers(0, types.MAX_LOGPROBS)
+    ),
 )
 draftings = st.builds(
     streams.Drafting, contexts, samplings | with_history, shapes, flag, flag, words

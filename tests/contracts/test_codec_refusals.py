@@ -145,7 +145,19 @@ HOT = common_pb2.SamplingParams(temperature=-1)
 DEEP = common_pb2.DraftShape(levels=99)
 TOO_HOT = {"sampling.temperature": "is -1, below 0 or not finite"}
 TOO_DEEP = {"shape.levels": "is 99, above 32"}
+AHEAD = verifier_pb2.PromptLogprobs(first=1, until=2)
+MANY = verifier_pb2.PromptLogprobs(first=1, until=1, top=21)
+AT_ONCE = verifier_pb2.PromptLogprobs(first=0, until=1)
 OPENINGS = [
+    *(
+        (codec.decode_decoding, verifier_pb2.Decoding(context=given, prompt_logprobs=each), found)
+        for given, each, found in (
+            (context(), AHEAD, {"prompt_logprobs": "is of 1..2, not within 1..1"}),
+            (context(), AT_ONCE, {"prompt_logprobs": "is of 0..1, not within 1..1"}),
+            (context(), MANY, {"prompt_logprobs.top": "is 21, above 20"}),
+            (context(base=1), AHEAD, {"prompt_logprobs": "need context.base 0: all tokens"}),
+        )
+    ),
     (codec.decode_decoding, verifier_pb2.Decoding(), NO_SESSION),
     (codec.decode_decoding, verifier_pb2.Decoding(context=context(), sampling=HOT), TOO_HOT),
     (codec.decode_decoding, verifier_pb2.Decoding(context=context(), lookup=DEEP), TOO_DEEP),

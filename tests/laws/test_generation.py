@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.orchestrator.rounds.generation import Finish, Generation
-from tandem.protos.types import SamplingParams
+from tandem.protos.streams import PromptLogprobs
+from tandem.protos.types import SamplingParams, TokenLogprobs
 
 PROMPT = (10, 11, 12)
 facts = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=9), min_size=1, max_size=12)
@@ -58,6 +59,19 @@ def test_what_a_fact_repeats_is_committed_once(story: list[list[int]], data: st.
 def test_a_fact_that_leaves_a_gap_is_refused() -> None:
     with pytest.raises(AssertionError, match="gap"):
         generation().extend(len(PROMPT) + 1, (5,))
+
+
+def test_what_is_told_of_a_prompt_again_is_taken_once() -> None:
+    one, two = TokenLogprobs(-1.0), TokenLogprobs(-2.0)
+    state = Generation(b"s" * 16, PROMPT, SamplingParams(), 0, prompt_logprobs=3)
+    assert state.untold == PromptLogprobs(1, 3, 3)
+    assert state.tell(1, [one]) == (one,)
+    assert state.untold == PromptLogprobs(2, 3, 3) and state.finish is None
+    with pytest.raises(AssertionError, match="gap"):
+        Generation(b"s", PROMPT, SamplingParams(), 0, prompt_logprobs=3).tell(2, [two])
+    assert state.tell(1, [one, two]) == (two,)
+    assert state.untold is None and state.finish is Finish.LENGTH
+    assert state.tell(len(PROMPT), [one]) == (), "that is of the completion"
 
 
 @given(facts, facts)

@@ -97,6 +97,27 @@ async def test_a_long_prompt_and_sessions_that_decode_share_steps(
     assert all(0 <= report.cost_error <= 1 for report in machine.reports)
 
 
+async def test_a_prompt_whose_logits_are_all_wanted_is_read_as_others_are(machine: Machine) -> None:
+    """Its job goes on from each piece, and sessions that decode miss no step."""
+    table, rows = straight(0, 1024), list[int]()
+
+    def telling() -> Job:
+        while (start := sum(rows)) < 200:
+            tokens = tuple(range(start, 200))
+            chain = tree.chain(len(tokens))
+            logits = yield Segment(table, start, tokens, chain, len(tokens), divisible=True)
+            rows.append(len(logits))
+
+    async with machine.running() as thread:
+        long = queue(thread, b"long", telling)
+        short = queue(thread, b"s", lambda: steps(6))
+        assert await answers(machine, long, short) == [None, ONE * 6]
+    fed = machine.fed(table)
+    assert rows == [len(piece.tokens) for piece in fed] == [piece.wanted for piece in fed]
+    assert sum((piece.tokens for piece in fed), ()) == tuple(range(200)) and len(fed) > 1
+    assert machine.sizes[:7] == [1] + [2] * 6, "nobody missed a step"
+
+
 async def test_beside_a_session_that_decodes_a_dear_prompt_comes_in_least_pieces(
     machine: Machine,
 ) -> None:

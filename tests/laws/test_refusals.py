@@ -74,6 +74,8 @@ REQUESTS = [
         "has 50 tokens, which leave none free; this model's maximum context length is 50 tokens",
     ),
     (ask(logprobs=21), "logprobs", "is 21, above 20"),
+    (ask(prompt_logprobs=21), "prompt_logprobs", "is 21, above 20"),
+    (ask(logprobs=21, echo=True), "logprobs", "is 21, above 20"),
     (
         stopping(min_new_tokens=5, max_new_tokens=4),
         "stopping.min_new_tokens",
@@ -130,6 +132,23 @@ def test_every_bad_field_is_named_at_once() -> None:
     others = {"model", "token_ids", "speculation.num_speculative_tokens", "logprobs"}
     expected = in_sampling | others | {"stopping.max_new_tokens", "stopping.stop"}
     assert set(violations(request)) == expected
+
+
+def test_a_prompt_alone_may_fill_the_context() -> None:
+    full = {"text": "a" * 50, "stopping": api.Stopping(max_new_tokens=0)}
+    assert run_of(ask(echo=True, logprobs=3, **full)).prompt_logprobs == 3
+    assert run_of(ask(echo=True, **full)).prompt_logprobs is None
+    assert run_of(ask(prompt_logprobs=0, **full)).max_new_tokens == 0
+
+
+def test_more_log_probabilities_than_an_answer_can_hold_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tandem.orchestrator.requests.options.MOST_TOLD", 12)
+    assert run_of(ask(prompt_logprobs=3)).prompt_logprobs == 3
+    problem = "is 4: 15 numbers with 3 tokens of the prompt, above 12"
+    assert violations(ask(prompt_logprobs=4)) == {"prompt_logprobs": problem}
+    assert violations(ask(logprobs=4, echo=True)) == {"logprobs": problem}
 
 
 def test_a_text_that_can_never_fit_is_refused_before_it_is_tokenised() -> None:

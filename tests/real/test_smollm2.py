@@ -35,6 +35,7 @@ QUESTIONS = (
     "Count from 1 to 10.",
 )
 TOKENS = 40
+CONTINUATIONS = 20
 
 pytestmark = [
     pytest.mark.long("loads a real model"),
@@ -97,6 +98,37 @@ async def test_its_answers_are_those_of_generate() -> None:
     for question, answer in zip(QUESTIONS, served, strict=True):
         tokens = reference.generate(alone, prompt_of(question), TOKENS)
         assert answer == tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+async def test_a_continuation_is_as_likely_as_transformers_finds_it() -> None:
+    """Asked for as lm-evaluation-harness does: `local-completions`, task kind loglikelihood."""
+    tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+    words = prose.TEXT.split()
+    texts = [" ".join(words[5 * place : 5 * place + 30]) for place in range(CONTINUATIONS)]
+    prompts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    async with chatting(Pair(FOLDER, FOLDER), dtype="float32") as client:
+        (model,) = (await client.models.list()).data
+        answer = await client.completions.create(
+            model=model.id,
+            prompt=prompts,
+            echo=True,
+            logprobs=1,
+            max_tokens=1,
+            temperature=0,
+            seed=1234,
+        )
+    alone = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
+    for ids, choice in zip(prompts, answer.choices, strict=True):
+        with torch.inference_mode():
+            scores = alone(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+        context, following = len(ids) // 2, torch.tensor(ids[1:])[:, None]
+        own = scores.gather(1, following)[context - 1 :].sum()
+        logprobs = choice.logprobs
+        told = logprobs.token_logprobs[context:-1]
+        assert sum(told) == pytest.approx(float(own), abs=1e-3)
+        likeliest = [max(each.values()) for each in logprobs.top_logprobs[context:-1]]
+        greedy = (scores.argmax(-1) == following[:, 0])[context - 1 :].tolist()
+        assert [one == other for one, other in zip(told, likeliest, strict=True)] == greedy
 
 
 async def test_as_a_gguf_file_it_answers_as_the_directory_that_was_made_of_it(
