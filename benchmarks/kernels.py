@@ -32,7 +32,7 @@ from tandem.engine.model.load import DTYPES
 HEADS, KV_HEADS, SIZE = 32, 8, 128
 CONTEXTS = (512, 8192)
 ATTENDING = (1, 5, 33)  # rows: a token, a short draft, a large tree
-PROMPT = 256  # rows
+PROMPT = 512  # rows, as many as a step takes
 SHAPES = {  # outputs and inputs
     "grown target, gate and up": (5120, 768),
     "grown target, down": (768, 2560),

@@ -24,6 +24,7 @@ constexpr long CHUNK = 256;  // steps of a panel that all rows take before the n
 constexpr int BESIDE = 2;  // panels at once for one or two rows
 constexpr long LEAST_GROUP = 16;  // inputs, a multiple of which divides CHUNK
 constexpr long BLOCK = 480;  // rows whose sums are kept beside a panel, a multiple of all ROWS
+constexpr long TILE = 64 / ROWS * ROWS;  // of those of a prompt, which stay close for all panels
 
 // One input in a step, whatever weights are stored as.
 template <class Format>
@@ -299,8 +300,9 @@ void tandem_linear(const void* rows, long count, long inputs, const void* weight
   const long layer_size = kind == NIBBLES ? numbers / 2 : grouping ? numbers : numbers * bytes(kind);
   const bool widened = row_kind != FLOAT32 && kind != PAIRS;
   const long row_size = inputs * (widened ? sizeof(float) : bytes(row_kind));
-  for (long start = 0; start < count; start += BLOCK) {
-    const long stop = std::min(count, start + BLOCK);
+  const long most = grouping || layers > 1 || count < 2 * TILE ? BLOCK : TILE;
+  for (long start = 0; start < count; start += most) {
+    const long stop = std::min(count, start + most);
     const char* from = (const char*)rows + start * inputs * bytes(row_kind);
     if (widened) {
       given.resize((stop - start) * inputs);
