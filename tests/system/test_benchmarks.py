@@ -38,7 +38,7 @@ SMALL = {
     "slow_drafter": "--streams 1 --rule reject --tokens 40 --turns 1",
     "throughput": "--prompts 1 --max-new-tokens 8 --no-ray",
 }
-NO_JSON = {"alerts", "chaos", "equality", "fuzz", "options", "rules"}
+NO_JSON = {"alerts", "chaos", "equality", "fuzz", "options", "rules", "structured"}
 ELSEWHERE = {"gpu": "tests/services/test_gpu_benchmark.py"}
 
 
