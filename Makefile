@@ -8,7 +8,7 @@ MODEL_ARGS ?=
 ENGINE_ARGS ?=
 CLIENT_API := protos/client_api.binpb
 
-.PHONY: setup tools arm demo test test-all real-model lint dashboards stubs client-api bench bench-engine bench-gpu acceptance train
+.PHONY: setup tools arm demo test test-all clients real-model lint dashboards stubs client-api bench bench-engine bench-gpu acceptance train
 
 setup: .venv/ready ## make .venv with everything for development
 
@@ -39,6 +39,9 @@ test-all: setup tools ## that, what is long by nature, and the real model where 
 	$(MAKE) arm || echo "there is no ARM machine to emulate: its tests skip"
 	$(MAKE) real-model || echo "SmolLM2 could not be had: tests/real skip"
 	$(PYTEST) -rs $(TEST_ARGS)
+
+clients: setup real-model ## what clients that other people wrote do with the HTTP port, each installed apart
+	TANDEM_CLIENTS=1 $(BIN)/python -m pytest -n 0 -rs tests/real/test_clients.py $(TEST_ARGS)
 
 real-model: models/smollm2/config.json ## SmolLM2-135M-Instruct, as a directory and as a GGUF file
 
