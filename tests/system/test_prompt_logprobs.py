@@ -18,7 +18,7 @@ from tests.http_served import PROMPT, TOKENS, WRITTEN, Door, complete, converse
 from tests.system.test_requests import stream
 from tests.system.test_same_text import ask
 
-LONG = [5 + 7 * place % 4000 for place in range(150)]
+LONG = [6 + 11 * place % 4000 for place in range(150)]
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
