@@ -26,13 +26,6 @@ SIGN = 128  # what makes an unsigned code of 8 bits a signed one, and back
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where the outputs of a word of AWQ lie in it
 
 
-def _packed(codes: torch.Tensor, code: Code) -> torch.Tensor:
-    """Bytes of codes that are not signed yet."""
-    if code is Code.BYTES:
-        return codes ^ SIGN
-    return codes[..., ::2] | codes[..., 1::2] << 4
-
-
 def _code(bits: float) -> Code:
     found = next((code for code, each in BITS.items() if each == bits), None)
     if found is None:
@@ -45,9 +38,19 @@ def words_of(words: torch.Tensor, code: Code) -> torch.Tensor:
     return unpacked(words.contiguous().view(torch.uint8), code)
 
 
-def _centred(zeros: torch.Tensor, code: Code) -> torch.Tensor:
-    """Zeros of codes that are not signed, as of the codes that are stored."""
-    return zeros.int() - (SIGN if code is Code.BYTES else 0)
+def _of_words(
+    code: Code,
+    words: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor,
+    group_of: torch.Tensor | None,
+) -> StoredLinear:
+    """Of words [out, n] of inputs beside each other, whose codes and zeros are not signed."""
+    codes, shift = words.contiguous().view(torch.uint8), 0
+    if code is Code.BYTES:
+        codes, shift = codes ^ SIGN, SIGN
+    groups = _in_order(group_of, scales.shape[1])
+    return StoredLinear(code, codes, scales.contiguous(), zeros.int() - shift, groups)
 
 
 def _in_order(group_of: torch.Tensor | None, groups: int) -> torch.Tensor | None:
@@ -60,17 +63,10 @@ def _in_order(group_of: torch.Tensor | None, groups: int) -> torch.Tensor | None
 
 def gptq(tensors: Tensors, inputs: int, first: int) -> StoredLinear:
     """Words of inputs below each other; `first`: what a stored zero lacks."""
-    words, scales = tensors["qweight"], tensors["scales"]
+    words = tensors["qweight"]
     code = _code(32 * words.shape[0] / inputs)
     zeros = (words_of(tensors["qzeros"], code) + first) & (2 ** BITS[code] - 1)
-    codes = words.t().contiguous().view(torch.uint8)
-    return StoredLinear(
-        code,
-        codes ^ SIGN if code is Code.BYTES else codes,
-        scales.t().contiguous(),
-        _centred(zeros, code).t().contiguous(),
-        _in_order(tensors.get("g_idx"), len(scales)),
-    )
+    return _of_words(code, words.t(), tensors["scales"].t(), zeros.t(), tensors.get("g_idx"))
 
 
 def awq(tensors: Tensors, inputs: int) -> StoredLinear:
@@ -83,9 +79,10 @@ def awq(tensors: Tensors, inputs: int) -> StoredLinear:
     words, scales = tensors["qweight"], tensors["scales"]
     if words.shape[0] != inputs or 8 * words.shape[1] != scales.shape[1]:
         raise Unusable("has weights of AWQ that are not of its version GEMM in 4 bits")
-    codes = _packed(placed(words).t().contiguous(), Code.NIBBLES)
+    codes = placed(words).t()
+    codes = codes[:, ::2] | codes[:, 1::2] << 4
     zeros = placed(tensors["qzeros"]).int().t().contiguous()
-    return StoredLinear(Code.NIBBLES, codes, scales.t().contiguous(), zeros)
+    return StoredLinear(Code.NIBBLES, codes.contiguous(), scales.t().contiguous(), zeros)
 
 
 def packed(tensors: Tensors, inputs: int) -> StoredLinear:
@@ -95,14 +92,7 @@ def packed(tensors: Tensors, inputs: int) -> StoredLinear:
     zeros = torch.full(scales.shape, 2 ** (BITS[code] - 1))
     if "weight_zero_point" in tensors:
         zeros = words_of(tensors["weight_zero_point"].t(), code).t()[: len(scales)]
-    codes = words.contiguous().view(torch.uint8)
-    return StoredLinear(
-        code,
-        codes ^ SIGN if code is Code.BYTES else codes,
-        scales,
-        _centred(zeros, code).contiguous(),
-        _in_order(tensors.get("weight_g_idx"), scales.shape[1]),
-    )
+    return _of_words(code, words, scales, zeros, tensors.get("weight_g_idx"))
 
 
 def in_bytes(tensors: Tensors, inputs: int, block: Block = None) -> StoredLinear:
@@ -157,16 +147,12 @@ def format_of(given: Mapping[str, Any]) -> Format | None:
         sparse = (given.get("sparsity_config") or {}).get("format", "dense")
         if sparse == "dense" and not given.get("transform_config"):
             groups = (given.get("config_groups") or {}).values()
-            weights = [each.get("weights") or {} for each in groups]
-            return partial(
-                compressed, block=_block(each.get("block_structure") for each in weights)
-            )
+            blocks = ((each.get("weights") or {}).get("block_structure") for each in groups)
+            return partial(compressed, block=_block(blocks))
         raise Unusable("has weights quantised by compressed-tensors that are sparse or rotated")
-    return (
-        partial(in_bytes, block=_block([given.get("weight_block_size")]))
-        if method == "fp8"
-        else None
-    )
+    if method == "fp8":
+        return partial(in_bytes, block=_block([given.get("weight_block_size")]))
+    return None
 
 
 def _block(given: Iterable[Any]) -> Block:

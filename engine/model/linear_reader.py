@@ -76,8 +76,9 @@ class LinearReader(HfQuantizer):
                 weight = stored.weight(layer.weight.dtype, given.grouped)
                 if weight.shape != layer.weight.shape:
                     raise Unusable(f"{list(weight.shape)}, not {list(layer.weight.shape)}")
-            except (Unusable, KeyError, RuntimeError) as error:
-                raise Unusable(f"has weights of {name} that cannot be read: {error}") from error
+            except (Unusable, LookupError, RuntimeError) as error:
+                problem = f"there is no {error.args[0]}" if isinstance(error, KeyError) else error
+                raise Unusable(f"has weights of {name} that cannot be read: {problem}") from error
             layer.bias, layer.weight = place.bias, nn.Parameter(weight, requires_grad=False)
             model.set_submodule(name, layer)
         self._layers.clear()  # the network keeps its quantiser

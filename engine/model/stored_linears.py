@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from tandem.engine.forward.grouped_weight import GroupedWeight, StoredGroups
+from tandem.engine.forward.grouped_weight import AT_ONCE, GroupedWeight, StoredGroups
 from tandem.engine.forward.groups import Code, Groups, grouped, kernel_group
 
 TYPES = {Code.BYTES: torch.int8, Code.FLOAT8: torch.float8_e4m3fn}
-AT_ONCE = 1 << 22  # numbers that are made at a time, 16 MiB
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,9 @@ class Talk:
                 assert stream.response is not None, "else it had raised"
                 why = ended(stream.response)
         except TandemError as problem:
-            self._say(f"{chr(10) * bool(steps)}error: {problem}", "red")
-            return
+            if steps:
+                self._say("")  # ends the line of the answer
+            return self._say(f"error: {problem}", "red")
         self.messages = [*asked, {"role": "assistant", "content": content}]
         seconds = time.monotonic() - began
         how = "plain" if self.plain else "drafts"

@@ -13,6 +13,7 @@ from tandem.orchestrator.frontend.answers import Answers
 from tandem.orchestrator.http.bodies.decoding import renamed
 from tandem.orchestrator.http.bodies.tokens import DetokenizeBody, Tokenized
 from tandem.orchestrator.http.logprobs import Json
+from tandem.orchestrator.requests.checks import model_problems
 from tandem.orchestrator.requests.request import Request
 from tandem.protos.errors import InvalidRequest
 from tandem.protos.types import ModelDescription
@@ -44,7 +45,7 @@ class Tokens:
 
     async def to_prompt(self, asked: DetokenizeBody) -> Json:
         """Their text, special tokens included."""
-        self._check(asked.model or "")
+        self._check(asked.model)
         if above := [token for token in asked.tokens if token >= self.model.vocab_size]:
             last = self.model.vocab_size - 1
             raise InvalidRequest.of(
@@ -56,5 +57,5 @@ class Tokens:
         return {"prompt": text}
 
     def _check(self, model: str | None) -> None:
-        if model and model != self.model.name:
-            raise InvalidRequest.of("model", f"is {model!r}; served is {self.model.name!r}")
+        if problems := tuple(model_problems(model or "", self.model)):
+            raise InvalidRequest(*problems)

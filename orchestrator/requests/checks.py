@@ -154,7 +154,7 @@ def _options(request: Request, model: ModelDescription) -> list[Violation]:
         *options.speculation_problems(request.speculation),
         *request.malformed,
         *_vocabulary(request, model.vocab_size),
-        *_model(request.model, model),
+        *model_problems(request.model, model),
         *_request_id(request.request_id),
     ]
 
@@ -192,7 +192,8 @@ def _stopping(request: Request, most_new: int) -> Iterator[Violation]:
         yield Violation("stopping.stop", "has an empty string")
 
 
-def _model(name: str, served: ModelDescription) -> Iterator[Violation]:
+def model_problems(name: str, served: ModelDescription) -> Iterator[Violation]:
+    """Whether another model is asked for than the one that is served; no name asks for none."""
     if name and name != served.name:
         yield Violation("model", f"is {name!r}; served is {served.name!r}")
 
