@@ -105,7 +105,10 @@ def builds(other: Path | None) -> dict[str, Kernels]:
     found = {OWN: Kernels(file)}
     if other:
         folder = other / FOLDER.resolve().relative_to(Path(__file__).resolve().parents[1])
-        found[OTHER] = Kernels(folder / file.name, sources_of(folder))
+        try:
+            found[OTHER] = Kernels(folder / file.name, sources_of(folder))
+        except OSError as error:
+            raise SystemExit(f"error: --other {other} has no kernels that run: {error}") from None
     return found
 
 
@@ -146,11 +149,14 @@ def main(
     file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
     """What the compiled kernels take, beside PyTorch's and those of another checkout."""
+    dtypes = dtype.split(",")
+    if unknown := next((name for name in dtypes if name not in DTYPES), None):
+        raise SystemExit(f"error: --dtype {unknown!r} is not one of {', '.join(DTYPES)}")
     torch.set_num_threads(threads)
     build = builds(other)
     for each in build.values():
         each.threads = threads
-    found = measure(build, dtype.split(","), repetitions)
+    found = measure(build, dtypes, repetitions)
     cores = "one thread" if threads == 1 else f"{threads} threads"
     shape = f"{HEADS} heads of {SIZE} on {KV_HEADS}"
     heading = f"{shape}; {build[OWN].name}; the least of {repetitions}: {described(cores)}"

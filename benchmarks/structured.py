@@ -157,9 +157,12 @@ def is_valid(answer: api.GenerateResponse, schema: dict[str, Any]) -> bool:
 
 
 def main(
-    target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
+    target: Annotated[
+        Path, typer.Option(help="model directory of the target", exists=True)
+    ] = models.TARGET,
     draft: Annotated[
-        list[Path], typer.Option(help="model directory of a drafter; may be repeated")
+        list[Path],
+        typer.Option(help="model directory of a drafter; may be repeated", exists=True),
     ] = [models.DRAFT, models.FOREIGN],  # noqa: B006
     schemas: Annotated[int, typer.Option(help="drawn at random", min=1)] = 500,
     at_once: Annotated[int, typer.Option(help="requests in flight", min=1)] = 4,

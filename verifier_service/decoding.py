@@ -135,7 +135,7 @@ class DecodeJob:
         return self._segment()
 
     def wait_seconds(self, now: float, step: float) -> float:
-        """For a drafter whose guesses come in time, while more of them are worth their time."""
+        """How long to wait for a drafter whose guesses come in time, if more are worth waiting."""
         if self.opening.lockstep or self.lookup or self.stream.paused:
             return 0.0
         self._take()

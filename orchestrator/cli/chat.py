@@ -93,8 +93,8 @@ class Talk:
 
 
 def lines() -> Iterator[str]:
-    """Those of a person, who may edit them and call earlier ones back, or of a file; Ctrl-C begins
-    a line again.
+    """The lines that a person types, who may edit them and call earlier ones back, or those of a
+    file; Ctrl-C begins a line again.
     """
     with suppress(ImportError):
         import readline  # noqa: F401  # `input` uses it then

@@ -44,7 +44,7 @@ class Tokens:
         }
 
     async def to_prompt(self, asked: DetokenizeBody) -> Json:
-        """Their text, special tokens included."""
+        """The text of tokens, special ones included."""
         self._check(asked.model)
         if above := [token for token in asked.tokens if token >= self.model.vocab_size]:
             last = self.model.vocab_size - 1
