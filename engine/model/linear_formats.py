@@ -62,7 +62,7 @@ def _in_order(group_of: torch.Tensor | None, groups: int) -> torch.Tensor | None
 
 
 def gptq(tensors: Tensors, inputs: int, first: int) -> StoredLinear:
-    """Words of inputs below each other; `first` is added to stored zeros: 1 in the first version."""
+    """Words of inputs below each other; `first` is added to zeros: 1 in version 1, else 0."""
     words = tensors["qweight"]
     code = _code(32 * words.shape[0] / inputs)
     zeros = (words_of(tensors["qzeros"], code) + first) & (2 ** BITS[code] - 1)

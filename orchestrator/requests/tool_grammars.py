@@ -68,7 +68,7 @@ def grammar_of(
     if form.bare:
         return _headed(list(strict.values()), special.get(form.begin))
     if not form.end:
-        problem = f"cannot be true with tool_choice auto: calls in the format {form.name} are free"
+        problem = f"cannot be true with tool_choice auto: format {form.name} does not end its calls"
         raise InvalidRequest.of(f"messages.tools[{min(strict)}].strict", problem)
     begin, end = json.dumps(form.begin), json.dumps(f"\n{form.end}")
     rules = f"start: marked* text\ntext: TEXT\nbegin[lazy]: TEXT {begin}\nTEXT: {TEXT}"
