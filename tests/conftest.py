@@ -28,6 +28,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the tests that take longest, so that no process runs alone at the end."""
     items.sort(key=lambda item: FOLDERS.index(item.path.relative_to(HERE).parts[0]))
     for item in items:
+        if " at 0x" in item.nodeid:
+            raise pytest.UsageError(f"{item.nodeid}: an address is another in each process")
         for mark in item.iter_markers("long"):
             if not mark.args:
                 raise pytest.UsageError(f"{item.nodeid}: long() needs the reason")

@@ -23,13 +23,13 @@ def commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[Any, t
 
 
 ALL = [
-    (own, command, words)
-    for own in (app, chaos, serve)
+    pytest.param(own, command, words, id=" ".join((name, *words)))
+    for name, own in (("tandem", app), ("chaos", chaos), ("serve", serve))
     for command, words in commands(typer.main.get_command(own))
 ]
 
 
-@pytest.mark.parametrize(("own", "command", "words"), ALL, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("own", "command", "words"), ALL)
 def test_help_has_the_whole_name_of_every_option(
     own: typer.Typer, command: Any, words: tuple[str, ...]
 ) -> None:
