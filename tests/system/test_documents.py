@@ -171,7 +171,8 @@ def help_of(*words: str) -> frozenset[str]:
 
         def run_here(module: str, *arguments: str) -> None:
             patch.setattr(sys, "argv", [module, *arguments])
-            patch.delitem(sys.modules, module, raising=False)  # it is run, not imported
+            for known in (module, f"{module}.__main__"):
+                patch.delitem(sys.modules, known, raising=False)  # it is run, not imported
             runpy.run_module(module, run_name="__main__")
 
         patch.setattr(os, "execv", lambda _, command: run_here(*command[3:]))  # python -P -m ...
