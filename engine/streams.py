@@ -147,9 +147,9 @@ class StreamServer(Generic[In, Out]):
             self.fail(call, stream_id, error)
             return None
         if older:
-            self._end(older, StaleTurn(f"turn {context.turn} opened the session again"))
+            self.end(older, StaleTurn(f"turn {context.turn} opened the session again"))
         if namesake := call.streams.get(stream_id):
-            self._end(namesake)
+            self.end(namesake)
         call.streams[stream_id] = self.live[context.session_id] = stream
         over = partial(self._done, stream, context.session_id, request_id)
 
@@ -180,7 +180,7 @@ class StreamServer(Generic[In, Out]):
             if stream and stream.turn > turn:
                 continue
             if stream:
-                self._end(stream, SessionMiss("the session was closed"))
+                self.end(stream, SessionMiss("the session was closed"))
             self._thread.submit(session_id, partial(forget, session_id, turn), closing=True)
 
     async def drained(self) -> None:
@@ -210,9 +210,9 @@ class StreamServer(Generic[In, Out]):
         finally:
             call.changed.set()
             for stream in list(call.streams.values()):
-                self._end(stream)
+                self.end(stream)
 
-    def _end(self, stream: CallStream[In, Out], reason: TandemError | None = None) -> None:
+    def end(self, stream: CallStream[In, Out], reason: TandemError | None = None) -> None:
         """End a stream and its job; with a `reason`, its caller gets it as an error."""
         if stream.call.streams.get(stream.stream_id) is not stream:
             return  # it was ended, or is another by now
@@ -237,7 +237,7 @@ class StreamServer(Generic[In, Out]):
         if error is not None and not isinstance(error, TandemError):
             log.error("a session failed", exc_info=error, request_id=request_id)
             error = Internal("internal error; see the server's log")
-        self._end(stream, error)
+        self.end(stream, error)
 
     def _after_step(self) -> None:
         """Called by the model thread after a step: what was sent may leave."""

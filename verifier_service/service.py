@@ -98,7 +98,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             stream.strict = opening.once
 
     def _guess(self, message: common_pb2.Guess, caller: Caller) -> None:
-        """One that cannot be verified is taken for an empty one."""
+        """One that cannot be verified is taken for an empty one, or ends a strict stream."""
         stream = caller.streams.get(message.stream)
         if stream is None:
             return
@@ -112,7 +112,8 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
                 check_tokens("draft.distributions", each.tokens, vocab_size)
         except InvalidRequest as error:
             if stream.strict:
-                self.streams.fail(caller, message.stream, error)
+                self.streams.end(stream, error)
+                return
             guess = Guess(message.behind)
         stream.inbox.append(guess)
 

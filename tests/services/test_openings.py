@@ -117,7 +117,7 @@ async def test_a_text_may_end_one_token_after_the_context_and_a_longer_one_is_re
 async def test_the_only_guess_that_was_asked_for_must_be_a_tree_of_tokens(
     tokens: list[int], parents: list[int], field: str, services: Services
 ) -> None:
-    """Others are taken for none."""
+    """It ends its stream, which no step follows; others are taken for none."""
     async with calling(services.verifier) as caller:
         openings = [replace(decoding(), lockstep=True, once=once) for once in (True, False)]
         asked, going = await caller.open(*openings)
@@ -127,6 +127,8 @@ async def test_the_only_guess_that_was_asked_for_must_be_a_tree_of_tokens(
         with pytest.raises(InvalidRequest, match=rf"draft\.{field}"):
             await asked.take()
         assert (await going.take()).drafted == 0
+        await caller.decode_another()
+        assert asked.queue.empty()
 
 
 async def test_closing_ends_a_decoding_and_forgets_its_session(services: Services) -> None:
