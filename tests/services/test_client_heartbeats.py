@@ -197,8 +197,7 @@ async def test_neither_a_busy_front_end_nor_a_slow_caller_is_a_silence(
     heard: list[object] = []
 
     async def watch(received: Callable[[], object], **_: Any) -> None:
-        before = received()
-        await until(lambda: received() != before)
+        await until(received)
         heard.append(received)
         await asyncio.Event().wait()
 
