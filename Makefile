@@ -8,7 +8,7 @@ MODEL_ARGS ?=
 ENGINE_ARGS ?=
 CLIENT_API := protos/client_api.binpb
 
-.PHONY: setup tools arm demo test test-all clients real-model lint dashboards stubs client-api bench bench-engine bench-gpu acceptance train
+.PHONY: setup tools arm demo test test-all clients real-model lint docs dashboards stubs client-api bench bench-engine bench-gpu acceptance train
 
 setup: .venv/ready ## make .venv with everything for development
 
@@ -57,6 +57,9 @@ lint: setup ## style, types, imports, stubs, schemas
 	$(BIN)/python deploy/prometheus/generate.py --check
 	npx --yes @bufbuild/buf@1.75.0 lint
 	npx --yes @bufbuild/buf@1.75.0 breaking --against $(CLIENT_API)
+
+docs: setup ## make the documentation site in build/site; warnings and dead links are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 client-api: ## take the client API as it is for what clients depend on: when a version is released
 	npx --yes @bufbuild/buf@1.75.0 build --path protos/tandem/v1/orchestrator.proto --exclude-source-info -o $(CLIENT_API)
