@@ -12,7 +12,7 @@ GUIDE = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [
     *GUIDE,
     *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "benchmarks/RESULTS.md")),
-    *(ROOT / folder / "README.md" for folder in ("engine", "models", "examples")),
+    *(ROOT / folder / "README.md" for folder in ("engine", "models", "examples", "examples/node")),
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CONTAINERS = "tests/system/test_containers.py::test"

@@ -6,6 +6,7 @@ the site. A link to a file that does not exist stays as it is, so that MkDocs re
 
 from __future__ import annotations
 
+import html
 import posixpath
 import re
 from collections.abc import Iterator
@@ -26,7 +27,9 @@ DOCUMENTS = {  # path in the repository: page on the site
     "examples/node/README.md": "node.md",
     "models/README.md": "models.md",
 }
+BAR = r"\|"
 PATHS = {page: path for path, page in DOCUMENTS.items()}
+PIPED = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")  # code in a cell, with a bar that is no border
 LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LANGUAGES = {".py": "python", ".yml": "yaml", ".yaml": "yaml", ".proto": "protobuf"}
@@ -73,6 +76,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def with_bars(found: re.Match[str]) -> str:
+    """Return code with bars as HTML: GitHub takes a backslash away that Python-Markdown keeps."""
+    return f"<code>{html.escape(found[1].replace(BAR, '|')).replace('|', '&#124;')}</code>"
+
+
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Rewrite the links of a document to pages of the site."""
     here = page.file.src_uri
@@ -86,8 +94,11 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
             return found[0]
         return found[1] + posixpath.relpath(page_of(target), posixpath.dirname(here)) + found[3]
 
+    def shown(text: str) -> str:
+        return PIPED.sub(with_bars, LINK.sub(rewritten, text))
+
     parts, end = [], 0
     for fence in FENCE.finditer(markdown):
-        parts += [LINK.sub(rewritten, markdown[end : fence.start()]), fence[0]]
+        parts += [shown(markdown[end : fence.start()]), fence[0]]
         end = fence.end()
-    return "".join([*parts, LINK.sub(rewritten, markdown[end:])])
+    return "".join([*parts, shown(markdown[end:])])
