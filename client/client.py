@@ -43,12 +43,18 @@ UPLOAD_BYTES_PER_SECOND = 32 << 10  # of the slowest connection
 
 
 class AsyncClient:
-    """Asks the front ends at `addresses`: each request one that is chosen at random, of those that
-    answer, and the next one if that fails or is full. A request is given up when nothing arrived
-    for `retry_seconds`.
+    """The client for asyncio. Each request goes to a front end that is chosen at random among those
+    that answer, and to the next one if the first fails or is full.
 
-    `tls_ca` is the PEM file of the CA that the front ends' certificates are checked by; `tls_cert`
-    and `tls_key` are those of a certificate of the client's own, `token` is what it has instead.
+    Args:
+        addresses: Front ends that serve the same model, by default 127.0.0.1:50051.
+        retry_seconds: How long nothing may arrive before a request is given up.
+        tls_ca: PEM file of the CA that signed the certificates of the front ends.
+        tls_cert: PEM file of the client's own certificate, if it has one.
+        tls_key: PEM file of the key of `tls_cert`.
+        token: The client's token, if it has no certificate.
+
+    Raises Unusable if a file cannot be used, or a token would leave this machine without `tls_ca`.
     """
 
     def __init__(
@@ -60,9 +66,6 @@ class AsyncClient:
         tls_key: str | Path | None = None,
         token: str | None = None,
     ) -> None:
-        """Raises Unusable for files that cannot be used, and for a token without `tls_ca` where it
-        would leave this machine.
-        """
         addresses, tls = addresses or (ADDRESS,), client_tls(tls_ca, tls_cert, tls_key)
         if token and not tls:
             try:
@@ -74,7 +77,7 @@ class AsyncClient:
         self.retry_seconds = retry_seconds
 
     async def generate(self, prompt: Prompt, **options: Any) -> api.GenerateResponse:
-        """The whole answer; options and errors as of `stream`."""
+        """Return the whole answer. Options and errors are those of `stream`."""
         async with self.stream(prompt, **options) as stream:
             async for _ in stream:
                 pass
@@ -88,19 +91,24 @@ class AsyncClient:
         deadline_seconds: float | None = None,
         **options: Any,
     ) -> Stream:
-        """An answer as it grows, to a text, to token ids or to messages of a chat. `options` are
-        the fields of Sampling, Stopping and Speculation, by name, and `logprobs`,
-        `prompt_logprobs`, `echo` and `return_token_ids`; those of a chat are as over HTTP:
-        `tools`, `tool_choice`, `parallel_tool_calls`, `add_generation_prompt`,
-        `continue_final_message`, `chat_template_kwargs`, `reasoning_effort`. `deadline_seconds` is
-        for all of it. Raises TypeError for an option that there is not, InvalidRequest for a value
-        that is none; iterating raises TandemError.
+        """Return a stream of the chunks of an answer. Iterating over it raises TandemError.
+
+        Args:
+            prompt: A text, token ids, or the messages of a chat.
+            deadline_seconds: Limits the time of the whole answer.
+            options: Fields of Sampling, Stopping and Speculation by their names, and `logprobs`,
+                `prompt_logprobs`, `echo` and `return_token_ids`. For a chat also `tools`,
+                `tool_choice`, `parallel_tool_calls`, `add_generation_prompt`,
+                `continue_final_message`, `chat_template_kwargs`, `reasoning_effort` as over HTTP.
+
+        Raises:
+            TypeError, InvalidRequest: An option does not exist, or does not accept its value.
         """
         return Stream(self, build(prompt, **options), deadline_seconds)
 
     async def status(self, *, history: bool = False) -> api.GetStatusResponse:
-        """What is served, as the first front end reports that answers, with the `history` of the
-        last minutes if that is wanted; raises TandemError.
+        """Return what is served, as reported by the first front end that answers, with the figures
+        of the last minutes if `history` is set. Raises TandemError if no front end answers.
         """
         problem: TandemError | None = None
         check_open(self)
@@ -120,7 +128,7 @@ class AsyncClient:
         raise problem
 
     async def close(self) -> None:
-        """Close all connections; streams that run end with Unavailable."""
+        """Close all connections. Running streams end with Unavailable."""
         await self.front_ends.close()
 
     async def __aenter__(self) -> Self:
@@ -131,7 +139,7 @@ class AsyncClient:
 
 
 class Stream:
-    """Chunks of an answer; `response` is the whole of it, after the last."""
+    """The chunks of an answer. After the last chunk, `response` is the whole answer."""
 
     def __init__(
         self, client: AsyncClient, request: api.GenerateRequest, deadline_seconds: float | None
@@ -156,7 +164,7 @@ class Stream:
         await self.close()
 
     async def close(self) -> None:
-        """Have the rest not generated."""
+        """Cancel the request, so that the rest of the answer is not generated."""
         await self._chunks.aclose()
 
     async def _all(self) -> AsyncGenerator[api.Chunk, None]:

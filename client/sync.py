@@ -1,4 +1,4 @@
-"""The same client for programs without asyncio: its event loop runs in a thread of its own."""
+"""The client for programs without asyncio: its event loop runs in a thread of its own."""
 
 from __future__ import annotations
 
@@ -18,29 +18,36 @@ Result = TypeVar("Result")
 
 
 class Client:
-    """As AsyncClient; may be used by several threads."""
+    """The synchronous client. Several threads may use it at once.
+
+    Args:
+        addresses: Front ends that serve the same model, by default 127.0.0.1:50051.
+        settings: The other arguments of AsyncClient.
+
+    Raises:
+        Unusable: A file cannot be used, or a token would leave this machine without `tls_ca`.
+    """
 
     def __init__(self, *addresses: str, **settings: Any) -> None:
-        """Raises Unusable for files that cannot be used."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tandem", daemon=True)
         self._thread.start()
         self._client = self._run(self._connect(addresses, settings))
 
     def generate(self, prompt: Prompt, **options: Any) -> api.GenerateResponse:
-        """The whole answer; see AsyncClient."""
+        """Return the whole answer. Options and errors are those of `AsyncClient.stream`."""
         return self._run(self._client.generate(prompt, **options))
 
     def stream(self, prompt: Prompt, **options: Any) -> SyncStream:
-        """The same answer as it grows."""
+        """Return a stream of chunks. Options and errors are those of `AsyncClient.stream`."""
         return SyncStream(self, self._client.stream(prompt, **options))
 
     def status(self) -> api.GetStatusResponse:
-        """What is served."""
+        """Return what is served, as reported by the first front end that answers."""
         return self._run(self._client.status())
 
     def close(self) -> None:
-        """Close all connections; streams that run end with Unavailable."""
+        """Close all connections. Running streams end with Unavailable."""
         if self._thread.is_alive():
             self._run(self._client.close())
             self._run(_ended(lambda task: True))
@@ -73,14 +80,14 @@ class Client:
 
 
 class SyncStream:
-    """As Stream."""
+    """The chunks of an answer. After the last chunk, `response` is the whole answer."""
 
     def __init__(self, client: Client, stream: Stream) -> None:
         self._client, self._stream = client, stream
 
     @property
     def response(self) -> api.GenerateResponse | None:
-        """The whole answer, after the last chunk."""
+        """The whole answer. None until the last chunk was read."""
         return self._stream.response
 
     def __iter__(self) -> Iterator[api.Chunk]:
