@@ -23,7 +23,7 @@ from tandem.benchmarks.figures import report
 from tandem.benchmarks.figures.machine import described
 from tandem.engine.cache.pool import KVPool, LayerGeometry
 from tandem.engine.forward.cpu.builds import FOLDER, runnable, sources_of
-from tandem.engine.forward.cpu.kernels import Kernels
+from tandem.engine.forward.cpu.kernels import Kernels, plain_weights
 from tandem.engine.forward.cpu.panels import in_panels
 from tandem.engine.forward.cpu.paths import Paths
 from tandem.engine.forward.dense import AttentionOptions
@@ -78,7 +78,8 @@ def linear(build: Mapping[str, Kernels], dtype: torch.dtype) -> Iterator[Case]:
         for key, each in build.items():
             paired = each.pairs and dtype == torch.bfloat16
             panels = in_panels(weight[None], each.width, 2 if paired else 1)
-            actions[key] = _bound(each.linear, rows, panels, outputs, None, None, dtype)
+            weights = plain_weights(panels, outputs)
+            actions[key] = _bound(each.linear, rows, weights, None, None, dtype)
         yield Case(f"linear, {PROMPT} rows, {name}", 2 * PROMPT * outputs * inputs, actions)
 
 
@@ -107,7 +108,7 @@ def builds(other: Path | None) -> dict[str, Kernels]:
         folder = other / FOLDER.resolve().relative_to(Path(__file__).resolve().parents[1])
         try:
             found[OTHER] = Kernels(folder / file.name, sources_of(folder))
-        except OSError as error:
+        except (OSError, AttributeError) as error:
             raise SystemExit(f"error: --other {other} has no kernels that run: {error}") from None
     return found
 

@@ -84,7 +84,7 @@ class Host:
             sessions=len(sessions),
             exactness=str(self.exactness),
             cache_usage=sessions.usage,
-            kernels=model.kernels,
+            kernels=self.runner.kernels,
             fingerprint=self.fingerprint,
             weights_fingerprint=self.weights_fingerprint,
             generation=self.generation,
@@ -136,10 +136,8 @@ async def hosting(
     metrics, activity = ModelMetrics(verb, exactness.problem is None, registry), Activity(sessions)
     registry.register(SessionCollector(sessions))
     limits = StepLimits(
-        config.max_batch_sessions,
-        config.max_batch_tokens,
-        config.prompt_slack,
-        config.prompt_seconds,
+        *(config.max_batch_sessions, config.max_batch_tokens),
+        *(config.prompt_slack, config.prompt_seconds),
     )
     gc.collect()
     gc.freeze()  # what stays is not to be looked through while a step waits
@@ -224,7 +222,8 @@ def _log_model(runner: ModelRunner, name: str, exactness: Exactness, exact: bool
         dtype=runner.model.numbers,
         exactness=str(exactness),
         attention=str(runner.backend),
-        kernels=runner.model.kernels,
+        kernels=runner.kernels,
+        unfused=runner.unfused,
         positions=runner.pool.positions,
     )
     if runner.problem:

@@ -36,6 +36,14 @@ class ModelRunner(Protocol):
         """Why it is not as fast as it could be; None if it is."""
 
     @property
+    def kernels(self) -> str:
+        """What multiplies its weights, and how much of a pass is done without Python."""
+
+    @property
+    def unfused(self) -> str | None:
+        """Why the network's own code is called in every pass; None if it is not."""
+
+    @property
     def batch_variant(self) -> str | None:
         """Whose kernels round a row differently by how many there are, so that it cannot be exact;
         None if none do.

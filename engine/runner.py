@@ -5,9 +5,10 @@ Knows no sessions and no jobs: segments in, logits out, and nothing about what t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -22,6 +23,9 @@ from tandem.engine.forward.cuda.sizes import invariant_sizes
 from tandem.engine.forward.cuda.table import SIZES, padding_passes, row_plans
 from tandem.engine.forward.segment import Segment
 from tandem.engine.model.load import HFModel
+from tandem.engine.program.program import Program
+from tandem.engine.program.proof import proved_program
+from tandem.engine.program.tape import Unrecordable
 from tandem.protos.errors import Unusable
 
 
@@ -40,7 +44,8 @@ BY_ROWS = (AttentionBackend.ROWS, AttentionBackend.GRAPHS)
 class HFRunner:
     """A model and memory for `positions` cached tokens. `exact`: batch-invariant, bit for bit,
     where the model allows it; tiles do not. Without a `backend` it takes the fastest that can be
-    used; raises Unusable if the one asked for cannot, MemoryError or OutOfMemoryError.
+    used; raises Unusable if the one asked for cannot, MemoryError or OutOfMemoryError. Along paths
+    it goes by a `program` where there is one; `unfused` is why there is none.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class HFRunner:
         positions: int,
         exact: bool = True,
         backend: AttentionBackend | None = None,
+        program: bool = True,
     ) -> None:
         self.model = model
         self.exact = exact
@@ -67,7 +73,8 @@ class HFRunner:
         self.backend = AttentionBackend.TILES
         self._problem: str | None = None
         # neither holds on to this object, so that the memory goes with it
-        self._run = run = partial(_run, model, self.pool)
+        self._plain = run = partial(_run, model, self.pool)
+        self._run: Callable[[Any], torch.Tensor] = run
         self._runner: Run = lambda rows: run(rows.to(model.device))
         self.sizes: Sequence[int] = SIZES  # rows of a pass
         if rows:
@@ -78,12 +85,23 @@ class HFRunner:
                 raise Unusable(f"the model cannot attend along paths: {problem}")
             self.backend = AttentionBackend.TILES if problem else AttentionBackend.PATHS
             self._problem = f"compiled kernels: {problem}" if problem else None
+        self.unfused: str | None = "switched off"
+        if program and self.backend is AttentionBackend.PATHS:
+            self.fuse()
         self.exact = exact and self.backend is not AttentionBackend.TILES
 
     @property
     def problem(self) -> str | None:
         """Why it is not as fast as it could be on its device; None if it is."""
         return self._runner.problem if isinstance(self._runner, CudaGraphs) else self._problem
+
+    @property
+    def kernels(self) -> str:
+        """What multiplies the weights, and how much of a pass is done without Python."""
+        if isinstance(self._run, Program):
+            return "{}, fused {} of {}".format(self.model.kernels, *self._run.fused)
+        by_paths = self.backend is AttentionBackend.PATHS
+        return f"{self.model.kernels}, not fused" if by_paths else self.model.kernels
 
     @property
     def batch_variant(self) -> str | None:
@@ -94,6 +112,17 @@ class HFRunner:
         """Give up to be exact, and what it costs; whether it goes another way from now on."""
         before, self.exact, self.sizes = self.sizes, False, SIZES
         return before is not SIZES
+
+    def fuse(self) -> None:
+        """Go by a program of the network as it is now, if there is one that computes the same."""
+        model, self._run, self.unfused = self.model, self._plain, None
+        sizes = model.context_length, model.vocab_size
+        try:
+            self._run = proved_program(model.network, self._plain, self.pool, *sizes)
+        except Unrecordable as error:
+            self.unfused = str(error)
+        except Exception as error:  # a network raises whatever it likes
+            self.unfused = f"{type(error).__name__}: {error}"
 
     @torch.inference_mode()
     def capture_passes(self) -> int:

@@ -82,8 +82,7 @@ def attention(
     refuse_options(options)
     step = _current.get()
     layer: int = module.layer_idx  # type: ignore[assignment]
-    applies = sliding_window is not None and sliding_window < step.context
-    how = AttentionOptions(scaling, sliding_window if applies else None, softcap, s_aux)
+    how = options_of(step.context, scaling, sliding_window, softcap, s_aux)
     keys, values = step.pool.keys[layer], step.pool.values[layer]
     new_keys, new_values = key[0].transpose(0, 1), value[0].transpose(0, 1)
     if isinstance(step.plan, RowPlan):
@@ -102,6 +101,19 @@ def attention(
     output = torch.cat([attend_tile(tile, query, keys, values, how) for tile in step.plan.tiles])
     padding = query.shape[2] - count
     return functional.pad(output, (0, 0, 0, 0, 0, padding))[None], None
+
+
+def options_of(
+    context: int,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **_: Any,
+) -> AttentionOptions:
+    """What a model asks for, as far as it makes a difference in texts of so many tokens."""
+    applies = sliding_window is not None and sliding_window < context
+    return AttentionOptions(scaling, sliding_window if applies else None, softcap, s_aux)
 
 
 def refuse_options(options: dict[str, Any]) -> None:

@@ -84,12 +84,13 @@ def kernels_of(network: nn.Module) -> str:
     return ", ".join(sorted(names)) or "torch"
 
 
-class MergedLinears:
+class MergedLinears(nn.Module):
     """Several linear layers that are given the same rows, one right after the other, as one. The
     rows are known by the tensor: it must not be changed in between.
     """
 
     def __init__(self, layers: Sequence[nn.Linear], kind: LinearClass) -> None:
+        super().__init__()
         biases: list[torch.Tensor] = [layer.bias for layer in layers if layer.bias is not None]
         weights: list[torch.Tensor] = [layer.weight for layer in layers]
         self.whole = kind(torch.cat(weights), torch.cat(biases) if biases else None)

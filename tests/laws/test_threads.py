@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from tandem.engine.forward.cpu.kernels import Activation, kernels
 from tandem.engine.forward.cpu.panels import PanelLinear
+from tests.laws.passes import logits, of_family, step
 
 ROUNDS = 5
 
@@ -39,3 +41,18 @@ def test_work_of_any_size_starts_no_thread_after_the_first(monkeypatch: pytest.M
         started.append(len(now - seen))
         seen |= now
     assert started[1:] == [0] * (ROUNDS - 1)
+
+
+def test_a_step_of_a_program_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = kernels()
+    assert build
+    monkeypatch.setattr(build, "threads", 4)
+    scene = of_family("llama_wide")
+    program, tables = scene.program(), scene.tables(3)
+    seen, started, rng = set[str](), list[int](), random.Random(0)
+    for _ in range(6):
+        logits(program, [segment for _, segment in step(tables, [0] * 3, rng, 40)])
+        now = set(os.listdir("/proc/self/task"))
+        started.append(len(now - seen))
+        seen |= now
+    assert started[1:] == [0] * 5

@@ -21,6 +21,7 @@ from tandem.engine.forward.cpu.paths import PathPlan
 from tandem.engine.forward.cuda.rows import PrefixAndTail, RowPlan
 from tandem.engine.forward.tiles import Tile
 from tandem.engine.model.linears import MergedLinear
+from tandem.engine.program.instructions import Step
 from tests.services.plant import Plant, spoil_paths, spoil_rows, spoil_tables, turn
 
 CUT = 96
@@ -104,6 +105,16 @@ def a_key_that_is_not_written(plant: Plant) -> None:
         store(layer, places, new)
 
     plant.patch.setattr(attention, "store_rows", short)
+    of, kept = Step.of, list[torch.Tensor]()
+
+    def wrong(plan: PathPlan, stored: torch.Tensor) -> Step:
+        if len(stored) > 9:
+            stored = stored.clone()
+            stored[-1] = plant.forward.pool.positions - 1  # of nobody
+        kept.append(stored)
+        return of(plan, stored)
+
+    plant.patch.setattr(Step, "of", wrong)
 
     def elsewhere(rows: RowPlan) -> None:
         rows.slots[rows.positions[0] == PLACE] = plant.forward.pool.positions

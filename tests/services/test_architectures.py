@@ -194,4 +194,20 @@ def test_a_walk_notices_a_mistake(
     by_tiles = AttentionBackend.TILES if mistake is a_mask_that_shows_cousins else None
     walk = Walk(make_model(architecture, 0), by_tiles)
     mistake(walk, monkeypatch)
+    if walk.forward.backend is AttentionBackend.PATHS:
+        walk.forward.fuse()  # what was recorded before does not have it
     assert walk.run() > TOLERANCE
+
+
+@pytest.mark.skipif(kernels() is None, reason="the kernels were not built")
+def test_a_network_that_cannot_be_recorded_is_served_by_its_own_code(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise ValueError("a network raises whatever it likes")
+
+    monkeypatch.setattr("tandem.engine.program.proof.record", fails)
+    forward = HFRunner(load(make_model("llama", 0)), POSITIONS)
+    assert forward.unfused == "ValueError: a network raises whatever it likes"
+    assert forward.kernels.endswith(", not fused")
+    assert self_test(forward, "llama").problem is None

@@ -105,8 +105,12 @@ def right(folder: Path, way: str, dtype: str, patch: pytest.MonkeyPatch) -> HFRu
 
 
 def refuse(fault: Fault, folder: Path, forward: HFRunner, patch: pytest.MonkeyPatch) -> None:
-    """Plant a fault; the self-test has to notice it."""
+    """Plant a fault; the self-test has to notice it, also in a program that was made with it, or
+    before.
+    """
     fault(Plant(patch, forward, folder))
+    if forward.backend is AttentionBackend.PATHS and fault is not faults.a_key_that_is_not_written:
+        forward.fuse()
     with pytest.raises(Unusable, match=r"ForCausalLM differ by .*; rounding explains .*; self"):
         self_test(forward, "planted")
 

@@ -26,6 +26,7 @@ SMALL = {
     "gaps": "--sessions 2 --prompt 200 --seconds 5",
     "goodput": "--worlds 2 --seeds 1",
     "kernels": "--repetitions 1",
+    "passes": "--repetitions 1",
     "levels": "--repetitions 1",
     "links": "--round-trip 0 --at-once 1 --temperature 0 --tokens 8 --turns 1 --seconds 1",
     "options": "--requests 2",

@@ -58,7 +58,7 @@ async def test_a_quantised_drafter_changes_no_text(
     assert all(tokens_of_steps(said) > 1.5 for said in served[1:]), "it is of use"
     (drafter,), (verifier,) = status.drafters, status.verifiers
     assert (drafter.model, drafter.dtype) == (draft.name, "float32, weights in q4_0")
-    assert drafter.kernels == verifier.kernels
+    assert drafter.kernels.split(",")[0] == verifier.kernels.split(",")[0]
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,8 @@
-// The middle of a gated feed-forward layer on a CPU (Shazeer 2020): an activation of one half of
-// each row times the other half. Every number is computed by the same vector operations, wherever
-// it lies, so bits depend neither on other rows nor on threads.
-#include "vectors.h"
+// The middle of a gated feed-forward layer on a CPU. Every number is computed by the same vector
+// operations, wherever it lies, so bits depend neither on other rows nor on threads.
+#include "gate.h"
 
 namespace {
-
-enum Activation { SILU, GELU_TANH };
-
-Vector sigmoid(Vector x) {
-  const auto negative = x < 0;
-  const Vector power = exponential(negative ? x : -x);
-  return (negative ? power : Vector{} + 1.0f) / (power + 1.0f);
-}
 
 template <class Stored, int ACTIVATION>
 void gate(const void* rows, long count, long size, void* result, int threads) {
@@ -21,13 +12,9 @@ void gate(const void* rows, long count, long size, void* result, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)
 #endif
   for (long item = 0; item < count * blocks; item++) {
-    const long row = item / blocks, start = item % blocks * LANES, rest = size - start;
-    const Type* given = (const Type*)rows + row * 2 * size + start;
-    const Vector x = load_some<Stored>(given, rest), up = load_some<Stored>(given + size, rest);
-    Vector slope = x;
-    if (ACTIVATION == GELU_TANH)  // (1 + tanh y) / 2 is the sigmoid of 2 y
-      slope = (x * x * x * 0.044715f + x) * 1.5957691216f;
-    save_some<Stored>((Type*)result + row * size + start, x * sigmoid(slope) * up, rest);
+    const long row = item / blocks;
+    gate_block<Stored, ACTIVATION>((const Type*)rows + row * 2 * size, size,
+                                   (Type*)result + row * size, item % blocks * LANES);
   }
 }
 

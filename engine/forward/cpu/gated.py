@@ -31,12 +31,12 @@ class GatedMLP(nn.Module):
         super().__init__()
         build = required_kernels()
         self.inner, self.outer = inner, outer
-        self._gate, self._activation = build.gate, activation
+        self._gate, self.activation = build.gate, activation
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Called by the model."""
         wide = self.inner(rows)
-        gated_mlp = self._gate(wide.view(-1, wide.shape[-1]), self._activation)
+        gated_mlp = self._gate(wide.view(-1, wide.shape[-1]), self.activation)
         output: torch.Tensor = self.outer(gated_mlp.view(*rows.shape[:-1], gated_mlp.shape[-1]))
         return output
 

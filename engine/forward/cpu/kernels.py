@@ -11,6 +11,7 @@ from contextlib import suppress
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -55,6 +56,24 @@ class Grouping(ctypes.Structure):
     )
 
 
+class Weights(NamedTuple):
+    """Of a linear layer, or of several: panels of numbers or codes [layers * panels, in, width], or
+    half as wide; outputs of each layer; the address of a Grouping if they are codes.
+    """
+
+    memory: torch.Tensor
+    kind: int
+    layers: int
+    outputs: int
+    grouping: int | None
+
+
+def plain_weights(panels: torch.Tensor, outputs: int) -> Weights:
+    """Those in panels [layers, panels, in / together, width, together] of numbers."""
+    kind = ELEMENT_TYPES[panels.dtype] if panels.shape[-1] == 1 else ElementType.PAIRS
+    return Weights(panels, kind, len(panels), outputs, None)
+
+
 class Activation(IntEnum):
     """Of a gated layer, as in gate.cpp."""
 
@@ -81,7 +100,8 @@ class Kernels:
         self._linear = library.tandem_linear
         pointer, number, kind = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
         rows = (pointer, number, number)
-        self._linear.argtypes = (*rows, pointer, number, number, *[pointer] * 4, *[kind] * 4)
+        self._linear.argtypes = (*rows, pointer, number, number, *[pointer] * 4)
+        self._linear.argtypes += (number, *[kind] * 4)
         self._linear.restype = None
         self._attend = library.tandem_attend
         real = ctypes.c_float
@@ -92,6 +112,9 @@ class Kernels:
         self._norm = library.tandem_norm
         self._norm.argtypes = (*rows, pointer, real, pointer, kind, kind)
         self._norm.restype = None
+        self._program = library.tandem_program
+        self._program.argtypes = (pointer, number, number, pointer, pointer, kind, number)
+        self._program.restype = None
         self._gate = library.tandem_gate
         self._gate.argtypes = (*rows, pointer, kind, kind, kind)
         self._gate.restype = None
@@ -99,8 +122,7 @@ class Kernels:
     def linear(
         self,
         rows: torch.Tensor,  # [rows, in], floating
-        panels: torch.Tensor,  # [layers, panels, in / together, width, together]
-        outputs: int,
+        weights: Weights,
         bias: torch.Tensor | None,  # [layers, out], float32
         ends: torch.Tensor | None,  # [layers], int64: where the rows of each end
         dtype: torch.dtype,
@@ -108,38 +130,14 @@ class Kernels:
         """rows x weights' + bias, [rows, out] of `dtype`; all contiguous, on the CPU. Of several
         layers each has its own rows, one layer's after the other's; a single one has all.
         """
-        kind = ELEMENT_TYPES[panels.dtype] if panels.shape[-1] == 1 else ElementType.PAIRS
-        return self._product(rows, (panels, kind, len(panels), outputs, None), bias, ends, dtype)
-
-    def grouped_linear(
-        self,
-        rows: torch.Tensor,
-        given: tuple[torch.Tensor, int, int, int, int],
-        bias: torch.Tensor | None,
-        ends: torch.Tensor | None,
-        dtype: torch.dtype,
-    ) -> torch.Tensor:
-        """The same by codes [layers * panels, in, width], or half as wide; they are `given` with
-        their kind, layers, outputs, and the address of their Grouping.
-        """
-        return self._product(rows, given, bias, ends, dtype)
-
-    def _product(
-        self,
-        rows: torch.Tensor,
-        given: tuple[torch.Tensor, int, int, int, int | None],
-        bias: torch.Tensor | None,
-        ends: torch.Tensor | None,
-        dtype: torch.dtype,
-    ) -> torch.Tensor:
-        weights, kind, layers, outputs, grouping = given
+        memory, kind, layers, outputs, grouping = weights
         result = rows.new_empty(rows.shape[0], outputs, dtype=dtype)
         optional = (None if each is None else each.data_ptr() for each in (bias, ends))
         kinds = kind, ELEMENT_TYPES[rows.dtype], ELEMENT_TYPES[dtype]
-        read = weights.numel() * min(layers, rows.shape[0]) // layers  # no more layers than rows
+        read = memory.numel() * min(layers, rows.shape[0]) // layers  # no more layers than rows
         self._linear(
-            *(rows.data_ptr(), *rows.shape, weights.data_ptr(), outputs, layers, grouping),
-            *(*optional, result.data_ptr(), *kinds, self.sharing(read)),
+            *(rows.data_ptr(), *rows.shape, memory.data_ptr(), outputs, layers, grouping),
+            *(*optional, result.data_ptr(), outputs, *kinds, self.sharing(read)),
         )
         return result
 
@@ -198,6 +196,17 @@ class Kernels:
             *(ELEMENT_TYPES[rows.dtype], self.sharing(rows.numel())),
         )
         return result
+
+    def run(
+        self,
+        program: ctypes.Array[Any],
+        rows: int,
+        sources: ctypes.Array[ctypes.c_void_p],
+        step: ctypes.Structure,
+    ) -> None:
+        """Carry out instructions on so many rows, as program.cpp describes them."""
+        given = program, len(program), rows, sources, ctypes.byref(step)
+        self._program(*given, self.threads, WORTH_SHARING)
 
     def sharing(self, numbers: int) -> int:
         """All threads for so many numbers, or one where others are not worth their start. Never

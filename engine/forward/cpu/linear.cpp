@@ -108,7 +108,7 @@ struct Call {
   const Grouping* grouping;
   const float* bias;
   void* result;
-  long count, steps, outputs, first_panel;
+  long count, steps, outputs, stride, first_panel;
   int result_kind;
 };
 
@@ -208,7 +208,7 @@ void finish(const Call& call, long panel, float* sums) {
   for (long r = 0; r < call.count; r++) {
     float* found = sums + r * WIDTH;
     for (long n = 0; call.bias && n < some; n++) found[n] += call.bias[first + n];
-    const long place = r * call.outputs + first;
+    const long place = r * call.stride + first;
     const int kind = call.result_kind;
     if (kind == FLOAT32) memcpy((float*)call.result + place, found, some * sizeof *found);
     if (kind == BFLOAT16) narrow<Bfloat16>(found, (uint16_t*)call.result + place, some);
@@ -289,13 +289,14 @@ int tandem_pairs() {
 // `kind`, in panels [layers, ceil(outputs / width), inputs, width], [..., inputs / 2, width, 2] as
 // PAIRS; of BYTES and FLOAT8 as [..., inputs, width] bytes, of NIBBLES as half as many, and `grouping`
 // has their scales. It may be null otherwise, and so may bias, [layers, outputs] float32, and ends
-// where there is one layer. Rows are of `row_kind`, and the result of `result_kind`, both numbers.
+// where there is one layer. Rows are of `row_kind`, and the result, whose rows are `stride` numbers
+// apart, of `result_kind`.
 void tandem_linear(const void* rows, long count, long inputs, const void* weights, long outputs,
                    long layers, const Grouping* grouping, const float* bias, const int64_t* ends,
-                   void* result, int kind, int row_kind, int result_kind, int threads) {
+                   void* result, long stride, int kind, int row_kind, int result_kind, int threads) {
   static thread_local std::vector<float> given;
   static thread_local std::vector<Call> calls;
-  const long result_size = outputs * bytes(result_kind), panels = (outputs + WIDTH - 1) / WIDTH;
+  const long result_size = stride * bytes(result_kind), panels = (outputs + WIDTH - 1) / WIDTH;
   const long numbers = panels * WIDTH * inputs;
   const long layer_size = kind == NIBBLES ? numbers / 2 : grouping ? numbers : numbers * bytes(kind);
   const bool widened = row_kind != FLOAT32 && kind != PAIRS;
@@ -318,7 +319,7 @@ void tandem_linear(const void* rows, long count, long inputs, const void* weight
       const long steps = kind == PAIRS ? inputs / 2 : inputs;
       calls.push_back({from + (first - start) * row_size, (const char*)weights + layer * layer_size,
                        grouping, bias ? bias + layer * outputs : nullptr,
-                       (char*)result + first * result_size, last - first, steps, outputs,
+                       (char*)result + first * result_size, last - first, steps, outputs, stride,
                        layer * panels, result_kind});
     }
     if (calls.empty()) continue;

@@ -21,16 +21,19 @@ class RMSNorm(nn.Module):
         build = required_kernels()
         self.layer = layer
         self.weight: torch.Tensor = layer.weight  # type: ignore[assignment]
-        self._normalise, self._epsilon, self._dtype = build.norm, epsilon, self.weight.dtype
-        self._weight = (self.weight.float() + shift).contiguous()
+        self._normalise, self.epsilon, self._dtype = build.norm, epsilon, self.weight.dtype
+        self.scale = (self.weight.float() + shift).contiguous()
+
+    def fits(self, rows: torch.Tensor) -> bool:
+        """Whether the kernel takes such rows."""
+        return rows.dtype == self._dtype and rows.shape[-1] == len(self.scale)
 
     def forward(self, rows: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
         """Called by the model; the layer itself answers for anything but rows that fit."""
-        fits = rows.dtype == self._dtype and rows.shape[-1] == len(self._weight)
-        if others or options or not fits:
+        if others or options or not self.fits(rows):
             output: torch.Tensor = self.layer(rows, *others, **options)
             return output
-        return self._normalise(rows.contiguous(), self._weight, self._epsilon)
+        return self._normalise(rows.contiguous(), self.scale, self.epsilon)
 
 
 @torch.inference_mode()

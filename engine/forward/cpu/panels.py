@@ -12,7 +12,14 @@ import torch
 from torch import nn
 
 from tandem.engine.forward.cpu.group_panels import GroupPanels
-from tandem.engine.forward.cpu.kernels import ELEMENT_TYPES, Kernels, kernels, required_kernels
+from tandem.engine.forward.cpu.kernels import (
+    ELEMENT_TYPES,
+    Kernels,
+    Weights,
+    kernels,
+    plain_weights,
+    required_kernels,
+)
 from tandem.engine.forward.grouped_weight import GroupedWeight, Part, PlainNumbers, StoredGroups
 
 Multiply = Callable[[torch.Tensor, torch.Tensor | None, torch.dtype], torch.Tensor]
@@ -52,14 +59,14 @@ class PlainPart:
     def __init__(self, weights: torch.Tensor, bias: torch.Tensor | None, build: Kernels) -> None:
         paired = build.pairs and weights.dtype == torch.bfloat16 and weights.shape[2] % 2 == 0
         self._multiply, self.bias = build.linear, bias
-        self._outputs = weights.shape[1]
-        self._panels = in_panels(weights, build.width, 2 if paired else 1)
+        panels = in_panels(weights, build.width, 2 if paired else 1)
+        self.weights = plain_weights(panels, weights.shape[1])
 
     def multiply(
         self, rows: torch.Tensor, ends: torch.Tensor | None, dtype: torch.dtype
     ) -> torch.Tensor:
         """[rows, out] of `dtype`."""
-        return self._multiply(rows, self._panels, self._outputs, self.bias, ends, dtype)
+        return self._multiply(rows, self.weights, self.bias, ends, dtype)
 
 
 class GroupedPart:
@@ -68,16 +75,17 @@ class GroupedPart:
     def __init__(
         self, stored: StoredGroups, layers: int, bias: torch.Tensor | None, build: Kernels
     ) -> None:
-        self.panels = GroupPanels(stored, layers, build.width)
-        self._multiply, self.bias = build.grouped_linear, bias
+        panels = self.panels = GroupPanels(stored, layers, build.width)
+        self._multiply, self.bias = build.linear, bias
+        self.weights = Weights(
+            *(panels.codes, panels.code, panels.layers, panels.outputs, panels.grouping)
+        )
 
     def multiply(
         self, rows: torch.Tensor, ends: torch.Tensor | None, dtype: torch.dtype
     ) -> torch.Tensor:
         """[rows, out] of `dtype`."""
-        panels = self.panels
-        weights = panels.codes, panels.code, panels.layers, panels.outputs, panels.grouping
-        return self._multiply(rows, weights, self.bias, ends, dtype)
+        return self._multiply(rows, self.weights, self.bias, ends, dtype)
 
 
 def _parts(

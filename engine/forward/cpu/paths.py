@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import chain
 
 import torch
 
@@ -63,8 +63,10 @@ def path_plan(segments: Sequence[Segment]) -> PathPlan:
             prefixes.append(segment.context + trunk)
             slots += [nodes[node] for node in branch]
             tails.append(len(slots))
-    long = partial(torch.tensor, dtype=torch.long)
-    paths = Paths(long(pages), long(tables), long(prefixes), long(tails), long(slots), page)
+    numbers = (pages, tables, prefixes, tails, slots)
+    together = torch.tensor(list(chain.from_iterable(numbers)), dtype=torch.long)
+    parts = together.split([len(each) for each in numbers])
+    paths = Paths(parts[0], parts[1], parts[2], parts[3], parts[4], page)
     return PathPlan.of(PackedRows.of(segments), CPU, lambda count: count, paths=paths)
 
 

@@ -1,0 +1,172 @@
+"""What a pass takes beside its kernels: by the network's own code as transformers has it, and by
+its program, in one process and in turns.
+
+Without a model it takes a network of Qwen3-0.6B's 28 layers and heads, so narrow that its kernels
+take next to no time. Processor time of one thread, the least of some repetitions.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.progress import track
+from rich.table import Table
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging
+
+from tandem import models
+from tandem.benchmarks.figures import report
+from tandem.benchmarks.figures.machine import described
+from tandem.engine.forward.cpu.kernels import kernels
+from tandem.engine.forward.segment import Segment
+from tandem.engine.model.load import DTYPES, load
+from tandem.engine.runner import HFRunner
+from tandem.protos import tree
+from tandem.protos.errors import TandemError
+
+POSITIONS = 2048
+CONTEXT = 64  # tokens before the rows
+ROWS = (1, 9, 64)
+IN_A_ROW = 3  # passes, of which the first finds the processor's caches as another way left them
+WANTED = 5  # logits at most
+CALLS = ("_linear", "_attend", "_norm", "_gate", "_program")
+CODE, PROGRAM = "its own code", "its program"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Milliseconds of a pass, and what of them is not in kernels."""
+
+    dtype: str
+    way: str
+    rows: int
+    milliseconds: float
+    beside: float
+
+
+def narrow(folder: Path) -> Path:
+    """A model directory with such a network, and the embedded target's tokenizer."""
+    config = Qwen3Config(
+        num_hidden_layers=28,
+        hidden_size=64,
+        intermediate_size=192,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=16,
+        vocab_size=4096,
+        max_position_embeddings=POSITIONS,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    for file in models.TARGET.glob("tokenizer*"):
+        shutil.copy(file, folder)
+    return folder
+
+
+@contextmanager
+def timed() -> Iterator[list[float]]:
+    """The seconds that are spent in kernels within the scope."""
+    build, seconds = kernels(), [0.0]
+    if not build:
+        raise SystemExit("error: the kernels were not built, or not for this processor")
+    plain = {name: getattr(build, name) for name in CALLS}
+
+    def noting(call: Callable[..., None]) -> Callable[..., None]:
+        def noted(*given: Any) -> None:
+            began = time.thread_time()
+            call(*given)
+            seconds[0] += time.thread_time() - began
+
+        return noted
+
+    for name, call in plain.items():
+        setattr(build, name, noting(call))
+    try:
+        yield seconds
+    finally:
+        for name, call in plain.items():
+            setattr(build, name, call)
+
+
+def measure(folder: Path, dtypes: list[str], repetitions: int) -> list[Row]:
+    """All figures; raises Unusable."""
+    found = []
+    for dtype in dtypes:
+        model = load(folder, dtype)
+        ways = {
+            CODE: HFRunner(model, POSITIONS, program=False),
+            PROGRAM: HFRunner(model, POSITIONS),
+        }
+        if why := ways[PROGRAM].unfused:
+            raise SystemExit(f"error: {folder} has no program: {why}")
+        found += least(dtype, ways, repetitions)
+    return found
+
+
+def least(dtype: str, ways: Mapping[str, HFRunner], repetitions: int) -> list[Row]:
+    """The least that a pass takes each way, for each number of rows."""
+    best = dict[tuple[str, int], Row]()
+    prompts = {}
+    for way, forward in ways.items():
+        table = forward.pool.allocate(CONTEXT + max(ROWS))
+        assert table, "there is room for two"
+        prompts[way] = table
+        forward([Segment(table, 0, (1,) * CONTEXT, tree.chain(CONTEXT), 1)])
+    for _ in track(range(repetitions), dtype, transient=True):
+        for rows in ROWS:
+            parents, tokens = tree.chain(rows), tuple(range(rows))
+            for way, forward in ways.items():
+                segment = Segment(prompts[way], CONTEXT, tokens, parents, min(rows, WANTED))
+                for _ in range(IN_A_ROW):
+                    with timed() as inside:
+                        began = time.thread_time()
+                        forward([segment])
+                        took = time.thread_time() - began
+                    row = Row(dtype, way, rows, 1e3 * took, 1e3 * (took - inside[0]))
+                    best[way, rows] = min(
+                        row, best.get((way, rows), row), key=lambda each: each.milliseconds
+                    )
+    return list(best.values())
+
+
+def table(found: list[Row]) -> Table:
+    """What people see."""
+    shown = Table("dtype", "rows", "by", "ms", "beside kernels", box=None)
+    for each in sorted(found, key=lambda row: (row.dtype, row.rows, row.way)):
+        cells = str(each.rows), each.way, f"{each.milliseconds:.2f}", f"{each.beside:.2f}"
+        shown.add_row(each.dtype, *cells)
+    return shown
+
+
+def main(
+    model: Annotated[Path | None, typer.Argument(help="model directory")] = None,
+    dtype: Annotated[str, typer.Option(help="one or several, with commas")] = "float32,bfloat16",
+    repetitions: Annotated[int, typer.Option(help="of every figure", min=1)] = 20,
+    file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
+) -> None:
+    """What a pass takes beside its kernels, with and without a program."""
+    dtypes = dtype.split(",")
+    if unknown := next((name for name in dtypes if name not in DTYPES), None):
+        raise SystemExit(f"error: --dtype {unknown!r} is not one of {', '.join(DTYPES)}")
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            found = measure(model or narrow(Path(folder)), dtypes, repetitions)
+        except TandemError as problem:
+            raise SystemExit(f"error: {problem}") from None
+    what = model.name if model else "28 narrow layers"
+    heading = f"{what}; the least of {repetitions}: {described('one thread')}"
+    report.publish(heading, table(found), [asdict(row) for row in found], file)
+
+
+if __name__ == "__main__":
+    typer.run(main)

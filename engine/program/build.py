@@ -1,0 +1,250 @@
+"""Programs out of recordings: every call of a pass becomes instructions where a rule takes it, and
+stays a call where none does.
+
+What depends on rows is known by comparing two passes; what came out the same in both, of nothing
+but weights, is kept as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from enum import Enum, auto
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_unflatten
+
+from tandem.engine.cache.pool import KVPool
+from tandem.engine.forward import attention
+from tandem.engine.program.instructions import Written
+from tandem.engine.program.layout import Counts, Twins
+from tandem.engine.program.program import Action, Counted, Plain, Program, Shown, Stretch, Value
+from tandem.engine.program.rotary import fused
+from tandem.engine.program.rules import Rules
+from tandem.engine.program.tape import Call, Tape, Unrecordable
+from tandem.engine.program.writer import storage_of
+
+
+class Origin(Enum):
+    """Where the numbers of a storage come from."""
+
+    KEPT = auto()  # weights, or what is made of them alone
+    PLAIN = auto()  # the plan, or a call
+    WRITTEN = auto()  # instructions
+
+
+class Builder:
+    """Makes one program of the tapes of two passes."""
+
+    def __init__(self, tapes: tuple[Tape, Tape], pool: KVPool, context: int) -> None:
+        one, two = (tape.plan for tape in tapes)
+        self._counts = Counts((one.count, two.count), (len(one.logits_rows), len(two.logits_rows)))
+        self._rules = Rules(self._counts, pool, context)
+        self._tapes = tapes
+        self._origins: dict[Hashable, Origin] = {}
+        self._bases: dict[Hashable, torch.Tensor] = {}  # a tensor on each storage, its first
+        self._makers: dict[int, int] = {}  # numbers of calls, by the tensors that they made
+        self._others: set[Hashable] = set()  # storages of the second pass
+        self._twins: dict[
+            int, torch.Tensor
+        ] = {}  # tensors of the second pass by those of the first
+        self._changes: dict[Hashable, list[int]] = {}  # numbers of calls, by what they change
+        self._values: dict[int, int] = {}  # numbers of values by tensors
+        self._written: dict[int, list[Written]] = {}  # by numbers of calls
+        self._count = 0
+
+    def program(self) -> Program:
+        """The program. Raises Unrecordable if the passes do not fit together."""
+        first, second = self._tapes
+        inputs = (
+            (plan.token_ids, plan.positions, plan.logits_rows) for plan in (first.plan, second.plan)
+        )
+        for one, two in zip(*inputs, strict=True):
+            self._enter(one, two, Origin.PLAIN)
+            self._value(one)
+        self._inputs = set(self._origins)
+        if len(first.calls) != len(second.calls):
+            raise Unrecordable("other rows go another way")
+        for number, pair in enumerate(zip(first.calls, second.calls, strict=True)):
+            self._classify(number, *pair)
+        plain, shown = self._needed()
+        early, late = self._parts(plain)
+        actions = [*map(self._plain, early), *self._actions(late, shown)]
+        left = sum(isinstance(part, int) for part in late)
+        counts = len(self._written), len(self._written) + left
+        logits = self._value(first.logits)
+        return Program(actions, self._count, logits, self._rules.kept, counts)
+
+    def _enter(self, one: torch.Tensor, two: torch.Tensor, origin: Origin) -> None:
+        self._twins[id(one)] = two
+        self._others.add(storage_of(two))
+        self._origins.setdefault(storage_of(one), origin)
+        self._bases.setdefault(storage_of(one), one)
+
+    def _value(self, tensor: torch.Tensor | None = None) -> int:
+        """The number of a tensor among the values, or of memory."""
+        number = self._values.get(id(tensor), self._count)
+        if number == self._count:
+            self._count += 1
+            if tensor is not None:
+                self._values[id(tensor)] = number
+        return number
+
+    def _classify(self, number: int, one: Call, two: Call) -> None:
+        """Find out what becomes of a call."""
+        if one.function is not two.function or one.spec != two.spec or one.shape != two.shape:
+            raise Unrecordable(f"other rows call {two.function} instead of {one.function}")
+        for first, second in zip(one.given, two.given, strict=True):
+            if isinstance(first, torch.Tensor):
+                self._enter(first, second, Origin.KEPT)
+        self._note_change(number, one)
+        made = list(zip(_tensors(one.made), _tensors(two.made), strict=True))
+        for first, _ in made:
+            self._makers.setdefault(id(first), number)
+        new = [pair for pair in made if storage_of(pair[0]) not in self._origins]
+        if len(new) != sum(storage_of(second) not in self._others for _, second in made):
+            raise Unrecordable(f"other rows make {one.function} give what it is given")
+        origin = Origin.PLAIN
+        if new and self._constant(one) and all(map(torch.equal, *zip(*made, strict=True))):
+            origin = Origin.KEPT
+        elif new and (sizes := self._sizes(new)) and (written := self._rules.translate(one, two)):
+            origin = Origin.WRITTEN
+            self._written[number] = written
+            self._rules.sizes |= sizes
+        for pair in made:
+            self._enter(*pair, origin)
+
+    def _note_change(self, number: int, call: Call) -> None:
+        """A call may change a tensor: one that calls have made, and no instruction."""
+        if isinstance(call.function, torch._ops.OpOverload) and call.function._schema.is_mutable:
+            target = storage_of(call.given[0])
+            if self._origins[target] is not Origin.PLAIN or target in self._inputs:
+                raise Unrecordable(f"it calls {call.function} on what a program has elsewhere")
+            self._changes.setdefault(target, []).append(number)
+
+    def _constant(self, call: Call) -> bool:
+        given = _tensors(call.given)
+        return all(self._origins[storage_of(each)] is Origin.KEPT for each in given)
+
+    def _sizes(self, tensors: Sequence[Twins]) -> dict[Hashable, int]:
+        """Bytes of each row of the storages of some tensors; empty if one has no rows."""
+        found = dict[Hashable, int]()
+        for pair in tensors:
+            one, two = (each.untyped_storage().nbytes() for each in pair)
+            found[storage_of(pair[0])] = one // self._counts.rows[0]
+            if one * self._counts.rows[1] != two * self._counts.rows[0]:
+                return {}
+        return found
+
+    def _needed(self) -> tuple[set[int], list[torch.Tensor]]:
+        """Numbers of the calls that have to be made as they were, and tensors on written storages
+        that they are given.
+        """
+        plain, shown = set[int](), dict[int, torch.Tensor]()
+        wanted = [self._tapes[0].logits]
+        for written in self._written.values():
+            reads = {place.storage for each in written for place in each.reads}
+            known = reads & self._bases.keys()
+            wanted += [self._bases[key] for key in known if self._origins[key] is Origin.PLAIN]
+        while wanted:
+            tensor = wanted.pop()
+            if self._origins[storage_of(tensor)] is Origin.WRITTEN:
+                shown[id(tensor)] = tensor
+            elif not self._literal(tensor) and id(tensor) in self._makers:
+                changes = self._changes.get(storage_of(tensor), [])
+                for number in {self._makers[id(tensor)], *changes} - plain:
+                    plain.add(number)
+                    wanted += _tensors(self._tapes[0].calls[number].given)
+        return plain, list(shown.values())
+
+    def _literal(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is the same in all passes."""
+        other = self._twins[id(tensor)]
+        kept = self._origins[storage_of(tensor)] is Origin.KEPT
+        places = ((each.shape, each.stride(), each.storage_offset()) for each in (tensor, other))
+        return kept and len(set(places)) == 1
+
+    def _parts(self, plain: set[int]) -> tuple[list[int], list[int | list[Written]]]:
+        """Numbers of the calls that depend on no instruction, which come first, and those of the
+        others with the instructions between them.
+        """
+        early, late = list[int](), list[int | list[Written]]()
+        behind = {key for key, origin in self._origins.items() if origin is Origin.WRITTEN}
+        for number, call in enumerate(self._tapes[0].calls):
+            if number in self._written:
+                if not late or isinstance(late[-1], int):
+                    late.append([])
+                late[-1] += self._written[number]  # type: ignore[operator]
+            elif number in plain:
+                if behind & set(map(storage_of, _tensors(call.given))):
+                    late.append(number)
+                    behind |= set(map(storage_of, _tensors(call.made)))
+                else:
+                    early.append(number)
+        return early, late
+
+    def _actions(
+        self, late: Sequence[int | list[Written]], shown: Sequence[torch.Tensor]
+    ) -> Iterator[Action]:
+        """Stretches, tensors on what they write, and calls, in order."""
+        users: dict[Hashable, set[int]] = {storage_of(each): {-1} for each in shown}
+        for number, part in enumerate(late):
+            for each in part if isinstance(part, list) else ():
+                for place in (each.result, *each.reads):
+                    users.setdefault(place.storage, set()).add(number)
+        own = {
+            key: self._value()
+            for key, numbers in users.items()
+            if len(numbers) > 1 and key in self._rules.sizes
+        }
+        known: dict[Hashable, int | torch.Tensor] = {
+            key: self._value(tensor) if self._origins[key] is Origin.PLAIN else tensor
+            for key, tensor in self._bases.items()
+            if self._origins[key] is not Origin.WRITTEN and key in users
+        }
+        for part in late:
+            if isinstance(part, int):
+                yield self._plain(part)
+                continue
+            yield Stretch(fused(part, own.keys()), known, own, self._rules.sizes)
+            made = {each.result.storage for each in part}
+            for tensor in shown:
+                if storage_of(tensor) in made:
+                    yield self._shown(tensor, own[storage_of(tensor)])
+
+    def _plain(self, number: int) -> Plain:
+        one, two = (tape.calls[number] for tape in self._tapes)
+        if one.function is attention.attention:
+            raise Unrecordable("no rule takes its attention")
+        given = [self._argument(*pair) for pair in zip(one.given, two.given, strict=True)]
+        made = [self._value(each) if isinstance(each, torch.Tensor) else None for each in one.made]
+        shape = tree_unflatten(range(len(given)), one.spec)
+        return Plain(one.function, given, shape, made)
+
+    def _argument(self, one: Any, two: Any) -> Any:
+        if isinstance(one, torch.Tensor):
+            return one if self._literal(one) else Value(self._value(one))
+        if one is two or one == two:
+            return one
+        if type(one) is not int:
+            raise Unrecordable(f"other rows are given {two} instead of {one}")
+        return self._counted(one, two)
+
+    def _counted(self, one: int, two: int) -> Counted:
+        for wanted, extent_of in enumerate((self._counts.extent, self._counts.by_wanted)):
+            if extent := extent_of(one, two):
+                return Counted(extent, bool(wanted))
+        raise Unrecordable(f"other rows are given {two} instead of {one}")
+
+    def _shown(self, tensor: torch.Tensor, memory: int) -> Shown:
+        other = self._twins[id(tensor)]
+        sizes, strides = (
+            [self._counted(*pair) for pair in zip(*some, strict=True)]
+            for some in ((tensor.shape, other.shape), (tensor.stride(), other.stride()))
+        )
+        offset = self._counted(*(int(each.storage_offset()) for each in (tensor, other)))
+        return Shown(self._value(tensor), memory, tensor.dtype, sizes, strides, offset)
+
+
+def _tensors(some: Sequence[Any]) -> list[torch.Tensor]:
+    return [each for each in some if isinstance(each, torch.Tensor)]

@@ -1,0 +1,117 @@
+"""Instructions of a program as program.cpp reads them, and what each of them reads and writes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+from tandem.engine.forward.cpu.kernels import ElementType
+from tandem.engine.forward.cpu.paths import PathPlan
+from tandem.engine.program.layout import View
+
+POINTER, LONG, INT, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+
+
+class Operation(IntEnum):
+    """As in program.cpp."""
+
+    LINEAR = 0
+    ATTEND = 1
+    NORM = 2  # this and what follows are done to each row by itself
+    GATE = 3
+    STORE = 4
+    COPY = 5
+    NEGATE = 6
+    ADD = 7
+    SUBTRACT = 8
+    MULTIPLY = 9
+    ROTATE = 10
+
+
+class Linear(ctypes.Structure):
+    """As in program.cpp."""
+
+    _fields_ = (
+        *((name, POINTER) for name in ("weights", "grouping", "bias")),
+        *((name, LONG) for name in ("inputs", "outputs", "numbers", "stride")),
+        *((name, INT) for name in ("kind", "result_kind")),
+    )
+
+
+class Attend(ctypes.Structure):
+    """As in program.cpp."""
+
+    _fields_ = (
+        *((name, POINTER) for name in ("keys", "values", "sinks")),
+        *((name, LONG) for name in ("heads", "shared", "size", "value_size", "window")),
+        *((name, REAL) for name in ("scale", "cap")),
+    )
+
+
+class Instruction(ctypes.Structure):
+    """As in program.cpp."""
+
+    _fields_ = (
+        *((name, INT) for name in ("operation", "kind", "source_kind")),
+        ("number", REAL),
+        *((name, LONG) for name in ("outer", "inner")),
+        *((name, View) for name in ("result", "one", "other", "third")),
+        ("layer", POINTER),
+    )
+
+
+class Step(ctypes.Structure):
+    """As in program.cpp."""
+
+    _fields_ = (
+        *((name, POINTER) for name in ("pages", "tables", "prefixes", "tails", "slots", "stored")),
+        ("page", LONG),
+    )
+
+    @classmethod
+    def of(cls, plan: PathPlan, stored: torch.Tensor) -> Step:
+        """That of a plan, whose rows are `stored` in these slots."""
+        paths = plan.paths
+        tensors = (paths.pages, paths.tables, paths.prefixes, paths.tails, paths.slots, stored)
+        return cls(*(each.data_ptr() for each in tensors), paths.page)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A view of a storage, whatever that is known by."""
+
+    storage: Hashable
+    view: View
+
+
+@dataclass(slots=True)
+class Written:
+    """An instruction whose views have no sources yet."""
+
+    operation: Operation
+    kind: ElementType
+    outer: int
+    inner: int
+    result: Place  # without a storage where a layer's memory is meant
+    reads: Sequence[Place]
+    number: float = 0.0
+    source_kind: int = 0
+    layer: int | None = None
+
+    @property
+    def by_row(self) -> bool:
+        """Whether it is done to each row by itself."""
+        return self.operation >= Operation.NORM
+
+
+def groups_of(program: Sequence[Written]) -> list[int]:
+    """The number of the group of each: those in a row that are done row by row are in one."""
+    numbers = list[int]()
+    for place, each in enumerate(program):
+        same = place and each.by_row and program[place - 1].by_row
+        numbers.append(numbers[-1] + (not same) if place else 0)
+    return numbers

@@ -1,0 +1,96 @@
+"""Rotary positions (Su et al. 2021) as one instruction instead of six: x cos + turned(x) sin, where
+turned(x) is the second half of x, negated, before the first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Sequence, Set
+from dataclasses import replace
+
+from tandem.engine.forward.cpu.kernels import ElementType
+from tandem.engine.program.instructions import Operation, Place, Written
+from tandem.engine.program.layout import View
+
+
+def fused(written: Sequence[Written], visible: Set[Hashable]) -> list[Written]:
+    """Instructions that do the same, where nothing but them needs what they replace: storages that
+    are `visible` are read by others.
+    """
+    makers, uses = defaultdict[Hashable, list[Written]](list), Counter[Hashable]()
+    for each in written:
+        makers[each.result.storage].append(each)
+        uses.update(place.storage for place in each.reads)
+    gone = set[int]()
+    found = list[Written]()
+    for each in written:
+        parts = _parts(each, makers)
+        hidden = {part.result.storage for part in parts} - {each.result.storage}
+        inside = Counter(place.storage for part in parts for place in part.reads)
+        if parts and not hidden & visible and all(uses[key] == inside[key] for key in hidden):
+            gone |= {id(part) for part in parts}
+            (x, cos), (_, sin) = parts[0].reads, parts[1].reads
+            each = replace(each, operation=Operation.ROTATE, reads=[x, cos, sin])
+        found.append(each)
+    return [each for each in found if id(each) not in gone]
+
+
+def _parts(add: Written, makers: defaultdict[Hashable, list[Written]]) -> list[Written]:
+    """The six that an addition ends, the products first; none if it does not."""
+    products = [part for place in add.reads for part in makers[place.storage]]
+    if add.operation is not Operation.ADD or len(products) != 2:
+        return []
+    plain, crossed = products
+    copies = makers[crossed.reads[0].storage]
+    negations = [part for copy in copies[:1] for part in makers[copy.reads[0].storage]]
+    parts = [plain, crossed, *copies, *negations, add]
+    operations = [part.operation for part in parts]
+    if operations != [Operation.MULTIPLY] * 2 + [Operation.COPY] * 2 + [
+        Operation.NEGATE,
+        Operation.ADD,
+    ]:
+        return []
+    return parts if _fits(*parts) else []
+
+
+def _fits(*parts: Written) -> bool:
+    """Whether the halves are where they have to be."""
+    plain, crossed, first, second, negation, add = parts
+    kinds = {part.kind for part in parts} | {first.source_kind, second.source_kind}
+    sizes = {(part.outer, part.inner) for part in (plain, crossed, add)}
+    halves = {(part.outer, 2 * part.inner) for part in (first, second, negation)}
+    if len(kinds) > 1 or sizes != halves or any(len(each.reads) != 2 for each in (plain, crossed)):
+        return False
+    half = add.inner // 2 * (4 if add.kind == ElementType.FLOAT32 else 2)
+    x, turned = plain.reads[0], crossed.reads[0]
+    same = [
+        *((plain.result, add.reads[0]), (crossed.result, add.reads[1])),
+        *((first.result, turned), (second.result, _behind(turned, half))),
+        *((negation.reads[0], _behind(x, half)), (second.reads[0], x)),
+        (negation.result, first.reads[0]),
+    ]
+    angles = plain.reads[1].view, crossed.reads[1].view
+    views = [place.view for part in parts for place in (part.result, *part.reads)]
+    alone = all(_numbers(view)[2:4] == (0, 0) or add.outer == 1 for view in angles)
+    return (
+        alone
+        and all(_numbers(view)[4:] == (1, 0) for view in views)
+        and all(_place(one) == _place(other) for one, other in same)
+    )
+
+
+def _numbers(view: View) -> tuple[int, ...]:
+    """Strides: of a row, outer, inner."""
+    extents = view.row, view.outer, view.inner
+    return tuple(number for each in extents for number in (each.fixed, each.each))
+
+
+def _place(place: Place) -> tuple[Hashable, ...]:
+    view = place.view
+    return place.storage, view.offset.fixed, view.offset.each, *_numbers(view)
+
+
+def _behind(place: Place, size: int) -> Place:
+    view = View.from_buffer_copy(place.view)
+    view.offset.fixed += size
+    return Place(place.storage, view)
