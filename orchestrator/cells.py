@@ -172,9 +172,8 @@ def on_free_ports(
         for number in range(CELLS):
             ports = {name: port + number for name, port in wanted.items()}
             with suppress(Unusable) if number < CELLS - 1 else nullcontext():
-                for name in own:
-                    if name in ports:
-                        rpc.free_port(config.host, ports[name])
+                for name in filter(ports.get, own):
+                    rpc.free_port(config.host, ports[name])
                 moved = config.model_copy(update=ports)
                 metrics = scope.enter_context(command.served(moved, pages))
                 break
