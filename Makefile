@@ -18,9 +18,9 @@ setup: .venv/ready ## make .venv with everything for development
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[all,dev]"
 	touch $@
 
-tools: ## Prometheus and Alertmanager for the tests, where apt and root are there; without them those tests skip
-	{ command -v promtool && command -v prometheus-alertmanager; } >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
-	  { apt-get update -qq && apt-get install -qq --no-install-recommends prometheus prometheus-alertmanager; } || true
+tools: ## Prometheus, Alertmanager and nftables for the tests, where apt and root are there; without them those tests skip
+	{ command -v promtool && command -v prometheus-alertmanager && command -v nft; } >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
+	  { apt-get update -qq && apt-get install -qq --no-install-recommends prometheus prometheus-alertmanager nftables; } || true
 
 arm: .venv/arm/ready ## an emulated ARM machine for the tests, where apt and root are there
 

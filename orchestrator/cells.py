@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, TypeAlias
 
 import structlog
@@ -19,6 +20,8 @@ from ray.util import get_node_ip_address
 
 from tandem.orchestrator import server
 from tandem.orchestrator.config import OrchestratorConfig, check_token_mode
+from tandem.orchestrator.page.served import LATE_SECONDS, add_targets
+from tandem.protos.address import joined
 from tandem.protos.errors import Unusable
 from tandem.protos.service import command, process, tracing
 from tandem.protos.service.about import report_build
@@ -31,6 +34,7 @@ ROLE = "orchestrator"
 CELLS = 16  # of one node at most: each takes the next free port
 FILLED, ENOUGH = "filled", 0.75  # part of its places that the requests of a cell take
 STOP_SECONDS = 15.0  # beside those of the settings that say how long it takes to stop
+ANY = re.compile(r"(?<=//)(0\.0\.0\.0|\[::\])(?=:)")
 STOPPING = "lame_duck_seconds", "drain_seconds"
 DEPLOYMENT: dict[str, Any] = {
     "ray_actor_options": {"num_cpus": 1},
@@ -54,7 +58,7 @@ class Cell:
         check_token_mode(get_node_ip_address())
         config = await asyncio.to_thread(completed, OrchestratorConfig, ROLE, settings)
         process.configure_logging(config.log_level, config.log_format)
-        self._config = _on_free_ports(config)
+        self._config = config
         self._drain = Drain(config.drain_seconds)
         self._addresses: dict[str, str] = {}
         self._stop, serves = asyncio.Event(), asyncio.Event()
@@ -66,19 +70,20 @@ class Cell:
             await self._serving
 
     async def _serve(self, serves: asyncio.Event) -> None:
-        config, pages = self._config, Pages(REGISTRY)
+        pages = Pages(REGISTRY)
         report_build(REGISTRY)
 
         def announce(event: str, role: str, address: str) -> None:
             self._addresses[event] = address
 
-        serving = server.serving(config, REGISTRY, self._drain, pages, announce)
         with (
-            tracing.exporting(config.otlp_endpoint, f"tandem-{ROLE}"),
-            command.served(config, pages) as metrics,
+            tracing.exporting(self._config.otlp_endpoint, f"tandem-{ROLE}"),
+            on_free_ports(self._config, pages) as (config, metrics),
         ):
+            serving = server.serving(config, REGISTRY, self._drain, pages, announce)
             async with serving as address:
                 self._addresses |= {"address": address, "metrics": metrics}
+                add_targets(pages, metrics_of_all)
                 log.info("a cell serves", **self._addresses)
                 serves.set()
                 await self._stop.wait()
@@ -86,6 +91,11 @@ class Cell:
     def addresses(self) -> dict[str, str]:
         """The `address` of the client API, the URL of its `metrics`, and that of `http`, if any."""
         return self._addresses
+
+    def metrics(self) -> str:
+        """The URL of its metrics for those on other nodes, where it listens at all addresses."""
+        node = joined(get_node_ip_address(), 0).removesuffix(":0")
+        return ANY.sub(node, self._addresses["metrics"])
 
     def check_health(self) -> None:
         """Called by Serve on the event loop that serves; it replaces a cell if this raises or does
@@ -138,17 +148,33 @@ def deployment(args: Settings, **options: Any) -> serve.Application:
     return make(Cell).bind(dict(args))
 
 
-def _on_free_ports(config: OrchestratorConfig) -> OrchestratorConfig:
-    """With all ports moved up by the least number at which they are free, so that they are those of
-    no other cell of this node; 0 and None stay what they are. Raises Unusable.
+def metrics_of_all() -> list[str]:
+    """The URLs of the metrics pages of all cells, for a thread; raises TimeoutError."""
+    try:
+        cells = serve.get_deployment_handle(Cell.__name__, serve.get_replica_context().app_name)
+        return sorted(cells.broadcast(Cell.metrics.__name__).results(timeout_s=LATE_SECONDS))
+    except Exception as error:  # whatever Serve raises, while a cell is lost or Ray's control plane
+        raise TimeoutError("the cells are not known now") from error
+
+
+@contextmanager
+def on_free_ports(
+    config: OrchestratorConfig, pages: Pages
+) -> Iterator[tuple[OrchestratorConfig, str]]:
+    """The pages of a cell while the scope lasts, and with them its ports; yields its settings and
+    their URL. All ports are moved up by the least number at which they are free, so that they are
+    those of no other cell of this node, but for those that cells share; 0 and None stay what they
+    are. Raises Unusable.
     """
-    hosts = dict.fromkeys(("port", "http_port", "certificate_port"), config.host)
-    hosts["metrics_port"] = config.metrics_host or config.host
-    wanted = {name: port for name in hosts if (port := getattr(config, name))}
-    for number in range(CELLS):
-        ports = {name: port + number for name, port in wanted.items()}
-        with suppress(Unusable) if number < CELLS - 1 else nullcontext():
-            for name, port in ports.items():
-                rpc.free_port(hosts[name], port)
-            return config.model_copy(update=ports)
-    raise AssertionError("the last one returns or raises")
+    own = () if config.share_ports else ("port", "http_port", "certificate_port")
+    wanted = {name: port for name in (*own, "metrics_port") if (port := getattr(config, name))}
+    with ExitStack() as scope:
+        for number in range(CELLS):
+            ports = {name: port + number for name, port in wanted.items()}
+            with suppress(Unusable) if number < CELLS - 1 else nullcontext():
+                for name in filter(ports.get, own):
+                    rpc.free_port(config.host, ports[name])
+                moved = config.model_copy(update=ports)
+                metrics = scope.enter_context(command.served(moved, pages))
+                break
+        yield moved, metrics

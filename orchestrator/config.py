@@ -41,6 +41,11 @@ class OrchestratorConfig(ServiceConfig):
         default="local", description="a cluster to deploy on; local starts a private one"
     )
     cells: int = Field(default=1, ge=1, description="processes on Ray Serve that answer requests")
+    share_ports: bool = Field(
+        default=False,
+        description="cells of a machine listen at one port, and Linux spreads connections over them"
+        "; by default each takes the next free one",
+    )
     max_running: int = Field(default=32, ge=1, description="requests that are decoded at once")
     max_waiting: int = Field(default=256, ge=0, description="requests that may wait for a place")
     max_running_per_client: int | None = Field(
@@ -165,6 +170,16 @@ class OrchestratorConfig(ServiceConfig):
     def _has_one_way_to_register(self) -> OrchestratorConfig:
         if self.registration_token and self.clients:
             raise ValueError("registration_token is for no clients: they register as who they are")
+        return self
+
+    @model_validator(mode="after")
+    def _shares_ports_that_are_known(self) -> OrchestratorConfig:
+        if self.share_ports and self.registration_token:
+            reached = "share_ports: a drafter that registers would reach one cell of all"
+            raise ValueError(f"registration_token cannot be used with {reached}")
+        named = 0 not in (self.port, self.http_port, self.certificate_port)
+        if self.share_ports and not named and not (self.ray and self.ray_address == "local"):
+            raise ValueError("share_ports needs ports that are set, not 0")
         return self
 
     @model_validator(mode="after")

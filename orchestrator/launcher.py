@@ -77,12 +77,14 @@ def _end_ray() -> None:
 async def _serve(config: OrchestratorConfig) -> bool:
     """Until a signal comes, or, returning False, until the cells are lost for good."""
     async with process.parent_watched():
-        found = await _deployed(config)
+        first, *more = await _deployed(config)
         stop = process.stop_signals()
-        if "http" in found:
-            process.announce("http", role=ROLE, address=found["http"])
-        process.announce("serving", role=ROLE, address=found["address"], metrics=found["metrics"])
-        lost = asyncio.create_task(_lost(config, found["address"]))
+        for each in more:
+            process.announce("cell", role=ROLE, **each)
+        if "http" in first:
+            process.announce("http", role=ROLE, address=first["http"])
+        process.announce("serving", role=ROLE, address=first["address"], metrics=first["metrics"])
+        lost = asyncio.create_task(_lost(config, first["address"]))
         stopped = asyncio.create_task(stop.get())
         await asyncio.wait((lost, stopped), return_when=asyncio.FIRST_COMPLETED)
         if not stopped.done():
@@ -139,8 +141,8 @@ def private_environment() -> dict[str, str]:
     }
 
 
-async def _deployed(config: OrchestratorConfig) -> dict[str, str]:
-    """Have cells started; the addresses of one. Raises Unusable."""
+async def _deployed(config: OrchestratorConfig) -> list[dict[str, str]]:
+    """Have cells started; the addresses of each, the first port first. Raises Unusable."""
     from ray import serve
     from ray.serve.schema import LoggingConfig
 
@@ -160,7 +162,8 @@ async def _deployed(config: OrchestratorConfig) -> dict[str, str]:
 
     try:
         handle = await in_daemon(deploy)
-        return dict(await handle.addresses.remote())
+        found = await handle.broadcast("addresses").results_async()
+        return sorted(found, key=lambda each: (split(each["address"]), each["metrics"]))
     except Exception as error:  # whatever Serve raises
         raise Unusable(_line(error, await asyncio.to_thread(_reported))) from None
 
@@ -224,8 +227,9 @@ def _with_ports(config: OrchestratorConfig) -> OrchestratorConfig:
     """On a private Ray, with ports that a cell takes again when it is replaced."""
     if config.ray_address != LOCAL:
         return config
-    names = [n for n in ("port", "http_port", "metrics_port") if getattr(config, n) == 0]
-    return config.model_copy(update={name: rpc.free_port(config.host) for name in names})
+    names = "port", "http_port", "certificate_port", "metrics_port"
+    free = {name: rpc.free_port(config.host) for name in names if getattr(config, name) == 0}
+    return config.model_copy(update=free)
 
 
 def _line(error: Exception, more: str = "") -> str:

@@ -60,8 +60,8 @@ log = structlog.get_logger()
 def registration(
     config: OrchestratorConfig, target: ModelDescription, registered: Registry, callers: Callers
 ) -> tuple[RegistrationService, ...]:
-    """What drafters register at, if they may."""
-    if config.registration_token is None and config.clients is None:
+    """What drafters register at, if they may: not at one cell of those that share its port."""
+    if config.share_ports or (config.registration_token is None and config.clients is None):
         return ()
     secret = config.registration_token
     token = secret.get_secret_value() if secret else None
@@ -119,7 +119,8 @@ async def http_port(
     app = api.app()
     if is_loopback(config.host) and not (config.tls or config.clients):
         app = asked_by_own_names(app)
-    async with http_server.serving(app, config.host, config.http_port, tls) as url:
+    place = config.host, config.http_port
+    async with http_server.serving(app, *place, tls, config.share_ports) as url:
         announce("http", role="orchestrator", address=f"{url}/v1")
         yield
 
@@ -198,6 +199,7 @@ async def serving(
                     drained=draining.finish,
                     security=security_of(config, callers),
                     calls=CallMetrics(registry, dict.fromkeys(ANSWERING, metrics.ended)),
+                    shared=config.share_ports,
                 ) as address,
             ):
                 if pages:

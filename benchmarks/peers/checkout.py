@@ -153,12 +153,13 @@ async def child(folder: Path, module: str, *flags: str) -> AsyncIterator[Process
 
 @asynccontextmanager
 async def python(
-    *arguments: str, folder: Path | None = None, **variables: str
+    *arguments: str, folder: Path | None = None, enter: Sequence[str] = (), **variables: str
 ) -> AsyncIterator[Process]:
     """A Python process while the scope lasts, which ends when its standard input closes; one that
-    does not is killed.
+    does not is killed. `enter` is a command that runs it elsewhere.
     """
     process = await asyncio.create_subprocess_exec(
+        *enter,
         sys.executable,
         *arguments,
         stdin=PIPE,

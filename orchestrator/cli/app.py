@@ -51,6 +51,7 @@ def main(
 PORT = typer.Option(help="of the client API, 0 takes a free one (50051)", min=0, max=65535)
 HTTP_PORT = typer.Option(help="of the HTTP API (8000, or a free one)", min=0, max=65535)
 CELLS = typer.Option(help="processes that answer requests (1)", min=1)
+SHARE_PORTS = typer.Option(help="cells listen at one port (each at one of its own)")
 THREADS = typer.Option(
     help="CPU threads of the target; by default a NUMA node's cores but one", min=1
 )
@@ -69,6 +70,7 @@ def up(
     port: Annotated[int | None, PORT] = None,
     http_port: Annotated[int | None, HTTP_PORT] = None,
     cells: Annotated[int | None, CELLS] = None,
+    share_ports: Annotated[bool | None, SHARE_PORTS] = None,
     threads: Annotated[int | None, THREADS] = None,
     ray: Annotated[bool | None, typer.Option("--ray/--no-ray", help=RAY)] = None,
     ray_address: Annotated[str | None, typer.Option(help=RAY_ADDRESS)] = None,
@@ -102,6 +104,7 @@ def up(
             config=config,
             certificates=own,
             http_port=http_port,
+            share_ports=share_ports,
         )
         plan.fetch()
     asking = certificates.flags(own, certificates.CLIENT) if own else []

@@ -50,6 +50,7 @@ class Plan:
     config: Path | None = None
     certificates: Path | None = None  # folder of those that all connections use
     http_port: int | None = None
+    share_ports: bool | None = None
 
     @cached_property
     def outside(self) -> Outside:
@@ -156,6 +157,7 @@ class Plan:
                 "port": client[1],
                 "http-port": self.http_port,
                 "cells": self.cells,
+                "share_ports": self.share_ports,
                 "ray": self.ray,
                 "ray_address": self.ray_address,
             },

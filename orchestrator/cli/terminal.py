@@ -44,6 +44,9 @@ class StartProgress:
             self._page = fact["metrics"] if fact["role"] == "orchestrator" else self._page
             where = f"{escape(fact['address'])}  metrics {escape(fact['metrics'])}/metrics"
             self._print(f"[green]serving[/]     {role} {where}")
+        elif event == "cell":
+            where = f"{fact['address']}  metrics {fact['metrics']}/metrics  {fact.get('http', '')}"
+            self._print(f"[green]serving[/]     {event:<12} {escape(where)}")
         elif event == "http":
             self._print(f"[green]serving[/]     {event:<12} {escape(fact['address'])}")
         elif event == "loaded" and "seconds" not in fact:

@@ -75,9 +75,15 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def serving(
-    app: ASGIApp, host: str, port: int, tls: ssl.SSLContext | None = None
+    app: ASGIApp,
+    host: str,
+    port: int,
+    tls: ssl.SSLContext | None = None,
+    shared: bool = False,
 ) -> AsyncIterator[str]:
-    """Serve until the scope ends; yields the URL. Port 0 takes a free one. Raises Unusable."""
+    """Serve until the scope ends; yields the URL. Port 0 takes a free one. Others may listen at one
+    that is `shared`. Raises Unusable.
+    """
     config = uvicorn.Config(
         app,
         http=_Connection,
@@ -92,7 +98,7 @@ async def serving(
         timeout_graceful_shutdown=LAST_SECONDS,
         ssl_context_factory=(lambda *_: tls) if tls else None,
     )
-    with _listening(host, port) as listener:
+    with _listening(host, port, shared) as listener:
         server = _Server(config)
         running = asyncio.create_task(server.serve(sockets=[listener]))
         try:
@@ -104,10 +110,12 @@ async def serving(
 
 
 @contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
+def _listening(host: str, port: int, shared: bool) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in unbracketed(host) else socket.AF_INET
     with socket.socket(family) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if USER_TIMEOUT:  # or what is not read would be kept for ever, by a closed connection too
             listener.setsockopt(socket.IPPROTO_TCP, USER_TIMEOUT, int(UNREAD_SECONDS * 1000))
         try:

@@ -1,16 +1,21 @@
-"""The status page over HTTP: `/` for people, `/status.json` for programs; both only read."""
+"""What the orchestrator has over HTTP beside its metrics: the status, `/` for people and
+`/status.json` for programs, and `/targets` for Prometheus. All of them only read.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.metadata import version
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from wsgiref.util import application_uri
 
 from google.protobuf.json_format import MessageToJson
 
@@ -63,19 +68,48 @@ class StatusReader:
 
 
 def add_status_pages(pages: Pages, read: Callable[[], Awaitable[Status]]) -> None:
-    """Serve them; to be called on the event loop on which the status is read."""
+    """Serve all of them; to be called on the event loop on which the status is read."""
     reader = StatusReader(read)
 
     def html(status: Status) -> str:
         now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         return page(status, version("tandem-serving"), now)
 
-    def json(status: Status) -> str:
-        message = encode_status(status, with_history=True)
-        return MessageToJson(message, always_print_fields_with_no_presence=True)
+    def message(status: Status) -> str:
+        encoded = encode_status(status, with_history=True)
+        return MessageToJson(encoded, always_print_fields_with_no_presence=True)
 
+    add_targets(pages)
     pages.add("/", _application(reader, html, "text/html; charset=utf-8"))
-    pages.add("/status.json", _application(reader, json, "application/json"))
+    pages.add("/status.json", _application(reader, message, "application/json"))
+
+
+def add_targets(pages: Pages, cells: Callable[[], Sequence[str]] | None = None) -> None:
+    """Serve the document by which Prometheus finds the metrics of all cells (`http_sd_configs`).
+    `cells` returns their URLs, in a thread, or raises TimeoutError, after which Prometheus goes on
+    with those that it knows; by default there is the asked one alone.
+    """
+    asking = threading.Lock()  # one at a time: they may wait for one that hangs
+
+    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if not asking.acquire(blocking=False):
+            return _late(start_response)
+        try:
+            urls = [*map(urlsplit, cells() if cells else [application_uri(environ)])]
+        except TimeoutError:
+            return _late(start_response)
+        finally:
+            asking.release()
+        found = [{"targets": [url.netloc], "labels": {"__scheme__": url.scheme}} for url in urls]
+        start_response("200 OK", [("Content-Type", "application/json"), *HEADERS])
+        return [json.dumps(found).encode()]
+
+    pages.add("/targets", application)
+
+
+def _late(start_response: StartResponse) -> Iterable[bytes]:
+    start_response("503 Service Unavailable", [("Content-Type", "text/plain"), *HEADERS])
+    return [b"the orchestrator does not answer\n"]
 
 
 def _application(
@@ -85,8 +119,7 @@ def _application(
         try:
             body = shown(reader())
         except TimeoutError:
-            start_response("503 Service Unavailable", [("Content-Type", "text/plain"), *HEADERS])
-            return [b"the orchestrator does not answer\n"]
+            return _late(start_response)
         start_response("200 OK", [("Content-Type", kind), *HEADERS])
         return [body.encode()]
 

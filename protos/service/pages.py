@@ -173,6 +173,7 @@ class _Handler(WSGIRequestHandler):
         """Called when the head of the request was read."""
         environ = super().get_environ()
         if isinstance(self.connection, ssl.SSLSocket):
+            environ["HTTPS"] = "on"  # of which WSGI makes its scheme
             environ[CERTIFICATE] = "SUCCESS" if self.connection.getpeercert() else "NONE"
         return environ
 

@@ -56,7 +56,6 @@ CLIENT_OPTIONS = [
 SERVER_OPTIONS = [
     *LIMITS,
     ("grpc.max_concurrent_streams", MAX_NEW_CALLS),  # of one connection, read or not
-    ("grpc.so_reuseport", 0),  # else two servers silently share a port
     ("grpc.server.max_pending_requests", MAX_NEW_CALLS),  # above it some are cancelled
     ("grpc.server.max_pending_requests_hard_limit", MAX_NEW_CALLS),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -106,15 +105,17 @@ async def reconnected(channel: aio.Channel, after: float) -> None:
 INSECURE = Security()
 
 
-def free_port(host: str, wanted: int = 0) -> int:
+def free_port(host: str, wanted: int = 0, shared: bool = False) -> int:
     """A port that is free, and that the system does not assign by itself; raises Unusable if the
-    wanted one is taken.
+    wanted one is taken. Of one that is `shared`, others of its kind may have opened it, too.
     """
     problem, host = "", unbracketed(host)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for port in [wanted] if wanted else random.sample(FREE_PORTS, 100):
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             try:
                 probe.bind((host, port))
             except OSError as error:
@@ -136,6 +137,7 @@ async def serving(
     drained: Callable[[], Awaitable[None]] | None = None,
     security: Security = INSECURE,
     calls: CallMetrics | None = None,
+    shared: bool = False,
 ) -> AsyncIterator[str]:
     """Serve one or several servicers until the scope ends; yields the address.
 
@@ -143,18 +145,16 @@ async def serving(
     SERVING any more, but new calls are taken while `leave(lame_duck_seconds)` is awaited. Then the
     port is closed, and calls that run go on while `drained` is awaited. Without `leave` the port
     stays open meanwhile; without `drained` calls have a few seconds to end. `calls` counts every
-    call, refused ones too. Raises Unusable if the port is taken.
+    call, refused ones too. At a port that is `shared`, others may listen who share it. Raises
+    Unusable if the port is taken.
 
     gRPC cancels calls that arrive while it closes a port. So every connection is renewed within
     the lame-duck time: by then load balancers connect their clients to other servers.
     """
     if port:
-        free_port(host, port)  # first, because gRPC itself would write lines of its own
-    age = [("grpc.max_connection_age_ms", round(lame_duck_seconds * 500))]  # 10 % more at most
-    server = aio.server(
-        interceptors=(ErrorInterceptor(security.guard, calls), *interceptors),
-        options=[*SERVER_OPTIONS, *(age if lame_duck_seconds else ())],
-    )
+        free_port(host, port, shared)  # first, because gRPC itself would write lines of its own
+    intercepting = ErrorInterceptor(security.guard, calls), *interceptors
+    server = aio.server(interceptors=intercepting, options=_options(lame_duck_seconds, shared))
     health = health or Health()
     services = _offer(server, servicer, health, calls)
     bound = _open_port(server, host, port, security.tls, security.certificates)
@@ -175,6 +175,13 @@ async def serving(
         health.close()
         await asyncio.shield(server.stop(LAST_SECONDS if drained else DRAIN_SECONDS))
         await asyncio.gather(*stops)
+
+
+def _options(lame_duck_seconds: float, shared: bool) -> list[tuple[str, int]]:
+    """Those of a server."""
+    age = [("grpc.max_connection_age_ms", round(lame_duck_seconds * 500))]  # 10 % more at most
+    reused = ("grpc.so_reuseport", int(shared))  # by default two servers silently share a port
+    return [*SERVER_OPTIONS, reused, *(age if lame_duck_seconds else ())]
 
 
 def _offer(

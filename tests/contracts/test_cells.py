@@ -7,16 +7,21 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
 
 from tandem import models
 from tandem.orchestrator.config import OrchestratorConfig
 from tandem.protos.errors import Unusable
 from tandem.protos.service.config import completed
+from tandem.protos.service.pages import Pages
+from tandem.protos.transport import rpc
 from tests.manifests import DEPLOY, KUBERAY, objects, ray_pods
 
 serve_config = pytest.importorskip("ray.serve.config")
 serve_schema = pytest.importorskip("ray.serve.schema")
 cells = pytest.importorskip("tandem.orchestrator.cells")
+
+HOST, PAGES = "127.0.0.1", Pages(CollectorRegistry())
 
 
 @pytest.mark.parametrize(
@@ -56,10 +61,28 @@ def test_the_ports_of_a_cell_move_together_above_those_of_the_others() -> None:
         ports = {"port": first, "http_port": first + 1, "certificate_port": first + 2}
         given = {"verifier": "a:1", "tokenizer": models.TARGET, "metrics_port": 0}
         config = completed(OrchestratorConfig, "orchestrator", given)
-        moved = cells._on_free_ports(config.model_copy(update=ports))
-    distances = {getattr(moved, name) - port for name, port in ports.items()}
-    assert len(distances) == 1 and min(distances) > 0
-    assert moved.metrics_port == 0
+        with cells.on_free_ports(config.model_copy(update=ports), PAGES) as (moved, url):
+            distances = {getattr(moved, name) - port for name, port in ports.items()}
+            assert len(distances) == 1 and min(distances) > 0
+            assert moved.metrics_port == 0 and not url.endswith(":0")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_cells_that_start_at_once_do_not_take_each_other_s_ports(shared: bool) -> None:
+    """None of them has opened that of the client API yet."""
+    given = {"verifier": "a:1", "tokenizer": models.TARGET, "share_ports": shared}
+    ports = {"port": rpc.free_port(HOST), "metrics_port": rpc.free_port(HOST)}
+    config = completed(OrchestratorConfig, "orchestrator", given | ports)
+    with (
+        cells.on_free_ports(config, PAGES) as (first, _),
+        cells.on_free_ports(config, PAGES) as (second, _),
+    ):
+        assert first == config
+        assert second.metrics_port > first.metrics_port
+        assert (second.port > first.port) is not shared
+        again = cells.on_free_ports(config, PAGES)
+    with again as (third, _):
+        assert third == config, "a cell that is lost is replaced at its ports"
 
 
 @pytest.mark.filterwarnings("ignore:The `metrics_interval_s` field:DeprecationWarning")

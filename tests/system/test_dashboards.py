@@ -63,17 +63,29 @@ def read(url: str) -> str:
         return str(page.read().decode())
 
 
-@asynccontextmanager
-async def prometheus(folder: Path, pages: dict[str, list[str]]) -> AsyncIterator[str]:
-    """One with our rules and our configuration, but for the targets and its pace."""
-    if not (program := shutil.which("prometheus")):
-        pytest.skip("no prometheus here; `make tools` installs it")
+def configuration() -> Any:
+    """Ours, at another pace."""
     config = yaml.safe_load((RULES / "prometheus.yml").read_text(encoding="utf-8"))
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(RULES / name) for name in config["rule_files"]]
     del config["alerting"]
+    return config
+
+
+def scraping(pages: dict[str, list[str]]) -> Any:
+    """The same of these pages."""
+    config = configuration()
     for job in config["scrape_configs"]:
+        job.pop("http_sd_configs", None)
         job["static_configs"] = [{"targets": pages[job["job_name"].removeprefix("tandem-")]}]
+    return config
+
+
+@asynccontextmanager
+async def prometheus(folder: Path, config: Any) -> AsyncIterator[str]:
+    """One while the scope lasts, once it is ready; yields its URL."""
+    if not (program := shutil.which("prometheus")):
+        pytest.skip("no prometheus here; `make tools` installs it")
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
     port = rpc.free_port("127.0.0.1")
     flags = [f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
@@ -135,7 +147,7 @@ async def load(stub: Any, seed: int) -> None:
 async def watched(embedded: Pair, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A Prometheus that scrapes a loaded system."""
     folder = tmp_path_factory.mktemp("prometheus")
-    async with system(embedded) as (stub, pages), prometheus(folder, pages) as url:
+    async with system(embedded) as (stub, pages), prometheus(folder, scraping(pages)) as url:
         loads = [asyncio.create_task(load(stub, seed)) for seed in range(3)]
         try:
             yield Watched(url, pages)
