@@ -1,24 +1,34 @@
-"""Tokens per round of drafting by lookup, on texts that repeat themselves and on those that do not.
+"""Accepted tokens per round of drafts without a model, on answers that repeat something.
 
-Starts a verifier in this process on loopback and has it verify all that `verifier_service.lookup`
-guesses, in lockstep and without a drafter service; a verifier that looks up by itself verifies what
-pays. Three tasks, made of the story prompts:
+Starts a verifier in this process on loopback, has it answer each task once, and counts along the
+answers what of each drafter's guesses would be accepted, all of them verified: the verifier's own,
+by suffix in the text and in the answers before; the same without those answers; and transformers'
+prompt lookup. Answers are the same whatever is drafted, so the counts depend on no clock. Tasks of
+a target that chats:
+
+    asked       20 questions
+    again       the same ones with small changes, after all of them were answered
+    code edits  programs of which one name is to be changed
+
+and of another, made of the story prompts:
 
     edited    tell a text of JOINED prompts again with one word changed, as `models.training.editor`
               teaches. The right answer repeats the text; the embedded target does not copy.
     circling  a prompt and the first TOLD tokens of its story, which the target is to tell on. By
               then its greedy stories go in circles, so the right answer repeats the end of the
               prompt over and over. Stories that have ended by then are left out.
-    story     a prompt alone.
+    story     a prompt alone
+    again     the same prompts, each behind the end of another one
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,66 +40,56 @@ from transformers.utils import logging
 from tandem import models
 from tandem.benchmarks.figures import report
 from tandem.benchmarks.figures.machine import described
+from tandem.benchmarks.peers import repeats
 from tandem.benchmarks.peers.prompts import story_count, tokenised
-from tandem.benchmarks.peers.runner import Round, Runner, Tokens
+from tandem.benchmarks.peers.replay import Count, PromptLookup, Session, Suffix, replay
+from tandem.benchmarks.peers.runner import Runner, Tokens
 from tandem.engine.config import ModelServiceConfig
 from tandem.models.training.editor import task
 from tandem.orchestrator.fleet.clients import VerifierClient
 from tandem.orchestrator.requests.text import load_tokenizer
-from tandem.protos.errors import TandemError
+from tandem.protos.errors import InvalidRequest, TandemError
 from tandem.protos.service.process import configure_logging
 from tandem.protos.transport import rpc
 from tandem.protos.types import Context, DraftShape, Proposal, SamplingParams
-from tandem.protos.wire.drafting import draft_of
 from tandem.verifier_service import service as verifier_service
-from tandem.verifier_service.lookup import NgramLookup
+from tandem.verifier_service.sources import Sources
 
 TEMPERATURES = (0.0, 0.7)
 SHAPES = {
-    "chain of 4": DraftShape.chain(4),
     "chain of 8": DraftShape.chain(8),
     "chain of 16": DraftShape.chain(16),
     "tree of 16": DraftShape(levels=8, branches=4, nodes=16),
+    "tree of 64": DraftShape(levels=32, branches=4, nodes=64),
 }
-TOLD, JOINED = 240, 4
+REMEMBERED = ModelServiceConfig.model_fields["recent_tokens"].default
+TOLD, JOINED, DISTURBING = 240, 4, 3
 DESCRIBE_SECONDS = 10.0
+Answered = list[tuple[Tokens, Tokens]]  # prompts and their answers
+Begin = Callable[[DraftShape, Tokens], Session]
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One row of the table: all rounds of one task with one shape at one temperature."""
+    """One row of the table: all rounds of one task with one drafter and shape."""
 
     task: str
-    name: str
+    drafter: str
+    shape: str
     temperature: float
-    texts: int
-    rounds: int
-    rounds_without_a_draft: int
     tokens: int
-    drafted: int
-    accepted: int
-
-    @property
-    def accepted_per_round(self) -> float:
-        """Accepted draft tokens; a round emits one token more."""
-        return self.accepted / self.rounds if self.rounds else 0.0
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Accepted out of drafted."""
-        return self.accepted / self.drafted if self.drafted else 0.0
+    count: Count
 
 
-class Copying:
-    """A drafter that looks up, in texts that are all said in each call."""
+class Suffixes:
+    """A drafter for `Runner`, so that answers take fewer steps."""
 
     async def propose(
         self, context: Context, shape: DraftShape, sampling: SamplingParams
     ) -> Proposal:
-        """A draft for the context, empty where nothing recurs."""
-        text = NgramLookup(shape)
-        text.extend(context.tokens)
-        return Proposal(draft_of(text.guess()), context.length, 0)
+        """What its text says may follow."""
+        session = Suffix(Sources.of_all(), shape, context.tokens)
+        return Proposal(session.draft(context.tokens), context.length, 0)
 
     async def close(self, session_id: bytes) -> None:
         """It has no sessions."""
@@ -105,22 +105,30 @@ async def serving(folder: Path) -> AsyncIterator[Runner]:
     ):
         verifier = VerifierClient(channel)
         described = await verifier.describe(DESCRIBE_SECONDS)
-        yield Runner(Copying(), verifier, frozenset(described.end_token_ids))
+        yield Runner(Suffixes(), verifier, frozenset(described.end_token_ids))
 
 
-async def tasks(
-    target: Runner, prompts: Sequence[Tokens], line_break: Tokens
-) -> dict[str, list[Tokens]]:
-    """What is to be told on, by task."""
-    told = await target.complete(prompts, TOLD, SamplingParams(), SHAPES["chain of 8"])
+async def tasks(folder: Path, target: Runner, prompts: int) -> dict[str, list[Tokens]]:
+    """What is to be answered, by task, in this order."""
+    with suppress(InvalidRequest):  # it has no chat template
+        asked, again = (repeats.chats(folder, texts[:prompts]) for texts in repeats.questions())
+        return {
+            "asked": asked,
+            "again": again,
+            "code edits": repeats.chats(folder, repeats.edits()),
+        }
+    stories = tokenised(folder, prompts)
+    line_break = tuple(load_tokenizer(folder).encode("\n").ids)
+    told = await target.complete(stories, TOLD, SamplingParams(), SHAPES["chain of 8"])
     return {
-        "edited": edits(prompts, line_break),
+        "edited": edits(stories, line_break),
         "circling": [
             prompt + completion
-            for prompt, (completion, _) in zip(prompts, told, strict=True)
+            for prompt, (completion, _) in zip(stories, told, strict=True)
             if completion[-1] not in target.end_token_ids
         ],
-        "story": list(prompts),
+        "story": stories,
+        "again": [stories[place - 1][-DISTURBING:] + each for place, each in enumerate(stories)],
     }
 
 
@@ -134,87 +142,88 @@ def edits(prompts: Sequence[Tokens], line_break: Tokens) -> list[Tokens]:
     return found
 
 
-async def measure_all(
-    folder: Path, prompts: Sequence[Tokens], line_break: Tokens, count: int
-) -> list[Figures]:
+async def measure_all(folder: Path, prompts: int, count: int) -> list[Figures]:
     """All rows."""
     async with serving(folder) as target:
-        asked = await tasks(target, prompts, line_break)
-        rows = []
+        asked, rows = await tasks(folder, target, prompts), list[Figures]()
+        texts = [text for each in asked.values() for text in each]
         for temperature in TEMPERATURES:
-            for task, texts in asked.items():
-                for name, shape in SHAPES.items():
-                    sampling = SamplingParams(temperature)
-                    done = await target.complete(texts, count, sampling, shape)
-                    rounds = [each for _, its in done for each in its]
-                    rows.append(figures(task, name, temperature, len(texts), rounds))
-        return rows
+            sampling = SamplingParams(temperature)
+            told = await target.complete(texts, count, sampling, SHAPES["chain of 8"])
+            answers = iter([(text, answer) for text, (answer, _) in zip(texts, told, strict=True)])
+            answered = {name: [next(answers) for _ in each] for name, each in asked.items()}
+            rows += judge(answered, temperature)
+    return rows
 
 
-def figures(
-    task: str, name: str, temperature: float, texts: int, rounds: Sequence[Round]
-) -> Figures:
-    """What the rounds add up to."""
-    return Figures(
-        task=task,
-        name=name,
-        temperature=temperature,
-        texts=texts,
-        rounds=len(rounds),
-        rounds_without_a_draft=sum(not done.drafted for done in rounds),
-        tokens=sum(len(done.tokens) for done in rounds),
-        drafted=sum(done.drafted for done in rounds),
-        accepted=sum(done.accepted for done in rounds),
-    )
+def judge(answered: dict[str, Answered], temperature: float) -> list[Figures]:
+    """The rows of all drafters along the same answers."""
+    rows = list[Figures]()
+    for name, shape in SHAPES.items():
+        drafters: dict[str, Begin] = {
+            "suffix": partial(Suffix, Sources.of_all(REMEMBERED)),
+            "text alone": partial(Suffix, Sources.of_all()),
+            "transformers": PromptLookup,
+        }
+        for drafter, begin in drafters.items():
+            for task_name, texts in answered.items():
+                count = Count()
+                for prompt, answer in texts:
+                    replay(begin(shape, prompt), prompt, answer, count)
+                tokens = sum(len(answer) for _, answer in texts)
+                rows.append(Figures(task_name, drafter, name, temperature, tokens, count))
+    return rows
 
 
 def table(rows: Sequence[Figures]) -> Table:
-    """What people see."""
-    headings = ("T", "task", "texts", "draft", "tokens", "rounds", "without\na draft")
-    shown = Table(*headings, "accepted/\nround", "accepted/\ndrafted", box=None)
+    """What people see: of each shape the accepted tokens per round."""
+    shown = Table("T", "task", "drafter", "tokens", *SHAPES, "without\na draft", box=None)
     for row in rows:
+        if row.shape != next(iter(SHAPES)):
+            continue
+        same = [
+            each.count
+            for each in rows
+            if (each.task, each.drafter, each.temperature)
+            == (row.task, row.drafter, row.temperature)
+        ]
         shown.add_row(
-            *(f"{row.temperature:g}", row.task, str(row.texts), row.name),
-            *(str(row.tokens), str(row.rounds), str(row.rounds_without_a_draft)),
-            *(f"{row.accepted_per_round:.2f}", f"{row.acceptance_rate:.1%}"),
+            *(f"{row.temperature:g}", row.task, row.drafter, str(row.tokens)),
+            *(f"{count.accepted_per_round:.2f}" for count in same),
+            f"{same[-1].without_a_draft / max(1, same[-1].rounds):.0%}",
         )
     return shown
 
 
 def entry(row: Figures) -> dict[str, Any]:
     """The same for programs."""
-    rates = {
-        "accepted_per_round": row.accepted_per_round,
-        "acceptance_rate": row.acceptance_rate,
-    }
-    return asdict(row) | rates
+    return asdict(row) | {"accepted_per_round": row.count.accepted_per_round}
 
 
 def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     prompts: Annotated[
-        int, typer.Option(help="how many story prompts", min=1, max=story_count())
+        int, typer.Option(help="how many stories, or questions", min=1, max=story_count())
     ] = 48,
     max_new_tokens: Annotated[
-        int, typer.Option(help="a generation also ends where its story ends", min=2)
+        int, typer.Option(help="an answer also ends where its text ends", min=2)
     ] = 64,
     json: Annotated[
         Path | None, typer.Option("--json", help="write the figures to this file too")
     ] = None,
 ) -> None:
-    """Accepted tokens per round of drafting by lookup, by task, draft shape and temperature."""
+    """Accepted tokens per round of drafts without a model, by task and shape of the draft."""
     configure_logging("warning")
     logging.disable_progress_bar()
     try:
-        line_break = tuple(load_tokenizer(target).encode("\n").ids)
-        texts = tokenised(target, prompts)
-        rows = asyncio.run(measure_all(target, texts, line_break, max_new_tokens))
+        rows = asyncio.run(measure_all(target, prompts, max_new_tokens))
     except TandemError as problem:
         raise SystemExit(f"error: {problem}") from None
     where = described("one thread per model")
     what = f"{prompts} prompts, up to {max_new_tokens} tokens each"
-    heading = f"{target.name} + lookup, {what}: {where}, float32"
-    report.publish(heading, table(rows), [entry(row) for row in rows], json)
+    report.publish(
+        f"{target.name}, {what}: {where}, float32", table(rows), [entry(row) for row in rows], json
+    )
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from tandem.protos.streams import Decoding, Fact, Guess
 from tandem.protos.types import Context, Draft, SamplingParams
 from tandem.protos.wire.drafting import guess_of
 from tandem.verifier_service.decoding import DecodeJob
-from tandem.verifier_service.trust import Trust
+from tandem.verifier_service.sources import Sources
 
 GREEDY = SamplingParams()
 CONTEXT = 4096
@@ -84,7 +84,8 @@ class Decoder:
         stream: Any = self
 
         def start() -> Job:
-            return DecodeJob(self.host.sessions, opening, stream, Trust(), time.monotonic).run()
+            sources = Sources.of_all()
+            return DecodeJob(self.host.sessions, opening, stream, sources, time.monotonic).run()
 
         await self.host.thread.run(self.name, start)
 

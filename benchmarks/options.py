@@ -32,7 +32,7 @@ METHODS = (
     api.DRAFT_METHOD_TREE,
     api.DRAFT_METHOD_TREE,
     api.DRAFT_METHOD_MEDUSA_LITE,
-    api.DRAFT_METHOD_NGRAM,
+    api.DRAFT_METHOD_SUFFIX,
 )
 GRAMMARS: tuple[dict[str, Any], ...] = (
     {"json_object": True},
@@ -93,7 +93,7 @@ def drawn_speculation(rng: random.Random) -> api.Speculation:
         branches=rng.choice([None, 1, 2, 4]),
         method=method,
         schedule=api.DraftSchedule.ValueType(rng.randrange(4)),
-        confidence_threshold=rng.choice([0.0, 0.0, 0.4]) * (method != api.DRAFT_METHOD_NGRAM),
+        confidence_threshold=rng.choice([0.0, 0.0, 0.4]) * (method != api.DRAFT_METHOD_SUFFIX),
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,7 @@ from tandem.v1 import orchestrator_pb2 as api
 
 ALONE = {  # ways that need no drafter
     "no drafts": api.Speculation(num_speculative_tokens=0),
-    "n-gram": api.Speculation(method=api.DRAFT_METHOD_NGRAM),
+    "suffix": api.Speculation(method=api.DRAFT_METHOD_SUFFIX),
 }
 LONGEST = 400  # tokens of an answer
 PROMPTS = ("Once upon a time", "The little girl said", "A list of what the dog found:")
@@ -127,6 +128,7 @@ async def compare(
         for temperature in (0, 1)
     ]
     answers: dict[str, list[api.GenerateResponse]] = {}
+    os.environ["TANDEM__VERIFIER__RECENT_TOKENS"] = "0"  # each way is asked the same
     for drafter in drafters:
         async with tandem_up(target, drafter, False, *ALWAYS) as stub:
 

@@ -67,6 +67,7 @@ class Entry:
         """Load and start everything, then run; raises Unusable."""
         torch.set_num_threads(1)
         os.environ["TANDEM__VERIFIER__DTYPE"] = self.dtype  # of the process that is started now
+        os.environ["TANDEM__VERIFIER__RECENT_TOKENS"] = "0"  # all systems are asked the same
         heat = self.temperature
         library = self.library()
         async with tandem_up(self.target, self.draft, self.ray) as stub:

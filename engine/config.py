@@ -116,6 +116,12 @@ class ModelServiceConfig(ServiceConfig):
         description="tokens per session; by default the model's, or what the memory for keys and"
         " values holds",
     )
+    recent_tokens: int = Field(
+        default=1 << 16,
+        ge=0,
+        description="tokens of the newest answers of each scope, in which a verifier looks drafts"
+        " up; 0: none",
+    )
     session_ttl: float = Field(
         default=120.0, gt=0, description="seconds until an idle session is reclaimed"
     )

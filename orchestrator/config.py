@@ -66,10 +66,10 @@ class OrchestratorConfig(ServiceConfig):
     draft_nodes: int = Field(
         default=MAX_NODES, ge=1, le=MAX_NODES, description="guessed nodes ahead of the text"
     )
-    draft_method: Literal["tree", "medusa_lite", "ngram"] = Field(
+    draft_method: Literal["tree", "medusa_lite", "suffix", "ngram"] = Field(
         default="tree",
-        description="how drafts are found: tree or medusa_lite, by drafters; or ngram, in the text"
-        " itself",
+        description="how drafts are found: tree or medusa_lite, by drafters, and by suffix beside"
+        " them; or suffix (ngram is the same), without drafters",
     )
     draft_schedule: Literal["goodput", "constant", "heuristic"] = Field(
         default="goodput", description="goodput, constant or heuristic"

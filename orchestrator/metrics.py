@@ -199,8 +199,8 @@ class FrontMetrics:
             (self.generation_tokens, len(step.tokens)),
         ):
             total.inc(count)
-        if drafter and step.fact.drafted:
-            self._drafters.add(drafter, step.fact.drafted, step.fact.accepted)
+        if drafter and step.fact.sent:
+            self._drafters.add(drafter, step.fact.sent, step.fact.sent_accepted)
         for counter in self.accepted_at[: step.fact.accepted]:
             counter.inc()
         self.draft_length.observe(step.fact.drafted)

@@ -13,7 +13,7 @@ from tandem.protos.types import (
     TokenLogprobs,
 )
 
-LONGEST_MATCH = 8  # tokens that a look-up compares at the most
+LONGEST_MATCH = 32  # tokens of a suffix that are compared at the most
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,10 @@ class Decoding:
     `until` tokens in all.
 
     In `lockstep` each step waits for the guess made after exactly its length and verifies all of
-    it; `once` ends after one step. `lookup`: guess what followed the last tokens where they
-    occurred before, in the text or in `known` tokens. `forced`: guess so many tokens at once that
-    the grammar leaves no choice about. `group` of verifiers that the text is from: it is not sent.
+    it; `once` ends after one step. `suffix_shape`: guess what followed the newest tokens where
+    they occurred before, in the text, in `known` tokens or in recent answers of the scope, and
+    remember the answer. `forced`: guess so many tokens at once that the grammar leaves no choice
+    about. `group` of verifiers that the text is from: it is not sent.
     `prompt_logprobs` come before all else; an `until` of the context's length wants nothing else.
     """
 
@@ -45,13 +46,21 @@ class Decoding:
     stop_token_ids: frozenset[int] = frozenset()
     lockstep: bool = False
     once: bool = False
-    lookup: DraftShape = NO_DRAFT_SHAPE
+    suffix_shape: DraftShape = NO_DRAFT_SHAPE
     request_id: str = ""
     traceparent: str = ""
     group: str = ""
     known: tuple[int, ...] = ()
     forced: int = 0
     prompt_logprobs: PromptLogprobs | None = None
+
+    def cut(self, start: int, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
+        """The tokens from `start` on up to the end of the text, and whether it is reached."""
+        tokens = tokens[: self.until - start]
+        stops = (place for place, token in enumerate(tokens) if token in self.stop_token_ids)
+        if (end := next(stops, None)) is not None:
+            return tokens[: end + 1], True
+        return tokens, self.once or start + len(tokens) >= self.until
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +95,8 @@ class Fact:
 
     `drafted` guessed nodes were verified and `accepted` of them emitted, where the verifier
     expected `expected`; since the fact before, `late` nodes arrived after their step, and `unused`
-    ones that arrived in time were never verified.
+    ones that arrived in time were never verified. Of those verified and accepted, `found` and
+    `found_accepted` were sent by no drafter: the verifier found them by itself.
     """
 
     start: int
@@ -99,6 +109,18 @@ class Fact:
     expected: float = 0.0
     late: int = 0
     unused: int = 0
+    found: int = 0
+    found_accepted: int = 0
+
+    @property
+    def sent(self) -> int:
+        """Nodes of a drafter that were verified."""
+        return self.drafted - self.found
+
+    @property
+    def sent_accepted(self) -> int:
+        """Nodes of a drafter that were emitted."""
+        return max(0, self.accepted - self.found_accepted)
 
     def committing(self, tokens: tuple[int, ...]) -> Fact:
         """The same fact about these of its tokens alone."""

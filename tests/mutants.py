@@ -103,9 +103,14 @@ MUTANTS = {
         "~allowed",
     ),
     "a text goes on for one token after a stop token": Mutant(
-        "verifier_service/decoding.py",
+        "protos/streams.py",
         "return tokens[: end + 1], True",
         "return tokens[: end + 2], True",
+    ),
+    "answers of one scope are drafted from in another": Mutant(
+        "verifier_service/answers.py",
+        "self._scopes.get(scope)",
+        "self._scopes.get(next(iter(self._scopes), scope))",
     ),
     "a prompt's log-probabilities are of the tokens before": Mutant(
         "verifier_service/prompt_logprobs.py",

@@ -26,12 +26,12 @@ from tandem.protos.types import NO_DRAFT, Draft, TokenLogprobs
 from tandem.protos.wire.drafting import draft_of
 from tandem.verifier_service.acceptance import walk
 from tandem.verifier_service.batched_sampling import sample_batch
+from tandem.verifier_service.guess_node import Source
 from tandem.verifier_service.guess_timing import GuessTiming
 from tandem.verifier_service.guesses import Guesses
-from tandem.verifier_service.lookup import NgramLookup
 from tandem.verifier_service.prompt_logprobs import read_prompt
+from tandem.verifier_service.sources import Sources, SuffixSources
 from tandem.verifier_service.target_sampler import TargetSampler
-from tandem.verifier_service.trust import Trust
 
 
 def sample_step(fed: Sequence[tuple[object, torch.Tensor]]) -> None:
@@ -52,10 +52,11 @@ class DecodeJob:
     sessions: Sessions
     opening: Decoding
     stream: JobStream[Guess, Fact]
-    trust: Trust
+    sources: Sources
     clock: Callable[[], float]
     grammar: Future[GrammarMatcher] | None = None  # that is not compiled yet
     guesses: Guesses = field(init=False)
+    suffixes: SuffixSources = field(init=False)
     session: Session = field(init=False)
     adjustment: LogitsProcessor = field(init=False)
     sampler: TargetSampler | None = None  # of what was fed, if that is known before the job goes on
@@ -63,7 +64,6 @@ class DecodeJob:
     draft: Draft = NO_DRAFT  # what the step verifies
     expected: float = 0.0  # nodes of it to be accepted
     verified: int = 0  # nodes, in all steps
-    lookup: NgramLookup | None = None
     timing: GuessTiming = field(default_factory=GuessTiming)
     waited: bool = False  # for a guess, before the step
     forced_at: int = 0  # the length of the text after which forced tokens were guessed last
@@ -79,27 +79,33 @@ class DecodeJob:
             self.adjustment = LogitsProcessor(sampling, text)
             self.pending, start = context.tokens[held - context.base :], context.length
             self.guesses = Guesses(start, min(self.opening.until, self.sessions.context_length))
-            if self.opening.lookup.levels:
-                self.lookup = NgramLookup(self.opening.lookup, known=self.opening.known)
-                self.lookup.extend(text)
-            opened, finished = (self.session.epoch, reused), False
-            while not finished:
-                self.draft, self.expected = NO_DRAFT, 0.0
-                sampler, self.sampler = self.sampler_of((yield self)), None
-                if sampler.overflowed:
-                    raise self.sessions.overflowed(context)
-                accepted, token = walk(self.draft.parents, sampler.decide)
-                fed = len(self.pending)
-                path = tuple(self.draft.tokens[node] for node in accepted)
-                order = (*range(fed), *(fed + node for node in accepted))
-                self.sessions.advance(self.session, self.pending + path, order)
-                tokens, finished = self._cut((*path, token), start)
-                logprobs = sampler.logprobs(accepted, token)[: len(tokens)]
-                self.adjustment.extend(tokens)
-                self._learn(tokens[0], accepted)
-                self._report(start, tokens, len(accepted), opened, logprobs, finished)
-                self.pending, start = (token,), start + len(tokens)
-                opened = (0, 0)
+            answers = self.sources.answers
+            self.suffixes = SuffixSources(self.opening, text, answers, self.session.scope)
+            try:
+                yield from self._decode(start, reused)
+            finally:
+                self.suffixes.remember()
+
+    def _decode(self, start: int, reused: int) -> Job:
+        """All steps."""
+        opened, finished = (self.session.epoch, reused), False
+        while not finished:
+            self.draft, self.expected = NO_DRAFT, 0.0
+            sampler, self.sampler = self.sampler_of((yield self)), None
+            if sampler.overflowed:
+                raise self.sessions.overflowed(self.opening.context)
+            accepted, token = walk(self.draft.parents, sampler.decide)
+            fed = len(self.pending)
+            path = tuple(self.draft.tokens[node] for node in accepted)
+            order = (*range(fed), *(fed + node for node in accepted))
+            self.sessions.advance(self.session, self.pending + path, order)
+            tokens, finished = self.opening.cut(start, (*path, token))
+            logprobs = sampler.logprobs(accepted, token)[: len(tokens)]
+            self.adjustment.extend(tokens)
+            self._learn(tokens[0], accepted)
+            self._report(start, tokens, accepted, opened, logprobs, finished)
+            self.pending, start = (token,), start + len(tokens)
+            opened = (0, 0)
 
     def sampler_of(self, logits: torch.Tensor) -> TargetSampler:
         """What the target draws after each node of the draft: logits [1 + nodes, vocab]."""
@@ -136,10 +142,10 @@ class DecodeJob:
 
     def wait_seconds(self, now: float, step: float) -> float:
         """How long to wait for a drafter whose guesses come in time, if more are worth waiting."""
-        if self.opening.lockstep or self.lookup or self.stream.paused:
+        if self.opening.lockstep or self.stream.paused:
             return 0.0
         self._take()
-        promise = 0.0 if self.timing.answered else self.trust.promise
+        promise = 0.0 if self.timing.answered else self.sources.drafter.promise
         gain = self.guesses.expected_gain(promise)
         seconds = self.timing.wait_seconds(now, step, *gain)
         self.waited |= seconds > 0
@@ -155,19 +161,19 @@ class DecodeJob:
         )
 
     def _take(self) -> None:
-        """Take in what has arrived and is possible, or look the text up while nothing has."""
+        """Take in what has arrived and is possible, and what followed the text elsewhere."""
         inbox, matcher = self.stream.inbox, self.adjustment.matcher
         if matcher and self.forced_at != self.guesses.root.position:
             self.forced_at = self.guesses.root.position
             self.guesses.force(matcher.forced(self.opening.forced))
-        news = len(inbox)
+        news = bool(inbox)
         while inbox:
             guess = inbox.popleft()
-            self.guesses.add(guess, self.trust.log)
+            self.guesses.add(guess, self.sources.drafter.log)
             if guess.tokens:
                 self.timing.guess_arrived(guess.behind, guess.arrived)
-        if self.lookup and not self.guesses.root.children:
-            self.guesses.add(self.lookup.guess(), self.trust.log)
+        for source, guess in self.suffixes.guesses(self.guesses.sources):
+            self.guesses.add(guess, self.sources.trusts[source].log, source)
             news = True
         if matcher and news:
             self.guesses.prune(matcher.following)
@@ -191,33 +197,19 @@ class DecodeJob:
                 raise
         return True
 
-    def _cut(self, tokens: tuple[int, ...], start: int) -> tuple[tuple[int, ...], bool]:
-        """The tokens up to the end of the text, and whether it is reached."""
-        tokens = tokens[: self.opening.until - start]
-        stops = self.opening.stop_token_ids
-        end = next((place for place, token in enumerate(tokens) if token in stops), None)
-        if end is not None:
-            return tokens[: end + 1], True
-        return tokens, self.opening.once or start + len(tokens) >= self.opening.until
-
     def _learn(self, token: int, accepted: Sequence[int]) -> None:
         """The next token was this one, and these nodes were accepted."""
         if self.opening.lockstep:
             return
-        guesses, trust = self.guesses, self.trust
-        claimed = guesses.claimed(self.draft, accepted) if len(self.draft) else 0.0
-        trust.observe(claimed, guesses.right(accepted))
-        if (likeliest := guesses.likeliest()) is not None:
-            trust.observe_likeliest(likeliest == token)
-        elif self.waited and self.timing.answered:
-            trust.waited_in_vain()
+        vain = self.waited and self.timing.answered
+        self.sources.observe(self.guesses, self.draft, token, accepted, vain)
         self.waited = False
 
     def _report(
         self,
         start: int,
         tokens: tuple[int, ...],
-        accepted: int,
+        accepted: Sequence[int],
         opened: tuple[int, int],
         logprobs: tuple[TokenLogprobs, ...],
         finished: bool,
@@ -226,24 +218,27 @@ class DecodeJob:
         once.
         """
         guesses, drafted = self.guesses, len(self.draft)
+        awaited = self.opening.lockstep or not drafted
+        found, found_accepted = (0, 0) if awaited else guesses.found(accepted)
         guesses.advance(tokens)
         self.verified += drafted
-        if self.lookup:
-            self.lookup.extend(tokens)
-        predicted = guesses.root.children is not None
+        self.suffixes.extend(tokens)
+        predicted = not guesses.sources.isdisjoint((Source.DRAFTER, Source.GRAMMAR))
         self.timing.fact_sent(start + len(tokens), self.clock(), predicted)
         self.stream.emit(
             Fact(
                 start=start,
                 tokens=tokens,
                 drafted=drafted,
-                accepted=min(accepted, len(tokens)),
+                accepted=min(len(accepted), len(tokens)),
                 epoch=opened[0],
                 reused=opened[1],
                 logprobs=logprobs,
                 expected=self.expected,
                 late=guesses.late,
                 unused=max(0, guesses.arrived - self.verified) if finished else 0,
+                found=found,
+                found_accepted=min(found_accepted, len(tokens)),
             )
         )
         guesses.late = 0

@@ -1,51 +1,35 @@
 """The guessed nodes of one session that are still possible, and how likely each is.
 
 Pure. A guess is never trusted: what is late, repeated or impossible is dropped on arrival, and a
-node's chance is what the drafter sent, corrected by how right its session's guesses have been
-(`Trust`).
+node's chance is what its source claims, corrected by how right that source has been (`Trust`). What
+several sources claim after one node is made to fit into one chance.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import islice
-from operator import attrgetter
 from typing import NamedTuple
 
 from tandem.protos.streams import Guess
 from tandem.protos.types import MAX_NODES, Draft
+from tandem.verifier_service.guess_node import CERTAIN, Claim, GuessNode, Source
 
 REMEMBERED = 256  # committed tokens after which a late guess may still arrive
 MOST = 16 * MAX_NODES  # nodes that are remembered by number, and that may lie after the root
 
 
-class GuessNode:
-    """A token at a place of the text, `position` tokens with it. Its `gain` is the log-probability
-    that it is accepted if its parent is, `claim` that probability as the drafter has it, and
-    `claimed` the sum of its children's: what is above 1, they share. It is `checked` once it is
-    known to be possible by the grammar.
-    """
-
-    __slots__ = ("checked", "children", "claim", "claimed", "gain", "position", "token")
-
-    def __init__(self, token: int, position: int, gain: float = 0.0, claim: float = 1.0) -> None:
-        self.token, self.position, self.gain, self.claim = token, position, gain, claim
-        self.children: dict[int, GuessNode] | None = None
-        self.claimed = 0.0
-        self.checked = False
-
-
 class PickedNode(NamedTuple):
-    """A node that may get a row, its parent's place among those, the chance that it is accepted,
-    and what the drafter claims of that if its parent is.
+    """A node that may get a row, its parent, that one's place among those, and the chance that it
+    is accepted.
     """
 
     node: GuessNode
+    above: GuessNode
     parent: int
     chance: float
-    claim: float
 
 
 class Guesses:
@@ -63,17 +47,32 @@ class Guesses:
         self._numbered: dict[int, GuessNode] = {}
         self._source = 0  # whose numbers these are
         self._picked: list[PickedNode] = []
-        self._claims: Sequence[float] = ()  # of the nodes of the newest draft
+        self._claims: Sequence[Mapping[Source, float]] = ()  # of the nodes of the newest draft
 
-    def add(self, guess: Guess, trust: float = 0.0) -> None:
-        """Take in the nodes of a guess that may still come true."""
+    @property
+    def sources(self) -> set[Source]:
+        """Those of which the next token is guessed."""
+        return {source for child in (self.root.children or {}).values() for source in child.claims}
+
+    def add(self, guess: Guess, trust: float = 0.0, source: Source = Source.DRAFTER) -> None:
+        """Take in the nodes of a guess that may still come true. Nodes of a drafter may hang on
+        those that it sent before.
+        """
+        if source is not Source.DRAFTER:
+            self._hang(guess, trust, source, {})
+            return
         if guess.source != self._source:
             self._numbered, self._source = {}, guess.source
         if len(self._numbered) > MOST:
             self._forget()
+        self._hang(guess, trust, source, self._numbered)
+
+    def _hang(
+        self, guess: Guess, trust: float, source: Source, numbered: dict[int, GuessNode]
+    ) -> None:
         if self._live > MOST:
             return
-        numbered, here, until = self._numbered, self.root.position, self._until
+        here, until = self.root.position, self._until
         anchor, number = self._text.get(guess.behind), guess.first - 1
         for token, parent, gain in zip(guess.tokens, guess.parents, guess.scores, strict=True):
             number += 1
@@ -87,11 +86,12 @@ class Guesses:
             if (children := above.children) is None:
                 children = above.children = {}
             if (node := children.get(token)) is None:
-                claim, place = math.exp(gain), above.position + 1
-                node = children[token] = GuessNode(token, place, min(0.0, gain + trust), claim)
-                above.claimed += claim
+                node = children[token] = GuessNode(token, above.position + 1)
                 self.arrived += 1
                 self._live += 1
+            if source not in node.claims:
+                claim = node.claims[source] = Claim(math.exp(gain), min(0.0, gain + trust))
+                above.claimed[source] = above.claimed.get(source, 0.0) + claim.chance
             numbered[number] = node
 
     def prune(self, following: Callable[[Sequence[int], Sequence[int]], Collection[int]]) -> None:
@@ -107,14 +107,13 @@ class Guesses:
             for token in new:
                 children[token].checked = token in possible
                 if token not in possible:
-                    node.claimed -= children.pop(token).claim
+                    for source, claim in children.pop(token).claims.items():
+                        node.claimed[source] -= claim.chance
             node.children = children or None
             stack += ((child, [*path, token]) for token, child in children.items())
 
     def force(self, tokens: Sequence[int]) -> None:
-        """The text goes on with these, and nothing else: a grammar leaves no choice. They are
-        claimed by no drafter.
-        """
+        """The text goes on with these, and nothing else: a grammar leaves no choice."""
         node = self.root
         for token in tokens:
             if node.position + 1 >= self._until:
@@ -123,13 +122,15 @@ class Guesses:
             if known is None:
                 known = GuessNode(token, node.position + 1)
                 self.arrived, self._live = self.arrived + 1, self._live + 1
-            known.gain, known.claim, known.checked = 0.0, 0.0, True
-            node.children, node.claimed, node = {token: known}, 0.0, known
+            known.claims, known.checked = {Source.GRAMMAR: CERTAIN}, True
+            node.children, node.claimed, node = {token: known}, {Source.GRAMMAR: 0.0}, known
 
     def likeliest(self) -> int | None:
-        """The token most likely to be next, if there is a guess."""
+        """The token that the drafter finds most likely to be next, if it has guessed."""
         children = (self.root.children or {}).values()
-        return max(children, key=attrgetter("gain")).token if children else None
+        claims = {each.token: each.claims.get(Source.DRAFTER) for each in children}
+        gains = {token: claim.gain for token, claim in claims.items() if claim}
+        return max(gains, key=gains.__getitem__) if gains else None
 
     def advance(self, tokens: Sequence[int]) -> None:
         """The text goes on with these: nodes beside them are impossible now."""
@@ -145,19 +146,17 @@ class Guesses:
         """The chance of each node to be accepted, likeliest first and none before its parent."""
         picked: list[PickedNode] = []
         self._picked = picked
-        heap: list[tuple[float, int, GuessNode, int, float]] = []
+        heap: list[tuple[float, int, GuessNode, GuessNode, int]] = []
         node, place, cost, count = self.root, -1, 0.0, 0
         while True:
-            sharing = max(1.0, node.claimed)
-            below = cost + math.log(sharing)
-            for child in (node.children or {}).values():
+            for child, gain in node.shares() if node.children else ():
                 count += 1
-                heappush(heap, (below - child.gain, count, child, place, child.claim / sharing))
+                heappush(heap, (cost - gain, count, child, node, place))
             if not heap:
                 return
-            cost, _, node, parent, claim = heappop(heap)
+            cost, _, node, above, parent = heappop(heap)
             chance, place = math.exp(-cost), len(picked)
-            picked.append(PickedNode(node, parent, chance, claim))
+            picked.append(PickedNode(node, above, parent, chance))
             yield chance
 
     def expected_gain(self, promise: float) -> tuple[float, float]:
@@ -188,20 +187,27 @@ class Guesses:
             stack += children[place + 1][::-1]
         tokens = tuple(picked[place].node.token for place in order)
         parents = tuple(index[picked[place].parent] for place in order)
-        self._claims = tuple(picked[place].claim for place in order)
+        self._claims = [picked[place].above.claims_of(picked[place].node) for place in order]
         return Draft(tokens, parents), sum(each.chance for each in picked)
 
-    def claimed(self, draft: Draft, accepted: Sequence[int]) -> float:
-        """How many tokens after the root and after `accepted` nodes were claimed to be known in the
+    def claimed(
+        self, draft: Draft, accepted: Sequence[int], source: Source = Source.DRAFTER
+    ) -> float:
+        """How many tokens after the root and after `accepted` nodes a source claimed to know in the
         newest draft: at most one after each.
         """
         reached = {-1, *accepted}
         pairs = zip(draft.parents, self._claims, strict=True)
-        return sum(claim for parent, claim in pairs if parent in reached)
+        return sum(claims.get(source, 0.0) for parent, claims in pairs if parent in reached)
 
-    def right(self, accepted: Sequence[int]) -> int:
-        """How many `accepted` nodes of the newest draft a drafter claimed to know."""
-        return sum(self._claims[node] > 0 for node in accepted)
+    def right(self, accepted: Sequence[int], source: Source = Source.DRAFTER) -> int:
+        """How many `accepted` nodes of the newest draft a source claimed to know."""
+        return sum(self._claims[node].get(source, 0.0) > 0 for node in accepted)
+
+    def found(self, accepted: Sequence[int]) -> tuple[int, int]:
+        """How many nodes of the newest draft no drafter has sent, and how many `accepted` ones."""
+        found = [Source.DRAFTER not in claims for claims in self._claims]
+        return sum(found), sum(found[node] for node in accepted)
 
     def _late(self, above: GuessNode, token: int) -> GuessNode | None:
         """The node of a token where the text is known already; None if that is another token."""

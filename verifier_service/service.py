@@ -26,7 +26,7 @@ from tandem.protos.wire import codec
 from tandem.protos.wire.drafting import decode_guess
 from tandem.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from tandem.verifier_service.decoding import DecodeJob, sample_step
-from tandem.verifier_service.trust import Trust
+from tandem.verifier_service.sources import Sources
 
 INBOX = 64  # guesses of a session that wait for its next step
 MOST = 200  # facts of a message: 2 MB if each has 65 tokens with 20 log-probabilities
@@ -46,7 +46,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         host.thread.after_forward = sample_step
         ends = host.runner.model.end_token_ids
         self._grammars = Grammars(host.config.model, ends, host.thread.wake)
-        self._trust, self._lookup_trust = Trust.of_all(), Trust.of_all()  # of drafters, of lookups
+        self._sources = Sources.of_all(host.config.recent_tokens)
 
     def Decode(
         self, requests: AsyncIterator[verifier_pb2.DecodeRequest], context: RpcContext
@@ -88,11 +88,10 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         if opening.until > longest and not opening.once:
             raise InvalidRequest.of("until", f"is {opening.until}, above {longest}")
         grammar = self._grammars.begin(opening.sampling, opening.context)
-        shared = self._lookup_trust if opening.lookup.levels else self._trust
 
         def start(opening: Decoding, stream: Any) -> Job:
-            trust, clock = shared.begun(), time.perf_counter
-            return DecodeJob(self._host.sessions, opening, stream, trust, clock, grammar).run()
+            sources, clock = self._sources.begun(), time.perf_counter
+            return DecodeJob(self._host.sessions, opening, stream, sources, clock, grammar).run()
 
         if stream := self.streams.open(caller, message.stream, opening, start):
             stream.strict = opening.once

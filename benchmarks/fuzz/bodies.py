@@ -76,7 +76,7 @@ LIKELY: dict[str, tuple[Any, ...]] = {  # of the right kind
     "guided_grammar": GRAMMARS["grammar"],
     "speculation": (
         {},
-        {"method": "ngram"},
+        {"method": "suffix"},
         {"method": "medusa_lite", "branches": 2},
         {"num_speculative_tokens": 0},
         {"rule": "reject"},

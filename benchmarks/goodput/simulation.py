@@ -25,7 +25,7 @@ from tandem.orchestrator.rounds.backoff import DraftBackoff
 from tandem.protos.streams import Decoding, Drafting, Fact, Guess
 from tandem.protos.types import Context, SamplingParams
 from tandem.verifier_service.decoding import DecodeJob
-from tandem.verifier_service.trust import Trust
+from tandem.verifier_service.sources import Sources
 
 PROMPT = 48  # tokens
 ANSWER = (64, 256)  # tokens
@@ -71,7 +71,7 @@ class Simulation:
         self._requests: dict[int, Request] = {}
         self._texts: dict[bytes, SimulatedText] = {}
         self._conditions, self._history = Conditions(), DrafterHistory()
-        self._trust = Trust.of_all()
+        self._sources = Sources.of_all()
         self._facts: deque[tuple[int, Fact]] = deque()
         self._guesses: deque[tuple[int, Guess]] = deque()
         fixed = policy.shape.nodes if policy.fixed else None
@@ -126,8 +126,8 @@ class Simulation:
         )  # fmt: skip
         lockstep = self._policy.lockstep
         opening = Decoding(Context(name, 1, 0, prompt), SamplingParams(), until, lockstep=lockstep)
-        sessions, trust = self._verifier.sessions, self._trust.begun()
-        job = DecodeJob(sessions, opening, request.guesses, trust, lambda: self._events.now)
+        sessions, sources = self._verifier.sessions, self._sources.begun()
+        job = DecodeJob(sessions, opening, request.guesses, sources, lambda: self._events.now)
         if lockstep:
             self._to_drafter.send(partial(self._open, request, prompt))
         self._verifier.start(name, job.run())

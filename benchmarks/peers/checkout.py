@@ -29,6 +29,7 @@ from tandem.protos.transport import rpc
 from tandem.v1 import orchestrator_pb2_grpc
 
 HERE = Path(__file__).resolve().parents[2]
+FORGETFUL = "--recent-tokens", "0"  # the same is asked again and again: a drafter is to be judged
 GRACE_SECONDS = 20.0
 QUIET = ("--log-level", "error")
 
@@ -121,6 +122,7 @@ async def serving(
                     folder,
                     f"{role}_service",
                     *("--model", str(model), "--threads", "1"),
+                    *(FORGETFUL if folder == HERE and role == "verifier" else ()),
                     *credentials(tls, role),
                     *QUIET,
                 )

@@ -53,7 +53,7 @@ HELP = {
     "rule": "match, reject or top1",
     "num_speculative_tokens": "levels that guesses may run ahead; 0 decodes plainly",
     "branches": "children per node, or of the root alone; 1 guesses a chain",
-    "method": "tree, medusa_lite or ngram",
+    "method": "tree, medusa_lite or suffix",
     "schedule": "goodput, constant or heuristic",
     "confidence_threshold": "draft no further after a token less likely than this",
     "prediction": "a text that much of the answer may repeat",

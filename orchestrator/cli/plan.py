@@ -35,8 +35,8 @@ class Plan:
     """What was given; None is chosen here. `port` is that of the client API, 0 for a free one, and
     `threads` are the verifier's.
 
-    A target without a draft model has its drafts looked up in the text itself: the embedded draft
-    model would guess the tokens of another tokenizer, which was slower than no drafts.
+    A target without a draft model is drafted for by suffix: the embedded draft model would guess
+    the tokens of another tokenizer, which was slower than no drafts.
     """
 
     target: Path | None = None
@@ -150,7 +150,7 @@ class Plan:
         drafts: dict[str, Setting] = {"drafter": joined(*drafter)}
         if draft is None:
             plain = self._named[1] == NO_DRAFTS
-            drafts = {"draft_levels": 0} if plain else {"draft_method": "ngram"}
+            drafts = {"draft_levels": 0} if plain else {"draft_method": "suffix"}
         return _flags(
             front,
             {

@@ -132,9 +132,10 @@ def goodput(figures: api.RecentFigures) -> str:
     drafts = optional(figures, "goodput_with_drafts", ".0f")
     plain = optional(figures, "goodput_without_drafts", ".0f")
     line = f"{drafts} tokens/s with drafts, {plain} without"
-    if figures.goodput_with_drafts and figures.goodput_without_drafts:
-        ratio = figures.goodput_with_drafts / figures.goodput_without_drafts
-        return f"{line} ({ratio:.2f} times)"
+    if figures.HasField("steps_with_drafts"):
+        line += f", {percent(figures.steps_with_drafts)} of steps with"
+    if figures.HasField("goodput_gain"):
+        line += f" ({figures.goodput_gain:.2f} times in all)"
     return line
 
 

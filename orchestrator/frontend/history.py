@@ -11,6 +11,7 @@ from itertools import pairwise
 
 BUCKET_SECONDS = 5.0
 BUCKETS = 180  # a quarter of an hour
+FEW = 20  # steps with a draft, or without, from which no gain is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class Totals:
 
     tokens: float = 0.0
     steps: float = 0.0
+    steps_with_drafts: float = 0.0
     drafted: float = 0.0
     accepted: float = 0.0
     tokens_with_drafts: float = 0.0  # of steps but each request's first
@@ -41,6 +43,8 @@ class Figures:
     mean_acceptance_length: float | None
     goodput_with_drafts: float | None  # tokens per second of one request
     goodput_without_drafts: float | None
+    steps_with_drafts: float | None  # their part of all steps
+    goodput_gain: float | None  # of all steps, over those without a draft
     finished: int
     failed: int
     running: int
@@ -56,18 +60,35 @@ class Figures:
                 getattr(newer, unit) - getattr(older, unit),
             )
 
+        plain = per("tokens_without_drafts", "seconds_without_drafts")
         return cls(
             seconds,
             ratio(newer.tokens - older.tokens, seconds) or 0.0,
             per("accepted", "drafted"),
             per("tokens", "steps"),
             per("tokens_with_drafts", "seconds_with_drafts"),
-            per("tokens_without_drafts", "seconds_without_drafts"),
+            plain,
+            per("steps_with_drafts", "steps"),
+            gain(older, newer) if plain else None,
             newer.finished - older.finished,
             newer.failed - older.failed,
             newer.running,
             newer.waiting,
         )
+
+
+def gain(older: Totals, newer: Totals) -> float | None:
+    """How many times the tokens per second of steps without a draft all steps made, so that it
+    counts how many had one; None where few steps were of either kind.
+    """
+    drafted = newer.steps_with_drafts - older.steps_with_drafts
+    if min(drafted, newer.steps - older.steps - drafted) < FEW:
+        return None
+    plain = newer.tokens_without_drafts - older.tokens_without_drafts
+    seconds = newer.seconds_without_drafts - older.seconds_without_drafts
+    more = newer.tokens_with_drafts - older.tokens_with_drafts
+    longer = newer.seconds_with_drafts - older.seconds_with_drafts
+    return (plain + more) / (seconds + longer) * seconds / plain
 
 
 def ratio(count: float, unit: float) -> float | None:

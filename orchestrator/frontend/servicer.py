@@ -202,6 +202,8 @@ def encode_figures(figures: Figures) -> api.RecentFigures:
         mean_acceptance_length=figures.mean_acceptance_length,
         goodput_with_drafts=figures.goodput_with_drafts,
         goodput_without_drafts=figures.goodput_without_drafts,
+        steps_with_drafts=figures.steps_with_drafts,
+        goodput_gain=figures.goodput_gain,
         requests_finished=figures.finished,
         requests_failed=figures.failed,
         requests_running=figures.running,

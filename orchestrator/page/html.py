@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
 from tandem.orchestrator.fleet.replicas import ReplicaStatus
-from tandem.orchestrator.frontend.history import BUCKET_SECONDS, BUCKETS, Figures, ratio
+from tandem.orchestrator.frontend.history import BUCKET_SECONDS, BUCKETS, Figures
 from tandem.orchestrator.frontend.status import Status
 from tandem.orchestrator.page.plot import Line, minutes, plot, top_of_scale
 from tandem.orchestrator.page.style import STYLE
@@ -64,15 +64,15 @@ def _count(value: float | None) -> str:
 def _tiles(status: Status) -> str:
     last = status.last_minute
     drafts, plain = last.goodput_with_drafts, last.goodput_without_drafts
-    pays = None if drafts is None or plain is None else ratio(drafts, plain)
+    pays, part = last.goodput_gain, percent(last.steps_with_drafts)
     tiles = (
         ("Tokens per second", number(last.tokens_per_second), "all requests, last minute"),
         ("Acceptance rate", percent(last.acceptance_rate), "of draft tokens"),
         ("Tokens per step", number(last.mean_acceptance_length), "mean acceptance length"),
         (
-            "Goodput with drafts",
+            "Goodput, to steps without drafts",
             NOTHING if pays is None else f"{pays:.2f} ×",  # noqa: RUF001
-            f"{number(drafts)} with, {number(plain)} without",
+            f"{number(drafts)} in the {part} with drafts, {number(plain)} without",
         ),
         ("Requests", f"{status.running} running", f"{status.waiting} waiting"),
         ("Ended", f"{last.finished} finished", f"{last.failed} failed, last minute"),

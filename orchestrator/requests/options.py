@@ -77,8 +77,8 @@ def speculation_problems(options: Speculation) -> Iterator[Violation]:
     if not 0 <= confidence <= 1:
         limit = f"is {confidence:g}, not in 0..1"
         yield Violation("speculation.confidence_threshold", limit)
-    if confidence and options.method is Method.NGRAM:
-        limit = f"is {confidence:g}, but the method NGRAM knows no confidence"
+    if confidence and options.method is Method.SUFFIX:
+        limit = f"is {confidence:g}, but the method SUFFIX knows no confidence"
         yield Violation("speculation.confidence_threshold", limit)
     nodes = levels * (branches or 0)
     if options.method is Method.MEDUSA_LITE and nodes > MAX_NODES:

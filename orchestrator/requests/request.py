@@ -90,8 +90,11 @@ class Speculation:
 
     @property
     def drafted_by(self) -> Method | None:
-        """How drafts are found: what a prediction says is looked up."""
-        return Method.NGRAM if self.prediction else self.method
+        """How drafts are found: where each step waits for a drafter's guess, a prediction could not
+        be used beside it.
+        """
+        alone = self.prediction and self.rule is not Rule.MATCH
+        return Method.SUFFIX if alone else self.method
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,10 +37,10 @@ class DraftBackoff:
         """What the drafter is sent now, unless it is left alone: this fact and those held back.
         `round_trip`: seconds from a fact to the arrival of what it causes at the verifier.
         """
-        if fact.accepted:
+        if fact.sent_accepted:
             self._until = 0.0
         if not self.paused(now):
-            self._count(fact.accepted, now, round_trip)
+            self._count(fact.sent_accepted, now, round_trip)
         self.arrived = False
         held, self._held = self._held, fact
         if held:

@@ -56,10 +56,9 @@ class Relay:
         self.error: TandemError | None = None
         self._request, self._changed = request, changed
         self._numbers, self._timer = services.numbers, services.timer
-        ngram = request.shape.method is Method.NGRAM
-        self._lookup = request.shape if ngram else NO_DRAFT_SHAPE
-        self._drafts = request.shape.levels > 0 and not ngram and request.max_new_tokens > 0
-        self._watch, self._backoff = DraftWatch(request.shape.levels > 0, ngram), DraftBackoff()
+        alone = request.shape.method is Method.SUFFIX
+        self._drafts = request.shape.levels > 0 and not alone and request.max_new_tokens > 0
+        self._watch, self._backoff = DraftWatch(request.shape.levels > 0, alone), DraftBackoff()
         in_lockstep = self._drafts and request.sampling.rule is not Rule.MATCH
         self._paused = self._drafter_may_open = False
         self._last_step = self._timer.now()
@@ -117,7 +116,7 @@ class Relay:
             generation.until,
             generation.stop_token_ids,
             self._lockstep is not None,
-            lookup=self._lookup,
+            suffix_shape=NO_DRAFT_SHAPE if self._lockstep else self._request.shape,
             known=self._request.known,
             request_id=self._request.request_id,
             traceparent=self._request.traceparent,

@@ -21,7 +21,7 @@ class Fallback(Enum):
     LATE = auto()  # a draft arrived when the text had passed it
     NOT_VERIFIED = auto()  # one was sent since the step before, and none of its tokens was verified
     NO_DRAFT = auto()  # the drafter had sent none since the step before
-    NO_MATCH = auto()  # of the text itself, where drafts are looked up in it
+    NO_MATCH = auto()  # of the newest tokens, where drafts are by suffix alone
     BACKOFF = auto()  # many brought nothing, and are tried again soon
 
 
@@ -55,7 +55,7 @@ class DraftWatch:
     """What has come from the drafter of one generation since its newest step."""
 
     requested: bool
-    lookup: bool  # drafts are looked up in the text
+    alone: bool  # drafts are by suffix alone
     steps: int = 0
     arrived: bool = False
 
@@ -67,7 +67,7 @@ class DraftWatch:
         self.steps += 1
         if fact.drafted or not self.requested:
             return None
-        if self.lookup:
+        if self.alone:
             return Fallback.NO_MATCH
         if self.steps == 1:
             return Fallback.FIRST_STEP

@@ -70,7 +70,7 @@ def encode_decoding(stream: int, opening: streams.Decoding) -> verifier_pb2.Deco
         stop_token_ids=opening.stop_token_ids,
         lockstep=opening.lockstep,
         once=opening.once,
-        lookup=encode_shape(opening.lookup) if opening.lookup.levels else None,
+        suffix_shape=encode_shape(opening.suffix_shape) if opening.suffix_shape.levels else None,
         known=opening.known,
         request_id=opening.request_id,
         traceparent=opening.traceparent,
@@ -88,7 +88,7 @@ def decode_decoding(message: verifier_pb2.Decoding) -> streams.Decoding:
         stop_token_ids=frozenset(message.stop_token_ids),
         lockstep=message.lockstep,
         once=message.once,
-        lookup=decode_shape(message.lookup),
+        suffix_shape=decode_shape(message.suffix_shape),
         known=tuple(message.known),
         request_id=message.request_id,
         traceparent=message.traceparent,
@@ -138,6 +138,8 @@ def encode_fact(stream: int, fact: streams.Fact) -> common_pb2.Fact:
         expected=fact.expected,
         late=fact.late,
         unused=fact.unused,
+        found=fact.found,
+        found_accepted=fact.found_accepted,
     )
 
 
@@ -154,6 +156,8 @@ def decode_fact(message: common_pb2.Fact) -> streams.Fact:
         message.expected,
         message.late,
         message.unused,
+        message.found,
+        message.found_accepted,
     )
 
 

@@ -144,7 +144,7 @@ decodings = st.builds(
     contexts.map(lambda context: replace(context, base=0)),
     st.just(types.SamplingParams()),
     small,
-    lookup=st.just(types.DraftShape(0, 0)),
+    suffix_shape=st.just(types.DraftShape(0, 0)),
     prompt_logprobs=st.builds(
         streams.PromptLogprobs, st.just(1), st.just(1), st.integers(0, types.MAX_LOGPROBS)
     ),

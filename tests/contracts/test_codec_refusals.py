@@ -96,7 +96,7 @@ SHAPES = [
     ({"confidence": -1}, "confidence", "is -1, below 0 or not finite"),
     ({"confidence": math.inf}, "confidence", "is inf, below 0 or not finite"),
     ({"confidence": math.nan}, "confidence", "is nan, below 0 or not finite"),
-    ({"method": 9}, "method", "is 9, not one of TREE, MEDUSA_LITE, NGRAM"),
+    ({"method": 9}, "method", "is 9, not one of TREE, MEDUSA_LITE, SUFFIX"),
     ({"schedule": 9}, "schedule", "is 9, not one of GOODPUT, CONSTANT, HEURISTIC"),
 ]
 NO_CHANCE = "do not give each child behind node -1 a chance of its own"
@@ -160,7 +160,7 @@ OPENINGS = [
     ),
     (codec.decode_decoding, verifier_pb2.Decoding(), NO_SESSION),
     (codec.decode_decoding, verifier_pb2.Decoding(context=context(), sampling=HOT), TOO_HOT),
-    (codec.decode_decoding, verifier_pb2.Decoding(context=context(), lookup=DEEP), TOO_DEEP),
+    (codec.decode_decoding, verifier_pb2.Decoding(context=context(), suffix_shape=DEEP), TOO_DEEP),
     (codec.decode_drafting, drafter_pb2.Drafting(), NO_SESSION),
     (codec.decode_drafting, drafter_pb2.Drafting(context=context(), sampling=HOT), TOO_HOT),
     (codec.decode_drafting, drafter_pb2.Drafting(context=context(), shape=DEEP), TOO_DEEP),

@@ -47,7 +47,7 @@ def test_up_leaves_a_core_of_its_node_to_the_drafter(monkeypatch: pytest.MonkeyP
     ("given", "method"),
     [
         ({}, ""),
-        ({"target": models.TARGET}, "--draft-method=ngram"),
+        ({"target": models.TARGET}, "--draft-method=suffix"),
         ({"target": models.TARGET, "draft": models.DRAFT}, ""),
         ({"target": models.TARGET, "draft": NO_DRAFTS}, "--draft-levels=0"),
         ({"draft": NO_DRAFTS}, "--draft-levels=0"),

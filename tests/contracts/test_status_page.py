@@ -50,7 +50,7 @@ class Reader(HTMLParser):
 
 
 def figures(seconds: float = 5.0, rate: float | None = 0.4, tokens: float = 100.0) -> Figures:
-    return Figures(seconds, tokens, rate, 1.6, 103.0, 52.0, 3, 1, 2, 0)
+    return Figures(seconds, tokens, rate, 1.6, 103.0, 52.0, 0.5, 1.3, 3, 1, 2, 0)
 
 
 def status(name: str = "target", *problems: str, count: int = 20) -> Status:

@@ -13,6 +13,7 @@ from tandem.orchestrator.frontend.history import Figures, History, Totals
 SECOND = Totals(
     tokens=30,
     steps=10,
+    steps_with_drafts=8,
     drafted=40,
     accepted=20,
     tokens_with_drafts=25,
@@ -34,15 +35,33 @@ def test_figures_are_differences_over_the_time_in_between() -> None:
     history = History()
     history.add(100.0, times(3))
     history.add(110.0, replace(times(13), running=4, waiting=7))
-    assert history.over(60) == Figures(10.0, 30.0, 0.5, 3.0, 50.0, 20.0, 20, 10, 4, 7)
+    assert history.over(60) == Figures(10.0, 30.0, 0.5, 3.0, 50.0, 20.0, 0.8, 2.0, 20, 10, 4, 7)
 
 
 def test_what_was_not_counted_is_absent_and_not_zero() -> None:
     history = History()
-    assert history.over(60) == Figures(0.0, 0.0, None, None, None, None, 0, 0, 0, 0)
+    assert history.over(60) == Figures(0.0, 0.0, *[None] * 6, 0, 0, 0, 0)
     history.add(0.0, times(1))
     history.add(10.0, replace(times(1), tokens=times(1).tokens, running=1))
-    assert history.over(60) == Figures(10.0, 0.0, None, None, None, None, 0, 0, 1, 0)
+    assert history.over(60) == Figures(10.0, 0.0, *[None] * 6, 0, 0, 1, 0)
+
+
+def test_the_gain_is_of_all_steps_and_absent_where_few_are_of_either_kind() -> None:
+    """A good draft in every tenth step is no doubling."""
+    rare = Totals(
+        tokens=120,
+        steps=100,
+        steps_with_drafts=20,
+        tokens_with_drafts=40,
+        seconds_with_drafts=20,
+        tokens_without_drafts=80,
+        seconds_without_drafts=80,
+    )
+    assert Figures.between(Totals(), rare, 100.0).goodput_gain == pytest.approx(1.2)
+    few = replace(rare, steps_with_drafts=19)
+    assert Figures.between(Totals(), few, 100.0).goodput_gain is None
+    none = replace(rare, steps=20, tokens_without_drafts=0, seconds_without_drafts=0)
+    assert Figures.between(Totals(), none, 100.0).goodput_gain is None
 
 
 @given(st.lists(st.floats(0.01, 30.0), min_size=1, max_size=60), st.sampled_from([5, 60]))

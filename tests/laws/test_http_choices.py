@@ -37,14 +37,16 @@ def test_every_choice_is_a_request_with_a_seed_and_an_id_of_its_own() -> None:
 def test_a_prediction_is_looked_up_in(content: Any) -> None:
     asked = of_chat(prediction={"type": "content", "content": content})
     assert asked.speculation == Speculation(prediction="Hi there")
-    assert asked.speculation.drafted_by is Method.NGRAM
+    assert asked.speculation.drafted_by is None, "beside the usual drafts"
+    waiting = replace(asked.speculation, rule=Rule.REJECT)
+    assert waiting.drafted_by is Method.SUFFIX, "not looked up where steps wait for a drafter"
 
 
 def test_speculation_is_asked_for_as_over_grpc() -> None:
     given = {"rule": "top1", "method": "ngram", "schedule": "constant", "branches": 2}
     asked = of_completion(speculation=given | {"num_speculative_tokens": 0, "prediction": "Hi"})
     assert asked.speculation == Speculation(
-        Rule.TOP1, 0, 2, method=Method.NGRAM, schedule=Schedule.CONSTANT, prediction="Hi"
+        Rule.TOP1, 0, 2, method=Method.SUFFIX, schedule=Schedule.CONSTANT, prediction="Hi"
     )
     assert of_chat(speculation={}).speculation == of_chat().speculation == Speculation()
     (wrong,) = refused({"prompt": "Hello", "speculation": {"method": "magic"}})

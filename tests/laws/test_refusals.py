@@ -58,7 +58,7 @@ FIELDS = [
     ("speculation.branches", 65, f"is 65, not in 1..{MAX_NODES}"),
     ("speculation.drafter", "fast", "is not supported"),
     ("speculation.rule", 99, "is 99, not one of MATCH, REJECT, TOP1"),
-    ("speculation.method", 9, "is 9, not one of TREE, MEDUSA_LITE, NGRAM"),
+    ("speculation.method", 9, "is 9, not one of TREE, MEDUSA_LITE, SUFFIX"),
     ("speculation.schedule", 7, "is 7, not one of GOODPUT, CONSTANT, HEURISTIC"),
     ("speculation.confidence_threshold", 1.5, "is 1.5, not in 0..1"),
 ]
@@ -89,7 +89,7 @@ REQUESTS = [
     (
         speculation(confidence_threshold=0.5, method=api.DRAFT_METHOD_NGRAM),
         "speculation.confidence_threshold",
-        "is 0.5, but the method NGRAM knows no confidence",
+        "is 0.5, but the method SUFFIX knows no confidence",
     ),
 ]
 

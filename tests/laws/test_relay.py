@@ -64,13 +64,13 @@ def test_the_text_is_the_targets_own_and_both_sessions_are_closed(
 
 
 def test_plain_decoding_opens_no_drafter_and_looking_up_is_the_verifiers() -> None:
-    looking = DraftShape(8, 1, 8, Method.NGRAM)
-    for shape, lookup in ((NO_DRAFT_SHAPE, False), (looking, True)):
+    looking = DraftShape(8, 1, 8, Method.SUFFIX)
+    for shape, looked in ((NO_DRAFT_SHAPE, False), (looking, True)):
         scene = Scene(shape, LOCKSTEP)
         assert scene.finish() == alone()
         assert not scene.sent[scene.drafter]
         (opening,) = scene.opened(scene.verifier)
-        assert (opening.lookup.levels > 0, opening.lockstep) == (lookup, False)
+        assert (opening.suffix_shape.levels > 0, opening.lockstep) == (looked, False)
 
 
 def test_a_stop_token_cuts_the_fact_that_has_it() -> None:

@@ -15,7 +15,7 @@ from tandem.protos.streams import Decoding, Fact, Guess
 from tandem.protos.types import Context, Draft, SamplingParams
 from tandem.protos.wire.drafting import guess_of
 from tandem.verifier_service.decoding import DecodeJob
-from tandem.verifier_service.trust import Trust
+from tandem.verifier_service.sources import Sources
 
 
 @dataclass
@@ -32,10 +32,11 @@ class Mailbox:
 
 
 def decoding(
-    sessions: Sessions, opening: Decoding, stream: Any = None, trust: Trust | None = None
+    sessions: Sessions, opening: Decoding, stream: Any = None, sources: Sources | None = None
 ) -> DecodeJob:
     """The job of an opening."""
-    return DecodeJob(sessions, opening, stream or Mailbox(), trust or Trust(), lambda: 0.0)
+    sources = sources or Sources.of_all()
+    return DecodeJob(sessions, opening, stream or Mailbox(), sources, lambda: 0.0)
 
 
 def verify(

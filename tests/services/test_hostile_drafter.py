@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -156,7 +157,9 @@ class Scene:
     plain: list[int]
 
     async def tokens(self, levels: int | None = None) -> list[int]:
+        """Drafted by the drafter alone: nothing that was answered before is known."""
         request = ask("Once upon a time", temperature=1.0, seed=8, tokens=16)
+        request.cache_salt = secrets.token_hex(8)
         if levels is not None:
             request.speculation.num_speculative_tokens = levels
         return list((await self.tandem.stub.Generate(request)).token_ids)

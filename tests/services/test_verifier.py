@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 from dataclasses import replace
 from typing import Any
 
@@ -103,10 +104,29 @@ async def test_a_verifier_that_looks_up_needs_no_guesses(
     expected = reference.sample(target, list(prompt), 100, GREEDY, -1)
     async with calling(services.verifier) as caller:
         opening = decoding(len(prompt) + 100, GREEDY, prompt)
-        stream = await caller.open(replace(opening, lookup=DraftShape.chain(16)))
+        stream = await caller.open(replace(opening, suffix_shape=DraftShape.chain(16)))
         facts = await stream.facts(opening.until)
     assert reported(facts, len(prompt)) == tuple(expected)
     assert sum(fact.accepted for fact in facts) > 0
+
+
+async def test_an_answer_is_drafted_from_answers_of_its_scope_alone(
+    services: Services, text: tuple[int, ...]
+) -> None:
+    """As long as no token recurs in the answer itself: first, again, and in another scope."""
+    said = next(n for n in range(len(text)) if text[n] in (*PROMPT, *text[:n]))
+    one, other, guessed = secrets.token_bytes(16), secrets.token_bytes(16), list[int]()
+    async with calling(services.verifier) as caller:
+        for scope in (one, one, other):
+            opening = replace(decoding(BEGIN + said), suffix_shape=DraftShape.chain(16))
+            context = replace(opening.context, client=scope)
+            stream = await caller.open(replace(opening, context=context))
+            facts = await stream.facts(BEGIN + said)
+            assert reported(facts) == text[:said]
+            assert all(fact.sent == fact.sent_accepted == 0 for fact in facts)
+            guessed.append(sum(fact.drafted + fact.unused for fact in facts))
+    first, again, apart = guessed
+    assert first == apart == 0 < again and said > 2
 
 
 async def test_a_paused_stream_in_lockstep_takes_no_step_although_it_has_a_guess(

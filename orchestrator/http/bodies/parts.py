@@ -60,7 +60,7 @@ class SpeculationBody(Body):
     rule: Literal["match", "reject", "top1"] | None = None
     num_speculative_tokens: Count | None = None
     branches: Count | None = None
-    method: Literal["tree", "medusa_lite", "ngram"] | None = None
+    method: Literal["tree", "medusa_lite", "suffix", "ngram"] | None = None
     schedule: Literal["goodput", "constant", "heuristic"] | None = None
     confidence_threshold: Number | None = None
     prediction: str | None = None

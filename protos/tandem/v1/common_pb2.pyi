@@ -77,7 +77,7 @@ class _MethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Method.ValueTy
     """TREE"""
     METHOD_TREE: _Method.ValueType  # 1
     METHOD_MEDUSA_LITE: _Method.ValueType  # 2
-    METHOD_NGRAM: _Method.ValueType  # 3
+    METHOD_SUFFIX: _Method.ValueType  # 3
 
 class Method(_Method, metaclass=_MethodEnumTypeWrapper):
     """How a draft is found."""
@@ -86,7 +86,7 @@ METHOD_UNSPECIFIED: Method.ValueType  # 0
 """TREE"""
 METHOD_TREE: Method.ValueType  # 1
 METHOD_MEDUSA_LITE: Method.ValueType  # 2
-METHOD_NGRAM: Method.ValueType  # 3
+METHOD_SUFFIX: Method.ValueType  # 3
 Global___Method: _TypeAlias = Method  # noqa: Y015
 
 class _Schedule:
@@ -368,6 +368,8 @@ class Fact(_message.Message):
     EXPECTED_FIELD_NUMBER: _builtins.int
     LATE_FIELD_NUMBER: _builtins.int
     UNUSED_FIELD_NUMBER: _builtins.int
+    FOUND_FIELD_NUMBER: _builtins.int
+    FOUND_ACCEPTED_FIELD_NUMBER: _builtins.int
     stream: _builtins.int
     """the opening's"""
     start: _builtins.int
@@ -385,6 +387,10 @@ class Fact(_message.Message):
     """guessed nodes that arrived too late since the fact before"""
     unused: _builtins.int
     """guessed nodes that arrived in time and were never verified"""
+    found: _builtins.int
+    """of `drafted`, what no drafter sent: the verifier found it by itself"""
+    found_accepted: _builtins.int
+    """of `accepted`, the same"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the accepted ones, then the next token"""
@@ -407,10 +413,12 @@ class Fact(_message.Message):
         expected: _builtins.float = ...,
         late: _builtins.int = ...,
         unused: _builtins.int = ...,
+        found: _builtins.int = ...,
+        found_accepted: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "drafted", b"drafted", "epoch", b"epoch", "expected", b"expected", "late", b"late", "logprobs", b"logprobs", "reused", b"reused", "start", b"start", "stream", b"stream", "tokens", b"tokens", "unused", b"unused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "drafted", b"drafted", "epoch", b"epoch", "expected", b"expected", "found", b"found", "found_accepted", b"found_accepted", "late", b"late", "logprobs", b"logprobs", "reused", b"reused", "start", b"start", "stream", b"stream", "tokens", b"tokens", "unused", b"unused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -40,8 +40,10 @@ class _DraftMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DraftMeth
     """the nodes most likely to be accepted; a chain with one branch"""
     DRAFT_METHOD_MEDUSA_LITE: _DraftMethod.ValueType  # 2
     """`branches` sampled first tokens that are visible, each continued greedily"""
+    DRAFT_METHOD_SUFFIX: _DraftMethod.ValueType  # 3
+    """what followed the newest tokens where they occurred before, in the text or in recent answers; needs no model, and is beside the others"""
     DRAFT_METHOD_NGRAM: _DraftMethod.ValueType  # 3
-    """what followed the last tokens where they occurred before; needs no model"""
+    """the same"""
 
 class DraftMethod(_DraftMethod, metaclass=_DraftMethodEnumTypeWrapper):
     """How a draft is found."""
@@ -52,8 +54,10 @@ DRAFT_METHOD_TREE: DraftMethod.ValueType  # 1
 """the nodes most likely to be accepted; a chain with one branch"""
 DRAFT_METHOD_MEDUSA_LITE: DraftMethod.ValueType  # 2
 """`branches` sampled first tokens that are visible, each continued greedily"""
+DRAFT_METHOD_SUFFIX: DraftMethod.ValueType  # 3
+"""what followed the newest tokens where they occurred before, in the text or in recent answers; needs no model, and is beside the others"""
 DRAFT_METHOD_NGRAM: DraftMethod.ValueType  # 3
-"""what followed the last tokens where they occurred before; needs no model"""
+"""the same"""
 Global___DraftMethod: _TypeAlias = DraftMethod  # noqa: Y015
 
 class _DraftSchedule:
@@ -607,7 +611,7 @@ class Speculation(_message.Message):
     confidence_threshold: _builtins.float
     """drafting stops after a token less likely than this; default 0 = off"""
     prediction: _builtins.str
-    """a text that much of the answer may repeat: drafts are looked up in it, as by NGRAM"""
+    """a text that much of the answer may repeat, and in which drafts are looked up"""
     def __init__(
         self,
         *,
@@ -1265,6 +1269,8 @@ class RecentFigures(_message.Message):
     REQUESTS_FAILED_FIELD_NUMBER: _builtins.int
     REQUESTS_RUNNING_FIELD_NUMBER: _builtins.int
     REQUESTS_WAITING_FIELD_NUMBER: _builtins.int
+    STEPS_WITH_DRAFTS_FIELD_NUMBER: _builtins.int
+    GOODPUT_GAIN_FIELD_NUMBER: _builtins.int
     seconds: _builtins.float
     tokens_per_second: _builtins.float
     """of all requests together"""
@@ -1282,6 +1288,10 @@ class RecentFigures(_message.Message):
     requests_running: _builtins.int
     """at the end"""
     requests_waiting: _builtins.int
+    steps_with_drafts: _builtins.float
+    """their part of all steps"""
+    goodput_gain: _builtins.float
+    """tokens per second of one request in all steps, over those without a draft"""
     def __init__(
         self,
         *,
@@ -1295,26 +1305,36 @@ class RecentFigures(_message.Message):
         requests_failed: _builtins.int = ...,
         requests_running: _builtins.int = ...,
         requests_waiting: _builtins.int = ...,
+        steps_with_drafts: _builtins.float | None = ...,
+        goodput_gain: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "_goodput_with_drafts", b"_goodput_with_drafts", "_goodput_without_drafts", b"_goodput_without_drafts", "_mean_acceptance_length", b"_mean_acceptance_length", "acceptance_rate", b"acceptance_rate", "goodput_with_drafts", b"goodput_with_drafts", "goodput_without_drafts", b"goodput_without_drafts", "mean_acceptance_length", b"mean_acceptance_length"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "_goodput_gain", b"_goodput_gain", "_goodput_with_drafts", b"_goodput_with_drafts", "_goodput_without_drafts", b"_goodput_without_drafts", "_mean_acceptance_length", b"_mean_acceptance_length", "_steps_with_drafts", b"_steps_with_drafts", "acceptance_rate", b"acceptance_rate", "goodput_gain", b"goodput_gain", "goodput_with_drafts", b"goodput_with_drafts", "goodput_without_drafts", b"goodput_without_drafts", "mean_acceptance_length", b"mean_acceptance_length", "steps_with_drafts", b"steps_with_drafts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "_goodput_with_drafts", b"_goodput_with_drafts", "_goodput_without_drafts", b"_goodput_without_drafts", "_mean_acceptance_length", b"_mean_acceptance_length", "acceptance_rate", b"acceptance_rate", "goodput_with_drafts", b"goodput_with_drafts", "goodput_without_drafts", b"goodput_without_drafts", "mean_acceptance_length", b"mean_acceptance_length", "requests_failed", b"requests_failed", "requests_finished", b"requests_finished", "requests_running", b"requests_running", "requests_waiting", b"requests_waiting", "seconds", b"seconds", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "_goodput_gain", b"_goodput_gain", "_goodput_with_drafts", b"_goodput_with_drafts", "_goodput_without_drafts", b"_goodput_without_drafts", "_mean_acceptance_length", b"_mean_acceptance_length", "_steps_with_drafts", b"_steps_with_drafts", "acceptance_rate", b"acceptance_rate", "goodput_gain", b"goodput_gain", "goodput_with_drafts", b"goodput_with_drafts", "goodput_without_drafts", b"goodput_without_drafts", "mean_acceptance_length", b"mean_acceptance_length", "requests_failed", b"requests_failed", "requests_finished", b"requests_finished", "requests_running", b"requests_running", "requests_waiting", b"requests_waiting", "seconds", b"seconds", "steps_with_drafts", b"steps_with_drafts", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__acceptance_rate: _TypeAlias = _typing.Literal["acceptance_rate"]  # noqa: Y015
     _WhichOneofArgType__acceptance_rate: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate"]  # noqa: Y015
+    _WhichOneofReturnType__goodput_gain: _TypeAlias = _typing.Literal["goodput_gain"]  # noqa: Y015
+    _WhichOneofArgType__goodput_gain: _TypeAlias = _typing.Literal["_goodput_gain", b"_goodput_gain"]  # noqa: Y015
     _WhichOneofReturnType__goodput_with_drafts: _TypeAlias = _typing.Literal["goodput_with_drafts"]  # noqa: Y015
     _WhichOneofArgType__goodput_with_drafts: _TypeAlias = _typing.Literal["_goodput_with_drafts", b"_goodput_with_drafts"]  # noqa: Y015
     _WhichOneofReturnType__goodput_without_drafts: _TypeAlias = _typing.Literal["goodput_without_drafts"]  # noqa: Y015
     _WhichOneofArgType__goodput_without_drafts: _TypeAlias = _typing.Literal["_goodput_without_drafts", b"_goodput_without_drafts"]  # noqa: Y015
     _WhichOneofReturnType__mean_acceptance_length: _TypeAlias = _typing.Literal["mean_acceptance_length"]  # noqa: Y015
     _WhichOneofArgType__mean_acceptance_length: _TypeAlias = _typing.Literal["_mean_acceptance_length", b"_mean_acceptance_length"]  # noqa: Y015
+    _WhichOneofReturnType__steps_with_drafts: _TypeAlias = _typing.Literal["steps_with_drafts"]  # noqa: Y015
+    _WhichOneofArgType__steps_with_drafts: _TypeAlias = _typing.Literal["_steps_with_drafts", b"_steps_with_drafts"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__acceptance_rate) -> _WhichOneofReturnType__acceptance_rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__goodput_gain) -> _WhichOneofReturnType__goodput_gain | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__goodput_with_drafts) -> _WhichOneofReturnType__goodput_with_drafts | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__goodput_without_drafts) -> _WhichOneofReturnType__goodput_without_drafts | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__mean_acceptance_length) -> _WhichOneofReturnType__mean_acceptance_length | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__steps_with_drafts) -> _WhichOneofReturnType__steps_with_drafts | None: ...
 
 Global___RecentFigures: _TypeAlias = RecentFigures  # noqa: Y015

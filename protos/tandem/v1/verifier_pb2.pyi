@@ -68,7 +68,7 @@ class Decoding(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOCKSTEP_FIELD_NUMBER: _builtins.int
     ONCE_FIELD_NUMBER: _builtins.int
-    LOOKUP_FIELD_NUMBER: _builtins.int
+    SUFFIX_SHAPE_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     FORCED_FIELD_NUMBER: _builtins.int
@@ -94,12 +94,12 @@ class Decoding(_message.Message):
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def lookup(self) -> _common_pb2.DraftShape:
-        """guess by looking up n-grams of the text itself; absent = not"""
+    def suffix_shape(self) -> _common_pb2.DraftShape:
+        """guess what followed the newest tokens before, in the text, in `known` or in recent answers of the scope, and remember the answer; absent = not"""
 
     @_builtins.property
     def known(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """tokens that the text may repeat: `lookup` finds them as if they had come before it"""
+        """tokens that the text may repeat"""
 
     @_builtins.property
     def prompt_logprobs(self) -> Global___PromptLogprobs:
@@ -115,16 +115,16 @@ class Decoding(_message.Message):
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         lockstep: _builtins.bool = ...,
         once: _builtins.bool = ...,
-        lookup: _common_pb2.DraftShape | None = ...,
+        suffix_shape: _common_pb2.DraftShape | None = ...,
         request_id: _builtins.str = ...,
         traceparent: _builtins.str = ...,
         forced: _builtins.int = ...,
         known: _abc.Iterable[_builtins.int] | None = ...,
         prompt_logprobs: Global___PromptLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "lookup", b"lookup", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "suffix_shape", b"suffix_shape"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "forced", b"forced", "known", b"known", "lockstep", b"lockstep", "lookup", b"lookup", "once", b"once", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "stream", b"stream", "traceparent", b"traceparent", "until", b"until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "forced", b"forced", "known", b"known", "lockstep", b"lockstep", "once", b"once", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "stream", b"stream", "suffix_shape", b"suffix_shape", "traceparent", b"traceparent", "until", b"until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,131 @@
+"""Drafters without a model on texts that are known: how much of each would be accepted.
+
+A target's text is the same with and without drafts, so it is made once, and each drafter is judged
+along it by counting. Knows no model and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol
+
+import torch
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+from tandem.protos import tree
+from tandem.protos.streams import Decoding
+from tandem.protos.types import NO_DRAFT, Context, Draft, DraftShape, SamplingParams
+from tandem.verifier_service.guesses import Guesses
+from tandem.verifier_service.sources import Sources, SuffixSources
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Count:
+    """Rounds of a drafter: each emits what was accepted and one token more."""
+
+    rounds: int = 0
+    without_a_draft: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def accepted_per_round(self) -> float:
+        """Accepted draft tokens."""
+        return self.accepted / self.rounds if self.rounds else 0.0
+
+
+class Session(Protocol):
+    """A drafter in one text."""
+
+    def draft(self, text: Tokens) -> Draft:
+        """What it guesses behind all that is known of the text."""
+
+    def accepted(self, nodes: Sequence[int], token: int) -> None:
+        """These nodes of its draft were right, and the first token was this one."""
+
+    def end(self) -> None:
+        """The text is at its end."""
+
+
+class PromptLookup:
+    """The drafter of transformers' `prompt_lookup_num_tokens`: one chain, from the first place."""
+
+    def __init__(self, shape: DraftShape, prompt: Tokens) -> None:
+        self._found = PromptLookupCandidateGenerator(
+            num_output_tokens=shape.levels, max_matching_ngram_size=2, max_length=1 << 20
+        )
+
+    def draft(self, text: Tokens) -> Draft:
+        """A chain."""
+        found, _ = self._found.get_candidates(torch.LongTensor([text]))
+        return Draft.chain(tuple(found[0, len(text) :].tolist()))
+
+    def accepted(self, nodes: Sequence[int], token: int) -> None:
+        """It does not learn."""
+
+    def end(self) -> None:
+        """It remembers nothing."""
+
+
+class Suffix:
+    """The verifier's own guesses; all of them are verified, the likeliest up to the shape's."""
+
+    def __init__(self, sources: Sources, shape: DraftShape, prompt: Tokens) -> None:
+        opening = Decoding(
+            Context(b"", 1, 0, prompt), SamplingParams(), 1 << 20, suffix_shape=shape
+        )
+        self._sources, self._shape, self._known = sources.begun(), shape, len(prompt)
+        self._suffixes = SuffixSources(opening, prompt, sources.answers, b"")
+        self._guesses, self._draft = Guesses(len(prompt), 1 << 20), NO_DRAFT
+
+    def draft(self, text: Tokens) -> Draft:
+        """A tree, or a chain if the shape is one."""
+        if news := text[self._known :]:
+            self._suffixes.extend(news)
+            self._guesses.advance(news)
+            self._known = len(text)
+        for source, guess in self._suffixes.guesses(self._guesses.sources):
+            self._guesses.add(guess, self._sources.trusts[source].log, source)
+        rows = sum(1 for _ in islice(self._guesses.chances(), self._shape.nodes))
+        self._draft, _ = self._guesses.draft(rows)
+        return self._draft
+
+    def accepted(self, nodes: Sequence[int], token: int) -> None:
+        """Sources are trusted as they deserve."""
+        self._sources.observe(self._guesses, self._draft, token, nodes, waited=False)
+
+    def end(self) -> None:
+        """The answer is remembered, if answers are."""
+        self._suffixes.remember()
+
+
+def replay(session: Session, prompt: Tokens, answer: Tokens, count: Count) -> None:
+    """Count what is accepted of a drafter along an answer."""
+    told = 0
+    while told < len(answer):
+        draft = session.draft(prompt + answer[:told])
+        nodes = right(draft, answer[told:-1])
+        session.accepted(nodes, answer[told])
+        told += len(nodes) + 1
+        count.rounds += 1
+        count.without_a_draft += not len(draft)
+        count.drafted += len(draft)
+        count.accepted += len(nodes)
+    session.draft(prompt + answer)
+    session.end()
+
+
+def right(draft: Draft, text: Sequence[int]) -> list[int]:
+    """The nodes of a draft that a text goes through."""
+    children, path = tree.children(draft.parents), list[int]()
+    for token in text:
+        below = children[path[-1] + 1 if path else 0]
+        node = next((node for node in below if draft.tokens[node] == token), None)
+        if node is None:
+            break
+        path.append(node)
+    return path

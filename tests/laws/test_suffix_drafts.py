@@ -1,0 +1,138 @@
+"""Drafts by suffix: what a slow, obvious search would find, with chances that fit into one."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.protos import tree
+from tandem.protos.streams import LONGEST_MATCH, Guess
+from tandem.protos.types import Draft, DraftShape
+from tandem.protos.wire.drafting import draft_of
+from tandem.verifier_service.suffix_drafts import (
+    BOUNDARY,
+    DOUBT,
+    PLACES,
+    REPLACED,
+    GrowingTokens,
+    places,
+    suffix_guess,
+)
+
+Tokens = tuple[int, ...]
+texts = st.lists(st.integers(0, 2), min_size=1, max_size=60).map(tuple)
+searched_texts = st.lists(st.integers(-1, 2), max_size=60).map(tuple)
+shapes = st.builds(
+    DraftShape, levels=st.integers(1, 9), branches=st.integers(1, 4), nodes=st.integers(0, 24)
+)
+
+
+def guess(searched: Tokens, suffix: Tokens, shape: DraftShape, least: int = 1) -> Guess:
+    """What is guessed behind a suffix."""
+    found = np.array(searched, np.int32), np.array(suffix, np.int32)
+    return suffix_guess(*found, shape, len(suffix), least)
+
+
+def in_itself(text: Tokens, shape: DraftShape) -> Draft:
+    """What a text is guessed to go on with, by itself."""
+    return draft_of(guess(text, text, shape))
+
+
+def matching(searched: Tokens, end: int, suffix: Tokens) -> int:
+    """How many tokens before a place are those of a suffix's end."""
+    most = min(LONGEST_MATCH, end, len(suffix))
+    ends = (n for n in range(most) if searched[end - 1 - n] != suffix[-1 - n])
+    return next(ends, most)
+
+
+@given(searched_texts, texts, st.integers(1, 3))
+def test_places_are_those_of_the_longest_matches_then_the_latest(
+    searched: Tokens, suffix: Tokens, least: int
+) -> None:
+    found = [(matching(searched, end, suffix), end) for end in range(len(searched))]
+    expected = sorted((each for each in found if each[0] >= least), reverse=True)[:PLACES]
+    arrays = np.array(searched, np.int32), np.array(suffix, np.int32)
+    assert [*zip(*(each.tolist() for each in places(*arrays, least)), strict=True)] == expected
+
+
+@pytest.mark.parametrize("period", [1, 2, 3])
+def test_of_many_places_the_longest_match_is_found_however_early(period: int) -> None:
+    suffix = tuple(range(1000, 1000 + LONGEST_MATCH))
+    searched = (*suffix, 7, *suffix[-period:] * 20_000, 8)
+    matched, ends = places(np.array(searched, np.int32), np.array(suffix, np.int32), 1)
+    assert (matched[0], ends[0]) == (LONGEST_MATCH, LONGEST_MATCH)
+
+
+@given(searched_texts, texts, shapes)
+def test_every_path_followed_the_suffix_somewhere_and_siblings_share_one_chance(
+    searched: Tokens, suffix: Tokens, shape: DraftShape
+) -> None:
+    told = guess(searched, suffix, shape)
+    assert told.behind == len(suffix) and len(told.tokens) <= shape.nodes
+    draft, sums = draft_of(told), defaultdict[int, float](float)
+    assert max(tree.depths(draft.parents), default=-1) < shape.levels
+    for node, (parent, score) in enumerate(zip(told.parents, told.scores, strict=True)):
+        sums[parent] += math.exp(score)
+        path = [draft.tokens[step] for step in tree.path(draft.parents, node)]
+        assert BOUNDARY not in path
+        ends = (
+            end
+            for end in range(1, len(searched))
+            if searched[end - 1] == suffix[-1]
+            or matching(searched, end - 1, suffix[:-1]) >= REPLACED
+        )
+        assert any(
+            path == [searched[end + step % (len(searched) - end)] for step in range(len(path))]
+            for end in ends
+        )
+    assert all(sum_ < 1 for sum_ in sums.values())
+
+
+def test_the_more_tokens_match_the_likelier_is_what_followed_and_most_often_leads() -> None:
+    one = guess((5, 1, 2), (9, 5), DraftShape.chain(1)).scores[0]
+    two = guess((9, 5, 1, 2), (9, 5), DraftShape.chain(1)).scores[0]
+    assert (math.exp(one), math.exp(two)) == pytest.approx((1 / (1 + DOUBT), 2 / (2 + DOUBT)))
+    searched = (9, 5, 1, 9, 5, 2, 9, 5, 2, 7)
+    told = guess(searched, (9, 5), DraftShape(1, 4, 4))
+    assert told.tokens == (2, 1)
+    shares = [math.exp(score) * (2 + DOUBT) / 2 for score in told.scores]
+    assert shares == pytest.approx([2 / 3, 1 / 3])
+    assert guess(searched, (8, 5), DraftShape(1, 4, 4), 2) == Guess(2), "one token is too few"
+
+
+def test_what_the_longest_match_says_leads_whatever_shorter_ones_say() -> None:
+    text = (1, 2, 3, 4, 5, 9, 3, 4, 6, 9, 3, 4, 6, 9, 1, 2, 3, 4)
+    assert in_itself(text, DraftShape.chain(3)).tokens[:2] == (5, 9)
+    assert set(in_itself(text, DraftShape(1, 3, 6)).tokens) == {5, 6}
+
+
+def test_a_copy_goes_on_behind_a_token_that_was_replaced_by_another() -> None:
+    """But not behind one that ended the text there, and not after a few tokens."""
+    copied = tuple(range(10, 10 + REPLACED))
+    suffix = (*copied, 5)
+    assert guess((*copied, 6, 7, 8), suffix, DraftShape.chain(2)).tokens == (7, 8)
+    assert guess((*copied, BOUNDARY, 7, 8), suffix, DraftShape.chain(2)) == Guess(len(suffix))
+    assert guess((*copied[1:], 6, 7, 8), suffix, DraftShape.chain(2)) == Guess(len(suffix))
+    assert guess((*copied, 6, 7, 3, 4, 5, 9), (*copied, 3, 4, 5), DraftShape(1, 4, 4)).tokens == (
+        9,
+    )
+
+
+def test_a_text_in_circles_is_guessed_to_go_on_in_circles() -> None:
+    assert in_itself((1, 2, 3, 1, 2, 3, 1), DraftShape.chain(7)) == Draft.chain(
+        (2, 3, 1) * 2 + (2,)
+    )
+
+
+@given(st.lists(texts, max_size=8))
+def test_a_growing_text_is_all_that_it_was_told(parts: list[Tokens]) -> None:
+    growing, told = GrowingTokens.of(()), list[int]()
+    for part in parts:
+        growing.extend(part)
+        told += part
+        assert growing.array.tolist() == told
