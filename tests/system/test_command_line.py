@@ -97,7 +97,7 @@ def test_up_and_status_show_what_the_services_hold(up: Served) -> None:
     for row, name in ((verifier, "verifier target cpu"), (drafter, "drafter draft cpu")):
         assert row[:4] == [*name.split(), "float32"] and re.fullmatch(r"\d+\.\dMiB", row[4])
         assert row[5] == "512" and int(row[6]) >= 1 and row[7].rstrip(",") == build
-        assert own is None or row[8] == "fused" and int(row[9]) <= int(row[11])
+        assert own is None or (row[8] == "fused" and int(row[9]) <= int(row[11]))
     assert ("exact" if own else "no:") in verifier
 
 
