@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 
+from tandem.engine.cache.footprint import Footprint
 from tandem.engine.cache.pages import page_of
 from tandem.engine.cache.pool import KVPool
 from tandem.engine.forward import attention, tiles
@@ -38,9 +39,10 @@ BY_ROWS = (AttentionBackend.ROWS, AttentionBackend.GRAPHS)
 
 
 class HFRunner:
-    """A model and memory for `positions` cached tokens. `exact`: batch-invariant, bit for bit,
-    where the model allows it; tiles do not. Without a `backend` it takes the fastest that can be
-    used; raises Unusable if the one asked for cannot, MemoryError or OutOfMemoryError.
+    """A model and memory for `positions` cached tokens, or more as `footprint` says. `exact`:
+    batch-invariant, bit for bit, where the model allows it; tiles do not. Without a `backend` it
+    takes the fastest that can be used; raises Unusable if the one asked for cannot, MemoryError or
+    OutOfMemoryError.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class HFRunner:
         positions: int,
         exact: bool = True,
         backend: AttentionBackend | None = None,
+        footprint: Footprint | None = None,
     ) -> None:
         self.model = model
         self.exact = exact
@@ -56,9 +59,10 @@ class HFRunner:
         page = page_of(model.device)
         try:
             self.pool = KVPool(
-                *(model.layers, positions, model.dtype, model.device, page),
+                *(model.layers, positions, model.dtype, model.device),
                 padding=page * rows,
                 reads_unseen=rows,
+                footprint=footprint or Footprint(page=page),
             )
         except RuntimeError as error:  # how torch reports that there is no memory
             raise MemoryError(str(error)) from error
@@ -111,6 +115,9 @@ class HFRunner:
         Where a model overflows, its logits are NaN, and so is what it left in the pages: the
         caller wipes them.
         """
+        for segment in segments:
+            end = segment.context + len(segment.parents)
+            self.pool.prepare(segment.table, segment.context, end)
         by_rows = self.backend in BY_ROWS
         logits = self._by_rows(segments) if by_rows else self._at_once(segments)
         return list(logits.split([segment.wanted for segment in segments]))

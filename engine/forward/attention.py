@@ -84,6 +84,8 @@ def attention(
     layer: int = module.layer_idx  # type: ignore[assignment]
     applies = sliding_window is not None and sliding_window < step.context
     how = AttentionOptions(scaling, sliding_window if applies else None, softcap, s_aux)
+    if (window := step.pool.windows[layer]) and sliding_window != window:
+        raise Unusable("the sliding window of a layer changes")
     keys, values = step.pool.keys[layer], step.pool.values[layer]
     new_keys, new_values = key[0].transpose(0, 1), value[0].transpose(0, 1)
     if isinstance(step.plan, RowPlan):
