@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from tests.laws.windows import WindowedService
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.integers(5, 40), st.integers(0, 1 << 30))
 def test_whatever_is_given_up_a_row_sees_what_it_is_to_see(pages: int, seed: int) -> None:
     with torch.inference_mode():
         service = WindowedService(pages, random.Random(seed))
-        for _ in range(100):
+        for _ in range(80):
             service.act()
             service.check_all()
         service.close()
