@@ -63,7 +63,7 @@ MUTANTS = {
         "engine/cache/session.py", "del self.tokens[length:]", "pass"
     ),
     "a page that was evicted is found by others": Mutant(
-        "engine/cache/prefix_tree.py",
+        "engine/cache/prefix_node.py",
         "del self.children[key], self.keys[bisect_left(self.keys, key)]",
         "pass",
     ),
