@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import torch
 
-from tandem.engine.cache.pages import PAGE, page_aligned
+from tandem.engine.cache.footprint import Footprint
+from tandem.engine.cache.ledger import EVERYWHERE
+from tandem.engine.cache.pages import page_aligned
+from tandem.engine.cache.pool import footprint_of
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.memory import available, cache_bytes, passes_bytes
 from tandem.engine.model.load import HFModel
@@ -14,21 +17,44 @@ from tandem.engine.model.load import HFModel
 SCRATCH = 256  # positions after the longest context for drafted nodes
 
 
-def positions_for(context_length: int, tried: int, page: int = PAGE) -> int:
-    """Positions that one session of a context takes, with what is drafted after it, or that the
-    self-test takes if that is more.
+def positions_for(context_length: int, tried: int, footprint: Footprint = EVERYWHERE) -> int:
+    """Positions, in all layers, whose memory one session of a context takes, with what is drafted
+    after it, or the self-test if that is more.
     """
-    return max(context_length + SCRATCH + page, tried)
+    length = context_length + SCRATCH + footprint.page
+    pages = -(-length // footprint.page)
+    spared = (pages * footprint.whole - footprint.price(pages)) * footprint.page // footprint.whole
+    return max(length - spared, tried)
 
 
-def context_of(positions: int, longest: int, page: int = PAGE) -> int:
-    """The longest text that a session can have in so many positions, up to `longest`."""
-    return min(longest, positions // page * page - SCRATCH)
+def most_positions(sessions: int, context_length: int, tried: int, footprint: Footprint) -> int:
+    """Positions that so many sessions of a context can use at most, with memory in all layers."""
+    return sessions * positions_for(context_length, tried, Footprint(page=footprint.page))
 
 
-def sessions_of(positions: int, context_length: int, most: int, page: int = PAGE) -> int:
-    """How many sessions have their whole context in so many positions at once, of `most`."""
-    return min(most, positions // page_aligned(context_length + SCRATCH, page))
+def context_of(positions: int, longest: int, footprint: Footprint = EVERYWHERE) -> int:
+    """The longest text that a session can have in the memory of so many positions, up to
+    `longest`.
+    """
+    page = footprint.page
+    return min(longest, footprint.affordable(positions // page) * page - SCRATCH)
+
+
+def sessions_of(
+    positions: int, context_length: int, most: int, footprint: Footprint = EVERYWHERE
+) -> int:
+    """How many sessions have their whole context in the memory of so many positions at once, of
+    `most`.
+    """
+    page = footprint.page
+    each = footprint.price(page_aligned(context_length + SCRATCH, page) // page) * page
+    return min(most, positions * footprint.whole // each)
+
+
+def footprint_for(model: HFModel, config: ModelServiceConfig) -> Footprint:
+    """What a model's positions take, with steps as they are set and what is drafted."""
+    step = config.max_batch_tokens + SCRATCH
+    return footprint_of(model.layers, model.dtype, model.device, step)
 
 
 def kv_memory(model: HFModel, config: ModelServiceConfig) -> tuple[str, int]:

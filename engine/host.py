@@ -19,10 +19,9 @@ import torch
 from prometheus_client import CollectorRegistry
 from pydantic import ByteSize
 
+from tandem.engine import capacity
 from tandem.engine.activity import Activity
-from tandem.engine.cache.pages import page_of
 from tandem.engine.cache.sessions import Sessions
-from tandem.engine.capacity import context_of, kv_memory, positions_for, sessions_of
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.exact.exactness import Exactness, positions_tried, self_test
 from tandem.engine.exact.fingerprint import model_fingerprint, weights_fingerprint
@@ -72,7 +71,7 @@ class Host:
     def describe(self) -> ModelDescription:
         """The model and how full it is."""
         model, sessions, pool = self.runner.model, self.sessions, self.runner.pool
-        size = pool.positions, sessions.context_length, sessions.max_sessions, pool.page
+        size = pool.positions, sessions.context_length, sessions.max_sessions
         return ModelDescription(
             name=name_of(self.config.model),
             tokenizer_fingerprint=self.tokenizer_fingerprint,
@@ -90,7 +89,7 @@ class Host:
             generation=self.generation,
             weights_bytes=self.weights_bytes,
             cache_positions=pool.positions,
-            full_sessions=sessions_of(*size),
+            full_sessions=capacity.sessions_of(*size, pool.footprint),
         )
 
     async def close(self, session_id: bytes, close: Callable[[bytes], None]) -> None:
@@ -129,7 +128,7 @@ async def hosting(
     pool, longest = runner.pool, config.context_length or runner.model.context_length
     sessions = Sessions(
         pool,
-        context_of(pool.positions, longest, pool.page),
+        capacity.context_of(pool.positions, longest, pool.footprint),
         *(config.max_sessions, _new_epoch, config.session_ttl, time.monotonic),
         config.evict_after,
     )
@@ -181,16 +180,17 @@ def load_and_test(config: ModelServiceConfig, exact: bool) -> tuple[ModelRunner,
         limit = f"is above what the model can be trusted with, {model.context_length}"
         raise Unusable(f"context_length {config.context_length} {limit}")
     longest, tried = config.context_length or model.context_length, positions_tried(model)
-    each, page = model.position_bytes, page_of(model.device)
-    setting, kv_bytes = kv_memory(model, config)
+    each, footprint = model.position_bytes, capacity.footprint_for(model, config)
+    setting, kv_bytes = capacity.kv_memory(model, config)
     size = f"{setting} {ByteSize(kv_bytes).human_readable()}"
-    positions = min(kv_bytes // each, config.max_sessions * positions_for(longest, tried, page))
-    least = positions_for(config.context_length or 1, tried, page)
+    most = capacity.most_positions(config.max_sessions, longest, tried, footprint)
+    positions = min(kv_bytes // each, most)
+    least = capacity.positions_for(config.context_length or 1, tried, footprint)
     if positions < least:
         one = ByteSize(each * least).human_readable()
         lower = " or lower context_length" if config.context_length else ""
         raise Unusable(f"{size} is less than one session needs, {one}; raise it{lower}")
-    if (held := context_of(positions, longest, page)) < longest:
+    if (held := capacity.context_of(positions, longest, footprint)) < longest:
         log.warning(
             "the context is as long as memory allows",
             model=str(config.model),
@@ -205,7 +205,7 @@ def load_and_test(config: ModelServiceConfig, exact: bool) -> tuple[ModelRunner,
         )
     announce("testing", model=str(config.model))
     try:
-        runner = runner_of(model, positions, exact)
+        runner = runner_of(model, positions, exact, footprint)
         exactness = _self_tested(runner, config, exact)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise Unusable(f"{size} do not fit into memory; lower it") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tandem.engine.cache.footprint import Footprint
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.forward.cpu.kernels import use_threads
 from tandem.engine.model import load as model
@@ -15,6 +16,8 @@ def load_model(config: ModelServiceConfig) -> model.HFModel:
     return loaded
 
 
-def runner_of(loaded: model.HFModel, positions: int, exact: bool) -> HFRunner:
+def runner_of(
+    loaded: model.HFModel, positions: int, exact: bool, footprint: Footprint | None = None
+) -> HFRunner:
     """What runs it, with space for so many cached tokens; raises MemoryError, OutOfMemoryError."""
-    return HFRunner(loaded, positions, exact)
+    return HFRunner(loaded, positions, exact, footprint=footprint)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tandem.engine.cache.footprint import Footprint
 from tandem.engine.cache.pages import page_of
 from tandem.engine.cache.pool import KVPool
 from tandem.engine.forward import attention, tiles
@@ -42,10 +43,11 @@ BY_ROWS = (AttentionBackend.ROWS, AttentionBackend.GRAPHS)
 
 
 class HFRunner:
-    """A model and memory for `positions` cached tokens. `exact`: batch-invariant, bit for bit,
-    where the model allows it; tiles do not. Without a `backend` it takes the fastest that can be
-    used; raises Unusable if the one asked for cannot, MemoryError or OutOfMemoryError. Along paths
-    it goes by a `program` where there is one; `unfused` is why there is none.
+    """A model and memory for `positions` cached tokens, or more as `footprint` says. `exact`:
+    batch-invariant, bit for bit, where the model allows it; tiles do not. Without a `backend` it
+    takes the fastest that can be used; raises Unusable if the one asked for cannot, MemoryError or
+    OutOfMemoryError. Along paths it goes by a `program` where there is one; `unfused` is why there
+    is none.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class HFRunner:
         exact: bool = True,
         backend: AttentionBackend | None = None,
         program: bool = True,
+        footprint: Footprint | None = None,
     ) -> None:
         self.model = model
         self.exact = exact
@@ -62,9 +65,10 @@ class HFRunner:
         page = page_of(model.device)
         try:
             self.pool = KVPool(
-                *(model.layers, positions, model.dtype, model.device, page),
+                *(model.layers, positions, model.dtype, model.device),
                 padding=page * rows,
                 reads_unseen=rows,
+                footprint=footprint or Footprint(page=page),
             )
         except RuntimeError as error:  # how torch reports that there is no memory
             raise MemoryError(str(error)) from error
@@ -140,6 +144,9 @@ class HFRunner:
         Where a model overflows, its logits are NaN, and so is what it left in the pages: the
         caller wipes them.
         """
+        for segment in segments:
+            end = segment.context + len(segment.parents)
+            self.pool.prepare(segment.table, segment.context, end)
         by_rows = self.backend in BY_ROWS
         logits = self._by_rows(segments) if by_rows else self._at_once(segments)
         return list(logits.split([segment.wanted for segment in segments]))

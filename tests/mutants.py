@@ -63,9 +63,23 @@ MUTANTS = {
         "engine/cache/session.py", "del self.tokens[length:]", "pass"
     ),
     "a page that was evicted is found by others": Mutant(
-        "engine/cache/prefix_tree.py",
+        "engine/cache/prefix_node.py",
         "del self.children[key], self.keys[bisect_left(self.keys, key)]",
         "pass",
+    ),
+    "a page is given up a window too early": Mutant(
+        "engine/cache/footprint.py", "length + 1 - self.window", "length + 1"
+    ),
+    "a text goes on where its window was given up": Mutant(
+        "engine/cache/prefix_tree.py",
+        "self._pool.usable(pages, len(path) * page)",
+        "len(path) * page",
+    ),
+    "what other sessions still see is given up": Mutant(
+        "engine/cache/ledger.py", " and not self._viewers[page]", ""
+    ),
+    "a page goes back to others with half of its memory": Mutant(
+        "engine/cache/ledger.py", "if page in self._bare or self.allocated", "if self.allocated"
     ),
     "scopes share what is cached": Mutant(
         "engine/cache/prefix_tree.py",

@@ -5,12 +5,13 @@ it, but their forward pass only takes its time.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import count, islice
 from typing import Any
 
+from tandem.engine.cache.ledger import EVERYWHERE
 from tandem.engine.cache.pages import PAGE, PageTable, page_aligned
 from tandem.engine.cache.prefixes import Prefixes
 from tandem.engine.cache.sessions import Sessions
@@ -47,13 +48,21 @@ class Nothing:
     """Memory for any number of keys that holds none (`engine.cache.kv_cache.KVCache`)."""
 
     page = PAGE
-    positions = free = 1 << 40
+    positions = size = free = 1 << 40
     allocated = 0
+    footprint = EVERYWHERE
     prefixes = Prefixes()
 
-    def holders(self, page: int) -> int:
-        """Whoever asks."""
-        return 1
+    def parts(self, table: PageTable) -> Iterable[tuple[int, int, int]]:
+        """Nothing takes any memory."""
+        return ()
+
+    def price(self, table: PageTable, length: int, narrow: bool = False) -> int:
+        """What a table lacks."""
+        return page_aligned(length) - table.capacity
+
+    def trim(self, table: PageTable, length: int) -> None:
+        """Nothing is bare."""
 
     def allocate(self, length: int) -> PageTable | None:
         """There is always enough."""
@@ -61,7 +70,7 @@ class Nothing:
         self.grow(table, length)
         return table
 
-    def grow(self, table: PageTable, length: int) -> bool:
+    def grow(self, table: PageTable, length: int, narrow: bool = False) -> bool:
         """The same."""
         table.pages += [0] * ((page_aligned(length) - table.capacity) // PAGE)
         return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from tandem.engine.cache.pages import PageTable
 from tandem.engine.cache.session import Session
 
 
@@ -21,16 +22,20 @@ def evictable(sessions: Iterable[Session], wanting: Session, idle_since: float) 
 
 
 def to_evict(
-    order: Sequence[Session], least: int, lacking: int, holders: Callable[[int], int]
+    order: Sequence[Session],
+    least: int,
+    lacking: int,
+    parts: Callable[[PageTable], Iterable[tuple[int, int, int]]],
 ) -> Sequence[Session] | None:
-    """The first sessions of `order`, `least` of them or as many more as it takes for so many pages
-    that are lacking; None if all are not enough. A page goes with the last session that holds it.
+    """The first sessions of `order`, `least` of them or as many more as it takes for so much memory
+    that is lacking; None if all are not enough. `parts` are the name, holders and size of each part
+    of a table: it goes with the last session that holds it.
     """
     held: Counter[int] = Counter()
     for count in range(len(order) + 1):
         if count >= least and lacking <= 0:
             return order[:count]
-        for page in order[count].table.pages if count < len(order) else ():
-            held[page] += 1
-            lacking -= held[page] == holders(page)
+        for part, holders, size in parts(order[count].table) if count < len(order) else ():
+            held[part] += 1
+            lacking -= size * (held[part] == holders)
     return None

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from tandem.engine.cache.footprint import Footprint
 from tandem.engine.cache.pages import PageTable
 from tandem.engine.cache.prefixes import Prefixes
 
 
 class KVCache(Protocol):
-    """A bounded number of cached positions, in pages."""
+    """Bounded memory for cached positions, in pages. Sizes are in the units of `footprint`."""
 
     @property
     def page(self) -> int:
@@ -18,30 +19,44 @@ class KVCache(Protocol):
 
     @property
     def positions(self) -> int:
-        """All there are."""
+        """How many there are, if all have memory in all layers."""
+
+    @property
+    def footprint(self) -> Footprint:
+        """What each takes."""
+
+    @property
+    def size(self) -> int:
+        """The memory of all."""
 
     @property
     def allocated(self) -> int:
-        """Those in pages that are not free."""
+        """What of it is not free."""
 
     @property
     def free(self) -> int:
-        """Those that a table can still get."""
+        """What tables can still get."""
 
     @property
     def prefixes(self) -> Prefixes:
         """What is cached for sessions to come."""
 
-    def holders(self, page: int) -> int:
-        """How many sessions hold a page."""
+    def parts(self, table: PageTable) -> Iterable[tuple[int, int, int]]:
+        """What a table has: the name of each part, how many tables have it, and its size."""
 
     def allocate(self, length: int) -> PageTable | None:
-        """Pages for `length` positions; None if there are not so many free."""
+        """Pages for `length` positions; None if there is too little free."""
 
-    def grow(self, table: PageTable, length: int) -> bool:
-        """Give a table pages for `length` positions; False, and unchanged, if there are not so many
-        free.
+    def price(self, table: PageTable, length: int, narrow: bool = False) -> int:
+        """What a table would take to have pages for `length` positions."""
+
+    def grow(self, table: PageTable, length: int, narrow: bool = False) -> bool:
+        """Give a table pages for `length` positions; False, and unchanged, if there is too little
+        free. If `narrow`, no more of them have memory in all layers at once than a session needs.
         """
+
+    def trim(self, table: PageTable, length: int) -> None:
+        """Take from a table with `length` positions the pages behind them, if some are bare."""
 
     def release(self, table: PageTable, start: int = 0) -> None:
         """Take from a table its pages from the `start`-th on."""

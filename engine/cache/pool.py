@@ -6,20 +6,22 @@ pages are free to `pages`.
 
 from __future__ import annotations
 
-import mmap
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from math import prod
+from mmap import PAGESIZE
 from typing import TypeAlias
 
 import torch
 
-from tandem.engine.cache.pages import PAGE, PageAllocator, PageTable
+from tandem.engine.cache.allocator import PageAllocator
+from tandem.engine.cache.footprint import Footprint, footprint
+from tandem.engine.cache.ledger import EVERYWHERE
+from tandem.engine.cache.pages import PAGE, PageTable, page_of
 from tandem.engine.cache.prefix_tree import PrefixTree
+from tandem.engine.cache.stack import Stack, can_give_back
 
 SlotIndex: TypeAlias = (
     slice | torch.Tensor
@@ -35,6 +37,12 @@ class LayerGeometry:
     value_size: int
     repeat: int = 1  # query heads for each of `heads`
     fused: bool = True  # by a plain softmax
+    window: int | None = None  # positions that it sees, the last ones
+
+    def within(self, context: int) -> LayerGeometry:
+        """The same for texts up to a length, which may not be longer than the window."""
+        seen = self.window if self.window and self.window < context else None
+        return replace(self, window=seen)
 
 
 def position_bytes(layers: Sequence[LayerGeometry], dtype: torch.dtype) -> int:
@@ -42,10 +50,26 @@ def position_bytes(layers: Sequence[LayerGeometry], dtype: torch.dtype) -> int:
     return dtype.itemsize * sum(la.heads * (la.key_size + la.value_size) for la in layers)
 
 
+def footprint_of(
+    layers: Sequence[LayerGeometry], dtype: torch.dtype, device: torch.device, step: int
+) -> Footprint:
+    """What positions take where a pass feeds a session at most `step` of them, and whether layers
+    with a window can give memory back: on a CPU, if pages are whole pages of the system.
+    """
+    windowed = [layer for layer in layers if layer.window]
+    sizes = [layer.heads * size for layer in layers for size in (layer.key_size, layer.value_size)]
+    whole = all(size * dtype.itemsize * PAGE % PAGESIZE == 0 for size in sizes)
+    if not (windowed and whole and can_give_back(device)):
+        return Footprint(page=page_of(device))
+    most, each = max(layer.window or 0 for layer in windowed), position_bytes(windowed, dtype)
+    return footprint(position_bytes(layers, dtype) - each, each, most, step)
+
+
 class KVPool(PageAllocator):
     """Positions in every layer, [positions, heads, size] each; untouched ones cost no memory.
     `padding` more lie after them, for padding rows. `reads_unseen`: the kernels may multiply by
     zero what a row does not see, instead of skipping it, so that no NaN must be left anywhere.
+    Where `footprint` tells layers with a window apart, there are more positions than `positions`.
     """
 
     def __init__(
@@ -54,22 +78,24 @@ class KVPool(PageAllocator):
         positions: int,
         dtype: torch.dtype,
         device: torch.device,
-        page: int = PAGE,
         padding: int = 0,
         reads_unseen: bool = False,
+        footprint: Footprint = EVERYWHERE,
     ) -> None:
-        super().__init__(positions, page)
+        super().__init__(positions, footprint)
         self._reads_unseen = reads_unseen
-        keys = [(layer.heads, layer.key_size) for layer in layers]
-        values = [(layer.heads, layer.value_size) for layer in layers]
-        rows = self.positions + padding
+        self.windows = [layer.window if footprint.windowed else None for layer in layers]
+        given = list(zip(layers, map(bool, self.windows), strict=True))
+        keys = [(windowed, layer.heads, layer.key_size) for layer, windowed in given]
+        values = [(windowed, layer.heads, layer.value_size) for layer, windowed in given]
+        rows = self.numbered * self.page + padding
         stacks = {
-            shape: _zeros((count, rows, *shape), dtype, device)
-            for shape, count in Counter(keys + values).items()
+            kind: Stack((count, rows, *kind[1:]), dtype, device, self.positions + padding, kind[0])
+            for kind, count in Counter(keys + values).items()
         }
-        left = {shape: iter(stack.unbind()) for shape, stack in stacks.items()}
-        self.keys = [next(left[shape]) for shape in keys]
-        self.values = [next(left[shape]) for shape in values]
+        left = {kind: iter(stack.stores.unbind()) for kind, stack in stacks.items()}
+        self.keys = [next(left[kind]) for kind in keys]
+        self.values = [next(left[kind]) for kind in values]
         self._stacks = list(stacks.values())  # the same, [stores, positions, heads, size]
         self._device = device
         self.prefixes = PrefixTree(self)
@@ -87,10 +113,13 @@ class KVPool(PageAllocator):
 
     def finite(self, table: PageTable, start: int, stop: int) -> bool:
         """Whether the model did not overflow on a table's positions from `start` to `stop`, which
-        are one or more: what is no number in an early layer is none in the last.
+        are one or more: what is no number in an early layer is none in the last, nor in the last
+        that has memory for all.
         """
         seen = slot_index(table.slots(start, stop), self._device)
-        extremes = (torch.aminmax(each[seen]) for each in (self.keys[-1], self.values[-1]))
+        kept = max((n for n, window in enumerate(self.windows) if not window), default=-1)
+        stores = (store[layer] for layer in {-1, kept} for store in (self.keys, self.values))
+        extremes = (torch.aminmax(each[seen]) for each in stores)
         return all(bool(each.isfinite()) for both in extremes for each in both)  # NaN is either
 
     def wipe(self, table: PageTable, start: int = 0) -> None:
@@ -105,13 +134,27 @@ class KVPool(PageAllocator):
             if self.alone(table.pages[number]):
                 slots = table.slots(max(start, number * self.page), (number + 1) * self.page)
                 for stack in self._stacks:
-                    stack[:, slots[0] : slots[-1] + 1].zero_()
+                    stack.stores[:, slots[0] : slots[-1] + 1].zero_()
 
     def _copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         to_slots = partial(torch.tensor, dtype=torch.long, device=self._device)
         source, target = to_slots(sources), to_slots(targets)
         for stack in self._stacks:
-            stack.index_copy_(1, target, stack.index_select(1, source))  # first a copy
+            found = stack.stores.index_select(1, source)  # first a copy
+            stack.stores.index_copy_(1, target, found)
+
+    def _copy_windowed(self, source: int, target: int) -> None:
+        """Copy a page to another in layers with a window."""
+        for stack in self._stacks:
+            if stack.windowed:
+                pages = stack.stores.unflatten(1, (-1, self.page))
+                pages[:, target] = pages[:, source]
+
+    def _give_back(self, page: int, everywhere: bool) -> None:
+        """Give the memory of a page back to the system, in layers with a window or in all."""
+        for stack in self._stacks:
+            if everywhere or stack.windowed:
+                stack.give_back(page * self.page, self.page)
 
 
 def slot_index(numbers: Sequence[int], device: torch.device) -> SlotIndex:
@@ -127,22 +170,3 @@ def store_rows(layer: torch.Tensor, slots: SlotIndex, new: torch.Tensor) -> None
         layer[slots] = new
     else:
         layer.index_copy_(0, slots, new)
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on a CPU, pages that the system hands out when they are first written. Small pages: a
-    new session touches as many of the large ones as there are layers, while all sessions wait.
-    """
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    count = prod(shape)
-    size = max(1, count * dtype.itemsize)
-    try:
-        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError) as error:
-        raise MemoryError(f"{size} bytes") from error
-    with suppress(OSError, AttributeError):  # a system that has no others
-        pages.madvise(mmap.MADV_NOHUGEPAGE)
-    return (
-        torch.frombuffer(pages, dtype=torch.uint8)[: count * dtype.itemsize].view(dtype).view(shape)
-    )

@@ -2,59 +2,22 @@
 that are there already, whoever read them, and leaves its own there.
 
 A page is in the tree once its tokens are committed, and never written to again. The last page of a
-text may be in it too, filled in part: who goes on from there copies it.
+text may be in it too, filled in part: who goes on from there copies it. In layers with a sliding
+window a page may have given up its memory: nobody begins where that would be seen.
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import count
 
-from tandem.engine.cache.pages import PageAllocator, PageTable
+from tandem.engine.cache.allocator import PageAllocator
+from tandem.engine.cache.pages import PageTable
+from tandem.engine.cache.prefix_node import PrefixNode
 from tandem.engine.cache.prefixes import Prefixes
 from tandem.engine.cache.session import Session, common_prefix_length
-
-
-@dataclass(slots=True, eq=False)
-class PrefixNode:
-    """A page, its tokens, and below it those that follow. The root of a scope has no page."""
-
-    scope: bytes = b""
-    tokens: array[int] = field(default_factory=lambda: array("I"))
-    page: int = -1
-    parent: PrefixNode | None = None
-    used: int = 0
-    children: dict[bytes, PrefixNode] = field(default_factory=dict)
-    keys: list[bytes] = field(default_factory=list)  # of the children, in order
-
-    def nearest(self, tokens: array[int]) -> PrefixNode | None:
-        """The node below that has most leading tokens in common with others; None if none has."""
-        near = self.neighbours(tokens)
-        best = max(near, key=lambda child: common_prefix_length(child.tokens, tokens), default=None)
-        return best if best and best.tokens[:1] == tokens[:1] else None
-
-    def neighbours(self, tokens: array[int]) -> list[PrefixNode]:
-        """The nodes below that stand before and after tokens in the order of their bytes: no other
-        has more of them in common, begins with them, or, as no node below is the beginning of
-        another, is their beginning.
-        """
-        at = bisect_left(self.keys, tokens.tobytes())
-        return [self.children[key] for key in self.keys[max(0, at - 1) : at + 1]]
-
-    def add(self, child: PrefixNode) -> None:
-        """Have one more below."""
-        key = child.tokens.tobytes()
-        self.children[key] = child
-        insort(self.keys, key)
-
-    def remove(self, child: PrefixNode) -> None:
-        """Have one no longer below."""
-        key = child.tokens.tobytes()
-        del self.children[key], self.keys[bisect_left(self.keys, key)]
 
 
 class PrefixTree(Prefixes):
@@ -67,12 +30,16 @@ class PrefixTree(Prefixes):
         self._roots: dict[bytes, PrefixNode] = {}
         self._paths: dict[Session, list[PrefixNode]] = {}  # of sessions, a node for a page
         self._uses, self._order = count(1), count()
-        self._leaves: list[tuple[int, int, PrefixNode]] = []  # a heap, by last use
+        self._leaves: list[tuple[int, int, PrefixNode]] = []  # and what else may go, by last use
 
     @property
     def idle(self) -> int:
-        """Positions that are cached, and held by no session."""
+        """Memory of what is cached, and needed by no session."""
         return self._pool.idle
+
+    def reach(self, session: Session, length: int) -> int:
+        """After how many of its tokens a session can go on, `length` or fewer."""
+        return self._pool.usable(session.table.pages, super().reach(session, length))
 
     def begin(self, session: Session, tokens: Sequence[int], reserve: Callable[[], None]) -> None:
         """Let a new session hold what is cached of a text."""
@@ -83,26 +50,32 @@ class PrefixTree(Prefixes):
                 break
             node = child
             path.append(node)
+        pages = [each.page for each in path]
+        whole = self._pool.usable(pages, len(path) * page)
+        last = None
+        if whole < len(path) * page:
+            del path[whole // page :], pages[whole // page :]
+        else:
+            last = node.nearest(wanted[whole : whole + page])
         self._paths[session] = path
-        whole = len(path) * page
-        self._pool.share(session.table, [each.page for each in path])
-        rest = wanted[whole : whole + page]
+        self._pool.share(session.table, pages, self._pool.footprint.first(whole))
         length = whole
-        if last := node.nearest(rest):
-            length += common_prefix_length(last.tokens, rest)
-            self._touch(last)  # so that others go before it
+        if last:
+            length += common_prefix_length(last.tokens, wanted[whole : whole + page])
+            self._leave([last])  # so that others go before it
+        session.tokens.extend(wanted[:whole])
         reserve()
-        if last and last.parent and length > whole:  # or it was evicted for this one
-            source = PageTable([*session.table.pages[: len(path)], last.page], page)
+        if last and last.parent and length > whole and not self._pool.bare(last.page):
+            source = PageTable([*pages, last.page], page)
             self._pool.copy(source, session.table, whole, length)
         else:
             length = whole
-        session.tokens.extend(wanted[:length])
+        session.tokens.extend(wanted[whole:length])
         session.settled = length
 
     def publish(self, session: Session) -> None:
         """Others may begin with the pages that a session has filled. Where another one has left the
-        same already, the session goes on with that.
+        same already, the session goes on with that. What the windows have left it needs no longer.
         """
         path, page = self._paths[session], self._page
         while (stop := (len(path) + 1) * page) <= session.settled:
@@ -112,24 +85,30 @@ class PrefixTree(Prefixes):
             if node.page != own:
                 self._pool.replace(session.table, number, node.page)
             path.append(node)
+        first, begun = self._pool.footprint.first(session.settled), session.table.first
+        if first > begun:
+            self._pool.look(session.table, first)
+            self._overlook(path[begun:first])
 
     def cut(self, session: Session, length: int) -> None:
         """Have a session hold its first `length` tokens only; less than a page fewer where the last
-        page is not its alone, and there is no memory for a copy.
+        page is not its alone, and there is no memory for a copy; fewer where layers with a window
+        have given up what they would see.
         """
-        path, page = self._paths[session], self._page
-        whole = length // page
+        path, page, table = self._paths[session], self._page, session.table
+        length = self.reach(session, length)
+        whole, first = length // page, self._pool.footprint.first(length)
         self._withdraw(session, whole)
-        if whole < len(path):
-            last, source = path[-1], PageTable(page=page)
-            self._pool.share(source, session.table.pages[: whole + 1])
+        if whole < len(path) or first < table.first:
+            left, source = path[whole:], PageTable(page=page)
+            self._pool.share(source, table.pages[: -(-length // page)], first)
             del path[whole:]
-            self._pool.release(session.table, whole)
-            if length % page and not self._pool.free:
-                self.evict(page)
+            self._pool.release(table, whole)
+            self._pool.look(table, first)
             try:
-                if length % page and self._pool.grow(session.table, length):
-                    self._pool.copy(source, session.table, whole * page, length)
+                self.evict(self._pool.price(table, length) - self._pool.free)
+                if length % page and self._pool.grow(table, length):
+                    self._pool.copy(source, table, whole * page, length)
                 else:
                     length = whole * page
             except BaseException:
@@ -137,7 +116,7 @@ class PrefixTree(Prefixes):
                 raise
             finally:
                 self._pool.release(source)
-                self._touch(last)
+                self._leave(left)
         session.cut(length)
 
     def forget(self, session: Session) -> None:
@@ -153,18 +132,24 @@ class PrefixTree(Prefixes):
         last = path[-1] if path else None
         if rest:
             last = self._insert(session, rest, session.table.pages[len(path)])
+        begun = session.table.first
         self._pool.release(session.table)
         del self._paths[session]
         if last:
             self._touch(last)
+            self._overlook([*path[begun:], last])
 
-    def evict(self, positions: int) -> None:
-        """Free so many idle positions, those first that were used least recently."""
-        target = self._pool.free + positions
+    def evict(self, size: int) -> None:
+        """Free so much idle memory, that first which was used least recently: from the ends of
+        texts, and what the windows have left.
+        """
+        target = self._pool.free + size
         while self._pool.free < target and self._leaves:
             entry = heappop(self._leaves)
             if self._is_leaf(entry):
                 self._drop(entry[2])
+            elif self._is_unseen(entry):
+                self._pool.strip(entry[2].page)
 
     def _insert(self, session: Session, tokens: array[int], page: int) -> PrefixNode:
         """The node of the tokens that follow a session's path, of a page that it holds if there is
@@ -196,24 +181,46 @@ class PrefixTree(Prefixes):
     def _root(self, scope: bytes) -> PrefixNode:
         return self._roots.setdefault(scope, PrefixNode(scope))
 
+    def _leave(self, nodes: Sequence[PrefixNode]) -> None:
+        """A session no longer holds nodes that follow each other."""
+        if nodes:
+            self._touch(nodes[-1])
+        self._overlook(nodes)
+
     def _touch(self, node: PrefixNode) -> None:
         """A session no longer holds a node."""
         node.used = next(self._uses)
-        self._offer(node)
+        self._offer(node, node.used)
 
-    def _offer(self, node: PrefixNode) -> None:
-        """A node can be evicted if it is an idle leaf."""
-        if len(self._leaves) > 2 * self._pool.positions // self._page:  # most are of the past
-            self._leaves = sorted(entry for entry in self._leaves if self._is_leaf(entry))
-        entry = node.used, next(self._order), node
-        if self._is_leaf(entry):
+    def _overlook(self, nodes: Iterable[PrefixNode]) -> None:
+        """A session needs nodes no longer in layers with a window."""
+        for node in nodes if self._pool.footprint.windowed else ():
+            node.viewed = next(self._uses)
+            self._offer(node, node.viewed)
+
+    def _offer(self, node: PrefixNode, used: int) -> None:
+        """A node can be evicted if it is an idle leaf, or stripped."""
+        if len(self._leaves) > 2 * self._pool.numbered:  # most are of the past
+            self._leaves = sorted(entry for entry in self._leaves if self._may_go(entry))
+        entry = used, next(self._order), node
+        if self._may_go(entry):
             heappush(self._leaves, entry)
+
+    def _may_go(self, entry: tuple[int, int, PrefixNode]) -> bool:
+        return self._is_leaf(entry) or self._is_unseen(entry)
 
     def _is_leaf(self, entry: tuple[int, int, PrefixNode]) -> bool:
         """Whether a node is an idle leaf that was not used since."""
         used, _, node = entry
         alive = node.parent is not None and node.used == used and not node.children
         return alive and not self._pool.holders(node.page)
+
+    def _is_unseen(self, entry: tuple[int, int, PrefixNode]) -> bool:
+        """Whether no session has needed a node since in layers with a window, where it has memory
+        still.
+        """
+        used, _, node = entry
+        return node.parent is not None and node.viewed == used and self._pool.unseen(node.page)
 
     def _drop(self, node: PrefixNode) -> None:
         """Take a leaf out of the tree."""
@@ -223,6 +230,6 @@ class PrefixTree(Prefixes):
         self._pool.evict(node.page)
         parent.used = max(parent.used, node.used)
         if parent.parent:
-            self._offer(parent)
+            self._offer(parent, parent.used)
         elif not parent.children:
             del self._roots[parent.scope]

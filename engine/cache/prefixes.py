@@ -12,8 +12,12 @@ class Prefixes:
 
     @property
     def idle(self) -> int:
-        """Positions that are cached, and held by no session."""
+        """Memory of what is cached, and needed by no session."""
         return 0
+
+    def reach(self, session: Session, length: int) -> int:
+        """After how many of its tokens a session can go on, `length` or fewer."""
+        return min(session.length, length)
 
     def begin(self, session: Session, tokens: Sequence[int], reserve: Callable[[], None]) -> None:
         """Let a new session hold what is cached of a text. `reserve` finds the memory that it needs
@@ -36,5 +40,5 @@ class Prefixes:
         """A session ends: its table is empty then, and what it has committed stays cached."""
         session.table.pages.clear()
 
-    def evict(self, positions: int) -> None:
-        """Free so many idle positions, those first that were used least recently."""
+    def evict(self, size: int) -> None:
+        """Free so much idle memory, that first which was used least recently."""

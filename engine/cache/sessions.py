@@ -15,7 +15,7 @@ import torch
 
 from tandem.engine.cache.eviction import evictable, to_evict
 from tandem.engine.cache.kv_cache import KVCache
-from tandem.engine.cache.pages import PageTable, page_aligned
+from tandem.engine.cache.pages import PageTable
 from tandem.engine.cache.session import JobEnded, Session, SessionCounts
 from tandem.protos.errors import Busy, Internal, InvalidRequest, SessionMiss, StaleTurn
 from tandem.protos.types import LAST_TURN, Context
@@ -57,12 +57,12 @@ class Sessions:
     @property
     def usage(self) -> float:
         """The share of the pool that sessions hold."""
-        return max(0, self._pool.allocated - self._prefixes.idle) / self._pool.positions
+        return max(0, self._pool.allocated - self._prefixes.idle) / self._pool.size
 
     @property
     def prefix_usage(self) -> float:
         """The share that is cached besides, and free as soon as it is wanted."""
-        return self._prefixes.idle / self._pool.positions
+        return self._prefixes.idle / self._pool.size
 
     @contextmanager
     def acquire(self, context: Context, nodes: int) -> Iterator[Session]:
@@ -179,7 +179,8 @@ class Sessions:
         if session and context.turn <= session.turn:
             self.counts.stale += 1
             raise StaleTurn(f"turn {context.turn} of a session that is at turn {session.turn}")
-        held = (session.epoch, session.length) if session else (0, 0)
+        reach = self._prefixes.reach(session, context.base) if session else 0
+        held = (session.epoch, reach) if session else (0, 0)
         if context.epoch not in (0, held[0]) or context.base > (held[1] if context.epoch else 0):
             self.counts.misses += 1
             raise SessionMiss(f"base {context.base} is not cached here")
@@ -217,26 +218,30 @@ class Sessions:
 
     def _find_memory(self, length: int, session: Session) -> str:
         """Give a session memory for `length` tokens, and a place if it is new, and drop others for
-        it, no more than it takes. Returns why there is none; "" if there is.
+        it, no more than it takes. Returns why there is none; "" if there is. Before others are
+        dropped it gets less where layers have a window: as much as a session needs there at once.
         """
-        missing = page_aligned(length, self._pool.page) - session.table.capacity
-        if missing <= 0 and session.active:
+        pool, table = self._pool, session.table
+        pool.trim(table, session.length)
+        price = pool.price(table, length)
+        if price <= 0 and session.active:
             return ""
-        lacking = missing - self._pool.free
+        if narrow := price > pool.free + self._prefixes.idle:
+            price = pool.price(table, length, narrow)
         order = evictable(self._open.values(), session, self._clock() - self._evict_after)
         surplus = len(self) + (session not in self._open.values()) - self.max_sessions
         if surplus > len(order):
             return f"all {self.max_sessions} sessions are in use"
-        pages = (lacking - self._prefixes.idle) // self._pool.page
-        if (leaving := to_evict(order, surplus, pages, self._pool.holders)) is None:
+        lacking = price - pool.free - self._prefixes.idle
+        if (leaving := to_evict(order, surplus, lacking, pool.parts)) is None:
             return "no memory for another session, or a longer one"
         names = {other: name for name, other in self._open.items()} if leaving else {}
         for other in leaving:
             self.counts.evicted += 1
             self._drop(names[other])
         self._refused = 0
-        self._prefixes.evict(missing - self._pool.free)
-        self._pool.grow(session.table, length)
+        self._prefixes.evict(price - pool.free)
+        pool.grow(table, length, narrow)
         return ""
 
     def _drop(self, session_id: bytes) -> None:

@@ -83,6 +83,8 @@ def attention(
     step = _current.get()
     layer: int = module.layer_idx  # type: ignore[assignment]
     how = options_of(step.context, scaling, sliding_window, softcap, s_aux)
+    if (window := step.pool.windows[layer]) and sliding_window != window:
+        raise Unusable("the sliding window of a layer changes")
     keys, values = step.pool.keys[layer], step.pool.values[layer]
     new_keys, new_values = key[0].transpose(0, 1), value[0].transpose(0, 1)
     if isinstance(step.plan, RowPlan):

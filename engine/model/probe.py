@@ -78,7 +78,7 @@ def install_attention(network: PreTrainedModel, longest: int) -> ProbeResult:
     if not covered:
         raise Unusable("is not causal: its tokens see later ones")
     network.set_attn_implementation(attention.NAME)
-    return ProbeResult(attending, logits.shape[2], covered)
+    return ProbeResult(tuple(la.within(covered) for la in attending), logits.shape[2], covered)
 
 
 def refuse_class(kind: type[PreTrainedModel]) -> None:
@@ -137,6 +137,7 @@ def probe_attention(
         value_size=value.shape[3],
         repeat=query.shape[1] // key.shape[1],
         fused=softcap is None and s_aux is None,
+        window=sliding_window,
     )
     if attention_mask is not None:
         probe.used.add((_number(attention_mask, len(probe.masks)), sliding_window))

@@ -4,7 +4,8 @@ of it.
 
 from __future__ import annotations
 
-from itertools import permutations
+from dataclasses import replace
+from itertools import count, permutations
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.engine.cache.pages import page_aligned
-from tandem.engine.cache.pool import position_bytes
+from tandem.engine.cache.allocator import PageAllocator
+from tandem.engine.cache.footprint import Footprint, footprint
+from tandem.engine.cache.pages import PAGE, PageTable, page_aligned
+from tandem.engine.cache.pool import footprint_of, position_bytes
+from tandem.engine.cache.stack import can_give_back
 from tandem.engine.capacity import SCRATCH, context_of, positions_for, sessions_of
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.memory import (
@@ -31,8 +35,22 @@ from tests.geometries import MODELS, SIZES, layers_of
 
 MACHINE = "MemTotal:       2000 kB\nMemAvailable:    1000 kB\n"
 SHARE = ModelServiceConfig.model_fields["kv_share"].default
+CPU = torch.device("cpu")
 TRIED = 768  # positions of a self-test
 BYTES = st.integers(1, 1 << 40)
+
+
+class Nothing(PageAllocator):
+    """Pages without memory."""
+
+    def copy(self, source: PageTable, target: PageTable, start: int, stop: int) -> None:
+        """There is nothing."""
+
+    def _give_back(self, page: int, everywhere: bool) -> None:
+        """There is nothing."""
+
+    def _copy_windowed(self, source: int, target: int) -> None:
+        """There is nothing."""
 
 
 def write_group(root: Path, controller: Controller, path: str, limit: str) -> None:
@@ -157,3 +175,52 @@ def test_so_many_sessions_of_the_whole_context_fit_as_are_reported(longest: int,
     each = page_aligned(context + SCRATCH)
     assert count >= 1 and count * each <= positions < (count + 1) * each
     assert sessions_of(positions, context, 1) == 1, "no more than may be open"
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(1, 400),
+    st.integers(1, 2000),
+    st.integers(16, 700),
+    st.integers(0, 1 << 14),
+    st.integers(1, 1 << 18),
+)
+def test_so_long_a_text_fits_where_layers_have_windows_and_no_longer_one(
+    full: int, windowed: int, window: int, step: int, more: int, longest: int
+) -> None:
+    """Read in pieces, each before what the windows have left is given up for the next."""
+    shape = footprint(full, windowed, window, step)
+    positions = positions_for(1, 0, shape) + more
+    context, pool = context_of(positions, longest, shape), Nothing(positions, shape)
+    assert context >= min(longest, context_of(positions, longest))
+    table = PageTable()
+    assert pool.grow(table, context + SCRATCH, narrow=True)
+    for start in range(0, context + SCRATCH, step):
+        pool.prepare(table, start, min(start + step, context + SCRATCH))
+    assert pool.allocated <= pool.size
+    assert context == longest or shape.price(len(table.pages) + 1) * PAGE > pool.size
+    fitting = sessions_of(positions, context, 1 << 24, shape)
+    assert fitting >= max(1, sessions_of(positions, context, 1 << 24))
+    assert positions_for(context, 0, shape) <= positions + 2 * PAGE
+
+
+@pytest.mark.skipif(not can_give_back(CPU), reason="memory cannot be given back here")
+@pytest.mark.parametrize(
+    ("size", "before", "after"),
+    [(256 << 20, (9792, 0), (57664, 1)), (4 << 30, (32768, 4), (32768, 25))],
+)
+def test_windows_make_the_contexts_and_sessions_that_the_documents_name(
+    size: int, before: tuple[int, int], after: tuple[int, int]
+) -> None:
+    """Of Gemma 3 1B, of whose layers every sixth sees all; texts of 32,768 tokens."""
+    window, number = SIZES["Gemma-3-1B"]["sliding_window"], count(1)
+    layers = [
+        replace(layer, window=window if next(number) % 6 else None)
+        for layer in layers_of("Gemma-3-1B")
+    ]
+    shape = footprint_of(layers, torch.bfloat16, CPU, 512 + SCRATCH)
+    positions = size // position_bytes(layers, torch.bfloat16)
+    longest = max(before[0], after[0])
+    for kept, (context, sessions) in ((Footprint(), before), (shape, after)):
+        assert context_of(positions, longest, kept) == context
+        assert sessions_of(positions, 32768, 1 << 24, kept) == sessions

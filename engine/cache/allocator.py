@@ -1,0 +1,152 @@
+"""Pages for tables: got, shared, viewed and given back."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+
+from tandem.engine.cache.ledger import PageLedger
+from tandem.engine.cache.pages import PageTable, page_aligned
+
+
+class PageAllocator(PageLedger):
+    """Gives tables their pages. In layers with a window a table views the pages that it needs there
+    to go on: those that have not been filled, and the last ones that have.
+    """
+
+    def allocate(self, length: int) -> PageTable | None:
+        """Pages for `length` positions; None if there is too little free."""
+        table = PageTable(page=self.page)
+        return table if self.grow(table, length) else None
+
+    def price(self, table: PageTable, length: int, narrow: bool = False) -> int:
+        """What a table would take to have pages for `length` positions."""
+        missing = (page_aligned(length, self.page) - table.capacity) // self.page
+        each = self.footprint.price(missing) if narrow else missing * self.footprint.whole
+        return max(0, each * self.page)
+
+    def grow(self, table: PageTable, length: int, narrow: bool = False) -> bool:
+        """Give a table pages for `length` positions; False, and unchanged, if there is too little
+        free. If `narrow`, no more of them have memory in all layers at once than a session needs.
+        """
+        if self.price(table, length, narrow) > self.free:
+            return False
+        begin = len(table.pages)
+        stop = max(begin, page_aligned(length, self.page) // self.page)
+        whole = min(stop, begin + self.footprint.reach) if narrow else stop
+        for number in range(begin, stop):
+            page = self._free.pop()
+            self._warm = max(0, self._warm - 1)
+            if number >= whole:
+                self._bare.add(page)
+                self._give_back(page, everywhere=False)
+            self._hold(table, page, number < whole)
+        if whole < stop:
+            table.bare, table.spare = whole, begin
+        return True
+
+    def prepare(self, table: PageTable, context: int, stop: int) -> None:
+        """Before positions up to `stop` are fed after `context` ones: a page that has no memory in
+        some layers gets that of one of the same table that the windows have left.
+        """
+        while table.bare is not None and table.bare * self.page < stop:
+            assert table.spare < self.footprint.first(context), "a pass feeds too much of a session"
+            left, page = table.pages[table.spare], table.pages[table.bare]
+            self._overlook(table, left)
+            self.strip(left)
+            self._clothe(page)
+            self._view(table, page)
+            table.spare, number = table.spare + 1, table.bare + 1
+            table.bare = number if number < len(table.pages) else None
+
+    def trim(self, table: PageTable, length: int) -> None:
+        """Take from a table with `length` positions the pages behind them, if some are bare."""
+        for number in range(-(-length // self.page), len(table.pages) * bool(self._bare)):
+            if table.pages[number] in self._bare:
+                return self.release(table, number)
+
+    @abstractmethod
+    def copy(self, source: PageTable, target: PageTable, start: int, stop: int) -> None:
+        """Copy the positions from `start` to `stop` of one table to another."""
+
+    @abstractmethod
+    def _copy_windowed(self, source: int, target: int) -> None:
+        """Copy a page to another in layers with a window."""
+
+    def share(self, table: PageTable, pages: Sequence[int], first: int = 0) -> None:
+        """Have a table go on with pages that are cached, of which it views those from the
+        `first`-th on.
+        """
+        table.first = first
+        for page in pages:
+            self._hold(table, page, len(table.pages) >= first)
+
+    def replace(self, table: PageTable, number: int, page: int) -> None:
+        """Have a table hold a page that is cached instead of its own one of that number, which
+        holds the same.
+        """
+        own = table.pages[number]
+        if page in self._bare and own not in self._bare:
+            self._copy_windowed(own, page)
+            self._clothe(page)
+        self._hold(table, page, own in table.viewed)
+        table.pages[number] = table.pages.pop()
+        self._let_go(table, own)
+
+    def usable(self, pages: Sequence[int], length: int) -> int:
+        """After how many positions in pages one can go on, `length` or as many fewer as it takes:
+        no layer lacks what it would see.
+        """
+        for number in range(-(-length // self.page) - 1, -1, -1) if self._bare else ():
+            if number < self.footprint.first(length):
+                break
+            if pages[number] in self._bare:
+                length = number * self.page
+        return length
+
+    def look(self, table: PageTable, first: int) -> None:
+        """Have a table view its pages from the `first`-th on, and no others."""
+        for page in table.pages[table.first : first]:
+            self._overlook(table, page)
+        for page in table.pages[first : table.first]:
+            self._view(table, page)
+        table.first = first
+
+    def release(self, table: PageTable, start: int = 0) -> None:
+        """Take from a table its pages from the `start`-th on; those that nobody holds are free."""
+        while len(table.pages) > start:
+            self._let_go(table, table.pages.pop())
+        table.first = min(table.first, start)
+        table.bare = None if table.bare is None or table.bare >= start else table.bare
+
+    def parts(self, table: PageTable) -> Iterator[tuple[int, int, int]]:
+        """What a table has: the name of each part, how many tables have it, and its size."""
+        for page in table.pages:
+            yield page, self._holders[page], self.footprint.full * self.page
+        for page in table.viewed:
+            yield ~page, self._viewers[page], self.footprint.windowed * self.page
+
+    def _hold(self, table: PageTable, page: int, viewed: bool) -> None:
+        with self._counted(page):
+            self._holders[page] += 1
+        table.pages.append(page)
+        if viewed:
+            self._view(table, page)
+
+    def _let_go(self, table: PageTable, page: int) -> None:
+        self._overlook(table, page)
+        with self._counted(page):
+            self._holders[page] -= 1
+
+    def _view(self, table: PageTable, page: int) -> None:
+        if self.footprint.windowed and page not in table.viewed:
+            assert page not in self._bare, "there is nothing to see"
+            with self._counted(page):
+                self._viewers[page] += 1
+            table.viewed.add(page)
+
+    def _overlook(self, table: PageTable, page: int) -> None:
+        if page in table.viewed:
+            with self._counted(page):
+                self._viewers[page] -= 1
+            table.viewed.remove(page)

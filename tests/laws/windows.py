@@ -1,0 +1,222 @@
+"""Sessions of a model with a sliding window in one layer, as services have them, on a pool that
+knows which memory it has: prompts are read in pieces side by side, trees are decoded, sessions go
+back, fail and end, and there is memory for too few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from random import Random
+
+import torch
+
+from tandem.engine.cache.footprint import Footprint
+from tandem.engine.cache.pages import PageTable
+from tandem.engine.cache.pool import KVPool, LayerGeometry
+from tandem.engine.cache.session import JobEnded, Session
+from tandem.engine.cache.sessions import IDLE_SECONDS, Sessions
+from tandem.protos.errors import Busy, SessionMiss
+from tandem.protos.types import Context
+
+SHAPE, GARBAGE = Footprint(full=1, windowed=3, window=10, step=8, page=8), -7.0
+LAYERS = [LayerGeometry(1, 1, 1), LayerGeometry(1, 1, 1, window=SHAPE.window)]
+CONTEXT, MOST, TTL = 160, 3, 100.0
+BEGINNINGS = [(), tuple(range(20, 60)), (*range(20, 45), *range(120, 180))]
+NAMES = [bytes([name]) for name in range(5)]
+Tokens = tuple[int, ...]
+
+
+class Checked(KVPool):
+    """A pool that knows which memory the system has handed out; what is given back is garbage."""
+
+    def __init__(self, positions: int) -> None:
+        super().__init__(LAYERS, positions, torch.float32, torch.device("cpu"), footprint=SHAPE)
+        self.touched: list[set[int]] = [set(), set()]  # pages, by layer
+
+    def _give_back(self, page: int, everywhere: bool) -> None:
+        for layer in (0, 1) if everywhere else (1,):
+            self.touched[layer].discard(page)
+            for store in (self.keys[layer], self.values[layer]):
+                store[page * self.page : (page + 1) * self.page] = GARBAGE
+
+    def _copy_windowed(self, source: int, target: int) -> None:
+        super()._copy_windowed(source, target)
+        self.touched[1].add(target)
+
+    def copy(self, source: PageTable, target: PageTable, start: int, stop: int) -> None:
+        super().copy(source, target, start, stop)
+        for layer in self.touched:
+            layer.add(target.pages[start // self.page])
+
+    def write(self, table: PageTable, start: int, tokens: Tokens) -> None:
+        """What feeding tokens does in all layers."""
+        slots = table.slots(start, start + len(tokens))
+        for layer, touched in enumerate(self.touched):
+            self.keys[layer][slots, 0, 0] = torch.tensor(tokens, dtype=torch.float32)
+            touched |= {slot // self.page for slot in slots}
+
+    def seen(self, table: PageTable, layer: int, start: int, stop: int) -> Tokens:
+        """The tokens whose keys lie there."""
+        return tuple(self.keys[layer][table.slots(start, stop), 0, 0].int().tolist())
+
+    def check_memory(self) -> None:
+        """No more is taken than there is, nor more needed than is taken."""
+        full, windowed = map(len, self.touched)
+        assert (full * SHAPE.full + windowed * SHAPE.windowed) * SHAPE.page <= self.size
+        assert 0 <= self.idle <= self.allocated <= self.size
+
+
+@dataclass
+class Talk:
+    """A session at work, as a job has it, and how far its text was fed."""
+
+    scope: ExitStack
+    session: Session
+    context: Context
+    text: Tokens
+    fed: int
+
+    @property
+    def reading(self) -> bool:
+        """Whether it has not read its prompt."""
+        return self.fed < len(self.text)
+
+
+class WindowedService:
+    """Memory for so many whole pages, and what happens to sessions, at random."""
+
+    def __init__(self, pages: int, rng: Random) -> None:
+        self.at_work: dict[bytes, Talk] = {}
+        self.known: dict[bytes, tuple[Tokens, int]] = {}  # text and epoch of others
+        self.turns = count(1)
+        self.rng, self.now = rng, 0.0
+        self.pool = Checked(pages * SHAPE.page)
+        self.sessions = Sessions(self.pool, CONTEXT, MOST, count(1).__next__, TTL, lambda: self.now)
+
+    def act(self) -> None:
+        """Something happens to somebody."""
+        rng, name = self.rng, self.rng.choice(NAMES)
+        if not (talk := self.at_work.get(name)):
+            self.open(name)
+        elif rng.random() < 0.08:
+            self.end(name, talk)
+        elif talk.reading:
+            self.read(talk, rng.randint(1, SHAPE.step))
+        elif rng.random() < 0.15:
+            self.cut(talk, max(0, talk.fed - rng.choice([1, 3, 30])))
+        else:
+            self.decode(name, talk)
+        if rng.random() < 0.1:
+            idle, share = self.pool.idle, rng.choice([1, 1, 2, 5])
+            free = self.pool.free
+            self.pool.prefixes.evict(idle // share)
+            assert self.pool.free >= free + idle // share, "idle memory can be had"
+
+    @contextmanager
+    def begun(self, context: Context) -> Iterator[Session]:
+        """A call is at work."""
+        with self.sessions.acquire(context, 0) as session:
+            yield session
+
+    def open(self, name: bytes) -> None:
+        """A call opens a session, or goes on with what it is known to hold."""
+        rng = self.rng
+        self.now += rng.choice([0.0, IDLE_SECONDS])
+        text, epoch = self.known.pop(name, ((), 0))
+        base = max(0, len(text) - rng.choice([0, 1, 9, 30])) if rng.random() < 0.6 else 0
+        own = tuple(rng.randint(1, 4) for _ in range(rng.choice([1, 5, 60])))
+        whole = ((text[:base] if base else rng.choice(BEGINNINGS)) + own)[:CONTEXT]
+        if base >= len(whole):
+            return
+        context = Context(name, next(self.turns), base, whole[base:], epoch if base else 0)
+        scope = ExitStack()
+        with suppress(Busy, SessionMiss):
+            session = scope.enter_context(self.begun(context))
+            assert not base or session.length == base
+            assert tuple(session.tokens) == whole[: session.length]
+            self.at_work[name] = Talk(scope, session, context, whole, session.length)
+
+    def read(self, talk: Talk, most: int) -> None:
+        """A piece of a prompt is fed; after the last one the session holds the text."""
+        piece = talk.text[talk.fed : talk.fed + most]
+        self.feed(talk.session.table, talk.fed, piece, talk.text)
+        talk.fed += len(piece)
+        if not talk.reading:
+            self.sessions.keep(talk.session, talk.context, ())
+
+    def decode(self, name: bytes, talk: Talk) -> None:
+        """A tree is fed, of which some of every other node is kept, perhaps as a guess."""
+        session, rng = talk.session, self.rng
+        nodes = tuple(rng.randint(1, 4) for _ in range(rng.choice([1, 4, 7])))
+        if talk.fed + len(nodes) > CONTEXT:
+            return self.end(name, talk)
+        try:
+            self.sessions.reserve(session, talk.fed + len(nodes))
+        except Busy as error:
+            return self.fail(name, talk, error)
+        self.feed(session.table, talk.fed, nodes, talk.text + nodes)
+        order = list(range(0, len(nodes), 2))[: rng.randint(0, 4)]
+        path = tuple(nodes[node] for node in order)
+        self.sessions.advance(session, path, order, len(path) * (rng.random() < 0.3))
+        talk.text = tuple(session.tokens)
+        talk.fed = len(talk.text)
+
+    def cut(self, talk: Talk, length: int) -> None:
+        """A session goes back, and perhaps somewhat farther than it was asked to."""
+        held = self.sessions.cut(talk.session, length)
+        assert held <= length
+        talk.text, talk.fed = talk.text[:held], held
+
+    def feed(self, table: PageTable, start: int, piece: Tokens, text: Tokens) -> None:
+        """A pass: each row sees what it is to see."""
+        self.pool.prepare(table, start, start + len(piece))
+        self.pool.write(table, start, piece)
+        for row in range(start, start + len(piece)):
+            self.check(table, row + 1, text)
+
+    def check(self, table: PageTable, length: int, text: Tokens) -> None:
+        """What the last of so many positions sees, and the one behind it is to see."""
+        assert self.pool.seen(table, 0, 0, length) == text[:length]
+        first = max(0, length + 1 - SHAPE.window)
+        assert self.pool.seen(table, 1, first, length) == text[first:length]
+
+    def end(self, name: bytes, talk: Talk) -> None:
+        """A call ends in one way or another; what it read of a prompt may stay."""
+        how = self.rng.choice(["done", "ended", "failed", "closed"])
+        if how == "ended" and talk.reading:
+            self.fail(name, talk, JobEnded(talk.fed))
+            assert talk.session.length >= talk.fed
+        elif how == "failed":
+            self.fail(name, talk, ZeroDivisionError())
+        else:
+            talk.scope.close()
+            del self.at_work[name]
+        if how == "closed":
+            self.sessions.close(name)
+        elif talk.session.table.pages:
+            self.known[name] = tuple(talk.session.tokens), talk.session.epoch
+
+    def fail(self, name: bytes, talk: Talk, error: Exception) -> None:
+        """A job is thrown an error."""
+        del self.at_work[name]
+        with suppress(type(error)):
+            talk.scope.__exit__(type(error), error, None)
+
+    def check_all(self) -> None:
+        """Sessions at work keep what they hold, and memory is counted."""
+        self.pool.check_memory()
+        for talk in self.at_work.values():
+            self.check(talk.session.table, talk.fed, talk.text)
+
+    def close(self) -> None:
+        """When all have ended, what is cached can be had, and nothing is taken then."""
+        for talk in self.at_work.values():
+            talk.scope.close()
+        self.now += 2 * TTL
+        self.sessions.expire()
+        assert self.sessions.usage == 0
+        self.pool.prefixes.evict(self.pool.size)
+        assert self.pool.allocated == 0 and not self.pool._bare
