@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.llama4.modeling_llama4 import Llama4TextExperts
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
-from tandem.engine.forward.cpu.experts import PanelExperts, panel_experts
+from tandem.engine.forward.cpu.equivalence import equivalent
+from tandem.engine.forward.cpu.experts import PanelExperts, panel_experts, trial_choices
 from tandem.engine.forward.cpu.kernels import Kernels, kernels
 from tandem.engine.forward.cpu.panels import PanelLinear
 from tandem.engine.model.grouping import round_linears
@@ -62,6 +64,23 @@ def test_a_mixture_is_what_it_is_in_float64(
     assert out.dtype == dtype
     assert (out.double() - exact).abs().max() <= ROUNDING[dtype] * exact.abs().max()
     assert own(rows[:0], chosen[:0], weights[:0]).shape == (0, WIDTH)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_experts_that_clamp_are_found_however_their_sums_are_rounded(seed: int) -> None:
+    """What is clamped is small beside the sums, whose rounding shows in it."""
+    layer = some_layer(GptOssExperts, "silu", torch.float32)
+    layer.config._experts_implementation = "eager"  # type: ignore[union-attr]
+    source = torch.Generator().manual_seed(seed)
+    for parameter in layer.parameters():
+        parameter.normal_(0, 0.02, generator=source)
+    exact = deepcopy(layer).double()
+
+    def otherwise(rows: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return exact(rows.double(), chosen, weights.double()).float()
+
+    inner = layer.gate_up_proj.mT
+    assert equivalent(layer, otherwise, inner, *trial_choices(inner))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

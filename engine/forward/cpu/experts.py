@@ -64,7 +64,7 @@ def panel_experts(layer: nn.Module, kind: type[PanelLinear]) -> PanelExperts | N
     biases = getattr(layer, INNER + BIAS, None), getattr(layer, OUTER + BIAS, None)
     for gate, own_gate in _gates(layer):
         reference = partial(_spelled_out, weights, biases, gate)
-        if equivalent(layer, reference, inner, *_choices(inner)):
+        if equivalent(layer, reference, inner, *trial_choices(inner)):
             one, other = (kind(*given) for given in zip(weights, biases, strict=True))
             for name in (INNER, OUTER):  # a gate of the layer's own holds on to it
                 setattr(layer, name, None)
@@ -103,7 +103,7 @@ def _halves(activation: Gate, wide: torch.Tensor) -> torch.Tensor:
     return activation(first) * second
 
 
-def _choices(inner: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def trial_choices(inner: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Experts for trial rows and their weights, which do not add up to 1: [rows, 2] each."""
     rows = torch.arange(len(trial_rows(inner)))
     chosen = torch.stack([rows, rows + 1], 1) % min(TRIED, len(inner))
