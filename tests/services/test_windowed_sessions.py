@@ -58,7 +58,7 @@ class Service:
     def __init__(self, model: HFModel, pages: int, backend: AttentionBackend, pressed: bool):
         footprint = footprint_of(model.layers, model.dtype, CPU, PIECE) if pressed else Footprint()
         assert footprint.windowed > 0 or not pressed
-        self.forward = HFRunner(model, pages * PAGE, True, backend, footprint)
+        self.forward = HFRunner(model, pages * PAGE, True, backend, footprint=footprint)
         self.pool, self.pressed = self.forward.pool, pressed
         self.sessions = Sessions(self.pool, 2048, 4, count(1).__next__, 1e9, lambda: 0.0)
         self.reused = 0
