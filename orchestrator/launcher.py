@@ -14,7 +14,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,7 +23,8 @@ from typing import Any
 import structlog
 
 from tandem.orchestrator.config import OrchestratorConfig, check_token_mode
-from tandem.protos.address import joined, split, unbracketed
+from tandem.orchestrator.control_plane import ControlPlane, listens
+from tandem.protos.address import split
 from tandem.protos.errors import Unusable
 from tandem.protos.service import process
 from tandem.protos.service.tasks import first_done, in_daemon
@@ -35,7 +35,6 @@ ROLE, APPLICATION = "orchestrator", "tandem"
 TOKEN = secrets.token_hex(32)  # of a private Ray, which is started by this process alone
 LOCAL = "local"
 STORE_BYTES = 80 << 20  # the smallest that Ray takes; nothing is stored
-CONNECT_SECONDS = 5.0
 PROBLEM_LENGTH = 500  # of what Ray says
 CONSTRUCTIONS = 1  # of a cell on a private Ray: what it cannot start with does not change
 LOOK_SECONDS = 1.0
@@ -53,8 +52,8 @@ def serve(config: OrchestratorConfig) -> None:
         try:
             with running(config, folder):
                 process.raise_on_signals()  # Ray has set handlers of its own
-                if not asyncio.run(_serve(_with_ports(config))):
-                    log.error("no cell answers any more, and Ray does not replace it")
+                if lost := asyncio.run(_serve(_with_ports(config))):
+                    log.error(lost)
                     shutil.rmtree(folder, ignore_errors=True)
                     _end_ray()
                     os._exit(1)
@@ -74,24 +73,31 @@ def _end_ray() -> None:
                 os.kill(int(each.name), signal.SIGKILL)
 
 
-async def _serve(config: OrchestratorConfig) -> bool:
-    """Until a signal comes, or, returning False, until the cells are lost for good."""
+async def _serve(config: OrchestratorConfig) -> str:
+    """Until a signal comes, or until the cells are lost for good: then returns what is lost."""
     async with process.parent_watched():
-        first, *more = await _deployed(config)
+        ray = ControlPlane(local=config.ray_address == LOCAL)
+        deployed = asyncio.create_task(_deployed(config))
+        gone = asyncio.create_task(ray.until_gone(LOOK_SECONDS, MISSED))
+        await asyncio.wait((deployed, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not deployed.done():  # whoever waits for a lost Ray waits for ever
+            return "Ray was lost before its cells served"
+        gone.cancel()
+        first, *more = deployed.result()
         stop = process.stop_signals()
         for each in more:
             process.announce("cell", role=ROLE, **each)
         if "http" in first:
             process.announce("http", role=ROLE, address=first["http"])
         process.announce("serving", role=ROLE, address=first["address"], metrics=first["metrics"])
-        lost = asyncio.create_task(_lost(config, first["address"]))
+        lost = asyncio.create_task(_lost(config, ray, first["address"]))
         stopped = asyncio.create_task(stop.get())
         await asyncio.wait((lost, stopped), return_when=asyncio.FIRST_COMPLETED)
         if not stopped.done():
-            return False
+            return "no cell answers any more, and Ray does not replace it"
         lost.cancel()
         await first_done(_removed(config), stop.get())
-        return True
+        return ""
 
 
 @contextmanager
@@ -191,36 +197,17 @@ async def _removed(config: OrchestratorConfig) -> None:
             await in_daemon(lambda: serve.delete(APPLICATION))
 
 
-async def _lost(config: OrchestratorConfig, address: str) -> None:
+async def _lost(config: OrchestratorConfig, ray: ControlPlane, address: str) -> None:
     """Return when the cell does not answer, and nobody is there to replace it: Serve does while
     Ray's control plane is there.
     """
-    needed, missed = _control(config), 0
+    missed = 0
     async with rpc.connect(address, config.tls) as channel:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             missed = 0 if await answers(channel, LOOK_SECONDS) else missed + 1
-            if missed >= MISSED and not await asyncio.to_thread(lambda: all(map(_listens, needed))):
+            if missed >= MISSED and not await ray.listens():
                 return
-
-
-def _control(config: OrchestratorConfig) -> list[str]:
-    """Where Ray listens that starts cells again: the control plane, and a private one's node."""
-    import ray
-
-    nodes = ray.nodes() if config.ray_address == LOCAL else ()
-    own = (joined(each["NodeManagerAddress"], each["NodeManagerPort"]) for each in nodes)
-    return [ray.get_runtime_context().gcs_address, *own]
-
-
-def _listens(address: str) -> bool:
-    """Whether anybody does at HOST:PORT."""
-    host, port = split(address)
-    try:
-        socket.create_connection((unbracketed(host), port), CONNECT_SECONDS).close()
-    except OSError:
-        return False
-    return True
 
 
 def _with_ports(config: OrchestratorConfig) -> OrchestratorConfig:
@@ -243,5 +230,5 @@ def _check_address(address: str) -> None:
     """Raise Unusable if who reaches the cluster may run programs on it, or if nobody does."""
     found = re.fullmatch(r"(?:ray://)?(.+):(\d+)", address)
     check_token_mode(found[1] if found else address)
-    if found and not _listens(f"{found[1]}:{found[2]}"):  # Ray itself tries for minutes
+    if found and not listens(f"{found[1]}:{found[2]}"):  # Ray itself tries for minutes
         raise Unusable(f"cannot join Ray at {address}: it does not answer")

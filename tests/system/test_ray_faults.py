@@ -116,6 +116,21 @@ async def test_an_orchestrator_that_ends_while_its_cells_start_leaves_no_process
         await until(lambda: not processes(own), "no process is left")
 
 
+@pytest.mark.parametrize("part", [CONTROL_PLANE, NODE])
+async def test_an_orchestrator_whose_ray_is_lost_while_its_cells_start_ends(
+    embedded: Pair, part: bytes
+) -> None:
+    """They still wait for their verifier. Whoever started it starts it again."""
+    flags = "--verifier", "127.0.0.1:1", "--tokenizer", str(embedded.target), "--port", "0"
+    async with child(HERE, "orchestrator", *flags) as orchestrator:
+        own = orchestrator.pid
+        await until(lambda: ray_processes(own, CELL))
+        kill(own, part)
+        async with asyncio.timeout(LIMIT):
+            assert await orchestrator.wait() == 1
+        await until(lambda: not processes(own), "no process is left")
+
+
 async def test_a_cell_that_cannot_start_is_one_line_with_the_reason(embedded: Pair) -> None:
     flags = "--verifier", "127.0.0.1:1", "--tokenizer", str(embedded.target), "--port", "0"
     async with child(HERE, "orchestrator", *flags, "--start-seconds", "0.1") as orchestrator:
