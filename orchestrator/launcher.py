@@ -53,7 +53,7 @@ def serve(config: OrchestratorConfig) -> None:
             with running(config, folder):
                 process.raise_on_signals()  # Ray has set handlers of its own
                 if lost := asyncio.run(_serve(_with_ports(config))):
-                    log.error(lost)
+                    log.error("the cells are lost", problem=lost)
                     shutil.rmtree(folder, ignore_errors=True)
                     _end_ray()
                     os._exit(1)
