@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("tests/laws", "tests/contracts", "tests/services", "tests/system")  # cheapest first
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "smollm2", "__pycache__", ".*_cache")
 PYTEST = ["pytest", "-n", "logical", "--dist", "loadfile", "--no-loadscope-reorder", "-q", "-x"]
+PLACES = "tests/contracts/test_mutants.py"  # fails with each of them: it looks for what is right
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def find(mutant: Mutant) -> str:
         file.write_text(text.replace(mutant.right, mutant.wrong), encoding="utf-8")
         for part in FOLDERS:
             done = subprocess.run(
-                [sys.executable, "-m", *PYTEST, "-m", "not long", part],
+                [sys.executable, "-m", *PYTEST, "-m", "not long", "--ignore", PLACES, part],
                 cwd=copy,
                 env=os.environ | {"PYTHONPATH": str(copy / "src")},
                 capture_output=True,
