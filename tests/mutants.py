@@ -164,6 +164,8 @@ def find(mutant: Mutant) -> str:
 def main(*names: str) -> int:
     """Plant those that are named, or all; returns how many were not found, at most 1."""
     missed = 0
+    if unknown := [name for name in names if name not in MUTANTS]:
+        sys.exit(f"no such mistake: {unknown[0]}; there are {', '.join(MUTANTS)}")
     for name in names or MUTANTS:
         test = find(MUTANTS[name])
         print(f"{name}: {test or 'NOT FOUND'}", flush=True)
