@@ -8,6 +8,7 @@ import pytest
 
 from tandem.orchestrator.frontend.messages import decode_request
 from tandem.orchestrator.requests.checks import ServedModel, check_resumable
+from tandem.protos.streams import LONGEST_MATCH
 from tandem.protos.types import (
     EXACT,
     MAX_NODES,
@@ -45,6 +46,13 @@ def test_a_request_of_a_prompt_alone_gets_every_default() -> None:
 def test_the_default_length_is_128_where_there_is_room() -> None:
     roomy = ServedModel(ModelDescription("tiny", "", 100, 4096, (), "", ""), SHAPE, 1000, {})
     assert run_of(ask(), roomy).max_new_tokens == 128
+
+
+def test_a_prediction_follows_as_much_of_a_prompt_as_can_match() -> None:
+    prompt = tuple(range(1, 41))
+    assert len(prompt) > LONGEST_MATCH
+    request = ask(token_ids=api.TokenIds(ids=prompt), speculation={"prediction": "ab"})
+    assert run_of(request).known == prompt[-LONGEST_MATCH:] + tokenise("ab")
 
 
 def test_all_that_is_asked_for_reaches_the_worker() -> None:
