@@ -5,7 +5,6 @@ Drives the `tandem` command as a person would; `make demo` runs it.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -19,6 +18,7 @@ from pathlib import Path
 
 TANDEM = [sys.executable, "-m", "tandem"]
 STARTING_SECONDS = 120
+FIGURES = re.compile(r"(\d+) tokens in (\d+) steps.*; (\d+) of (\d+) draft tokens accepted")
 PROMPTS = (
     ("Once upon a time, there was a little girl named Lily. She", "0"),
     ("One day, a dog and a cat went to the park. They", "0.7"),
@@ -49,22 +49,22 @@ def running(mark: str) -> Iterator[str]:
         process.wait(STARTING_SECONDS)
 
 
-def generate(address: str, prompt: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """One `tandem generate`."""
-    captured = subprocess.PIPE if "--json" in options else None
-    command = [
-        *TANDEM,
-        "generate",
-        "--address",
-        address,
-        "--max-new-tokens",
-        "100",
-        *options,
-        prompt,
-    ]
-    return subprocess.run(
-        command, stdout=captured, text=True, check=True, env=os.environ | {"FORCE_COLOR": "1"}
-    )
+def generate(address: str, prompt: str, *options: str) -> list[int]:
+    """What one `tandem generate` prints, passed on as it comes; the figures of its last line."""
+    command = [*TANDEM, "generate", "--address", address, "--max-new-tokens", "100"]
+    environment = os.environ | {"FORCE_COLOR": "1"}
+    printed = b""
+    with subprocess.Popen(
+        [*command, *options, prompt], stdout=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdout is not None
+        while piece := os.read(process.stdout.fileno(), 65536):
+            printed += piece
+            sys.stdout.buffer.write(piece)
+            sys.stdout.flush()
+    if process.returncode or not (found := FIGURES.search(printed.decode())):
+        raise SystemExit("error: the story was not told")
+    return [int(figure) for figure in found.groups()]
 
 
 def left_running(mark: str) -> list[str]:
@@ -88,24 +88,18 @@ def main() -> None:
     began, mark = time.monotonic(), secrets.token_hex(8)
     with running(mark) as address:
         print(f"\n[up after {time.monotonic() - began:.0f} s]\n", flush=True)
-        steps = drafted = accepted = tokens = 0
+        told = []
         for seed, (prompt, temperature) in enumerate(PROMPTS):
-            options = ("--temperature", temperature, "--seed", str(seed))
-            generate(address, prompt, *options)
+            told.append(
+                generate(address, prompt, "--temperature", temperature, "--seed", str(seed))
+            )
             print(flush=True)
-            answer = json.loads(generate(address, prompt, *options, "--json").stdout)
-            steps += answer["speculation"]["numSpecSteps"]
-            drafted += answer["speculation"]["numDraftTokens"]
-            accepted += answer["speculation"]["numAcceptedDraftTokens"]
-            tokens += answer["usage"]["completionTokens"]
+        tokens, steps, accepted, drafted = map(sum, zip(*told, strict=True))
         print(
-            f"Together: {tokens} tokens in {steps} steps, {tokens / steps:.2f} per step;",
-            end=" ",
+            f"Together: {tokens} tokens in {steps} steps, {tokens / steps:.2f} per step;", end=" "
         )
         print(f"{accepted} of {drafted} draft tokens accepted ({accepted / max(1, drafted):.0%}).")
-        print(
-            "Green was guessed by the drafter; all of it is what the target alone would have said."
-        )
+        print("Green was drafted; all of it is what the target alone would have said.")
     if left := left_running(mark):
         raise SystemExit(f"error: {len(left)} processes are left: {left}")
     print("Stopped; no process is left.")
