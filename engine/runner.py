@@ -13,15 +13,21 @@ from typing import Any
 import torch
 
 from tandem.engine.cache.footprint import Footprint
-from tandem.engine.cache.pages import page_of
+from tandem.engine.cache.pages import PAGE
 from tandem.engine.cache.pool import KVPool
 from tandem.engine.forward import attention, tiles
 from tandem.engine.forward.cpu import panels, paths
-from tandem.engine.forward.cuda import flash
+from tandem.engine.forward.cuda import attention as attention_by_rows
 from tandem.engine.forward.cuda.graphs import CudaGraphs, Run
-from tandem.engine.forward.cuda.rows import KVLayout, RowPlan
+from tandem.engine.forward.cuda.rows import KVLayout, RowPlan, rows_together
 from tandem.engine.forward.cuda.sizes import invariant_sizes
-from tandem.engine.forward.cuda.table import SIZES, padding_passes, row_plans
+from tandem.engine.forward.cuda.table import (
+    SIZES,
+    RowTable,
+    padding_passes,
+    row_plans,
+    rows_plan,
+)
 from tandem.engine.forward.segment import Segment
 from tandem.engine.model.load import HFModel
 from tandem.engine.program.program import Program
@@ -46,8 +52,8 @@ class HFRunner:
     """A model and memory for `positions` cached tokens, or more as `footprint` says. `exact`:
     batch-invariant, bit for bit, where the model allows it; tiles do not. Without a `backend` it
     takes the fastest that can be used; raises Unusable if the one asked for cannot, MemoryError or
-    OutOfMemoryError. Along paths it goes by a `program` where there is one; `unfused` is why there
-    is none.
+    OutOfMemoryError. Along paths and by rows it goes by a `program` where there is one; `unfused`
+    is why there is none.
     """
 
     def __init__(
@@ -62,34 +68,34 @@ class HFRunner:
         self.model = model
         self.exact = exact
         rows = backend in BY_ROWS or (backend is None and model.device.type == "cuda")
-        page = page_of(model.device)
         try:
             self.pool = KVPool(
                 *(model.layers, positions, model.dtype, model.device),
-                padding=page * rows,
-                reads_unseen=rows,
-                footprint=footprint or Footprint(page=page),
+                padding=PAGE * rows,
+                footprint=footprint or Footprint(),
             )
         except RuntimeError as error:  # how torch reports that there is no memory
             raise MemoryError(str(error)) from error
-        width = -(-min(self.pool.positions, model.context_length) // page)
-        self._layout = KVLayout(self.pool.positions, page, width)
+        width = -(-min(self.pool.positions, model.context_length) // PAGE)
+        together = rows_together(max(layer.repeat for layer in model.layers), model.dtype)
+        self._layout = KVLayout(self.pool.positions, width, together)
         self.backend = AttentionBackend.TILES
         self._problem: str | None = None
         # neither holds on to this object, so that the memory goes with it
-        self._plain = run = partial(_run, model, self.pool)
-        self._run: Callable[[Any], torch.Tensor] = run
-        self._runner: Run = lambda rows: run(rows.to(model.device))
+        self._plain = partial(_run, model, self.pool)
+        self._run: Callable[[Any], torch.Tensor] = self._plain
+        self._program: Program | None = None
+        self.unfused: str | None = "switched off"
+        self._runner: Run = partial(_launch, self._run, model.device)
         self.sizes: Sequence[int] = SIZES  # rows of a pass
         if rows:
-            self._choose(backend)
+            self._choose(backend, program)
         elif backend is not AttentionBackend.TILES:
             problem = panels.why_unsupported(model.dtype, model.device)
             if problem and backend:
                 raise Unusable(f"the model cannot attend along paths: {problem}")
             self.backend = AttentionBackend.TILES if problem else AttentionBackend.PATHS
             self._problem = f"compiled kernels: {problem}" if problem else None
-        self.unfused: str | None = "switched off"
         if program and self.backend is AttentionBackend.PATHS:
             self.fuse()
         self.exact = exact and self.backend is not AttentionBackend.TILES
@@ -102,10 +108,10 @@ class HFRunner:
     @property
     def kernels(self) -> str:
         """What multiplies the weights, and how much of a pass is done without Python."""
-        if isinstance(self._run, Program):
-            return "{}, fused {} of {}".format(self.model.kernels, *self._run.fused)
-        by_paths = self.backend is AttentionBackend.PATHS
-        return f"{self.model.kernels}, not fused" if by_paths else self.model.kernels
+        if self._program:
+            return "{}, fused {} of {}".format(self.model.kernels, *self._program.fused)
+        by_tiles = self.backend is AttentionBackend.TILES
+        return self.model.kernels if by_tiles else f"{self.model.kernels}, not fused"
 
     @property
     def batch_variant(self) -> str | None:
@@ -120,9 +126,12 @@ class HFRunner:
     def fuse(self) -> None:
         """Go by a program of the network as it is now, if there is one that computes the same."""
         model, self._run, self.unfused = self.model, self._plain, None
-        sizes = model.context_length, model.vocab_size
+        sizes, self._program = (model.context_length, model.vocab_size), None
+        by_rows = self.backend in BY_ROWS
+        plan_of = partial(_whole_plan, self._layout, model.device) if by_rows else paths.path_plan
         try:
-            self._run = proved_program(model.network, self._plain, self.pool, *sizes)
+            found = proved_program(model.network, self._plain, self.pool, *sizes, plan_of)
+            self._run = self._program = found
         except Unrecordable as error:
             self.unfused = str(error)
         except Exception as error:  # a network raises whatever it likes
@@ -167,14 +176,17 @@ class HFRunner:
         return torch.cat(logits)
 
     @torch.inference_mode()
-    def _choose(self, backend: AttentionBackend | None) -> None:
-        """Go by rows if that can be done."""
+    def _choose(self, backend: AttentionBackend | None, program: bool) -> None:
+        """Go by rows if that can be done, by a program if that is wanted."""
         self._problem = self._row_problem(backend)
         if self._problem and backend:
             raise Unusable(f"the model cannot attend by rows: {self._problem}")
         if self._problem:
             return
         self.backend = backend or AttentionBackend.GRAPHS
+        if program:
+            self.fuse()
+        self._runner = partial(_launch, self._run, self.model.device)
         if self.backend is AttentionBackend.GRAPHS:
             self._runner = CudaGraphs(self._run, self.model.device)
         if self.exact:
@@ -186,7 +198,7 @@ class HFRunner:
         model = self.model
         if backend is not AttentionBackend.ROWS and model.device.type != "cuda":
             return f"there are no graphs on {model.device}"
-        if problem := flash.why_unsupported(model.layers, model.dtype, model.device):
+        if problem := attention_by_rows.why_unsupported(model.layers, model.dtype, model.device):
             return problem
         (padding,) = row_plans((), self._layout, exact=False)
         try:
@@ -196,6 +208,19 @@ class HFRunner:
         except (RuntimeError, Unusable) as error:
             return str(error).splitlines()[0]
         return None
+
+
+def _whole_plan(layout: KVLayout, device: torch.device, segments: Sequence[Segment]) -> RowPlan:
+    """A pass by rows of just what is fed, without padding."""
+    table = RowTable.of(segments, layout)
+    return rows_plan(table, layout, int(table.rows[4].sum())).to(device)
+
+
+def _launch(
+    run: Callable[[RowPlan], torch.Tensor], device: torch.device, rows: RowPlan
+) -> torch.Tensor:
+    """A pass that is not captured."""
+    return run(rows.to(device))
 
 
 def _run(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from tandem.engine.cache.pages import PageTable, page_aligned, page_of
+from tandem.engine.cache.pages import PageTable, page_aligned
 from tandem.engine.exact.exactness import positions_tried, self_test
 from tandem.engine.forward.segment import Segment
 from tandem.engine.model.load import HFModel
@@ -108,7 +108,7 @@ def walk(model: HFModel) -> Iterator[list[Fed]]:
 
 def room_for(model: HFModel) -> int:
     """Cached tokens that a check needs space for."""
-    return max(SESSIONS * page_aligned(LONGEST, page_of(model.device)), positions_tried(model))
+    return max(SESSIONS * page_aligned(LONGEST), positions_tried(model))
 
 
 @contextmanager

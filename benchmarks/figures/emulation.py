@@ -1,5 +1,5 @@
-"""Passes by rows on a CPU, as a CUDA device runs them: the operator that attends spelled out, and
-passes that are replayed on the memory that they were captured on.
+"""Passes by rows on a CPU, as a CUDA device runs them: attention as one operation, and passes that
+are replayed on the memory that they were captured on.
 
 For checks where there is no device: what it shows is right there, but for the device's own kernels.
 """
@@ -12,52 +12,58 @@ from typing import Any
 
 import torch
 
-from tandem.engine.forward.cuda import flash
+from tandem.engine.forward.cuda import attention
 from tandem.engine.forward.cuda.graphs import CudaGraphs, Replay
-from tandem.engine.forward.cuda.rows import KeyRuns
+from tandem.engine.forward.cuda.rows import PassShape, RowPlan
+from tandem.engine.forward.dense import AttentionOptions
 from tandem.engine.runner import AttentionBackend, HFRunner
 
 
 @contextmanager
 def emulated() -> Iterator[None]:
-    """Within the scope CPUs have the operator that attends, too."""
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("_flash_attention_forward", attend, "CPU")
+    """Within the scope attention by rows is one operation, so that a pass is made of operations."""
+    library = torch.library.Library("tandem_emulated", "DEF")
+    library.define(
+        "attend(Tensor longs, Tensor ints, Tensor query, Tensor keys, Tensor values, int outputs, "
+        "float? scaling, int? window, float? softcap, Tensor? sinks) -> Tensor"
+    )
+    spelled_out, attention.definition = attention.definition, by_operation
+    library.impl("attend", lambda *given: attend(spelled_out, *given), "CPU")
     try:
         yield
     finally:
+        attention.definition = spelled_out
         library._destroy()
 
 
-def attend(
-    query: torch.Tensor,  # [rows, heads, size]
-    keys: torch.Tensor,  # [positions, heads, size]
+def by_operation(
+    rows: RowPlan,
+    query: torch.Tensor,
+    keys: torch.Tensor,
     values: torch.Tensor,
-    bounds: torch.Tensor,
-    starts: torch.Tensor,
-    widest: int,
-    longest: int,
-    dropout: float,
-    causal: bool,
-    debug: bool,
-    *,
-    scale: float,
-    seqused_k: torch.Tensor,
-    block_table: torch.Tensor | None = None,
-    **options: Any,
-) -> tuple[torch.Tensor, ...]:
-    """`aten::_flash_attention_forward` as far as we call it, and no further."""
-    if dropout or causal or debug or options != flash.NO_SPLIT:
-        raise NotImplementedError(f"attention with {dropout}, {causal}, {debug}, {options}")
-    if {each.dtype for each in (bounds, starts, seqused_k)} != {torch.int32}:
-        raise TypeError("the bounds of runs are int32")
-    if int(seqused_k.max()) > longest or int(bounds.diff().max()) > widest:
-        raise ValueError(f"runs are longer than {longest} keys or {widest} rows")
-    output, sums = flash.reference_kernel(
-        query, keys, values, KeyRuns(bounds, starts, seqused_k, widest, block_table), scale
+    options: AttentionOptions,
+) -> torch.Tensor:
+    """`attention.definition` as an operation."""
+    how = options.scaling, options.window, options.softcap, options.sinks
+    found: torch.Tensor = torch.ops.tandem_emulated.attend(
+        rows.longs, rows.ints, query, keys, values, rows.shape.outputs, *how
     )
-    nothing = torch.empty(0)
-    return output, sums.t().contiguous(), nothing, nothing, nothing
+    return found
+
+
+def attend(
+    spelled_out: attention.Attend,
+    longs: torch.Tensor,
+    ints: torch.Tensor,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    outputs: int,
+    *how: Any,
+) -> torch.Tensor:
+    """What the operation does."""
+    plan = RowPlan(PassShape(query.shape[2], outputs), longs, ints, 0, len(ints))
+    return spelled_out(plan, query, keys, values, AttentionOptions(*how))
 
 
 def capture(run: Callable[[], torch.Tensor]) -> tuple[Replay, torch.Tensor]:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from tandem.engine.cache.pages import CUDA_PAGE
+from tandem.engine.cache.pages import PAGE
 from tandem.engine.forward.segment import Segment
 from tandem.engine.model.load import HFModel
 from tandem.engine.runner import HFRunner
@@ -89,7 +89,7 @@ class Engine:
     ) -> None:
         length = len(text.ids)
         self._text = text
-        self.forward = build(sessions * (length + CUDA_PAGE))
+        self.forward = build(sessions * (length + PAGE))
         allocated = [self.forward.pool.allocate(length) for _ in range(sessions)]
         self._tables = [table for table in allocated if table]
         assert len(self._tables) == sessions, "the pool was made for them"

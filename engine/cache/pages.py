@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
-
 PAGE = 64  # positions
-CUDA_PAGE = 256  # what PyTorch's flash kernel takes
-
-
-def page_of(device: torch.device) -> int:
-    """Positions of a page on a device."""
-    return CUDA_PAGE if device.type == "cuda" else PAGE
 
 
 def page_aligned(length: int, page: int = PAGE) -> int:

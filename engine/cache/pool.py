@@ -19,7 +19,7 @@ import torch
 from tandem.engine.cache.allocator import PageAllocator
 from tandem.engine.cache.footprint import Footprint, footprint
 from tandem.engine.cache.ledger import EVERYWHERE
-from tandem.engine.cache.pages import PAGE, PageTable, page_of
+from tandem.engine.cache.pages import PAGE, PageTable
 from tandem.engine.cache.prefix_tree import PrefixTree
 from tandem.engine.cache.stack import Stack, can_give_back
 
@@ -60,7 +60,7 @@ def footprint_of(
     sizes = [layer.heads * size for layer in layers for size in (layer.key_size, layer.value_size)]
     whole = all(size * dtype.itemsize * PAGE % PAGESIZE == 0 for size in sizes)
     if not (windowed and whole and can_give_back(device)):
-        return Footprint(page=page_of(device))
+        return Footprint()
     most, each = max(layer.window or 0 for layer in windowed), position_bytes(windowed, dtype)
     return footprint(position_bytes(layers, dtype) - each, each, most, step)
 

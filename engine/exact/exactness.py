@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tandem.engine.cache.pages import PageTable, page_aligned, page_of
+from tandem.engine.cache.pages import PageTable, page_aligned
 from tandem.engine.exact.trial import MARGIN, Trial
 from tandem.engine.model.load import SERVED_MODELS, HFModel
 from tandem.engine.model.reference import text_length
@@ -80,7 +80,7 @@ def _wrong(kind: str, groups: dict[str, list[Difference]], smooth: bool) -> str 
 
 def positions_tried(model: HFModel) -> int:
     """How many cached tokens a self-test needs space for."""
-    return TRIAL_RANGES * page_aligned(_longest(model), page_of(model.device))
+    return TRIAL_RANGES * page_aligned(_longest(model))
 
 
 def _longest(model: HFModel) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,10 +18,11 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from tandem.engine.cache.pool import KVPool, store_rows
+from tandem.engine.forward import operations
 from tandem.engine.forward.cpu.kernels import required_kernels
 from tandem.engine.forward.cpu.paths import PathPlan
-from tandem.engine.forward.cuda import flash
-from tandem.engine.forward.cuda.rows import PrefixAndTail, RowPlan
+from tandem.engine.forward.cuda.attention import attend as attend_by_rows
+from tandem.engine.forward.cuda.rows import RowPlan
 from tandem.engine.forward.dense import AttentionOptions, dense_attention
 from tandem.engine.forward.tiles import Tile, TilePlan
 from tandem.protos.errors import Unusable
@@ -46,9 +47,6 @@ class AttentionStep:
     plan: TilePlan | PathPlan | RowPlan
     pool: KVPool
     context: int  # tokens of a text at the most
-    prefix_and_tail: dict[int, PrefixAndTail] = field(
-        default_factory=dict
-    )  # of Rows, by heads that share keys
 
 
 _current: ContextVar[AttentionStep] = ContextVar("step")
@@ -88,12 +86,9 @@ def attention(
     keys, values = step.pool.keys[layer], step.pool.values[layer]
     new_keys, new_values = key[0].transpose(0, 1), value[0].transpose(0, 1)
     if isinstance(step.plan, RowPlan):
-        if not how.plain:
-            raise Unusable("a layer has a sliding window, capped scores or sinks")
         keys.index_copy_(0, step.plan.slots, new_keys)
         values.index_copy_(0, step.plan.slots, new_values)
-        stored, known = (keys, values, step.pool.page), step.prefix_and_tail
-        return flash.attention(step.plan, query, *stored, scaling, known)[None], None
+        return attend_by_rows(step.plan, query, keys, values, how)[None], None
     count = step.plan.count
     store_rows(keys, step.plan.slots, new_keys[:count])
     store_rows(values, step.plan.slots, new_values[:count])
@@ -103,6 +98,28 @@ def attention(
     output = torch.cat([attend_tile(tile, query, keys, values, how) for tile in step.plan.tiles])
     padding = query.shape[2] - count
     return functional.pad(output, (0, 0, 0, 0, 0, padding))[None], None
+
+
+def attention_of_turned(
+    module: torch.nn.Module,
+    query: torch.Tensor,  # [1, heads, rows, size]
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cos: torch.Tensor,  # [1, 1, rows, size]
+    sin: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of the current step, one by rows, to queries and keys that are yet to be given
+    their positions.
+    """
+    step, layer = _current.get(), module.layer_idx
+    assert isinstance(step.plan, RowPlan)
+    keys, values = step.pool.keys[layer], step.pool.values[layer]  # type: ignore[index]
+    stored = step.plan.slots, keys, values
+    turned = operations.rotate_store(query, key, value, cos, sin, *stored)
+    how = options_of(step.context, **options)
+    return attend_by_rows(step.plan, turned, keys, values, how)[None], None
 
 
 def options_of(

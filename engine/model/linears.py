@@ -1,4 +1,4 @@
-"""The layers of a model, replaced by those that the processor is best at, joined where they can be.
+"""The layers of a model, replaced by those that the device is best at, joined where they can be.
 
 Linear layers that are given the same rows, like those of queries, keys and values, are multiplied
 as one: a call costs as much as many rows.
@@ -18,14 +18,15 @@ from transformers.pytorch_utils import Conv1D
 
 from tandem.engine.forward.cpu import panels
 from tandem.engine.forward.cpu.experts import panel_experts
-from tandem.engine.forward.cpu.gated import gated_mlp
-from tandem.engine.forward.cpu.norm import rms_norm
 from tandem.engine.forward.cpu.packed import PackedLinear, can_pack
 from tandem.engine.forward.cpu.products import multiply_by_panels
+from tandem.engine.forward.cuda.linear import CudaLinear, has_kernels
+from tandem.engine.forward.gated import gated_mlp
 from tandem.engine.forward.grouped_weight import GroupedWeight
+from tandem.engine.forward.norm import rms_norm
 from tandem.protos.errors import Unusable
 
-LinearClass: TypeAlias = type[panels.PanelLinear] | type[PackedLinear]
+LinearClass: TypeAlias = type[panels.PanelLinear] | type[PackedLinear] | type[CudaLinear]
 Groups = list[list[str]]
 FULL, INT8 = "full", "int8"  # weights as they are, or rounded
 
@@ -38,6 +39,8 @@ def linear_class(dtype: torch.dtype, device: torch.device, weights: str) -> Line
         return panels.PanelLinear
     if weights == INT8:
         raise Unusable(f"weights int8 need the compiled kernels: {problem}")
+    if has_kernels(device):
+        return CudaLinear
     return PackedLinear if can_pack(dtype, device) else None
 
 
@@ -49,9 +52,12 @@ def replace_layers(network: PreTrainedModel, groups: Groups, kind: LinearClass) 
     tied = tied_in_groups(network)
     if issubclass(kind, panels.PanelLinear):
         replace(network, lambda layer: panel_experts(layer, kind))
+    if issubclass(kind, panels.PanelLinear | CudaLinear):
         replace(network, lambda layer: gated_mlp(layer, kind))
         replace(network, rms_norm)
     merge(network, groups, kind)
+    if issubclass(kind, CudaLinear):  # the others are what they would be replaced by
+        return
     replace(network, lambda layer: replacement(layer, kind))
     if issubclass(kind, panels.PanelLinear):
         for layer in network.modules():

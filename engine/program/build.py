@@ -1,5 +1,5 @@
-"""Programs out of recordings: every call of a pass becomes instructions where a rule takes it, and
-stays a call where none does.
+"""Programs out of recordings. On a CPU every call of a pass becomes instructions where a rule takes
+it, and stays a call where none does; on a CUDA device calls are fused to fewer ones.
 
 What depends on rows is known by comparing two passes; what came out the same in both, of nothing
 but weights, is kept as it is.
@@ -8,7 +8,9 @@ but weights, is kept as it is.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum, auto
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,11 +18,14 @@ from torch.utils._pytree import tree_unflatten
 
 from tandem.engine.cache.pool import KVPool
 from tandem.engine.forward import attention
-from tandem.engine.program.instructions import Written
+from tandem.engine.forward.cuda.rows import RowPlan
+from tandem.engine.program.fusions import Calls
+from tandem.engine.program.instructions import Step, Written
 from tandem.engine.program.layout import Counts, Twins
-from tandem.engine.program.program import Action, Counted, Plain, Program, Shown, Stretch, Value
+from tandem.engine.program.program import Action, Counted, Plain, Program, Value
 from tandem.engine.program.rotary import fused
 from tandem.engine.program.rules import Rules
+from tandem.engine.program.stretch import Shown, Stretch
 from tandem.engine.program.tape import Call, Tape, Unrecordable
 from tandem.engine.program.writer import storage_of
 
@@ -34,12 +39,16 @@ class Origin(Enum):
 
 
 class Builder:
-    """Makes one program of the tapes of two passes."""
+    """Makes one program of the tapes of two passes: by `instructions`, or of calls alone."""
 
-    def __init__(self, tapes: tuple[Tape, Tape], pool: KVPool, context: int) -> None:
+    def __init__(
+        self, tapes: tuple[Tape, Tape], pool: KVPool, context: int, instructions: bool = True
+    ) -> None:
         one, two = (tape.plan for tape in tapes)
         self._counts = Counts((one.count, two.count), (len(one.logits_rows), len(two.logits_rows)))
         self._rules = Rules(self._counts, pool, context)
+        self._instructions = instructions
+        self._in_step = partial(_in_step, pool, context)
         self._tapes = tapes
         self._origins: dict[Hashable, Origin] = {}
         self._bases: dict[Hashable, torch.Tensor] = {}  # a tensor on each storage, its first
@@ -69,11 +78,27 @@ class Builder:
             self._classify(number, *pair)
         plain, shown = self._needed()
         early, late = self._parts(plain)
-        actions = [*map(self._plain, early), *self._actions(late, shown)]
-        left = sum(isinstance(part, int) for part in late)
-        counts = len(self._written), len(self._written) + left
+        calls = [*map(self._plain, early)]
         logits = self._value(first.logits)
-        return Program(actions, self._count, logits, self._rules.kept, counts)
+        if not self._instructions:
+            known = {self._values[id(each)]: each for each in self._tensors()}
+            fusing = Calls(calls, known, logits)
+            left = fusing.fused()
+            return Program(left, self._count, logits, (), fusing.counts, self._in_step)
+        actions: list[Action] = [*calls, *self._actions(late, shown)]
+        others = sum(isinstance(part, int) for part in late)
+        counts = len(self._written), len(self._written) + others
+        kept = self._rules.kept
+        return Program(
+            actions, self._count, logits, kept, counts, lambda plan: nullcontext(Step.of(plan))
+        )
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        """Those of the first pass that are values."""
+        first = self._tapes[0]
+        inputs = first.plan.token_ids, first.plan.positions, first.plan.logits_rows
+        found = [*inputs, *(each for call in first.calls for each in _tensors(call.made))]
+        return (each for each in found if id(each) in self._values)
 
     def _enter(self, one: torch.Tensor, two: torch.Tensor, origin: Origin) -> None:
         self._twins[id(one)] = two
@@ -107,7 +132,12 @@ class Builder:
         origin = Origin.PLAIN
         if new and self._constant(one) and all(map(torch.equal, *zip(*made, strict=True))):
             origin = Origin.KEPT
-        elif new and (sizes := self._sizes(new)) and (written := self._rules.translate(one, two)):
+        elif (
+            self._instructions
+            and new
+            and (sizes := self._sizes(new))
+            and (written := self._rules.translate(one, two))
+        ):
             origin = Origin.WRITTEN
             self._written[number] = written
             self._rules.sizes |= sizes
@@ -214,7 +244,7 @@ class Builder:
 
     def _plain(self, number: int) -> Plain:
         one, two = (tape.calls[number] for tape in self._tapes)
-        if one.function is attention.attention:
+        if one.function is attention.attention and self._instructions:
             raise Unrecordable("no rule takes its attention")
         given = [self._argument(*pair) for pair in zip(one.given, two.given, strict=True)]
         made = [self._value(each) if isinstance(each, torch.Tensor) else None for each in one.made]
@@ -244,6 +274,11 @@ class Builder:
         )
         offset = self._counted(*(int(each.storage_offset()) for each in (tensor, other)))
         return Shown(self._value(tensor), memory, tensor.dtype, sizes, strides, offset)
+
+
+def _in_step(pool: KVPool, context: int, plan: RowPlan) -> AbstractContextManager[None]:
+    """The scope within which attention knows a pass."""
+    return attention.in_step(attention.AttentionStep(plan, pool, context))
 
 
 def _tensors(some: Sequence[Any]) -> list[torch.Tensor]:

@@ -71,13 +71,17 @@ class Step(ctypes.Structure):
         *((name, POINTER) for name in ("pages", "tables", "prefixes", "tails", "slots", "stored")),
         ("page", LONG),
     )
+    kept: Sequence[torch.Tensor]
 
     @classmethod
-    def of(cls, plan: PathPlan, stored: torch.Tensor) -> Step:
-        """That of a plan, whose rows are `stored` in these slots."""
-        paths = plan.paths
+    def of(cls, plan: PathPlan) -> Step:
+        """That of a plan."""
+        paths, slots = plan.paths, plan.slots
+        stored = torch.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots
         tensors = (paths.pages, paths.tables, paths.prefixes, paths.tails, paths.slots, stored)
-        return cls(*(each.data_ptr() for each in tensors), paths.page)
+        step = cls(*(each.data_ptr() for each in tensors), paths.page)
+        step.kept = tensors  # as long as the step
+        return step
 
 
 @dataclass(frozen=True, slots=True)

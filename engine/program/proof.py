@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -17,11 +18,12 @@ from tandem.engine.cache.pool import KVPool
 from tandem.engine.forward.cpu.paths import PathPlan, path_plan
 from tandem.engine.forward.segment import Segment
 from tandem.engine.program.build import Builder
-from tandem.engine.program.program import Program
+from tandem.engine.program.program import Plan, Program
 from tandem.engine.program.tape import Unrecordable, record
 from tandem.protos import tree
 
-Run = Callable[[PathPlan], torch.Tensor]
+Run = Callable[[Any], torch.Tensor]
+PlanOf = Callable[[Sequence[Segment]], Plan]
 
 RECORDED = ((2, 2), (7, 5))  # rows of the passes, and how many give logits: few, since all tensors
 # of a recording are held; and differences without a common factor tell what depends on which
@@ -33,10 +35,15 @@ BESIDE = 3  # of another session
 
 @torch.inference_mode()
 def proved_program(
-    network: PreTrainedModel, run: Run, pool: KVPool, context: int, vocabulary: int
+    network: PreTrainedModel,
+    run: Run,
+    pool: KVPool,
+    context: int,
+    vocabulary: int,
+    plan_of: PlanOf = path_plan,
 ) -> Program:
-    """The program of a network whose passes `run` makes. Raises Unrecordable with the reason if
-    there is none, or none that computes the same.
+    """The program of a network whose passes `run` makes, along paths or by rows, as `plan_of` has
+    it. Raises Unrecordable with the reason if there is none, or none that computes the same.
     """
     with _tables(pool, context) as (recorded, *tables):
         rng = random.Random(0)
@@ -46,10 +53,10 @@ def proved_program(
             return Segment(table, start, tokens, tuple(parents), wanted)
 
         plans = [
-            path_plan([segment(recorded, 0, tree.chain(rows), wanted)]) for rows, wanted in RECORDED
+            plan_of([segment(recorded, 0, tree.chain(rows), wanted)]) for rows, wanted in RECORDED
         ]
         one, two = (record(network, run, plan) for plan in plans)
-        program = Builder((one, two), pool, context).program()
+        program = Builder((one, two), pool, context, isinstance(plans[0], PathPlan)).program()
         fed = [0, 0]  # tokens of two sessions
         for rows in EXAMPLES:
             parents = TREE if rows == len(TREE) else tree.chain(rows)
@@ -59,7 +66,7 @@ def proved_program(
                 fed[1] += BESIDE
             fed[0] += rows
             own = [replace(each, table=tables[2 + place]) for place, each in enumerate(given)]
-            if not torch.equal(run(path_plan(given)), program(path_plan(own))):
+            if not torch.equal(run(plan_of(given)), program(plan_of(own))):
                 raise Unrecordable(f"its program computes something else of {rows} rows")
     return program
 

@@ -16,10 +16,10 @@ from torch.utils._pytree import tree_unflatten
 
 from tandem.engine.cache.pool import KVPool
 from tandem.engine.forward import attention
-from tandem.engine.forward.cpu.gated import GatedMLP
 from tandem.engine.forward.cpu.kernels import ELEMENT_TYPES
-from tandem.engine.forward.cpu.norm import RMSNorm
 from tandem.engine.forward.cpu.panels import PanelLinear
+from tandem.engine.forward.gated import GatedMLP
+from tandem.engine.forward.norm import RMSNorm
 from tandem.engine.program.instructions import Attend, Linear, Operation, Place, Written
 from tandem.engine.program.layout import Counts, Twins, View
 from tandem.engine.program.tape import Call

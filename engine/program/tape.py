@@ -20,9 +20,9 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from tandem.engine.forward import attention
 from tandem.engine.forward.cpu.experts import PanelExperts
-from tandem.engine.forward.cpu.gated import GatedMLP
-from tandem.engine.forward.cpu.norm import RMSNorm
-from tandem.engine.forward.cpu.paths import PathPlan
+from tandem.engine.forward.gated import GatedMLP
+from tandem.engine.forward.norm import RMSNorm
+from tandem.engine.program.program import Plan
 
 NAME = "tandem_recorded"
 OURS = (GatedMLP, PanelExperts, RMSNorm)  # and PanelLinear, which has none inside
@@ -51,7 +51,7 @@ class Call:
 class Tape:
     """All calls of a pass over the rows of a plan, and the logits that came of it."""
 
-    plan: PathPlan
+    plan: Plan
     calls: Sequence[Call]
     logits: torch.Tensor
 
@@ -131,9 +131,7 @@ def _recording(network: PreTrainedModel) -> Iterator[Recorder]:
             hook.remove()
 
 
-def record(
-    network: PreTrainedModel, run: Callable[[PathPlan], torch.Tensor], plan: PathPlan
-) -> Tape:
+def record(network: PreTrainedModel, run: Callable[[Any], torch.Tensor], plan: Plan) -> Tape:
     """The pass of a network over the rows of a plan, which `run` makes it go through. Raises
     Unrecordable if what it calls depends on what is in its tensors.
     """

@@ -12,9 +12,9 @@ from transformers.models.arcee.modeling_arcee import ArceeMLP
 from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.phi3.modeling_phi3 import Phi3MLP
 
-from tandem.engine.forward.cpu.gated import GatedMLP, gated_mlp
 from tandem.engine.forward.cpu.kernels import Activation, Kernels, kernels
 from tandem.engine.forward.cpu.panels import PanelLinear
+from tandem.engine.forward.gated import GatedMLP, gated_mlp
 
 WIDTH = 96
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

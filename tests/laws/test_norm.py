@@ -9,7 +9,7 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tandem.engine.forward.cpu.kernels import Kernels, kernels
-from tandem.engine.forward.cpu.norm import RMSNorm, rms_norm
+from tandem.engine.forward.norm import RMSNorm, rms_norm
 
 SIZES = (1, 7, 96, 100, 768)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

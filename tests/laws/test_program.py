@@ -17,7 +17,7 @@ from tandem.engine.forward.cpu.kernels import ElementType, Kernels, kernels
 from tandem.engine.program.instructions import Operation, Place, Written
 from tandem.engine.program.layout import View
 from tandem.engine.program.memory import ALIGNED, allocated
-from tandem.engine.program.program import Stretch
+from tandem.engine.program.stretch import Stretch
 from tandem.engine.program.tape import Unrecordable
 from tests.laws.passes import differing, of_family
 

@@ -14,11 +14,11 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from tandem.engine.cache.pages import PAGE, PageTable
 from tandem.engine.cache.pool import SlotIndex
 from tandem.engine.forward import attention, tiles
-from tandem.engine.forward.cpu.gated import GatedMLP
 from tandem.engine.forward.cpu.packed import PackedLinear
 from tandem.engine.forward.cpu.panels import GroupedPart, PanelLinear
 from tandem.engine.forward.cpu.paths import PathPlan
 from tandem.engine.forward.cuda.rows import PrefixAndTail, RowPlan
+from tandem.engine.forward.gated import GatedMLP
 from tandem.engine.forward.tiles import Tile
 from tandem.engine.model.linears import MergedLinear
 from tandem.engine.program.instructions import Step
@@ -105,14 +105,15 @@ def a_key_that_is_not_written(plant: Plant) -> None:
         store(layer, places, new)
 
     plant.patch.setattr(attention, "store_rows", short)
-    of, kept = Step.of, list[torch.Tensor]()
+    of = Step.of
 
-    def wrong(plan: PathPlan, stored: torch.Tensor) -> Step:
-        if len(stored) > 9:
-            stored = stored.clone()
+    def wrong(plan: PathPlan) -> Step:
+        step = of(plan)
+        if len(step.kept[-1]) > 9:
+            stored = step.kept[-1].clone()
             stored[-1] = plant.forward.pool.positions - 1  # of nobody
-        kept.append(stored)
-        return of(plan, stored)
+            step.kept, step.stored = (*step.kept, stored), stored.data_ptr()
+        return step
 
     plant.patch.setattr(Step, "of", wrong)
 

@@ -13,11 +13,8 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from tandem.benchmarks.figures.emulation import emulated
-from tandem.engine.cache.pool import LayerGeometry
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.forward.cpu import panels
-from tandem.engine.forward.cuda import flash
 from tandem.engine.host import device_name, load_and_test
 from tandem.engine.loading import load_model, runner_of
 from tandem.engine.schedule.profile import light_seconds
@@ -110,15 +107,6 @@ def test_sums_are_kept_whole_on_a_device_that_is_to_be_exact_and_nowhere_else(
         assert said["workspaces"] == ([":16:8", "1"] if whole else [None, None])
         assert said["split"] == [not whole] * 2 and said["rounded between"] == [not whole] * 2
         assert (said["float32"] == "ieee") == whole
-
-
-def test_the_kernel_is_called_as_the_operator_wants_it_and_never_splits_a_run() -> None:
-    """The operator of the installed torch, with its own schema; spelled out for a CPU."""
-    assert flash.NO_SPLIT == {"num_splits": 1}
-    layers = [LayerGeometry(3, size, size) for size in (16, 64, 128)]
-    with emulated():
-        assert flash.why_unsupported(layers, torch.bfloat16, CPU) is None
-    assert "CPU" in (flash.why_unsupported(layers, torch.bfloat16, CPU) or "")
 
 
 @pytest.mark.parametrize("compiled", [True, False])

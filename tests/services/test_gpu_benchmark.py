@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from tandem.benchmarks import gpu
 from tandem.benchmarks.figures import checks, emulation
-from tandem.engine.forward.cuda import flash
+from tandem.engine.forward.cuda import attention
+from tandem.engine.forward.cuda.rows import RowPlan
 from tandem.engine.model.load import HFModel, load
 from tandem.engine.runner import AttentionBackend, HFRunner
 from tandem.protos.errors import Unusable
@@ -111,13 +112,12 @@ def test_rows_that_depend_on_their_company_are_noticed(
     model: HFModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By as little as rounding would make of it."""
-    spelled_out = flash.flash_kernel
+    spelled_out = attention.definition
 
-    def batch_variant(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        output, sums = spelled_out(*given)
-        return output * (1 + 1e-6 * int(given[3].lengths.count_nonzero() % 2)), sums
+    def batch_variant(rows: RowPlan, *given: Any) -> torch.Tensor:
+        return spelled_out(rows, *given) * (1 + 1e-6 * int(rows.counts.count_nonzero() % 2))
 
-    monkeypatch.setattr(flash, "flash_kernel", batch_variant)
+    monkeypatch.setattr(attention, "definition", batch_variant)
     with emulation.emulated():
         forward = HFRunner(model, checks.room_for(model), backend=AttentionBackend.ROWS)
         with pytest.raises(Unusable, match="a check failed: not exact"):

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from tandem.engine.cache.pages import PAGE
 from tandem.engine.exact.exactness import self_test
-from tandem.engine.forward.cuda import flash
-from tandem.engine.forward.cuda.rows import TAIL
+from tandem.engine.forward.cuda import attention
+from tandem.engine.forward.cuda.rows import HEADER, RECORD, TAIL, RowPlan
 from tandem.engine.forward.cuda.table import RowTable
 from tandem.engine.forward.segment import Segment
 from tandem.engine.model.load import load
@@ -25,17 +26,6 @@ from tests.talks import differing_rows, largest_difference, some_tokens, talks
 
 MakeModel = Callable[[str, int], Path]
 POSITIONS = 2048
-
-
-@pytest.fixture(autouse=True)
-def _spelled_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no such kernel for CPUs; no run is longer than it is told."""
-
-    def kernel(query: Any, keys: Any, values: Any, spans: Any, scale: float) -> Any:
-        assert spans.bounds.diff().max() <= spans.widest
-        return flash.reference_kernel(query, keys, values, spans, scale)
-
-    monkeypatch.setattr(flash, "flash_kernel", kernel)
 
 
 def by_rows(folder: Path, exact: bool = True) -> HFRunner:
@@ -50,6 +40,9 @@ def by_rows(folder: Path, exact: bool = True) -> HFRunner:
         ("llama", False),
         ("qwen2", True),
         ("mistral_wide", True),  # whose window is wider than its context
+        ("qwen2_window", True),
+        ("gemma2", True),  # whose scores are capped
+        ("gpt_oss", True),  # which has sinks
     ],
 )
 def test_every_row_is_what_a_plain_pass_gives(
@@ -100,10 +93,10 @@ def test_tails_that_ignore_branches_are_noticed(
 ) -> None:
     """The mistake that gathering by path guards against."""
 
-    def straight(table: RowTable, page: int, cut: Any) -> Any:
+    def straight(table: RowTable, cut: Any) -> Any:
         _, positions, _, sessions, _, _ = table.rows
         lanes = np.minimum(cut[:, None] + np.arange(TAIL), positions[:, None])
-        return table.pages[sessions[:, None], lanes // page] * page + lanes % page
+        return table.pages[sessions[:, None], lanes // PAGE] * PAGE + lanes % PAGE
 
     forward = by_rows(make_model("llama", 0))
     monkeypatch.setattr("tandem.engine.forward.cuda.table._tails", straight)
@@ -116,38 +109,25 @@ def test_prefixes_that_are_cut_elsewhere_are_noticed(
 ) -> None:
     """One position short: the tail begins where the prefix should end."""
     forward = by_rows(make_model("llama", 0))
-    spelled_out = flash.flash_kernel
+    spelled_out = attention.definition
 
-    def short(query: Any, keys: Any, values: Any, spans: Any, scale: float) -> Any:
-        spans.lengths.sub_((spans.lengths > TAIL).int())
-        return spelled_out(query, keys, values, spans, scale)
+    def short(rows: RowPlan, *given: Any) -> torch.Tensor:
+        for number in range(int(rows.reads[0])):
+            rows.reads[HEADER + number * RECORD + 3] -= 1
+        return spelled_out(rows, *given)
 
-    monkeypatch.setattr(flash, "flash_kernel", short)
+    monkeypatch.setattr(attention, "definition", short)
     assert largest_difference(forward, random.Random(0)) > 1e-2
 
 
-@pytest.mark.parametrize("spoilt", ["output", "sums"])
 def test_a_kernel_that_computes_something_else_is_not_used(
-    spoilt: str, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        output, sums = flash.reference_kernel(*given)
-        return (output * 1.1, sums) if spoilt == "output" else (output, sums + 0.1)
-
-    monkeypatch.setattr(flash, "flash_kernel", wrong)
+    monkeypatch.setattr(attention, "attend", lambda *given: attention.definition(*given) * 1.1)
     with pytest.raises(Unusable, match="the attention kernel is off by"):
         by_rows(make_model("llama", 0))
 
 
-@pytest.mark.parametrize(
-    ("family", "backend", "problem"),
-    [
-        ("qwen2_window", AttentionBackend.ROWS, "a layer has a sliding window"),
-        ("llama", AttentionBackend.GRAPHS, "no graphs on cpu"),
-    ],
-)
-def test_what_a_model_or_a_device_cannot_do_is_refused(
-    family: str, backend: AttentionBackend, problem: str, make_model: MakeModel
-) -> None:
-    with pytest.raises(Unusable, match=problem):
-        HFRunner(load(make_model(family, 0)), POSITIONS, backend=backend)
+def test_what_a_device_cannot_do_is_refused(make_model: MakeModel) -> None:
+    with pytest.raises(Unusable, match="no graphs on cpu"):
+        HFRunner(load(make_model("llama", 0)), POSITIONS, backend=AttentionBackend.GRAPHS)

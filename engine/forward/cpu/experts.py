@@ -16,10 +16,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tandem.engine.forward.cpu.equivalence import equivalent, trial_rows
-from tandem.engine.forward.cpu.gated import ACTIVATIONS, activation_of
 from tandem.engine.forward.cpu.kernels import required_kernels
 from tandem.engine.forward.cpu.panels import PanelLinear
+from tandem.engine.forward.equivalence import equivalent, trial_rows
+from tandem.engine.forward.gated import ACTIVATIONS, activation_of
 
 Gate = Callable[[torch.Tensor], torch.Tensor]  # [rows, 2 * size] -> [rows, size]
 INNER, OUTER, BIAS = "gate_up_proj", "down_proj", "_bias"

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from tandem.engine.forward.cpu.equivalence import equivalent
 from tandem.engine.forward.cpu.panels import PanelLinear
+from tandem.engine.forward.equivalence import equivalent
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 Key = tuple[torch.Size, torch.dtype]  # the shape of a weight, and the dtype that it is used in

@@ -4,9 +4,9 @@ What suits a GPU: no loop over sessions, two copies to the device, and so few fo
 each can be captured and replayed. Knows no model and no cache.
 
 A row sees its path, and its position alone decides where the path is cut. The prefix is read page
-by page, at once for neighbours; the tail, up to 96 positions, holds every node of a draft and is
-gathered. So a tree needs no mask, and what a row computes depends on its path and on nothing else
-in the step.
+by page, in pieces, at once for neighbours; the tail, up to 96 positions, holds every node of a
+draft and is gathered. So a tree needs no mask, and what a row computes depends on its path and on
+nothing else in the step.
 """
 
 from __future__ import annotations
@@ -15,23 +15,29 @@ from dataclasses import dataclass
 
 import torch
 
+from tandem.engine.cache.pages import PAGE
 from tandem.protos.types import MAX_NODES
 
 STEP = 32  # positions from one cut to the next
 REACH = MAX_NODES  # a tail after a cut has more positions, so all of a draft is in it
 TAIL = REACH + STEP  # and no more than this
-WIDEST = 32  # rows of a run
+PIECES = 16  # of a prefix, at most: with 8 heads of keys as many as an H100 has multiprocessors
+LEAST_PIECE = 256  # positions: shorter ones take as long
+QUERIES = 64  # that attend to a piece together: what one instruction of a tensor core takes
+SINGLE_QUERIES = 16  # of float32, which tensor cores do not take: compiling takes as long as these
+HEADER = 1  # of what is read: the number of pieces
+RECORD = 6  # numbers that describe a piece
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Where keys lie: in pages of `page` slots, of which the longest prefix has `width`. Those of
-    padding rows go to the slot `padding`.
+    """Where keys lie: in pages of which the longest prefix has `width`. Those of padding rows go to
+    the slot `padding`. As many rows as `together` attend to a prefix at once.
     """
 
     padding: int
-    page: int
     width: int
+    together: int = QUERIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,41 +54,21 @@ class PassShape:
         """Of a pass's arrays of int64, in order."""
         return [self.rows, self.rows, self.rows, self.outputs, TAIL * self.rows]
 
-
-@dataclass(frozen=True, slots=True)
-class KeyRuns:
-    """Runs of rows and the keys that each run sees. Run i is the rows from bounds[i] to
-    bounds[i + 1], at most `widest`, and sees lengths[i] keys: in the pages pages[i], or, without
-    any, from starts[i] on. int32.
-    """
-
-    bounds: torch.Tensor  # [runs + 1]
-    starts: torch.Tensor  # [runs + 1], the last unused
-    lengths: torch.Tensor  # [runs]
-    widest: int
-    pages: torch.Tensor | None = None  # [runs, width]
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixAndTail:
-    """The two parts of what rows see, where a row is that of several query heads."""
-
-    prefix: KeyRuns
-    tail: KeyRuns
-    short: torch.Tensor  # bool [rows * repeat, 1]: no prefix
+    def room(self, width: int) -> int:
+        """Numbers of int32 that a pass needs, at most."""
+        return 2 * self.rows + HEADER + self.rows * (PIECES * RECORD + width)
 
 
 class RowPlan:
     """One pass. Its arrays lie in two tensors, so that two copies move it: `longs`, int64, and
-    `spans`, int32 [3 + width, rows + 1]: bounds and lengths of the runs of prefixes, lengths of
-    tails, and below those the pages of prefixes, run by run.
+    `ints`, int32, as many as are used, of which a device has `room` for more.
     """
 
     def __init__(
-        self, shape: PassShape, longs: torch.Tensor, spans: torch.Tensor, wanted: int
+        self, shape: PassShape, longs: torch.Tensor, ints: torch.Tensor, wanted: int, room: int
     ) -> None:
         self.shape = shape
-        self.longs, self.spans = longs, spans
+        self.longs, self.ints = longs, ints
         self.wanted = wanted  # rows with logits that are no padding
         ids, positions, slots, logits_rows, tail_slots = longs.split(shape.sizes)
         self.token_ids = ids[None]  # [1, rows]
@@ -90,33 +76,40 @@ class RowPlan:
         self.slots = slots  # of the new keys, [rows]
         self.logits_rows = logits_rows  # [outputs]
         self.tail_slots = tail_slots  # of all keys of all tails, [rows * TAIL]
+        self.counts = ints[: 2 * shape.rows]  # by rows: keys of the tail, pieces of the prefix
+        # the number of pieces, then of each its first row and the one after its last, its first
+        # position and the one after its last, its number in its prefix, and where its pages begin
+        # in this very array
+        self.reads = ints[2 * shape.rows :]
+        self._room = room
+
+    @property
+    def count(self) -> int:
+        """Its rows."""
+        return self.shape.rows
 
     def to(self, device: torch.device) -> RowPlan:
-        """The same on a device."""
-        if device.type == "cpu":
-            return self
-        longs, spans = (torch.empty_like(each, device=device) for each in (self.longs, self.spans))
-        on_device = RowPlan(self.shape, longs, spans, self.wanted)
+        """The same on a device, with room for every pass of its form."""
+        longs = torch.empty_like(self.longs, device=device)
+        ints = torch.zeros(self._room, dtype=torch.int32, device=device)
+        on_device = RowPlan(self.shape, longs, ints, self.wanted, self._room)
         on_device.copy_from(self)
         return on_device
 
     def copy_from(self, other: RowPlan) -> None:
-        """Take over the arrays of a pass of the same shape, from the CPU."""
-        for on_device, given in ((self.longs, other.longs), (self.spans, other.spans)):
+        """Take over the arrays of a pass of the same form, from the CPU."""
+        for on_device, given in ((self.longs, other.longs), (self.ints, other.ints)):
             on_cpu = on_device.device.type == "cpu"
-            on_device.copy_(given if on_cpu else given.pin_memory(), non_blocking=True)
+            source = given if on_cpu else given.pin_memory()
+            on_device[: len(given)].copy_(source, non_blocking=True)
 
-    def prefix_and_tail(self, repeat: int) -> PrefixAndTail:
-        """What rows see when each is that of `repeat` query heads; the same in all layers of a
-        pass, but not in its replays: they have to compute it again.
-        """
-        rows = self.shape.rows
-        bounds, lengths, tails = self.spans[:3].unbind()
-        pages = self.spans[3:].reshape(rows + 1, -1)[:-1]
-        every = torch.arange(rows + 1, dtype=torch.int32, device=bounds.device)
-        short = (self.positions[0] < TAIL)[:, None].expand(-1, repeat)
-        return PrefixAndTail(
-            KeyRuns(bounds * repeat, every, lengths[:-1], WIDEST * repeat, pages),
-            KeyRuns(every * repeat, every * TAIL, tails[:-1], repeat),
-            short.reshape(-1, 1),
-        )
+
+def rows_together(repeat: int, dtype: torch.dtype) -> int:
+    """Rows that attend to a piece together, where so many query heads share a head of keys."""
+    queries = SINGLE_QUERIES if dtype == torch.float32 else QUERIES
+    return max(queries // (1 << (repeat - 1).bit_length()), 1)
+
+
+def piece_length(prefix: int) -> int:
+    """Positions of the pieces of a prefix: whole pages, by its own length alone."""
+    return max(-(-prefix // (PAGE * PIECES)) * PAGE, LEAST_PIECE)

@@ -10,14 +10,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tandem.engine.cache.pages import PAGE
 from tandem.engine.forward.cuda.rows import (
+    HEADER,
     REACH,
+    RECORD,
     STEP,
     TAIL,
-    WIDEST,
     KVLayout,
     PassShape,
     RowPlan,
+    piece_length,
 )
 from tandem.engine.forward.segment import PackedRows, Segment
 from tandem.protos import tree
@@ -62,7 +65,7 @@ class RowTable:
         pages = np.zeros((len(tables) + 1, max(map(len, tables), default=1)), np.int64)
         for own_pages, table in zip(pages, tables, strict=False):
             own_pages[: len(table)] = table
-        pages[-1] = layout.padding // layout.page
+        pages[-1] = layout.padding // PAGE
         return cls(np.array(rows, np.int64), np.array([slots, above], np.int64), pages)
 
     def part(self, start: int, size: int, padding_slot: int) -> RowTable:
@@ -87,8 +90,15 @@ def row_plans(
     passes = []
     for start in range(0, max(total, 1), most):
         size = next(size for size in sizes if size >= min(total - start, most))
-        passes.append(_rows(table.part(start, size, layout.padding), layout, exact))
+        part = table.part(start, size, layout.padding)
+        passes.append(rows_plan(part, layout, _outputs(part, exact)))
     return passes
+
+
+def _outputs(table: RowTable, exact: bool) -> int:
+    """How many rows of a pass give logits, padding included."""
+    size, count = len(table.rows[4]), int(table.rows[4].sum())
+    return size if count > FEW or (exact and count) else FEW if count else 0
 
 
 def padding_passes(layout: KVLayout, exact: bool, sizes: Sequence[int] = SIZES) -> list[RowPlan]:
@@ -98,7 +108,7 @@ def padding_passes(layout: KVLayout, exact: bool, sizes: Sequence[int] = SIZES) 
         for outputs in {0, size} if exact else {0, FEW, size}:
             table = RowTable.of((), layout).part(0, size, layout.padding)
             table.rows[4, :outputs] = 1
-            passes.append(_rows(table, layout, exact))
+            passes.append(rows_plan(table, layout, outputs))
     return passes
 
 
@@ -108,42 +118,61 @@ def prefix_lengths(positions: Array) -> Array:
     return cut
 
 
-def _rows(table: RowTable, layout: KVLayout, exact: bool) -> RowPlan:
-    """The arrays of one pass."""
-    _, positions, _, sessions, wanted, _ = table.rows
+def rows_plan(table: RowTable, layout: KVLayout, outputs: int) -> RowPlan:
+    """The arrays of one pass of all rows of a table, of which so many give logits, padding
+    included.
+    """
+    positions, wanted = table.rows[1], table.rows[4]
     size, count = len(wanted), int(wanted.sum())
-    outputs = size if count > FEW or (exact and count) else FEW if count else 0
     shape = PassShape(size, outputs)
     cut = prefix_lengths(positions)
-    firsts = _runs(sessions, cut)
-    runs, own = len(firsts), table.pages[sessions[firsts], : layout.width]
-    spans = np.zeros((3 + layout.width, size + 1), np.int32)
-    spans[0] = size
-    spans[0, :runs], spans[1, :runs] = firsts, cut[firsts]
-    spans[2, :-1] = positions - cut + 1
-    spans[3:].reshape(size + 1, -1)[:runs, : own.shape[1]] = own
     longs = np.zeros(sum(shape.sizes), np.int64)
     longs[: 3 * size] = table.rows[:3].ravel()
     longs[3 * size :][:count] = wanted.nonzero()[0]
-    longs[3 * size + outputs :] = _tails(table, layout.page, cut).ravel()
-    return RowPlan(shape, torch.from_numpy(longs), torch.from_numpy(spans), count)
+    longs[3 * size + outputs :] = _tails(table, cut).ravel()
+    pieces, pages = _pieces(table, cut, layout.together)
+    counts = np.stack([positions - cut + 1, [-(-one // piece_length(one)) for one in cut]], 1)
+    records = np.array(pieces, np.int64).reshape(-1, RECORD)
+    records[:, -1] += HEADER + records.size  # the pages come after them
+    ints = np.concatenate([counts.ravel(), [len(records)], records.ravel(), pages])
+    arrays = torch.from_numpy(longs), torch.from_numpy(ints.astype(np.int32))
+    return RowPlan(shape, *arrays, count, shape.room(layout.width))
 
 
-def _runs(sessions: Array, cut: Array) -> Array:
-    """The first rows of runs that share a prefix."""
+def _pieces(table: RowTable, cut: Array, together: int) -> tuple[list[list[int]], list[int]]:
+    """The pieces of prefixes, and the pages that they lie in: a piece is its first row and the one
+    after its last, its first position and the one after its last, its number, and where its pages
+    begin.
+    """
+    sessions = table.rows[3]
+    firsts = _runs(sessions, cut, together)
+    pieces, pages = list[list[int]](), list[int]()
+    for first, last in zip(firsts, [*firsts[1:], len(cut)], strict=True):
+        prefix = int(cut[first])
+        length = piece_length(prefix)
+        own = table.pages[sessions[first]]
+        for number, low in enumerate(range(0, prefix, length)):
+            high = min(low + length, prefix)
+            pieces.append([int(first), int(last), low, high, number, len(pages)])
+            pages += own[low // PAGE : -(-high // PAGE)].tolist()
+    return pieces, pages
+
+
+def _runs(sessions: Array, cut: Array, together: int) -> Array:
+    """The first rows of runs that share a prefix, and are no more than attend together."""
     every = np.arange(len(sessions))
     differs = np.ones(len(sessions), np.bool_)
     differs[1:] = (sessions[1:] != sessions[:-1]) | (cut[1:] != cut[:-1])
     began = np.maximum.accumulate(np.where(differs, every, 0))
-    firsts: Array = (differs | ((every - began) % WIDEST == 0)).nonzero()[0]
+    firsts: Array = (differs | ((every - began) % together == 0)).nonzero()[0]
     return firsts
 
 
-def _tails(table: RowTable, page: int, cut: Array) -> Array:
+def _tails(table: RowTable, cut: Array) -> Array:
     """The slots of the keys of each row's tail, and after them any: [rows, TAIL]."""
     _, positions, _, sessions, _, numbers = table.rows
     lanes = np.minimum(cut[:, None] + np.arange(TAIL), positions[:, None])
-    tails: Array = table.pages[sessions[:, None], lanes // page] * page + lanes % page
+    tails: Array = table.pages[sessions[:, None], lanes // PAGE] * PAGE + lanes % PAGE
     rows = (numbers >= 0).nonzero()[0]
     nodes, lane = numbers[rows], (positions - cut)[rows]
     while len(rows):  # from node to node, up to the trunk

@@ -56,7 +56,7 @@ def _nudged(rows: torch.Tensor) -> torch.Tensor:
     how far these go with the sums.
     """
     source = torch.Generator().manual_seed(1)
-    signs = torch.randint(2, rows.shape, generator=source) * 2 - 1
+    signs = torch.randint(2, rows.shape, generator=source).to(rows.device) * 2 - 1
     return (rows.float() * (1 + _of_sums(rows) * signs)).to(rows.dtype)
 
 

@@ -1,5 +1,5 @@
-"""Gated feed-forward layers in three calls of the compiled kernels: both inner layers as one, the
-gate, the outer layer. They are found in a network by what they compute.
+"""Gated feed-forward layers in few calls of kernels: both inner layers as one, the gate, the outer
+layer. They are found in a network by what they compute.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tandem.engine.forward.cpu.equivalence import equivalent
-from tandem.engine.forward.cpu.kernels import Activation, required_kernels
+from tandem.engine.forward import operations
+from tandem.engine.forward.cpu.kernels import Activation
+from tandem.engine.forward.equivalence import equivalent
 
 LinearFactory = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]  # from weight and bias
 
@@ -29,15 +30,12 @@ class GatedMLP(nn.Module):
 
     def __init__(self, inner: nn.Module, outer: nn.Module, activation: Activation) -> None:
         super().__init__()
-        build = required_kernels()
         self.inner, self.outer = inner, outer
-        self._gate, self.activation = build.gate, activation
+        self.activation = activation
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Called by the model."""
-        wide = self.inner(rows)
-        gated_mlp = self._gate(wide.view(-1, wide.shape[-1]), self.activation)
-        output: torch.Tensor = self.outer(gated_mlp.view(*rows.shape[:-1], gated_mlp.shape[-1]))
+        output: torch.Tensor = self.outer(operations.gated(self.inner, rows, self.activation))
         return output
 
 
@@ -66,7 +64,9 @@ def gated_mlp(layer: nn.Module, kind: LinearFactory) -> GatedMLP | None:
         return None
     weights: list[torch.Tensor] = [part.weight for part in inner]
     joined = kind(torch.cat(weights), torch.cat(biases) if biases else None)
-    return GatedMLP(joined, kind(outer.weight, outer.bias), activation)
+    found = GatedMLP(joined, kind(outer.weight, outer.bias), activation)
+    on_cpu = outer.weight.device.type == "cpu"  # where the kernels are known to run
+    return found if on_cpu or equivalent(layer, found, inner[0].weight) else None
 
 
 def activation_of(layer: object) -> Activation | None:

@@ -1,4 +1,4 @@
-"""Root mean square norms by the compiled kernels, found in a network by what they compute."""
+"""Root mean square norms by kernels of ours, found in a network by what they compute."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tandem.engine.forward.cpu.equivalence import equivalent
-from tandem.engine.forward.cpu.kernels import ELEMENT_TYPES, required_kernels
+from tandem.engine.forward import operations
+from tandem.engine.forward.cpu.kernels import ELEMENT_TYPES
+from tandem.engine.forward.equivalence import equivalent
 
 
 class RMSNorm(nn.Module):
@@ -18,10 +19,9 @@ class RMSNorm(nn.Module):
 
     def __init__(self, layer: nn.Module, epsilon: float, shift: float) -> None:
         super().__init__()
-        build = required_kernels()
         self.layer = layer
         self.weight: torch.Tensor = layer.weight  # type: ignore[assignment]
-        self._normalise, self.epsilon, self._dtype = build.norm, epsilon, self.weight.dtype
+        self.epsilon, self._dtype = epsilon, self.weight.dtype
         self.scale = (self.weight.float() + shift).contiguous()
 
     def fits(self, rows: torch.Tensor) -> bool:
@@ -33,7 +33,7 @@ class RMSNorm(nn.Module):
         if others or options or not self.fits(rows):
             output: torch.Tensor = self.layer(rows, *others, **options)
             return output
-        return self._normalise(rows.contiguous(), self.scale, self.epsilon)
+        return operations.norm(rows, self.scale, self.epsilon)
 
 
 @torch.inference_mode()

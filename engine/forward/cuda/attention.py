@@ -1,0 +1,137 @@
+"""Attention of a pass by rows: by our kernels on a CUDA device, or as it is defined."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import torch
+
+from tandem.engine.cache.pages import PAGE, PageTable
+from tandem.engine.cache.pool import LayerGeometry
+from tandem.engine.forward.cuda.rows import HEADER, RECORD, TAIL, KVLayout, RowPlan, rows_together
+from tandem.engine.forward.cuda.table import row_plans
+from tandem.engine.forward.dense import AttentionOptions
+from tandem.engine.forward.segment import Segment
+from tandem.protos import tree
+
+Attend = Callable[
+    [RowPlan, torch.Tensor, torch.Tensor, torch.Tensor, AttentionOptions], torch.Tensor
+]
+
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.03}  # of what is attended
+TRIAL = ((0, 3), (40, 9), (95, 2), (330, 5), (700, 40))  # tokens of sessions: cached, and a tree
+WINDOW = 100  # of a layer that is tried with one
+
+
+def attend(
+    rows: RowPlan,
+    query: torch.Tensor,  # [1, heads, rows, size]
+    keys: torch.Tensor,  # [positions, kv heads, size]
+    values: torch.Tensor,  # [positions, kv heads, value size]
+    options: AttentionOptions,
+) -> torch.Tensor:
+    """What the rows of a pass see, whose keys are stored already; [rows, heads, value size]."""
+    if query.device.type == "cuda":
+        from tandem.engine.forward.cuda.kernels import attend as kernels
+
+        return kernels.attend(rows, query, keys, values, options)
+    return definition(rows, query, keys, values, options)
+
+
+def definition(
+    rows: RowPlan,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    options: AttentionOptions,
+) -> torch.Tensor:
+    """The same spelled out, row by row, in float64."""
+    heads, count, size = query.shape[1:]
+    shared, value_size = values.shape[1:]
+    slots = [*zip(_prefixes(rows), rows.tail_slots.view(count, TAIL).tolist(), strict=True)]
+    lengths = rows.counts.view(count, 2)[:, 0].tolist()
+    out = query.new_empty(count, heads, value_size)
+    scale = size**-0.5 if options.scaling is None else options.scaling
+    for row, ((prefix, tail), length) in enumerate(zip(slots, lengths, strict=True)):
+        seen = torch.tensor(prefix + tail[:length], device=query.device)
+        asked = query[0, :, row].double().view(shared, -1, size)
+        scores = asked @ keys[seen].double().permute(1, 2, 0) * scale  # [kv heads, repeat, seen]
+        if options.softcap is not None:
+            scores = options.softcap * torch.tanh(scores / options.softcap)
+        if options.window is not None:
+            scores[..., : max(len(seen) - options.window, 0)] = -torch.inf
+        if options.sinks is not None:
+            sinks = options.sinks.double().view(shared, -1, 1)
+            scores = torch.cat([scores, sinks], -1)
+        weights = scores.softmax(-1)[..., : len(seen)]
+        out[row] = (weights @ values[seen].double().transpose(0, 1)).view(heads, -1).to(out.dtype)
+    return out
+
+
+def _prefixes(rows: RowPlan) -> list[list[int]]:
+    """The slots of the prefix of each row, as the pieces of the pass say."""
+    reads = rows.reads.tolist()
+    found: list[list[int]] = [[] for _ in range(rows.count)]
+    for number in range(reads[0]):
+        record = reads[HEADER + number * RECORD :][:RECORD]
+        first, last, low, high, _, pages = record
+        slots = [
+            reads[pages + (place - low) // PAGE] * PAGE + place % PAGE for place in range(low, high)
+        ]
+        for row in range(first, last):
+            found[row] += slots
+    return found
+
+
+def why_unsupported(
+    layers: Iterable[LayerGeometry], dtype: torch.dtype, device: torch.device
+) -> str | None:
+    """Why the kernels cannot be used for some layer, found out by trying them; None if they can."""
+    if dtype not in TOLERANCE:
+        return f"there are no kernels for {dtype}"
+    for layer in set(layers):
+        try:
+            off = _difference(layer, dtype, device)
+        except torch.OutOfMemoryError:
+            raise
+        except (
+            Exception
+        ) as error:  # what is missing: Triton, a compiler, memory of a multiprocessor
+            return f"the attention kernels cannot be used: {str(error).splitlines()[0]}"
+        if not off <= TOLERANCE[dtype]:
+            return f"the attention kernel is off by {off:.2g}"
+    return None
+
+
+def _difference(layer: LayerGeometry, dtype: torch.dtype, device: torch.device) -> float:
+    """The largest between the kernels and the definition, on random numbers."""
+    generator, rng = torch.Generator().manual_seed(0), random.Random(0)
+    segments, used = list[Segment](), 0
+    for context, nodes in TRIAL:
+        pages = -(-(context + nodes) // PAGE)
+        table = PageTable(list(range(used, used + pages))[::-1])
+        used += pages
+        parents = tree.hang(1, [rng.randrange(-1, node) for node in range(nodes - 1)])
+        segments.append(Segment(table, context, (0,) * nodes, parents, 0))
+    layout = KVLayout(used * PAGE, used, rows_together(layer.repeat, dtype))
+    (plan,) = row_plans(segments, layout, exact=False, sizes=(64,))
+
+    def some(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(device, dtype)
+
+    stored = (used + 1) * PAGE, layer.heads
+    keys, values = some(*stored, layer.key_size), some(*stored, layer.value_size)
+    query = some(1, layer.heads * layer.repeat, plan.count, layer.key_size)
+    options = AttentionOptions(
+        window=WINDOW if layer.window else None,
+        softcap=None if layer.fused else 5.0,
+        sinks=None if layer.fused else some(layer.heads * layer.repeat),
+    )
+    found = attend(plan.to(device), query, keys, values, options)
+    sinks = None if options.sinks is None else options.sinks.cpu()
+    expected = definition(
+        plan, query.cpu(), keys.cpu(), values.cpu(), replace(options, sinks=sinks)
+    )
+    return float((found.cpu() - expected).abs().max())

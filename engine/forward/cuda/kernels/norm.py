@@ -1,0 +1,74 @@
+"""Root mean square norms of rows, and of sums of rows."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from tandem.engine.forward.cuda.kernels.launch import STRICT, power_of_two
+
+FEW, MANY = 2048, 8192  # numbers of a row, up to which 4 and 8 warps do; beyond, 16
+
+
+@triton.jit
+def _norm(
+    rows, others, scale, sums, out, outer_stride, inner_stride, size, epsilon,
+    INNER: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr,
+):  # fmt: skip
+    """out = row / sqrt(mean(row^2) + epsilon) * scale, rounded once; before, if it ADDS, the row is
+    the sum of two, which is rounded and kept as well.
+    """
+    number = tl.program_id(0).to(tl.int64)
+    place = number // INNER * outer_stride + number % INNER * inner_stride
+    at = tl.arange(0, BLOCK)
+    inside = at < size
+    kind = out.dtype.element_ty
+    row = tl.load(rows + place + at, mask=inside, other=0.0).to(tl.float32)
+    if ADDS:
+        row += tl.load(others + number * size + at, mask=inside, other=0.0).to(tl.float32)
+        row = row.to(kind).to(tl.float32)
+        tl.store(sums + number * size + at, row.to(kind), mask=inside)
+    factor = 1.0 / tl.sqrt_rn(tl.sum(row * row, 0) / size + epsilon)
+    weight = tl.load(scale + at, mask=inside, other=0.0)
+    tl.store(out + number * size + at, (row * factor * weight).to(kind), mask=inside)
+
+
+def norm(rows: torch.Tensor, scale: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Rows [..., size] of any strides but the last, divided by their root mean square, times a
+    float32 scale [size].
+    """
+    out = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
+    heads = rows.dim() > 2 and rows.stride(-1) == 1 and not rows.is_contiguous()
+    inner = rows.shape[-2] if heads else 1
+    _launch(rows.reshape(-1, inner, rows.shape[-1]), None, scale, None, out, epsilon)
+    return out
+
+
+def add_norm(
+    one: torch.Tensor, other: torch.Tensor, scale: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of rows [..., size], and that sum normalised; both tensors are contiguous."""
+    sums, out = torch.empty_like(one), torch.empty_like(one)
+    _launch(one.view(-1, 1, one.shape[-1]), other, scale, sums, out, epsilon)
+    return sums, out
+
+
+def _launch(
+    rows: torch.Tensor,  # [outer, inner, size]
+    others: torch.Tensor | None,
+    scale: torch.Tensor,
+    sums: torch.Tensor | None,
+    out: torch.Tensor,
+    epsilon: float,
+) -> None:
+    outer, inner, size = rows.shape
+    given = (rows, rows if others is None else others, scale, out if sums is None else sums, out)
+    _norm[(outer * inner,)](
+        *(*given, rows.stride(0), rows.stride(1), size, epsilon),
+        INNER=inner,
+        BLOCK=power_of_two(size),
+        ADDS=others is not None,
+        num_warps=4 if size <= FEW else 8 if size <= MANY else 16,
+        **STRICT,
+    )

@@ -1,0 +1,74 @@
+"""What our layers do to rows, by the kernels of the device that the rows are on."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tandem.engine.cache.pool import store_rows
+from tandem.engine.forward.cpu.kernels import Activation, required_kernels
+
+
+def norm(rows: torch.Tensor, scale: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Rows [..., size], divided by their root mean square, times a float32 scale [size]."""
+    if rows.device.type == "cuda":
+        from tandem.engine.forward.cuda.kernels import norm as kernels
+
+        return kernels.norm(rows, scale, epsilon)
+    return required_kernels().norm(rows.contiguous(), scale, epsilon)
+
+
+def add_norm(
+    one: torch.Tensor, other: torch.Tensor, scale: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of rows [..., size], and that sum normalised; both tensors are contiguous."""
+    if one.device.type == "cuda":
+        from tandem.engine.forward.cuda.kernels import norm as kernels
+
+        return kernels.add_norm(one, other, scale, epsilon)
+    return (sums := one + other), norm(sums, scale, epsilon)
+
+
+def gated(inner: nn.Module, rows: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """activation(first half) * second half of what a linear layer makes of rows [..., in]."""
+    flat = rows.reshape(-1, rows.shape[-1])
+    if rows.device.type == "cuda":
+        from tandem.engine.forward.cuda.kernels import gated as kernels
+
+        weight: torch.Tensor = inner.weight  # type: ignore[assignment]
+        bias: torch.Tensor | None = inner.bias  # type: ignore[assignment]
+        if bias is None and len(flat) <= kernels.MOST:
+            found = kernels.gated_linear(flat, weight, activation)
+        else:
+            found = kernels.gate(functional.linear(flat, weight, bias), activation)
+    else:
+        found = required_kernels().gate(inner(flat), activation)
+    return found.view(*rows.shape[:-1], found.shape[-1])
+
+
+def rotate_store(
+    query: torch.Tensor,  # [1, heads, rows, size]
+    key: torch.Tensor,  # [1, kv heads, rows, size]
+    value: torch.Tensor,  # [1, kv heads, rows, value size]
+    cos: torch.Tensor,  # [1, 1, rows, size]
+    sin: torch.Tensor,
+    slots: torch.Tensor,  # int64 [rows]
+    keys: torch.Tensor,  # [positions, kv heads, size]
+    values: torch.Tensor,
+) -> torch.Tensor:
+    """The queries with rotary positions, [1, heads, rows, size]; keys, with theirs, and values go
+    to their slots.
+    """
+    if query.device.type == "cuda":
+        from tandem.engine.forward.cuda.kernels import rotary as kernels
+
+        return kernels.rotate_store(query, key, value, cos, sin, slots, keys, values)
+    store_rows(keys, slots, _turned(key, cos, sin)[0].transpose(0, 1))
+    store_rows(values, slots, value[0].transpose(0, 1))
+    return _turned(query, cos, sin)
+
+
+def _turned(given: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    one, two = given.chunk(2, -1)
+    return given * cos + torch.cat([-two, one], -1) * sin

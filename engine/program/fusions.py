@@ -1,0 +1,199 @@
+"""Calls of a pass that become one, for devices on which every call costs a launch: a sum and its
+norm, and rotary positions with the storing of keys and values.
+
+A fused call computes the bits of those that it replaces, which `proof` checks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from tandem.engine.forward import attention, operations
+from tandem.engine.forward.norm import RMSNorm
+from tandem.engine.program.program import Plain, Value
+from tandem.engine.program.tape import Unrecordable
+
+aten = torch.ops.aten
+
+
+class Turned(NamedTuple):
+    """What is given rotary positions, and the angles: numbers of values."""
+
+    given: int
+    cos: int
+    sin: int
+
+
+class Calls:
+    """The calls of a pass in order, and the tensors that a pass made of them, by their numbers."""
+
+    def __init__(
+        self, calls: Sequence[Plain], tensors: Mapping[int, torch.Tensor], logits: int
+    ) -> None:
+        self._calls = list(calls)
+        self._tensors, self._logits = tensors, logits
+        self._all = self._launches()
+        self._index()
+
+    def fused(self) -> list[Plain]:
+        """The calls that are left. Raises Unrecordable where calls change what they are given."""
+        if any(_changes(call.function) for call in self._calls):
+            raise Unrecordable("it changes tensors in place")
+        self._calls = [self._rotated(call) for call in self._calls]
+        self._drop()
+        found = list[Plain]()
+        gone = set[int]()
+        for call in self._calls:
+            if id(call) in gone:
+                continue
+            norm = self._norm_of(call)
+            if norm is None:
+                found.append(call)
+            else:
+                gone.add(id(norm))
+                found.append(self._added(call, norm))
+        self._calls = found
+        return found
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many operations are part of others, and how many there are."""
+        return self._all - self._launches(), self._all
+
+    def _launches(self) -> int:
+        return sum(not _is_view(call.function) for call in self._calls)
+
+    def _index(self) -> None:
+        """Note what makes each value, and who reads it."""
+        self._makers = {
+            number: call for call in self._calls for number in call.made if number is not None
+        }
+        self._users = Counter(number for call in self._calls for number in call.reads)
+
+    def _drop(self) -> None:
+        """Leave out what nobody reads any more."""
+        wanted, kept = {self._logits}, list[Plain]()
+        for call in reversed(self._calls):
+            if wanted & set(call.made):
+                wanted |= set(call.reads)
+                kept.append(call)
+        self._calls = kept[::-1]
+        self._index()
+
+    def _norm_of(self, add: Plain) -> Plain | None:
+        """A norm of the sum that a call makes, if it is one of rows of the same shape."""
+        if add.function is not aten.add.Tensor or add.shape[1] or len(add.reads) != 2:
+            return None
+        parts = [self._tensors[number] for number in (*add.reads, *self._made(add))]
+        alike = len({(each.shape, each.dtype) for each in parts}) == 1
+        if not alike or not all(each.is_contiguous() for each in parts):
+            return None
+        (total,) = self._made(add)
+        for call in self._calls:
+            if isinstance(call.function, RMSNorm) and list(call.reads) == [total]:
+                return call if len(call.given) == 1 and call.function.fits(parts[-1]) else None
+        return None
+
+    def _added(self, add: Plain, norm: Plain) -> Plain:
+        """A sum and its norm in one."""
+        layer: RMSNorm = norm.function  # type: ignore[assignment]
+        function = partial(_add_norm, layer)
+        return replace(add, function=function, made=[*self._made(add), *self._made(norm)])
+
+    def _rotated(self, attend: Plain) -> Plain:
+        """Attention that turns what it is given, where that was turned just for it."""
+        if attend.function is not attention.attention:
+            return attend
+        module, query, key, value, *rest = (attend.given[place] for place in attend.shape[0])
+        if not all(isinstance(each, Value) for each in (query, key, value)):
+            return attend
+        turned = [self._turned(each.number) for each in (query, key)]
+        if None in turned or turned[0][1:] != turned[1][1:]:  # type: ignore[index]
+            return attend
+        angles = [Value(number) for number in turned[0][1:]]  # type: ignore[index]
+        values = [Value(each.given) for each in turned]  # type: ignore[union-attr]
+        if self._tensors[value.number].stride(-1) != 1:
+            return attend
+        given = [module, *values, value, *angles, *rest]
+        named = {name: len(given) + place for place, name in enumerate(attend.shape[1])}
+        given += [attend.given[place] for place in attend.shape[1].values()]
+        places = range(len(given) - len(named))
+        return replace(
+            attend,
+            function=attention.attention_of_turned,
+            given=given,
+            shape=(list(places), named),
+        )
+
+    def _turned(self, number: int) -> Turned | None:
+        """x cos + cat(-second half of x, first half) sin, of heads [1, heads, rows, size]."""
+        add = self._made_by(number, aten.add.Tensor)
+        if add is None or len(add.reads) != 2 or add.shape[1]:
+            return None
+        products = [self._made_by(each, aten.mul.Tensor) for each in add.reads]
+        if None in products or any(len(each.reads) != 2 for each in products):  # type: ignore[union-attr]
+            return None
+        (given, cos), (crossed, sin) = (each.reads for each in products)  # type: ignore[union-attr]
+        cat = self._made_by(crossed, aten.cat.default)
+        if cat is None or len(cat.reads) != 2:
+            return None
+        negated, first = cat.reads
+        negation = self._made_by(negated, aten.neg.default)
+        if negation is None:
+            return None
+        halves = [self._makers.get(each) for each in (first, negation.reads[0])]
+        found = Turned(given, cos, sin)
+        if not self._fits(found, number) or any(
+            half is None or not _is_view(half.function) or list(half.reads) != [given]
+            for half in halves
+        ):
+            return None
+        x = self._tensors[given]
+        wanted = x.chunk(2, -1)
+        parts = self._tensors[first], self._tensors[negation.reads[0]]
+        same = all(
+            (one.shape, one.stride(), one.data_ptr()) == (two.shape, two.stride(), two.data_ptr())
+            for one, two in zip(parts, wanted, strict=True)
+        )
+        return found if same and self._tensors[crossed].shape == x.shape else None
+
+    def _fits(self, turned: Turned, number: int) -> bool:
+        """Whether heads and angles are as the kernel takes them, and nobody else reads the heads
+        as they are turned.
+        """
+        x, cos, sin = (self._tensors[each] for each in turned)
+        alone = self._users[number] == 1
+        last = all(each.stride(-1) == 1 for each in (x, cos, sin))
+        angles = cos.shape == sin.shape == (1, 1, *x.shape[2:]) and cos.stride() == sin.stride()
+        dtypes = {each.dtype for each in (x, cos, sin, self._tensors[number])}
+        return alone and last and angles and len(dtypes) == 1 and x.shape[-1] % 2 == 0
+
+    def _made_by(self, number: int, function: Callable[..., Any]) -> Plain | None:
+        """The call that makes a value, if it is of this function."""
+        call = self._makers.get(number)
+        return call if call is not None and call.function is function else None
+
+    def _made(self, call: Plain) -> list[int]:
+        return [number for number in call.made if number is not None]
+
+
+def _add_norm(layer: RMSNorm, one: torch.Tensor, other: torch.Tensor) -> tuple[Any, ...]:
+    return operations.add_norm(one, other, layer.scale, layer.epsilon)
+
+
+def _is_view(function: Any) -> bool:
+    """Whether a call costs no launch: its result lies on what it is given."""
+    if not isinstance(function, torch._ops.OpOverload):
+        return False
+    returns = function._schema.returns
+    return bool(returns and returns[0].alias_info and not function._schema.is_mutable)
+
+
+def _changes(function: Any) -> bool:
+    return isinstance(function, torch._ops.OpOverload) and function._schema.is_mutable

@@ -1,0 +1,96 @@
+"""Stretches of instructions, each carried out in one call of the kernels for CPUs."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tandem.engine.forward.cpu.kernels import required_kernels
+from tandem.engine.program.instructions import Instruction, Place, Written
+from tandem.engine.program.layout import View
+from tandem.engine.program.memory import allocated
+from tandem.engine.program.program import Counted, Now
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A value on the memory that a stretch has written, which is one itself."""
+
+    number: int
+    memory: int
+    dtype: torch.dtype
+    sizes: Sequence[Counted]
+    strides: Sequence[Counted]
+    offset: Counted
+
+    @property
+    def reads(self) -> Sequence[int]:
+        """The memory."""
+        return [self.memory]
+
+    def run(self, now: Now) -> None:
+        """Make the tensor."""
+        sizes, strides = ([each.at(now) for each in some] for some in (self.sizes, self.strides))
+        memory: torch.Tensor = now.values[self.memory].view(self.dtype)
+        now.values[self.number] = memory.as_strided(sizes, strides, self.offset.at(now))
+
+
+class Stretch:
+    """Instructions in a row. Of the storages that they read or write, `known` are on values, or
+    tensors that stay; `own` are values to be, memory that is read after them; all others share
+    memory. `sizes` are bytes of a row.
+    """
+
+    def __init__(
+        self,
+        written: Sequence[Written],
+        known: Mapping[Hashable, int | torch.Tensor],
+        own: Mapping[Hashable, int],
+        sizes: Mapping[Hashable, int],
+    ) -> None:
+        made = {each.result.storage for each in written} & own.keys()
+        self._own = {own[key]: sizes[key] for key in made}
+        hidden = {key: size for key, size in sizes.items() if key not in own}
+        self._offsets, self._size = allocated(written, hidden)
+        self._sources: dict[Hashable, int] = {None: 0}  # the memory that is shared comes first
+        self._program = (Instruction * len(written))(*(self._instruction(each) for each in written))
+        given = {**known, **own}
+        self._given = [(place, given[key]) for key, place in self._sources.items() if place]
+
+    @property
+    def reads(self) -> Sequence[int]:
+        """Values that there are before, or memory that it writes itself."""
+        return [given for _, given in self._given if isinstance(given, int)]
+
+    def run(self, now: Now) -> None:
+        """Carry them out in one call."""
+        shared = torch.empty(self._size * now.rows, dtype=torch.uint8)
+        for number, size in self._own.items():
+            now.values[number] = torch.empty(size * now.rows, dtype=torch.uint8)
+        addresses = (ctypes.c_void_p * len(self._sources))(shared.data_ptr())
+        for place, given in self._given:
+            tensor = now.values[given] if isinstance(given, int) else given
+            addresses[place] = tensor.untyped_storage().data_ptr()
+        required_kernels().run(self._program, now.rows, addresses, now.step)
+
+    def _instruction(self, written: Written) -> Instruction:
+        nothing = View(-1)
+        reads = [self._found(place) for place in written.reads]
+        stored = written.result.storage is None
+        result = written.result.view if stored else self._found(written.result)
+        views = (result, *reads, *[nothing] * (3 - len(reads)))
+        kinds = written.operation, written.kind, written.source_kind, written.number
+        return Instruction(*kinds, written.outer, written.inner, *views, written.layer)
+
+    def _found(self, place: Place) -> View:
+        """A view whose source has its number."""
+        view = View.from_buffer_copy(place.view)
+        if place.storage in self._offsets:
+            view.source = 0
+            view.offset.each += self._offsets[place.storage]
+        else:
+            view.source = self._sources.setdefault(place.storage, len(self._sources))
+        return view
