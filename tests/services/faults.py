@@ -45,7 +45,7 @@ def a_mask_off_by_one_behind_96(plant: Plant) -> None:
     plant.patch.setattr(tiles, "Tile", tile)
 
     def shorter(rows: RowPlan) -> None:
-        rows.spans[2, :-1] -= (rows.positions[0] >= CUT).int()
+        rows.counts.view(-1, 2)[:, 0] -= (rows.positions[0] >= CUT).int()
 
     spoil_rows(plant, shorter)
 

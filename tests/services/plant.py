@@ -49,14 +49,14 @@ def turn(plant: Plant, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
 
 def spoil_rows(plant: Plant, spoil: Callable[[RowPlan], None]) -> None:
     """Change what is laid out for passes by rows."""
-    right = table._rows
+    right = table.rows_plan
 
     def wrong(*given: Any) -> RowPlan:
         rows = right(*given)
         spoil(rows)
         return rows
 
-    plant.patch.setattr(table, "_rows", wrong)
+    plant.patch.setattr(table, "rows_plan", wrong)
 
 
 def spoil_paths(plant: Plant, spoil: Callable[[PathPlan], None]) -> None:
