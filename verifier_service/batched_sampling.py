@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tandem.engine.sampling.adjustment import adjust
 from tandem.engine.sampling.device_draws import NAN
 from tandem.engine.sampling.drawing import Rows, decided, draw_batch, has_kernel, logprobs
 from tandem.protos.types import Rule, SamplingParams, TokenLogprobs
@@ -42,10 +43,12 @@ class Asked:
 
 def sample_batch(samplers: Sequence[TargetSampler]) -> None:
     """Give samplers the draws after all nodes, but for those that sample by themselves."""
-    batch: list[Rows] = []
-    asked = [_asked(sampler, batch) for sampler in samplers if samples_before_walk(sampler)]
-    if not asked:
+    samplers = [sampler for sampler in samplers if samples_before_walk(sampler)]
+    if not samplers:
         return
+    batch: list[Rows] = []
+    pairs = zip(samplers, _adjusted(samplers), strict=True)
+    asked = [_asked(sampler, logits, batch) for sampler, logits in pairs]
     tokens, told = draw_batch(batch), _by_count(asked)
     tables = [_logprobs(same, tokens, count) for count, same in told.items()]
     numbers = iter(_joined(tokens, tables).tolist())  # the one copy
@@ -71,14 +74,25 @@ def samples_before_walk(sampler: TargetSampler) -> bool:
     return not on_processor or (has_kernel(sampler.logits) and not sampler.params.adjusting)
 
 
-def _asked(sampler: TargetSampler, batch: list[Rows]) -> Asked:
-    """Add the rows of a sampler to a batch."""
+def _adjusted(samplers: Sequence[TargetSampler]) -> list[torch.Tensor]:
+    """The logits of each as its options want them, [1 + nodes, vocab]."""
+    adjusting = [sampler for sampler in samplers if sampler.params.adjusting]
+    if not adjusting:
+        return [sampler.logits for sampler in samplers]
+    changes = [change for sampler in adjusting for change in sampler.adjustments()]
+    rows = adjust([sampler.logits for sampler in adjusting], changes)
+    adjusted = iter(rows.split([len(sampler.logits) for sampler in adjusting]))
+    return [next(adjusted) if each.params.adjusting else each.logits for each in samplers]
+
+
+def _asked(sampler: TargetSampler, logits: torch.Tensor, batch: list[Rows]) -> Asked:
+    """Add the rows of a sampler to a batch, with its adjusted logits."""
 
     def added(rows: Rows) -> int:
         batch.append(rows)
         return len(batch) - 1
 
-    rows = Rows(sampler.rows(), sampler.params, sampler.positions())
+    rows = Rows(logits, sampler.params, sampler.positions())
     drawn = likeliest = checked = added(rows)
     if sampler.params.rule is Rule.TOP1 and not sampler.params.greedy:
         likeliest = added(rows._replace(params=LIKELIEST))

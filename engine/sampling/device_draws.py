@@ -6,11 +6,14 @@ there is a CUDA device to draw on.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from tandem.engine.sampling.noise import keys
+from tandem.engine.sampling.uploads import upload
 
 UNSURE, NAN = -1, -2  # codes in the place of tokens, as in the kernel
 LARGEST = 2**31 - 1
@@ -37,11 +40,9 @@ def draw_on_device(
     """
     from tandem.engine.forward.cuda.kernels import drawing as kernel  # Triton may be missing
 
-    table = torch.from_numpy(device_table(draws).view(np.int32).reshape(len(draws), -1))
-    if device.type != "cuda":  # the kernel is interpreted
+    table = upload(device_table(draws).view(np.int32).reshape(len(draws), -1), device)
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # else interpreted
         return kernel.draw(table, vocabulary)
-    with torch.cuda.device(device):
-        return kernel.draw(table.pin_memory().to(device, non_blocking=True), vocabulary)
 
 
 def device_table(draws: npt.NDArray[np.void]) -> npt.NDArray[np.void]:

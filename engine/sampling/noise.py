@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tandem.engine.sampling.uploads import upload
+
 Ints: TypeAlias = int | Sequence[int]  # one for all rows, or one for each
 
 
@@ -68,7 +70,7 @@ def _hash(seed: Ints, position: Ints, token_ids: torch.Tensor) -> torch.Tensor:
     else:
         seeds = [seed] * len(position) if isinstance(seed, int) else seed  # type: ignore[arg-type]
         positions = [position] * len(seeds) if isinstance(position, int) else position
-        both = torch.from_numpy(keys(seeds, positions)).to(token_ids.device)  # [rows, 2]
+        both = upload(keys(seeds, positions), token_ids.device)  # [rows, 2]
         low, high = both[:, :1], both[:, 1:]
     return _fold(_mix(_mix(_fold(token_ids.to(torch.int32)) ^ low).bitwise_xor_(high)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -238,15 +239,27 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.parametrize(
+    ("params", "most"),
+    [
+        (SamplingParams(0.7), 3),
+        (SamplingParams(0.7, top_k=20, top_p=0.8), 3),
+        (SamplingParams(0.7, rule=Rule.TOP1), 3),
+        (SamplingParams(0.7, logprobs=3), 18),
+        (SamplingParams(0.7, repetition_penalty=1.1), 16),
+        (SamplingParams(0.7, frequency_penalty=0.1, suppress_tokens=(4,)), 16),
+    ],
+    ids=repr,
+)
 def test_the_number_of_launches_does_not_depend_on_the_number_of_sessions(
-    monkeypatch: pytest.MonkeyPatch,
+    params: SamplingParams, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel, "draw", lambda table, _: torch.zeros(len(table), dtype=torch.long))
+    monkeypatch.setattr(kernel, "draw", lambda table, _: table.new_zeros(len(table)).long())
     counts = []
     for many in (1, 16):
-        params = [SamplingParams(0.5 + 0.1 * (seed % 4), seed=seed) for seed in range(many)]
-        judges = [sampler(each, seed) for seed, each in enumerate(params)]
+        each = [replace(params, temperature=0.5 + seed % 4, seed=seed) for seed in range(many)]
+        judges = [sampler(*pair) for pair in zip(each, range(many), strict=True)]
         with Operations() as operations:
             sample_batch(judges)
         counts.append(operations.names)
-    assert counts[0] == counts[1] and len(counts[1]) <= 4
+    assert counts[0] == counts[1] and len(counts[1]) <= most, counts
