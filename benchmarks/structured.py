@@ -80,7 +80,7 @@ def mask_seconds(compiler: GrammarCompiler, vocabulary: int, seed: int) -> Itera
         allowed = matcher.allowed((), vocabulary)
         seconds = time.perf_counter() - began
         assert allowed is not None
-        token = rng.choice(allowed.nonzero().flatten().tolist())
+        token = rng.choice(allowed.nonzero()[0].tolist())
         if token in compiler.ends:
             return
         began = time.perf_counter()

@@ -31,6 +31,7 @@ from tandem.engine.memory import available
 from tandem.engine.metrics import ModelMetrics, SessionCollector
 from tandem.engine.model.generation import generation_defaults
 from tandem.engine.model_runner import ModelRunner
+from tandem.engine.sampling import drawing
 from tandem.engine.schedule.batch import StepLimits
 from tandem.engine.schedule.profile import light_seconds
 from tandem.engine.schedule.progress import StepReport
@@ -246,4 +247,6 @@ def _self_tested(runner: ModelRunner, config: ModelServiceConfig, exact: bool) -
         left, _ = torch.cuda.mem_get_info(runner.model.device)
         seconds = time.perf_counter() - began
         log.info("passes captured", passes=captured, seconds=seconds, bytes_left=left)
+    if problem := drawing.prepare(runner.model.device, runner.model.vocab_size):
+        log.warning("draws are slow for the device", model=name, problem=problem)
     return exactness

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from tandem.engine.sampling.adjustment import Adjustment
 from tandem.engine.sampling.drawing import draw, logprobs
 from tandem.engine.sampling.noise import NoiseStream, gumbel, uniform
 from tandem.engine.sampling.sampler import LogitsProcessor, probabilities
@@ -70,9 +71,10 @@ class TargetSampler:
             return tuple(self.samples[row].logprobs[token] for row, token in pairs)
         return tuple(logprobs(self.logits[row], token, count) for row, token in pairs)
 
-    def rows(self) -> torch.Tensor:
-        """The logits as the options want them, [1 + nodes, vocab]."""
-        return self.adjustment.rows(self.logits, self._paths())
+    def adjustments(self) -> list[Adjustment]:
+        """What the options want of the logits after the root and each node."""
+        vocabulary = self.logits.shape[-1]
+        return [self.adjustment.adjustment(path, vocabulary) for path in self._paths()]
 
     def positions(self) -> list[int]:
         """Of what follows the root and each node."""

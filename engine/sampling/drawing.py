@@ -1,8 +1,9 @@
 """Draws from rows of many sessions at once, and the likeliest tokens of rows.
 
 `engine.sampling.sampler.draw_rows` defines a draw, and draws wherever there is no compiled kernel.
-The kernel (`draw.cpp`) draws the same tokens: what rounding could decide it leaves to the
-definition. It looks at each row alone, so nothing depends on other rows or the number of threads.
+The kernels (`draw.cpp`, and `device_draws` on a CUDA device) draw the same tokens: what rounding
+could decide they leave to the definition. They look at each row alone, so nothing depends on other
+rows or the number of threads.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from ctypes import c_int, c_long, c_void_p
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -19,9 +21,11 @@ import numpy.typing as npt
 import torch
 
 from tandem.engine.forward.cpu.kernels import kernels, required_kernels
+from tandem.engine.sampling.device_draws import NAN, UNSURE, draw_on_device
 from tandem.engine.sampling.sampler import COLDEST, draw_rows, warp
 from tandem.protos.types import SamplingParams, TokenLogprobs
 
+TRIED = 3000  # tokens from which is drawn to try a kernel
 LISTED = 256  # likeliest tokens among which the end of a nucleus is looked for, at least
 DRAW = np.dtype(  # as in draw.cpp
     [
@@ -47,26 +51,36 @@ class Rows(NamedTuple):
 
 def draw_batch(batch: Sequence[Rows]) -> list[torch.Tensor]:
     """What is drawn from the rows of each, which are all of one vocabulary: int64 [rows] on their
-    device, which is not waited for.
+    device, which is not waited for. A row with what is not a number gets `NAN`. On a CUDA device a
+    row gets `UNSURE` where rounding could decide. `decided` replaces both.
     """
-    if not batch or not all(has_kernel(rows.logits) for rows in batch):
-        return _as_defined(batch)
-    draws = np.concatenate([_draws(*rows) for rows in batch])
-    tokens, vocabulary = torch.empty(len(draws), dtype=torch.long), batch[0].logits.shape[-1]
-    build = required_kernels()
-    build.library.tandem_draw(
-        *(c_void_p(draws.ctypes.data), c_long(len(draws)), c_long(vocabulary)),
-        *(c_void_p(tokens.data_ptr()), c_int(build.sharing(len(draws) * vocabulary))),
-    )
-    found = tokens.split([len(rows.positions) for rows in batch])
-    for place in np.flatnonzero(tokens.numpy() < 0).tolist():
-        tokens[place] = _defined(batch, place)
-    return list(found)
+    if not batch:
+        return []
+    counts = [len(rows.positions) for rows in batch]
+    vocabulary, device = batch[0].logits.shape[-1], batch[0].logits.device
+    if all(has_kernel(rows.logits) for rows in batch):
+        return list(_on_processor(batch, vocabulary).split(counts))
+    if all(has_device_kernel(rows.logits) for rows in batch):
+        return list(draw_on_device(_draws(batch), vocabulary, device).split(counts))
+    return _as_defined(batch)
+
+
+def decided(rows: Rows, drawn: Sequence[int]) -> list[int]:
+    """The tokens that were drawn, where the definition is asked for what was not decided."""
+    logits, params, positions = rows
+    left = [place for place, token in enumerate(drawn) if token < 0]
+    if not left:
+        return list(drawn)
+    seeds, places = [params.seed] * len(left), [positions[place] for place in left]
+    asked = draw_rows(logits[left], params, seeds, places).tolist()
+    tokens = dict(zip(left, asked, strict=True))
+    return [tokens.get(place, token) for place, token in enumerate(drawn)]
 
 
 def draw(logits: torch.Tensor, params: SamplingParams, position: int) -> int:
     """What is drawn at a position from an adjusted row [vocab]."""
-    return int(draw_batch([Rows(logits[None], params, (position,))])[0])
+    rows = Rows(logits[None], params, (position,))
+    return decided(rows, draw_batch([rows])[0].tolist())[0]
 
 
 def leading(
@@ -131,6 +145,35 @@ def has_kernel(logits: torch.Tensor) -> bool:
     return plain and logits.device.type == "cpu" and kernels() is not None
 
 
+def has_device_kernel(logits: torch.Tensor) -> bool:
+    """Whether the kernel for CUDA devices draws from rows [..., vocab]."""
+    plain = logits.dtype == torch.float32 and logits.stride(-1) == 1
+    return plain and logits.device.type == "cuda" and _device_problem(logits.device) is None
+
+
+def prepare(device: torch.device, vocabulary: int) -> str | None:
+    """Compile what draws on a CUDA device, which takes seconds; why it cannot be used, if so."""
+    if device.type != "cuda":
+        return None
+    row = torch.zeros(1, vocabulary, device=device)
+    draw_batch([Rows(row, SamplingParams(1.0), (0,))])
+    return _device_problem(row.device)
+
+
+@cache
+def _device_problem(device: torch.device) -> str | None:
+    """Why the kernel does not draw on a CUDA device, found out by trying; None if it does."""
+    row = torch.zeros(1, TRIED, device=device)
+    row[0, -1] = 1.0
+    try:
+        drawn = draw_on_device(_draws([Rows(row, SamplingParams(), (0,))]), TRIED, device)
+        return None if drawn.tolist() == [TRIED - 1] else "it draws another token"
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # Triton may be missing, or its compilers, or know no such device
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
 def _as_defined(batch: Sequence[Rows]) -> list[torch.Tensor]:
     """In one go for all that draw with the same options."""
     by_options = defaultdict[SamplingParams, list[int]](list)
@@ -141,7 +184,9 @@ def _as_defined(batch: Sequence[Rows]) -> list[torch.Tensor]:
         same = [batch[place] for place in places]
         seeds = [rows.params.seed for rows in same for _ in rows.positions]
         positions = [position for rows in same for position in rows.positions]
-        tokens = draw_rows(torch.cat([rows.logits for rows in same]), options, seeds, positions)
+        logits = torch.cat([rows.logits for rows in same])
+        tokens = draw_rows(logits, options, seeds, positions)
+        tokens.masked_fill_(logits.amax(-1).isnan(), NAN)  # a maximum is NaN if anything is
         each = tokens.split([len(rows.positions) for rows in same])
         drawn |= dict(zip(places, each, strict=True))
     return [drawn[place] for place in range(len(batch))]
@@ -154,28 +199,42 @@ def _draw_options(params: SamplingParams) -> SamplingParams:
     return SamplingParams(params.temperature, params.top_k, params.top_p, min_p=params.min_p)
 
 
-def _defined(batch: Sequence[Rows], place: int) -> torch.Tensor:
-    """What is drawn from one of all rows by the definition, int64 []."""
-    for logits, params, positions in batch:
-        if place < len(positions):
-            row = slice(place, place + 1)
-            return draw_rows(logits[row], params, [params.seed], positions[row])[0]
-        place -= len(positions)
-    raise IndexError(place)
+def _on_processor(batch: Sequence[Rows], vocabulary: int) -> torch.Tensor:
+    """What the compiled kernel draws, int64 [rows]; what it leaves is drawn as it is defined."""
+    draws, build = _draws(batch), required_kernels()
+    tokens = torch.empty(len(draws), dtype=torch.long)
+    build.library.tandem_draw(
+        *(c_void_p(draws.ctypes.data), c_long(len(draws)), c_long(vocabulary)),
+        *(c_void_p(tokens.data_ptr()), c_int(build.sharing(len(draws) * vocabulary))),
+    )
+    if bool((tokens < 0).any()):
+        parts = tokens.split([len(rows.positions) for rows in batch])
+        for rows, part in zip(batch, parts, strict=True):
+            for place in np.flatnonzero(part.numpy() == UNSURE).tolist():
+                row = slice(place, place + 1)
+                one = Rows(rows.logits[row], rows.params, rows.positions[row])
+                part[place] = NAN if one.logits.isnan().any() else decided(one, (UNSURE,))[0]
+    return tokens
 
 
-def _draws(
-    logits: torch.Tensor, params: SamplingParams, positions: Sequence[int]
-) -> npt.NDArray[np.void]:
-    """What the kernel needs to know of each row, [rows]."""
-    draws = np.empty(len(positions), DRAW)
-    stride = logits.stride(0) * logits.element_size()
-    draws["row"] = logits.data_ptr() + stride * np.arange(len(positions), dtype=np.uint64)
-    draws["position"] = positions
-    draws["seed"], draws["top_k"] = params.seed, params.top_k
-    draws["top_p"], draws["min_p"] = params.top_p, params.min_p
-    draws["temperature"] = 0.0 if params.greedy else max(params.temperature, COLDEST)
+def _draws(batch: Sequence[Rows]) -> npt.NDArray[np.void]:
+    """What a kernel needs to know of each row, [rows]."""
+    each = [_options(rows) for rows in batch]
+    counts = [len(rows.positions) for rows in batch]
+    draws = np.repeat(np.array(each, DRAW), counts)
+    strides = [rows.logits.stride(0) * rows.logits.element_size() for rows in batch]
+    numbers = np.concatenate([np.arange(count, dtype=np.uint64) for count in counts])
+    draws["row"] += np.repeat(np.array(strides, np.uint64), counts) * numbers
+    draws["position"] = [position for rows in batch for position in rows.positions]
     return draws
+
+
+def _options(rows: Rows) -> tuple[float, ...]:
+    """What a kernel needs to know of the first of them."""
+    params = rows.params
+    temperature = 0.0 if params.greedy else max(params.temperature, COLDEST)
+    cuts = params.top_k, params.top_p, params.min_p
+    return (rows.logits.data_ptr(), params.seed, 0, *cuts, temperature)
 
 
 def _likeliest(
@@ -189,7 +248,7 @@ def _likeliest(
     ids = torch.empty(rows, count, dtype=torch.long)
     scores, logs = torch.empty(rows, count), torch.empty(rows)
     if count:
-        draws, build = _draws(logits, params, range(rows)), required_kernels()
+        draws, build = _draws([Rows(logits, params, range(rows))]), required_kernels()
         build.library.tandem_likeliest(
             *(c_void_p(draws.ctypes.data), c_long(rows), c_long(vocabulary), c_long(count)),
             *(c_void_p(each.data_ptr()) for each in (ids, scores, logs)),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 import numpy as np
-import torch
+import numpy.typing as npt
 from llguidance import LLMatcher
 
 from tandem.protos.errors import InvalidRequest
@@ -51,7 +51,7 @@ class GrammarMatcher:
             problem = self._problem or "allows nothing that can be drawn"
             raise InvalidRequest.of(self._grammar.field, problem)
 
-    def allowed(self, path: Sequence[int], count: int) -> torch.Tensor | None:
+    def allowed(self, path: Sequence[int], count: int) -> npt.NDArray[np.bool_] | None:
         """Which of the first `count` tokens may follow a path: bool [count]; None if the path
         itself may not, or if that cannot be said: then `extend` raises, if it is what was drawn.
         """
@@ -61,7 +61,7 @@ class GrammarMatcher:
                 self._unknown.append((list(path), self._problem))
             return None
         known = np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little")
-        return torch.from_numpy(known).view(torch.bool)
+        return known.view(np.bool_)
 
     def following(self, path: Sequence[int], tokens: Sequence[int]) -> Collection[int]:
         """Which of some tokens may follow a path."""

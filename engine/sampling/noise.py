@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from itertools import repeat
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-_GOLDEN = 0x9E3779B97F4A7C15
-_MASK_64 = (1 << 64) - 1
-
+from tandem.engine.sampling.uploads import upload
 
 Ints: TypeAlias = int | Sequence[int]  # one for all rows, or one for each
 
@@ -67,26 +66,26 @@ def _hash(seed: Ints, position: Ints, token_ids: torch.Tensor) -> torch.Tensor:
     low: int | torch.Tensor
     high: int | torch.Tensor
     if isinstance(seed, int) and isinstance(position, int):
-        low, high = _key(seed, position)
+        low, high = map(int, keys([seed], [position])[0])
     else:
-        seeds = repeat(seed) if isinstance(seed, int) else seed
-        positions = repeat(position) if isinstance(position, int) else position
-        keys = list(map(_key, seeds, positions))
-        both = torch.tensor(keys, dtype=torch.int32, device=token_ids.device)  # [rows, 2]
+        seeds = [seed] * len(position) if isinstance(seed, int) else seed  # type: ignore[arg-type]
+        positions = [position] * len(seeds) if isinstance(position, int) else position
+        both = upload(keys(seeds, positions), token_ids.device)  # [rows, 2]
         low, high = both[:, :1], both[:, 1:]
     return _fold(_mix(_mix(_fold(token_ids.to(torch.int32)) ^ low).bitwise_xor_(high)))
 
 
-def _key(seed: int, position: int) -> tuple[int, int]:
-    """Two signed 32-bit words, folded, from (seed, position): SplitMix64 (Steele, Lea, Flood
-    2014).
+def keys(seeds: npt.ArrayLike, positions: npt.ArrayLike) -> npt.NDArray[np.int32]:
+    """Two signed 32-bit words, folded, from each (seed, position): SplitMix64 (Steele, Lea, Flood
+    2014); [rows, 2].
     """
-    word = (seed + (position + 1) * _GOLDEN) & _MASK_64
-    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
-    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK_64
-    word ^= word >> 31
-    low, high = word & 0xFFFFFFFF, word >> 32
-    return _signed(low ^ (low >> 16)), _signed(high ^ (high >> 16))
+    word = np.asarray(positions, np.int64).astype(np.uint64) + np.uint64(1)
+    word = np.asarray(seeds, np.uint64) + word * np.uint64(0x9E3779B97F4A7C15)
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    word ^= word >> np.uint64(31)
+    words = np.stack([word.astype(np.uint32), (word >> np.uint64(32)).astype(np.uint32)], 1)
+    return (words ^ (words >> np.uint32(16))).view(np.int32)
 
 
 def _signed(word: int) -> int:

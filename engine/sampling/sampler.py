@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import (
     LogitsProcessorList,
@@ -19,12 +21,14 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from tandem.engine.sampling.adjustment import Adjustment, adjust
 from tandem.engine.sampling.matcher import GrammarMatcher
 from tandem.engine.sampling.noise import gumbel
 from tandem.engine.sampling.token_counts import TokenCounts
 from tandem.protos.types import SamplingParams
 
 COLDEST = 1e-30  # temperature; the reciprocal of a much lower one overflows on a device
+NONE = np.empty(0, np.int64)
 TOGETHER = 32  # rows that are drawn from at once: in between they take 32 bytes for each logit
 
 
@@ -39,10 +43,10 @@ class LogitsProcessor:
         counting = sampling.presence_penalty or sampling.frequency_penalty
         self._text = TokenCounts(tokens) if repeating else None
         self._completion = TokenCounts(tokens[sampling.prompt_length :]) if counting else None
-        self._biased = torch.tensor([token for token, _ in sampling.logit_bias], dtype=torch.long)
-        self._biases = torch.tensor([bias for _, bias in sampling.logit_bias])
+        self._biased = np.array([token for token, _ in sampling.logit_bias], np.int64)
+        self._biases = np.array([bias for _, bias in sampling.logit_bias], np.float64)
         self._ends, self._suppressed, self._not_first = (
-            torch.tensor(each, dtype=torch.long)
+            np.array(each, np.int64)
             for each in (
                 sampling.end_tokens,
                 sampling.suppress_tokens,
@@ -63,45 +67,54 @@ class LogitsProcessor:
         """The row [vocab] as the options want it after the path. Options for tokens that this
         model lacks are ignored.
         """
-        sampling = self._sampling
-        if not sampling.adjusting:
-            return logits
-        logits, known = logits.clone(), self._biased < len(logits)
-        logits[self._biased[known]] += self._biases[known].to(logits)
-        self._penalise(logits, path)
-        completion = self.length + len(path) - sampling.prompt_length
-        never = [self._suppressed]
-        if completion < sampling.min_new_tokens:
-            never.append(self._ends)
-        if completion == 0:
-            never.append(self._not_first)
-        tokens = torch.cat(never)
-        tokens = tokens[tokens < len(logits)]
-        allowed = self.matcher.allowed(path, len(logits)) if self.matcher else None
-        if allowed is None or not allowed.any():
-            logits[tokens] = -torch.inf
-            return logits
-        others = allowed.index_fill(0, tokens, False)
-        excluded = ~(others if others.any() else allowed)  # the grammar comes before other options
-        return logits.masked_fill_(excluded.to(logits.device), -torch.inf)
+        return self.rows(logits[None], (path,))[0]
 
     def rows(self, logits: torch.Tensor, paths: Sequence[Sequence[int]]) -> torch.Tensor:
         """The same for rows [rows, vocab], each after a path of its own."""
         if not self._sampling.adjusting:
             return logits
-        return torch.stack([self.apply(*each) for each in zip(logits, paths, strict=True)])
+        return adjust([logits], [self.adjustment(path, logits.shape[-1]) for path in paths])
 
-    def _penalise(self, logits: torch.Tensor, path: Sequence[int]) -> None:
-        """In place, at the tokens that occur."""
-        sampling, vocabulary, device = self._sampling, len(logits), logits.device
-        if self._text:
-            ids = self._text.of(path, vocabulary)[0].to(device)
-            seen, penalty = logits[ids], sampling.repetition_penalty
-            logits[ids] = torch.where(seen < 0, seen * penalty, seen / penalty)
-        if self._completion:
-            ids, counts = (each.to(device) for each in self._completion.of(path, vocabulary))
-            times = counts.to(logits.dtype)
-            logits[ids] -= times * sampling.frequency_penalty + sampling.presence_penalty
+    def adjustment(self, path: Sequence[int], vocabulary: int) -> Adjustment:
+        """What the options want of the row after the path."""
+        sampling, known = self._sampling, self._biased < vocabulary
+        seen = self._text.of(path, vocabulary)[0] if self._text else NONE
+        completion = self._completion
+        counted, counts = completion.of(path, vocabulary) if completion else (NONE, NONE)
+        barred, allowed = self._barred(path, vocabulary), None
+        if self.matcher:
+            allowed = self.matcher.allowed(path, vocabulary)
+        if allowed is not None and allowed.any():
+            others = allowed.copy()
+            others[barred] = False
+            barred = NONE
+            if others.any():  # else the grammar comes before other options
+                allowed = others
+        else:
+            allowed = None
+        return Adjustment(
+            biased=self._biased[known],
+            biases=self._biases[known],
+            seen=seen,
+            repetition=sampling.repetition_penalty,
+            counted=counted,
+            counts=counts,
+            presence=sampling.presence_penalty,
+            frequency=sampling.frequency_penalty,
+            barred=barred,
+            allowed=allowed,
+        )
+
+    def _barred(self, path: Sequence[int], vocabulary: int) -> npt.NDArray[np.int64]:
+        """The tokens that may not follow the path, whatever their logits."""
+        completion = self.length + len(path) - self._sampling.prompt_length
+        never = [self._suppressed]
+        if completion < self._sampling.min_new_tokens:
+            never.append(self._ends)
+        if completion == 0:
+            never.append(self._not_first)
+        tokens = np.concatenate(never)
+        return tokens[tokens < vocabulary]
 
 
 def warp(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 Ids = npt.NDArray[np.int64]
 
@@ -27,13 +26,13 @@ class TokenCounts:
         for place in range(len(self._places), len(self._ids)):
             self._places[int(self._ids[place])] = place
 
-    def of(self, path: Sequence[int], vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def of(self, path: Sequence[int], vocabulary: int) -> tuple[Ids, Ids]:
         """The tokens below `vocabulary` and their counts, both int64 [tokens], after a path too,
         which is not added.
         """
         ids, counts = self._with(path)
         known = ids < vocabulary
-        return torch.from_numpy(ids[known]), torch.from_numpy(counts[known])
+        return ids[known], counts[known]
 
     def _with(self, tokens: Sequence[int]) -> tuple[Ids, Ids]:
         more = Counter(tokens)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tandem.benchmarks.sampling import flat, peaked
 from tandem.engine.forward.cpu.kernels import kernels
 from tandem.engine.sampling import drawing
-from tandem.engine.sampling.drawing import Rows, draw, draw_batch, leading, logprobs
+from tandem.engine.sampling.device_draws import NAN
+from tandem.engine.sampling.drawing import Rows, decided, draw, draw_batch, leading, logprobs
 from tandem.engine.sampling.sampler import draw_rows, draws, warp
 from tandem.protos.types import SamplingParams
 from tests.laws.rows import KINDS, Kind, adjusted, options, rounded, steps
@@ -35,7 +36,8 @@ def unsure(rows: torch.Tensor, params: SamplingParams) -> int:
     asked = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawing, "draw_rows", lambda *row: asked.append(row) or draw_rows(*row))
-        draw_batch([Rows(rows, params, range(len(rows)))])
+        each = Rows(rows, params, range(len(rows)))
+        decided(each, draw_batch([each])[0].tolist())
     return len(asked)
 
 
@@ -99,6 +101,20 @@ def test_a_row_without_a_likeliest_token_is_left_to_the_definition(bad: float) -
     rows[0, 77] = bad
     assert unsure(rows, SamplingParams(1.0)) == 1
     assert unsure(torch.full((1, 70), -torch.inf), SamplingParams()) == 1
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(0.7)], ids=repr)
+def test_what_is_not_a_number_is_seen_in_any_batch_and_drawn_from_as_defined(
+    params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = torch.stack([flat(500, 1), flat(500, 2)])
+    rows[1, 77] = torch.nan
+    each = Rows(rows, params, range(2))
+    for known in (kernels(), None):
+        monkeypatch.setattr(drawing, "kernels", lambda known=known: known)
+        (drawn,) = draw_batch([each])
+        assert drawn[0] >= 0 and drawn[1] == NAN
+        assert decided(each, drawn.tolist()) == draws(rows, params, range(2))
 
 
 @given(adjusted, st.integers(1, 400))

@@ -42,7 +42,7 @@ def matcher(grammar: Grammar, completion: Sequence[int] = ()) -> GrammarMatcher:
 
 def allowed(grammar: GrammarMatcher, path: Sequence[int] = ()) -> list[int]:
     known = grammar.allowed(path, VOCAB)
-    return [] if known is None else known.nonzero().flatten().tolist()
+    return [] if known is None else known.nonzero()[0].tolist()
 
 
 @settings(max_examples=40, deadline=None)

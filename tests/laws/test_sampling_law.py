@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from tandem.drafter_service.tree.expansion import likeliest_children
+from tandem.engine.sampling.adjustment import adjust
 from tandem.engine.sampling.drawing import draw, logprobs
 from tandem.engine.sampling.noise import gumbel
 from tandem.engine.sampling.sampler import LogitsProcessor, warp
@@ -171,6 +172,22 @@ def test_rows_are_penalised_as_defined(
     found = adjustment.rows(rows, [prompt, path])  # each behind its own path
     assert torch.allclose(found[1], expected, atol=1e-6)
     assert torch.equal(LOGITS, before)
+
+
+def test_rows_of_many_texts_are_adjusted_at_once_as_each_alone() -> None:
+    every = [
+        SamplingParams(repetition_penalty=1.3),
+        SamplingParams(),
+        SamplingParams(presence_penalty=0.5, frequency_penalty=-0.2, suppress_tokens=(2,)),
+        SamplingParams(logit_bias=((1, 4.0), (5, -1.0)), repetition_penalty=0.5),
+    ]
+    texts = [LogitsProcessor(params, [place, 3]) for place, params in enumerate(every)]
+    rows = torch.randn(4, len(LOGITS), generator=torch.Generator().manual_seed(1))
+    changes = [text.adjustment((1, 1), len(LOGITS)) for text in texts]
+    together = adjust([rows[:1], rows[1:]], changes)
+    for text, row, found in zip(texts, rows, together, strict=True):
+        assert torch.equal(text.apply(row, (1, 1)), found)
+    assert torch.equal(together[1], rows[1]) and not torch.equal(together[0], rows[0])
 
 
 def test_a_bias_is_added_and_one_for_an_unknown_token_is_nothing() -> None:

@@ -1,0 +1,59 @@
+"""Draws by a kernel on a CUDA device: a table of them is copied there once, for all sessions.
+
+Knows the kernel's table, not what a draw is for. Triton is imported with the kernel, only where
+there is a CUDA device to draw on.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tandem.engine.sampling.noise import keys
+from tandem.engine.sampling.uploads import upload
+
+UNSURE, NAN = -1, -2  # codes in the place of tokens, as in the kernel
+LARGEST = 2**31 - 1
+ALMOST_ALL = np.nextafter(np.float32(1), np.float32(0))  # of a row's mass
+ROW = np.dtype(  # as in forward/cuda/kernels/drawing.py
+    [
+        ("row", "u8"),
+        ("key", "i4", (2,)),
+        ("temperature", "f4"),
+        ("inverse", "f4"),
+        ("top_k", "i4"),
+        ("top_p", "f4"),
+        ("least_score", "f4"),
+        ("unused", "f4"),
+    ]
+)
+
+
+def draw_on_device(
+    draws: npt.NDArray[np.void], vocabulary: int, device: torch.device
+) -> torch.Tensor:
+    """What is drawn from each of the rows that `drawing.DRAW` describes, int64 [rows] on their
+    device, which is not waited for: a token, or `UNSURE` where rounding could decide, or `NAN`.
+    """
+    from tandem.engine.forward.cuda.kernels import drawing as kernel  # Triton may be missing
+
+    table = upload(device_table(draws).view(np.int32).reshape(len(draws), -1), device)
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # else interpreted
+        return kernel.draw(table, vocabulary)
+
+
+def device_table(draws: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+    """The same draws as the kernel reads them, [rows]."""
+    table = np.zeros(len(draws), ROW)
+    table["row"], table["temperature"] = draws["row"], draws["temperature"]
+    table["key"] = keys(draws["seed"], draws["position"])
+    table["top_k"] = np.minimum(draws["top_k"], LARGEST)
+    shares = draws["top_p"].astype(np.float32)
+    table["top_p"] = np.where(draws["top_p"] < 1, np.minimum(shares, ALMOST_ALL), 1)
+    with np.errstate(divide="ignore"):
+        table["inverse"] = 1 / draws["temperature"]  # unused where it is 0
+        table["least_score"] = np.log(draws["min_p"])
+    return table
