@@ -132,6 +132,7 @@ class HFRunner:
         try:
             found = proved_program(model.network, self._plain, self.pool, *sizes, plan_of)
             self._run = self._program = found
+            self._runner = partial(_launch, found, model.device)
         except Unrecordable as error:
             self.unfused = str(error)
         except Exception as error:  # a network raises whatever it likes
@@ -186,7 +187,6 @@ class HFRunner:
         self.backend = backend or AttentionBackend.GRAPHS
         if program:
             self.fuse()
-        self._runner = partial(_launch, self._run, self.model.device)
         if self.backend is AttentionBackend.GRAPHS:
             self._runner = CudaGraphs(self._run, self.model.device)
         if self.exact:

@@ -17,7 +17,7 @@ from tandem.engine.forward import attention, tiles
 from tandem.engine.forward.cpu.packed import PackedLinear
 from tandem.engine.forward.cpu.panels import GroupedPart, PanelLinear
 from tandem.engine.forward.cpu.paths import PathPlan
-from tandem.engine.forward.cuda.rows import PrefixAndTail, RowPlan
+from tandem.engine.forward.cuda.rows import RowPlan
 from tandem.engine.forward.gated import GatedMLP
 from tandem.engine.forward.tiles import Tile
 from tandem.engine.model.linears import MergedLinear
@@ -220,16 +220,17 @@ def a_page_of_another_session(plant: Plant) -> None:
 
 
 def a_replay_with_stale_geometry(plant: Plant) -> None:
-    """What rows see is computed once for the arrays of a pass, which a replay fills anew."""
-    known: dict[tuple[RowPlan, int], PrefixAndTail] = {}
-    prefix_and_tail = RowPlan.prefix_and_tail
+    """A replay reads the pieces of prefixes of the pass that was captured."""
+    known, copied = set[int](), RowPlan.copy_from
 
-    def once(rows: RowPlan, repeat: int) -> PrefixAndTail:
-        if (rows, repeat) not in known:
-            known[rows, repeat] = prefix_and_tail(rows, repeat)
-        return known[rows, repeat]
+    def once(rows: RowPlan, other: RowPlan) -> None:
+        if id(rows) in known:
+            rows.longs.copy_(other.longs)
+        else:
+            copied(rows, other)
+        known.add(id(rows))
 
-    plant.patch.setattr(RowPlan, "prefix_and_tail", once)
+    plant.patch.setattr(RowPlan, "copy_from", once)
 
 
 FAULTS: tuple[Fault, ...] = (
