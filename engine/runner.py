@@ -132,11 +132,11 @@ class HFRunner:
         try:
             found = proved_program(model.network, self._plain, self.pool, *sizes, plan_of)
             self._run = self._program = found
-            self._runner = partial(_launch, found, model.device)
         except Unrecordable as error:
             self.unfused = str(error)
         except Exception as error:  # a network raises whatever it likes
             self.unfused = f"{type(error).__name__}: {error}"
+        self._runner = partial(_launch, self._run, model.device)
 
     @torch.inference_mode()
     def capture_passes(self) -> int:
