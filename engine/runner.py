@@ -174,7 +174,7 @@ class HFRunner:
     def _by_rows(self, segments: Sequence[Segment]) -> torch.Tensor:
         passes = row_plans(segments, self._layout, self.exact, self.sizes)
         logits = [self._runner(rows)[: rows.wanted].to(torch.float32, copy=True) for rows in passes]
-        return torch.cat(logits)
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     @torch.inference_mode()
     def _choose(self, backend: AttentionBackend | None, program: bool) -> None:

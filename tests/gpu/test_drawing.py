@@ -53,7 +53,7 @@ def test_a_thousand_rows_are_drawn_from_as_defined(
         codes = draw_batch([each])[0].tolist()
         assert decided(each, codes) == draws(rows, params, range(start, start + 16))
         left += codes.count(UNSURE)
-    assert left <= (512 if kind is rounded else 16)
+    assert left <= (512 if kind is rounded else 80)  # a row whose last likely logits are equal is
 
 
 def test_a_row_is_drawn_from_in_any_company_as_alone() -> None:

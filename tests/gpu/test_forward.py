@@ -68,7 +68,7 @@ def test_the_kernels_attend_as_is_defined(dtype: torch.dtype, layer: LayerGeomet
     assert attention.why_unsupported([layer], dtype, CUDA) is None
 
 
-@pytest.mark.parametrize("name", [*SERVED, "qwen2_window", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("name", [*SERVED, "qwen2_window", "gemma2"])
 def test_float32_is_what_plain_passes_give(name: str, family: Family) -> None:
     forward = forward_of(family(name), "float32")
     assert (forward.backend, forward.problem) == (AttentionBackend.GRAPHS, None)
@@ -101,13 +101,20 @@ def test_the_fastest_way_is_taken(name: str, dtype: str, family: Family) -> None
     assert BASE in forward.sizes
 
 
-@pytest.mark.parametrize("name", ["qwen2_window", "gemma2", "gpt_oss"])
-def test_windows_caps_and_sinks_are_exact(name: str, family: Family) -> None:
+@pytest.mark.parametrize("name", ["qwen2_window", "gemma2"])
+def test_windows_and_caps_are_exact(name: str, family: Family) -> None:
     forward = forward_of(family(name), "bfloat16")
     assert (forward.backend, forward.problem) == (AttentionBackend.GRAPHS, None)
     assert largest_difference(forward, random.Random(0)) <= HALVES["bfloat16"]
-    if name != "gpt_oss":  # whose experts are not
-        assert differing_rows(forward, random.Random(1)) == []
+    assert differing_rows(forward_of(family(name), "bfloat16"), random.Random(1)) == []
+
+
+def test_what_cannot_be_captured_is_launched(family: Family) -> None:
+    """The experts of gpt-oss, whose code looks at how many rows each of them has."""
+    forward = forward_of(family("gpt_oss"), "float32")
+    assert forward.backend is AttentionBackend.GRAPHS
+    assert forward.problem and "cannot be captured" in forward.problem
+    assert largest_difference(forward, random.Random(0)) <= 1e-3
 
 
 @pytest.mark.parametrize("dtype", HALVES)

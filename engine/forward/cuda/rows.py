@@ -11,8 +11,12 @@ nothing else in the step.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from tandem.engine.cache.pages import PAGE
@@ -70,38 +74,87 @@ class RowPlan:
         self.shape = shape
         self.longs, self.ints = longs, ints
         self.wanted = wanted  # rows with logits that are no padding
-        ids, positions, slots, logits_rows, tail_slots = longs.split(shape.sizes)
-        self.token_ids = ids[None]  # [1, rows]
-        self.positions = positions[None]  # [1, rows]
-        self.slots = slots  # of the new keys, [rows]
-        self.logits_rows = logits_rows  # [outputs]
-        self.tail_slots = tail_slots  # of all keys of all tails, [rows * TAIL]
-        self.counts = ints[: 2 * shape.rows]  # by rows: keys of the tail, pieces of the prefix
-        # the number of pieces, then of each its first row and the one after its last, its first
-        # position and the one after its last, its number in its prefix, and where its pages begin
-        # in this very array
-        self.reads = ints[2 * shape.rows :]
         self._room = room
+        self._staging: list[torch.Tensor] = []  # on the CPU, of one on a device
+        self._copied: torch.cuda.Event | None = None
 
     @property
     def count(self) -> int:
         """Its rows."""
         return self.shape.rows
 
+    @cached_property
+    def _parts(self) -> Sequence[torch.Tensor]:
+        parts: Sequence[torch.Tensor] = self.longs.split(self.shape.sizes)
+        return parts
+
+    @cached_property
+    def token_ids(self) -> torch.Tensor:
+        """[1, rows]"""
+        return self._parts[0][None]
+
+    @cached_property
+    def positions(self) -> torch.Tensor:
+        """[1, rows]"""
+        return self._parts[1][None]
+
+    @cached_property
+    def slots(self) -> torch.Tensor:
+        """Of the new keys, [rows]."""
+        return self._parts[2]
+
+    @cached_property
+    def logits_rows(self) -> torch.Tensor:
+        """Numbers of the rows that give logits, [outputs]."""
+        return self._parts[3]
+
+    @cached_property
+    def tail_slots(self) -> torch.Tensor:
+        """Of all keys of all tails, [rows * TAIL]."""
+        return self._parts[4]
+
+    @cached_property
+    def counts(self) -> torch.Tensor:
+        """By rows: keys of the tail, pieces of the prefix; [rows * 2]."""
+        return self.ints[: 2 * self.shape.rows]
+
+    @cached_property
+    def reads(self) -> torch.Tensor:
+        """The number of pieces, then of each its first row and the one after its last, its first
+        position and the one after its last, its number in its prefix, and where its pages begin in
+        this very array.
+        """
+        return self.ints[2 * self.shape.rows :]
+
     def to(self, device: torch.device) -> RowPlan:
         """The same on a device, with room for every pass of its form."""
         longs = torch.empty_like(self.longs, device=device)
         ints = torch.zeros(self._room, dtype=torch.int32, device=device)
         on_device = RowPlan(self.shape, longs, ints, self.wanted, self._room)
+        if device.type == "cuda":
+            sizes = ((each.shape, each.dtype) for each in (longs, ints))
+            on_device._staging = [
+                torch.empty(shape, dtype=dtype, pin_memory=True) for shape, dtype in sizes
+            ]
         on_device.copy_from(self)
         return on_device
 
     def copy_from(self, other: RowPlan) -> None:
-        """Take over the arrays of a pass of the same form, from the CPU."""
-        for on_device, given in ((self.longs, other.longs), (self.ints, other.ints)):
-            on_cpu = on_device.device.type == "cpu"
-            source = given if on_cpu else given.pin_memory()
-            on_device[: len(given)].copy_(source, non_blocking=True)
+        """Take over the arrays of a pass of the same form, from the CPU: on a device this is not
+        waited for.
+        """
+        if self._copied:
+            self._copied.synchronize()  # what was copied last has left the CPU
+        staging = self._staging or (self.longs, self.ints)
+        for on_device, there, given in zip(
+            (self.longs, self.ints), staging, (other.longs, other.ints), strict=True
+        ):
+            there[: len(given)].copy_(given)
+            if self._staging:
+                on_device[: len(given)].copy_(there[: len(given)], non_blocking=True)
+        if self._staging:
+            self._copied = self._copied or torch.cuda.Event()
+            self._copied.record()
 
 
 def rows_together(repeat: int, dtype: torch.dtype) -> int:
@@ -110,6 +163,7 @@ def rows_together(repeat: int, dtype: torch.dtype) -> int:
     return max(queries // (1 << (repeat - 1).bit_length()), 1)
 
 
-def piece_length(prefix: int) -> int:
-    """Positions of the pieces of a prefix: whole pages, by its own length alone."""
-    return max(-(-prefix // (PAGE * PIECES)) * PAGE, LEAST_PIECE)
+def piece_lengths(prefixes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Positions of the pieces of prefixes: whole pages, each by its own length alone."""
+    found: npt.NDArray[np.int64] = np.maximum(-(-prefixes // (PAGE * PIECES)) * PAGE, LEAST_PIECE)
+    return found

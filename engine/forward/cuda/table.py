@@ -20,13 +20,14 @@ from tandem.engine.forward.cuda.rows import (
     KVLayout,
     PassShape,
     RowPlan,
-    piece_length,
+    piece_lengths,
 )
 from tandem.engine.forward.segment import PackedRows, Segment
 from tandem.protos import tree
 
 SIZES = (16, 32, 64, 128, 256, 512)  # rows of a pass, padding included
 FEW = 16  # rows that give logits, where not all do
+LANES = np.arange(TAIL)
 
 Array: TypeAlias = npt.NDArray[np.int64]
 
@@ -122,40 +123,42 @@ def rows_plan(table: RowTable, layout: KVLayout, outputs: int) -> RowPlan:
     """The arrays of one pass of all rows of a table, of which so many give logits, padding
     included.
     """
-    positions, wanted = table.rows[1], table.rows[4]
-    size, count = len(wanted), int(wanted.sum())
+    positions, wanted = table.rows[1], table.rows[4].nonzero()[0]
+    size, count = len(positions), len(wanted)
     shape = PassShape(size, outputs)
     cut = prefix_lengths(positions)
+    length = piece_lengths(cut)
     longs = np.zeros(sum(shape.sizes), np.int64)
-    longs[: 3 * size] = table.rows[:3].ravel()
-    longs[3 * size :][:count] = wanted.nonzero()[0]
-    longs[3 * size + outputs :] = _tails(table, cut).ravel()
-    pieces, pages = _pieces(table, cut, layout.together)
-    counts = np.stack([positions - cut + 1, [-(-one // piece_length(one)) for one in cut]], 1)
-    records = np.array(pieces, np.int64).reshape(-1, RECORD)
-    records[:, -1] += HEADER + records.size  # the pages come after them
-    ints = np.concatenate([counts.ravel(), [len(records)], records.ravel(), pages])
-    arrays = torch.from_numpy(longs), torch.from_numpy(ints.astype(np.int32))
+    longs[: 3 * size] = table.rows[:3].reshape(-1)
+    longs[3 * size :][:count] = wanted
+    longs[3 * size + outputs :] = _tails(table, cut).reshape(-1)
+    records, pages = _pieces(table, cut, length, layout.together)
+    ints = np.empty(2 * size + HEADER + records.size + len(pages), np.int32)
+    ints[: 2 * size : 2], ints[1 : 2 * size : 2] = positions - cut + 1, -(-cut // length)
+    ints[2 * size] = len(records)
+    ints[2 * size + HEADER :][: records.size] = records.reshape(-1)
+    ints[2 * size + HEADER + records.size :] = pages
+    arrays = torch.from_numpy(longs), torch.from_numpy(ints)
     return RowPlan(shape, *arrays, count, shape.room(layout.width))
 
 
-def _pieces(table: RowTable, cut: Array, together: int) -> tuple[list[list[int]], list[int]]:
-    """The pieces of prefixes, and the pages that they lie in: a piece is its first row and the one
-    after its last, its first position and the one after its last, its number, and where its pages
-    begin.
-    """
+def _pieces(
+    table: RowTable, cut: Array, length: Array, together: int
+) -> tuple[Array, Sequence[int]]:
+    """Pieces as `RowPlan.reads` describes them, [pieces, RECORD], and the pages of all."""
     sessions = table.rows[3]
-    firsts = _runs(sessions, cut, together)
-    pieces, pages = list[list[int]](), list[int]()
+    firsts = _runs(sessions, cut, together).tolist()
+    pieces, pages = list[int](), list[int]()
     for first, last in zip(firsts, [*firsts[1:], len(cut)], strict=True):
-        prefix = int(cut[first])
-        length = piece_length(prefix)
-        own = table.pages[sessions[first]]
-        for number, low in enumerate(range(0, prefix, length)):
-            high = min(low + length, prefix)
-            pieces.append([int(first), int(last), low, high, number, len(pages)])
-            pages += own[low // PAGE : -(-high // PAGE)].tolist()
-    return pieces, pages
+        if prefix := int(cut[first]):
+            start, size = len(pages), int(length[first])
+            pages += table.pages[sessions[first], : -(-prefix // PAGE)].tolist()
+            for number, low in enumerate(range(0, prefix, size)):
+                high = min(low + size, prefix)
+                pieces += (first, last, low, high, number, start + low // PAGE)
+    records = np.array(pieces, np.int64).reshape(-1, RECORD)
+    records[:, -1] += HEADER + records.size  # the pages come after them
+    return records, pages
 
 
 def _runs(sessions: Array, cut: Array, together: int) -> Array:
@@ -171,8 +174,9 @@ def _runs(sessions: Array, cut: Array, together: int) -> Array:
 def _tails(table: RowTable, cut: Array) -> Array:
     """The slots of the keys of each row's tail, and after them any: [rows, TAIL]."""
     _, positions, _, sessions, _, numbers = table.rows
-    lanes = np.minimum(cut[:, None] + np.arange(TAIL), positions[:, None])
-    tails: Array = table.pages[sessions[:, None], lanes // PAGE] * PAGE + lanes % PAGE
+    lanes = np.minimum(cut[:, None] + LANES, positions[:, None])
+    numbered = lanes // PAGE
+    tails: Array = (table.pages[sessions[:, None], numbered] - numbered) * PAGE + lanes
     rows = (numbers >= 0).nonzero()[0]
     nodes, lane = numbers[rows], (positions - cut)[rows]
     while len(rows):  # from node to node, up to the trunk
