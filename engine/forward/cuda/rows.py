@@ -63,6 +63,9 @@ class PassShape:
         return 2 * self.rows + HEADER + self.rows * (PIECES * RECORD + width)
 
 
+VIEWS = ("token_ids", "positions", "slots", "logits_rows", "tail_slots", "counts", "reads")
+
+
 class RowPlan:
     """One pass. Its arrays lie in two tensors, so that two copies move it: `longs`, int64, and
     `ints`, int32, as many as are used, of which a device has `room` for more.
@@ -131,6 +134,8 @@ class RowPlan:
         longs = torch.empty_like(self.longs, device=device)
         ints = torch.zeros(self._room, dtype=torch.int32, device=device)
         on_device = RowPlan(self.shape, longs, ints, self.wanted, self._room)
+        for view in VIEWS:  # now, since whatever records a pass would take them for a part of it
+            getattr(on_device, view)
         if device.type == "cuda":
             sizes = ((each.shape, each.dtype) for each in (longs, ints))
             on_device._staging = [
