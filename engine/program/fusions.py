@@ -133,6 +133,9 @@ class Calls:
 
     def _turned(self, number: int) -> Turned | None:
         """x cos + cat(-second half of x, first half) sin, of heads [1, heads, rows, size]."""
+        whole = self._made_by(number, aten.cat.default)
+        if whole and len(whole.reads) == 2 and not self._tensors[whole.reads[1]].numel():
+            return self._turned(whole.reads[0]) if self._users[number] == 1 else None
         add = self._made_by(number, aten.add.Tensor)
         if add is None or len(add.reads) != 2 or add.shape[1]:
             return None

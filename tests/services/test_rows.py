@@ -13,6 +13,7 @@ import torch
 
 from tandem.engine.cache.pages import PAGE
 from tandem.engine.exact.exactness import self_test
+from tandem.engine.forward import operations
 from tandem.engine.forward.cuda import attention
 from tandem.engine.forward.cuda.rows import HEADER, RECORD, TAIL, RowPlan
 from tandem.engine.forward.cuda.table import RowTable
@@ -50,6 +51,44 @@ def test_every_row_is_what_a_plain_pass_gives(
 ) -> None:
     forward = by_rows(make_model(family, 0), exact)
     assert largest_difference(forward, random.Random(family)) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("family", "fused"),
+    [
+        ("llama", (24, 41)),
+        ("qwen3", (24, 45)),  # whose norms of heads are calls of their own
+        ("gemma2", (24, 48)),
+        ("gemma3_text", (48, 94)),
+        ("phi3", (28, 45)),
+        ("gpt_neox", (0, 49)),  # which adds after two layers that read the same rows
+    ],
+)
+def test_sums_and_norms_and_rotary_positions_are_fused(
+    family: str, fused: tuple[int, int], make_model: MakeModel
+) -> None:
+    """Bit for bit the network's own passes, as the proof found before."""
+    forward = by_rows(make_model(family, 0))
+    assert (forward.unfused, forward.kernels.rpartition("fused ")[2]) == (
+        None,
+        "{} of {}".format(*fused),
+    )
+
+
+def test_a_fusion_that_computes_something_else_is_not_taken(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sum that is normalised before it is rounded, say."""
+    add_norm = operations.add_norm
+
+    def other(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        sums, normed = add_norm(*given)
+        return sums, normed * (1 + 2**-20)
+
+    monkeypatch.setattr(operations, "add_norm", other)
+    forward = by_rows(make_model("llama", 0))
+    assert forward.unfused and "computes something else" in forward.unfused
+    assert largest_difference(forward, random.Random(0)) <= 1e-4
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
