@@ -22,7 +22,8 @@ from rich.table import Table
 
 from tandem.benchmarks.figures import report
 from tandem.benchmarks.figures.machine import described
-from tandem.engine.sampling.drawing import draw, leading, logprobs
+from tandem.engine.sampling.drawing import draw
+from tandem.engine.sampling.likeliest import leading, logprobs
 from tandem.engine.sampling.sampler import LogitsProcessor, draws, warp
 from tandem.protos.types import MAX_LOGPROBS, SamplingParams
 

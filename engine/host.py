@@ -192,13 +192,8 @@ def load_and_test(config: ModelServiceConfig, exact: bool) -> tuple[ModelRunner,
         lower = " or lower context_length" if config.context_length else ""
         raise Unusable(f"{size} is less than one session needs, {one}; raise it{lower}")
     if (held := capacity.context_of(positions, longest, footprint)) < longest:
-        log.warning(
-            "the context is as long as memory allows",
-            model=str(config.model),
-            context_length=held,
-            model_context_length=longest,
-            kv_bytes=kv_bytes,
-        )
+        known = {"context_length": held, "model_context_length": longest, "kv_bytes": kv_bytes}
+        log.warning("the context is as long as memory allows", model=str(config.model), **known)
     left = available()
     if model.device.type == "cpu" and left is not None and positions * each > left:
         log.warning(
@@ -247,6 +242,6 @@ def _self_tested(runner: ModelRunner, config: ModelServiceConfig, exact: bool) -
         left, _ = torch.cuda.mem_get_info(runner.model.device)
         seconds = time.perf_counter() - began
         log.info("passes captured", passes=captured, seconds=seconds, bytes_left=left)
-    if problem := drawing.prepare(runner.model.device, runner.model.vocab_size):
-        log.warning("draws are slow for the device", model=name, problem=problem)
+    if slow := drawing.prepare(runner.model.device, runner.model.vocab_size):
+        log.warning("draws are slow for the device", model=name, problem=slow)
     return exactness

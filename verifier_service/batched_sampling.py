@@ -14,7 +14,8 @@ import torch
 
 from tandem.engine.sampling.adjustment import adjust
 from tandem.engine.sampling.device_draws import NAN
-from tandem.engine.sampling.drawing import Rows, decided, draw_batch, has_kernel, logprobs
+from tandem.engine.sampling.drawing import Rows, decided, draw_batch, has_kernel
+from tandem.engine.sampling.likeliest import logprobs
 from tandem.protos.types import Rule, SamplingParams, TokenLogprobs
 from tandem.verifier_service.target_sampler import NodeSample, TargetSampler
 

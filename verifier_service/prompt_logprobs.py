@@ -13,7 +13,7 @@ from tandem.engine.cache.session import Session
 from tandem.engine.cache.sessions import Sessions
 from tandem.engine.forward.segment import Segment
 from tandem.engine.forward.step_input import FixedInput, StepInput
-from tandem.engine.sampling.drawing import logprobs_of_rows
+from tandem.engine.sampling.likeliest import logprobs_of_rows
 from tandem.engine.schedule.job_stream import JobStream
 from tandem.protos import tree
 from tandem.protos.streams import Decoding, Fact, Guess, PromptLogprobs

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from tandem.engine.sampling.adjustment import Adjustment
-from tandem.engine.sampling.drawing import draw, logprobs
+from tandem.engine.sampling.drawing import draw
+from tandem.engine.sampling.likeliest import logprobs
 from tandem.engine.sampling.noise import NoiseStream, gumbel, uniform
 from tandem.engine.sampling.sampler import LogitsProcessor, probabilities
 from tandem.protos import tree

@@ -15,7 +15,7 @@ from functools import lru_cache
 import torch
 
 from tandem.drafter_service.tree.node import Child, Expansion
-from tandem.engine.sampling.drawing import leading
+from tandem.engine.sampling.likeliest import leading
 from tandem.engine.sampling.noise import NoiseStream, gumbel
 from tandem.engine.sampling.sampler import warp
 from tandem.protos.types import Distribution, DraftShape, Method, Rule, SamplingParams

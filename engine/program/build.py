@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from enum import Enum, auto
 from functools import partial
-from typing import Any
 
 import torch
 from torch.utils._pytree import tree_unflatten
@@ -22,45 +20,31 @@ from tandem.engine.forward.cuda.rows import RowPlan
 from tandem.engine.program.fusions import Calls
 from tandem.engine.program.instructions import Step, Written
 from tandem.engine.program.layout import Counts, Twins
-from tandem.engine.program.program import Action, Counted, Plain, Program, Value
+from tandem.engine.program.program import Action, Plain, Program
 from tandem.engine.program.rotary import fused
 from tandem.engine.program.rules import Rules
 from tandem.engine.program.stretch import Shown, Stretch
 from tandem.engine.program.tape import Call, Tape, Unrecordable
+from tandem.engine.program.twins import Origin, TwinTensors, tensors_in
 from tandem.engine.program.writer import storage_of
 
 
-class Origin(Enum):
-    """Where the numbers of a storage come from."""
-
-    KEPT = auto()  # weights, or what is made of them alone
-    PLAIN = auto()  # the plan, or a call
-    WRITTEN = auto()  # instructions
-
-
-class Builder:
+class Builder(TwinTensors):
     """Makes one program of the tapes of two passes: by `instructions`, or of calls alone."""
 
     def __init__(
         self, tapes: tuple[Tape, Tape], pool: KVPool, context: int, instructions: bool = True
     ) -> None:
         one, two = (tape.plan for tape in tapes)
-        self._counts = Counts((one.count, two.count), (len(one.logits_rows), len(two.logits_rows)))
+        wanted = len(one.logits_rows), len(two.logits_rows)
+        super().__init__(Counts((one.count, two.count), wanted))
         self._rules = Rules(self._counts, pool, context)
         self._instructions = instructions
         self._in_step = partial(_in_step, pool, context)
         self._tapes = tapes
-        self._origins: dict[Hashable, Origin] = {}
-        self._bases: dict[Hashable, torch.Tensor] = {}  # a tensor on each storage, its first
         self._makers: dict[int, int] = {}  # numbers of calls, by the tensors that they made
-        self._others: set[Hashable] = set()  # storages of the second pass
-        self._twins: dict[
-            int, torch.Tensor
-        ] = {}  # tensors of the second pass by those of the first
         self._changes: dict[Hashable, list[int]] = {}  # numbers of calls, by what they change
-        self._values: dict[int, int] = {}  # numbers of values by tensors
         self._written: dict[int, list[Written]] = {}  # by numbers of calls
-        self._count = 0
 
     def program(self) -> Program:
         """The program. Raises Unrecordable if the passes do not fit together."""
@@ -97,23 +81,8 @@ class Builder:
         """Those of the first pass that are values."""
         first = self._tapes[0]
         inputs = first.plan.token_ids, first.plan.positions, first.plan.logits_rows
-        found = [*inputs, *(each for call in first.calls for each in _tensors(call.made))]
+        found = [*inputs, *(each for call in first.calls for each in tensors_in(call.made))]
         return (each for each in found if id(each) in self._values)
-
-    def _enter(self, one: torch.Tensor, two: torch.Tensor, origin: Origin) -> None:
-        self._twins[id(one)] = two
-        self._others.add(storage_of(two))
-        self._origins.setdefault(storage_of(one), origin)
-        self._bases.setdefault(storage_of(one), one)
-
-    def _value(self, tensor: torch.Tensor | None = None) -> int:
-        """The number of a tensor among the values, or of memory."""
-        number = self._values.get(id(tensor), self._count)
-        if number == self._count:
-            self._count += 1
-            if tensor is not None:
-                self._values[id(tensor)] = number
-        return number
 
     def _classify(self, number: int, one: Call, two: Call) -> None:
         """Find out what becomes of a call."""
@@ -123,7 +92,7 @@ class Builder:
             if isinstance(first, torch.Tensor):
                 self._enter(first, second, Origin.KEPT)
         self._note_change(number, one)
-        made = list(zip(_tensors(one.made), _tensors(two.made), strict=True))
+        made = list(zip(tensors_in(one.made), tensors_in(two.made), strict=True))
         for first, _ in made:
             self._makers.setdefault(id(first), number)
         new = [pair for pair in made if storage_of(pair[0]) not in self._origins]
@@ -153,7 +122,7 @@ class Builder:
             self._changes.setdefault(target, []).append(number)
 
     def _constant(self, call: Call) -> bool:
-        given = _tensors(call.given)
+        given = tensors_in(call.given)
         return all(self._origins[storage_of(each)] is Origin.KEPT for each in given)
 
     def _sizes(self, tensors: Sequence[Twins]) -> dict[Hashable, int]:
@@ -184,15 +153,8 @@ class Builder:
                 changes = self._changes.get(storage_of(tensor), [])
                 for number in {self._makers[id(tensor)], *changes} - plain:
                     plain.add(number)
-                    wanted += _tensors(self._tapes[0].calls[number].given)
+                    wanted += tensors_in(self._tapes[0].calls[number].given)
         return plain, list(shown.values())
-
-    def _literal(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is the same in all passes."""
-        other = self._twins[id(tensor)]
-        kept = self._origins[storage_of(tensor)] is Origin.KEPT
-        places = ((each.shape, each.stride(), each.storage_offset()) for each in (tensor, other))
-        return kept and len(set(places)) == 1
 
     def _parts(self, plain: set[int]) -> tuple[list[int], list[int | list[Written]]]:
         """Numbers of the calls that depend on no instruction, which come first, and those of the
@@ -206,9 +168,9 @@ class Builder:
                     late.append([])
                 late[-1] += self._written[number]  # type: ignore[operator]
             elif number in plain:
-                if behind & set(map(storage_of, _tensors(call.given))):
+                if behind & set(map(storage_of, tensors_in(call.given))):
                     late.append(number)
-                    behind |= set(map(storage_of, _tensors(call.made)))
+                    behind |= set(map(storage_of, tensors_in(call.made)))
                 else:
                     early.append(number)
         return early, late
@@ -251,21 +213,6 @@ class Builder:
         shape = tree_unflatten(range(len(given)), one.spec)
         return Plain(one.function, given, shape, made)
 
-    def _argument(self, one: Any, two: Any) -> Any:
-        if isinstance(one, torch.Tensor):
-            return one if self._literal(one) else Value(self._value(one))
-        if one is two or one == two:
-            return one
-        if type(one) is not int:
-            raise Unrecordable(f"other rows are given {two} instead of {one}")
-        return self._counted(one, two)
-
-    def _counted(self, one: int, two: int) -> Counted:
-        for wanted, extent_of in enumerate((self._counts.extent, self._counts.by_wanted)):
-            if extent := extent_of(one, two):
-                return Counted(extent, bool(wanted))
-        raise Unrecordable(f"other rows are given {two} instead of {one}")
-
     def _shown(self, tensor: torch.Tensor, memory: int) -> Shown:
         other = self._twins[id(tensor)]
         sizes, strides = (
@@ -279,7 +226,3 @@ class Builder:
 def _in_step(pool: KVPool, context: int, plan: RowPlan) -> AbstractContextManager[None]:
     """The scope within which attention knows a pass."""
     return attention.in_step(attention.AttentionStep(plan, pool, context))
-
-
-def _tensors(some: Sequence[Any]) -> list[torch.Tensor]:
-    return [each for each in some if isinstance(each, torch.Tensor)]

@@ -1,4 +1,4 @@
-"""Draws from rows of many sessions at once, and the likeliest tokens of rows.
+"""Draws from rows of many sessions at once.
 
 `engine.sampling.sampler.draw_rows` defines a draw, and draws wherever there is no compiled kernel.
 The kernels (`draw.cpp`, and `device_draws` on a CUDA device) draw the same tokens: what rounding
@@ -8,11 +8,9 @@ rows or the number of threads.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from ctypes import c_int, c_long, c_void_p
-from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -22,11 +20,10 @@ import torch
 
 from tandem.engine.forward.cpu.kernels import kernels, required_kernels
 from tandem.engine.sampling.device_draws import NAN, UNSURE, draw_on_device
-from tandem.engine.sampling.sampler import COLDEST, draw_rows, warp
-from tandem.protos.types import SamplingParams, TokenLogprobs
+from tandem.engine.sampling.sampler import COLDEST, draw_rows
+from tandem.protos.types import SamplingParams
 
 TRIED = 3000  # tokens from which is drawn to try a kernel
-LISTED = 256  # likeliest tokens among which the end of a nucleus is looked for, at least
 DRAW = np.dtype(  # as in draw.cpp
     [
         ("row", "u8"),
@@ -61,7 +58,7 @@ def draw_batch(batch: Sequence[Rows]) -> list[torch.Tensor]:
     if all(has_kernel(rows.logits) for rows in batch):
         return list(_on_processor(batch, vocabulary).split(counts))
     if all(has_device_kernel(rows.logits) for rows in batch):
-        return list(draw_on_device(_draws(batch), vocabulary, device).split(counts))
+        return list(draw_on_device(draws_of(batch), vocabulary, device).split(counts))
     return _as_defined(batch)
 
 
@@ -81,62 +78,6 @@ def draw(logits: torch.Tensor, params: SamplingParams, position: int) -> int:
     """What is drawn at a position from an adjusted row [vocab]."""
     rows = Rows(logits[None], params, (position,))
     return decided(rows, draw_batch([rows])[0].tolist())[0]
-
-
-def leading(
-    logits: torch.Tensor, params: SamplingParams, count: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` likeliest tokens, or all, of each of the adjusted rows [rows, vocab], likeliest
-    first: ids and log-probabilities, both [rows, count]. The kernel's are close to those of the
-    definition, which is enough for a guess: of a nucleus that goes on after the tokens that are
-    looked at it is assumed that it holds no more than it must.
-    """
-    count = min(count, logits.shape[-1])
-    if not has_kernel(logits):
-        top = warp(logits, params).topk(count)
-        return top.indices, top.values
-    cut = params.top_p < 1 or params.min_p > 0
-    listed = min(max(count, LISTED), logits.shape[-1]) if cut else count
-    ids, scores, logs = _likeliest(logits, params, listed)
-    logprobs = scores - logs[:, None]
-    if cut:
-        chances = logprobs.exp()
-        before = chances.cumsum(-1) - chances
-        before[:, 0] = 0.0  # the likeliest is always kept
-        removed = (before >= params.top_p) & (before > 0)
-        if params.min_p:
-            removed |= scores < math.log(params.min_p)
-        logprobs.masked_fill_(removed, -torch.inf)
-        mass = logprobs.exp().sum(-1, keepdim=True)
-        ends = logprobs[:, -1:].isneginf() | (listed == logits.shape[-1])
-        logprobs -= mass.where(ends, torch.tensor(params.top_p)).log()
-    return ids[:, :count], logprobs[:, :count]
-
-
-def logprobs(logits: torch.Tensor, token: int, count: int) -> TokenLogprobs:
-    """The model's own log-probabilities, before any option, from logits as they are, [vocab]."""
-    return replace(logprobs_of_rows(logits[None], (token,), count)[0], rank=0)
-
-
-def logprobs_of_rows(
-    logits: torch.Tensor, tokens: Sequence[int], count: int
-) -> list[TokenLogprobs]:
-    """Those of a token for each row [rows, vocab], and its rank."""
-    scores = logits.log_softmax(-1)
-    own = scores.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])
-    if has_kernel(scores):
-        ids = _likeliest(scores, SamplingParams(1.0), count)[0]
-    else:
-        ids = scores.topk(count).indices
-    ranks = (scores > own).sum(-1, keepdim=True) + 1
-    columns = [own, ranks, ids, scores.gather(-1, ids)]
-    told = torch.cat([column.double() for column in columns], 1).tolist()  # the one copy
-    return [
-        TokenLogprobs(
-            chance, tuple(zip(map(int, rest[:count]), rest[count:], strict=True)), int(rank)
-        )
-        for chance, rank, *rest in told
-    ]
 
 
 def has_kernel(logits: torch.Tensor) -> bool:
@@ -166,7 +107,7 @@ def _device_problem(device: torch.device) -> str | None:
     row = torch.zeros(1, TRIED, device=device)
     row[0, -1] = 1.0
     try:
-        drawn = draw_on_device(_draws([Rows(row, SamplingParams(), (0,))]), TRIED, device)
+        drawn = draw_on_device(draws_of([Rows(row, SamplingParams(), (0,))]), TRIED, device)
         return None if drawn.tolist() == [TRIED - 1] else "it draws another token"
     except torch.OutOfMemoryError:
         raise
@@ -201,7 +142,7 @@ def _draw_options(params: SamplingParams) -> SamplingParams:
 
 def _on_processor(batch: Sequence[Rows], vocabulary: int) -> torch.Tensor:
     """What the compiled kernel draws, int64 [rows]; what it leaves is drawn as it is defined."""
-    draws, build = _draws(batch), required_kernels()
+    draws, build = draws_of(batch), required_kernels()
     tokens = torch.empty(len(draws), dtype=torch.long)
     build.library.tandem_draw(
         *(c_void_p(draws.ctypes.data), c_long(len(draws)), c_long(vocabulary)),
@@ -217,7 +158,7 @@ def _on_processor(batch: Sequence[Rows], vocabulary: int) -> torch.Tensor:
     return tokens
 
 
-def _draws(batch: Sequence[Rows]) -> npt.NDArray[np.void]:
+def draws_of(batch: Sequence[Rows]) -> npt.NDArray[np.void]:
     """What a kernel needs to know of each row, [rows]."""
     each = [_options(rows) for rows in batch]
     counts = [len(rows.positions) for rows in batch]
@@ -235,23 +176,3 @@ def _options(rows: Rows) -> tuple[float, ...]:
     temperature = 0.0 if params.greedy else max(params.temperature, COLDEST)
     cuts = params.top_k, params.top_p, params.min_p
     return (rows.logits.data_ptr(), params.seed, 0, *cuts, temperature)
-
-
-def _likeliest(
-    logits: torch.Tensor, params: SamplingParams, count: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The `count` likeliest tokens of each row [rows, vocab], likeliest first, among equals the
-    lowest id; their scores; and what makes these log-probabilities after top-k: int64 and float32
-    [rows, count], float32 [rows].
-    """
-    rows, vocabulary = logits.shape
-    ids = torch.empty(rows, count, dtype=torch.long)
-    scores, logs = torch.empty(rows, count), torch.empty(rows)
-    if count:
-        draws, build = _draws([Rows(logits, params, range(rows))]), required_kernels()
-        build.library.tandem_likeliest(
-            *(c_void_p(draws.ctypes.data), c_long(rows), c_long(vocabulary), c_long(count)),
-            *(c_void_p(each.data_ptr()) for each in (ids, scores, logs)),
-            c_int(build.sharing(logits.numel())),
-        )
-    return ids, scores, logs

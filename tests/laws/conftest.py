@@ -8,7 +8,9 @@ import pytest
 
 from tandem.engine.forward.cpu.builds import runnable
 from tandem.engine.forward.cpu.kernels import Kernels
+from tandem.engine.sampling import drawing
 from tandem.orchestrator.rounds import backoff
+from tandem.verifier_service import batched_sampling
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,3 +34,12 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backoff, "FIRST", 4)
     monkeypatch.setattr(backoff, "TRIAL", 2)
     monkeypatch.setattr(backoff, "PAUSES", (0.4, 0.8))
+
+
+@pytest.fixture
+def drawn_as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are on a processor here, but are drawn from as a device's are."""
+    for module in (drawing, batched_sampling):
+        monkeypatch.setattr(module, "has_kernel", lambda _: False)
+    monkeypatch.setattr(drawing, "has_device_kernel", lambda _: True)
+    monkeypatch.setattr(batched_sampling, "samples_before_walk", lambda _: True)

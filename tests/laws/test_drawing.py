@@ -11,7 +11,8 @@ from tandem.benchmarks.sampling import flat, peaked
 from tandem.engine.forward.cpu.kernels import kernels
 from tandem.engine.sampling import drawing
 from tandem.engine.sampling.device_draws import NAN
-from tandem.engine.sampling.drawing import Rows, decided, draw, draw_batch, leading, logprobs
+from tandem.engine.sampling.drawing import Rows, decided, draw, draw_batch
+from tandem.engine.sampling.likeliest import leading, logprobs
 from tandem.engine.sampling.sampler import draw_rows, draws, warp
 from tandem.protos.types import SamplingParams
 from tests.laws.rows import KINDS, Kind, adjusted, options, rounded, steps

@@ -9,7 +9,7 @@ import torch
 
 from tandem.engine.cache.sessions import Sessions
 from tandem.engine.forward.segment import Segment
-from tandem.engine.sampling.drawing import logprobs, logprobs_of_rows
+from tandem.engine.sampling.likeliest import logprobs, logprobs_of_rows
 from tandem.engine.schedule.batch import is_decoding, is_long
 from tandem.protos.errors import Internal
 from tandem.protos.streams import Decoding, Fact, PromptLogprobs

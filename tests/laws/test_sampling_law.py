@@ -15,7 +15,8 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from tandem.drafter_service.tree.expansion import likeliest_children
 from tandem.engine.sampling.adjustment import adjust
-from tandem.engine.sampling.drawing import draw, logprobs
+from tandem.engine.sampling.drawing import draw
+from tandem.engine.sampling.likeliest import logprobs
 from tandem.engine.sampling.noise import gumbel
 from tandem.engine.sampling.sampler import LogitsProcessor, warp
 from tandem.protos.types import SamplingParams

@@ -224,10 +224,7 @@ def a_replay_with_stale_geometry(plant: Plant) -> None:
     known, copied = set[int](), RowPlan.copy_from
 
     def once(rows: RowPlan, other: RowPlan) -> None:
-        if id(rows) in known:
-            rows.longs.copy_(other.longs)
-        else:
-            copied(rows, other)
+        rows.longs.copy_(other.longs) if id(rows) in known else copied(rows, other)
         known.add(id(rows))
 
     plant.patch.setattr(RowPlan, "copy_from", once)

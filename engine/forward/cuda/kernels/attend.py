@@ -12,33 +12,12 @@ import triton.language as tl
 
 from tandem.engine.cache.pages import PAGE
 from tandem.engine.forward.cuda.kernels.launch import STRICT, power_of_two, precision
+from tandem.engine.forward.cuda.kernels.softmax import NOTHING, add, join
 from tandem.engine.forward.cuda.rows import HEADER, PIECES, RECORD, TAIL, RowPlan, rows_together
 from tandem.engine.forward.dense import AttentionOptions
 
 PROGRAMS = 264  # that share the pieces: two for each multiprocessor of an H100
 LANES = 32  # keys of a tail at a time
-NOTHING = -1e30  # below every score
-
-
-@triton.jit
-def _seen(scores, scale, cap, mask, CAPPED: tl.constexpr):
-    """Scores as they are weighed, minus infinity where a row does not see."""
-    scores = scores * scale
-    if CAPPED:
-        scores = cap * (1.0 - 2.0 / (tl.exp(2.0 * (scores / cap)) + 1.0))
-    return tl.where(mask, scores, -float("inf"))
-
-
-@triton.jit
-def _add(scores, value, top, total, mixed, PRECISION: tl.constexpr):
-    """An online softmax goes on: the highest score, the sum of weights, and weighted values."""
-    higher = tl.maximum(top, tl.max(scores, 1))
-    factor = tl.exp(top - higher)
-    weights = tl.exp(scores - higher[:, None])
-    total = total * factor + tl.sum(weights, 1)
-    mixed = mixed * factor[:, None]
-    mixed = tl.dot(weights.to(value.dtype), value, mixed, input_precision=PRECISION)
-    return higher, total, mixed
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions", "reads"])
@@ -48,13 +27,12 @@ def _attend_pieces(
     PROGRAMS: tl.constexpr, REPEAT: tl.constexpr, REPEATS: tl.constexpr, ROWS: tl.constexpr,
     SHARED: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr, VALUES: tl.constexpr,
     VALUE_LANES: tl.constexpr, PAGE: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
-    NOTHING: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Programs take turns at pieces and heads of keys: rows of a run, all queries of a head."""
     lane, value_lane = tl.arange(0, LANES), tl.arange(0, VALUE_LANES)
     inside, value_inside = lane < SIZE, value_lane < VALUES
-    each = tl.arange(0, ROWS * REPEATS)
-    sub = each % REPEATS
+    each, sub = tl.arange(0, ROWS * REPEATS), tl.arange(0, ROWS * REPEATS) % REPEATS
     at = tl.arange(0, PAGE)
     count = tl.load(reads)
     for number in range(tl.program_id(0), count * SHARED, PROGRAMS):
@@ -66,9 +44,8 @@ def _attend_pieces(
         row = first + each // REPEATS
         fits = (row < last) & (sub < REPEAT)
         place = row.to(tl.int64) * query_row + (head * REPEAT + sub) * query_head
-        asked = tl.load(
-            query + place[:, None] + lane[None, :], mask=fits[:, None] & inside[None, :], other=0.0
-        )
+        asked_at = query + place[:, None] + lane[None, :]
+        asked = tl.load(asked_at, mask=fits[:, None] & inside[None, :], other=0.0)
         start = low
         if WINDOWED:
             position = tl.load(positions + row, mask=fits, other=0).to(tl.int32)
@@ -81,28 +58,16 @@ def _attend_pieces(
             page = tl.load(pages + (block - low) // PAGE).to(tl.int64)
             slot = (page * PAGE + at) * SHARED + head
             seen = block + at < high
-            key = tl.load(
-                keys + slot[None, :] * SIZE + lane[:, None],
-                mask=seen[None, :] & inside[:, None],
-                other=0.0,
-            )
             mask = seen[None, :]
             if WINDOWED:
                 mask = mask & (block + at[None, :] > position[:, None] - window)
-            scores = tl.dot(asked, key, input_precision=PRECISION)
-            scores = _seen(scores, scale, cap, mask, CAPPED)
-            value = tl.load(
-                values + slot[:, None] * VALUES + value_lane[None, :],
-                mask=seen[:, None] & value_inside[None, :],
-                other=0.0,
+            top, total, mixed = add(
+                *(asked, keys, values, slot, seen, mask, scale, cap, top, total, mixed),
+                *(SIZE, LANES, VALUES, VALUE_LANES, CAPPED, PRECISION),
             )
-            top, total, mixed = _add(scores, value, top, total, mixed, PRECISION)
         to = ((row.to(tl.int64) * SHARED + head) * REPEAT + sub) * PIECES + piece
-        tl.store(
-            mixed_at + to[:, None] * VALUES + value_lane[None, :],
-            mixed,
-            mask=fits[:, None] & value_inside[None, :],
-        )
+        mixed_to = mixed_at + to[:, None] * VALUES + value_lane[None, :]
+        tl.store(mixed_to, mixed, mask=fits[:, None] & value_inside[None, :])
         tl.store(sums_at + to * 2, top, mask=fits)
         tl.store(sums_at + to * 2 + 1, total, mask=fits)
 
@@ -113,7 +78,7 @@ def _attend_tail(
     scale, cap, window, TAIL: tl.constexpr, STEP: tl.constexpr, PIECES: tl.constexpr,
     REPEAT: tl.constexpr, REPEATS: tl.constexpr, SHARED: tl.constexpr, SIZE: tl.constexpr,
     LANES: tl.constexpr, VALUES: tl.constexpr, VALUE_LANES: tl.constexpr, WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr, SINKS: tl.constexpr, NOTHING: tl.constexpr, PRECISION: tl.constexpr,
+    CAPPED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Of one row and one head of keys: the tail, then the pieces of the prefix in ascending order,
     then the sink.
@@ -136,36 +101,16 @@ def _attend_tail(
     for block in range(0, TAIL, STEP):
         seen = block + at < length
         slot = tl.load(tails + row * TAIL + block + at, mask=seen, other=0) * SHARED + head
-        key = tl.load(
-            keys + slot[None, :] * SIZE + lane[:, None],
-            mask=seen[None, :] & inside[:, None],
-            other=0.0,
-        )
         mask = seen
         if WINDOWED:
             mask = mask & (block + at > length - 1 - window)
-        scores = tl.dot(asked, key, input_precision=PRECISION)
-        scores = _seen(scores, scale, cap, mask[None, :], CAPPED)
-        value = tl.load(
-            values + slot[:, None] * VALUES + value_lane[None, :],
-            mask=seen[:, None] & value_inside[None, :],
-            other=0.0,
+        top, total, mixed = add(
+            *(asked, keys, values, slot, seen, mask[None, :], scale, cap, top, total, mixed),
+            *(SIZE, LANES, VALUES, VALUE_LANES, CAPPED, PRECISION),
         )
-        top, total, mixed = _add(scores, value, top, total, mixed, PRECISION)
     number = ((row * SHARED + head) * REPEAT + sub) * PIECES
-    for piece in range(pieces):
-        its_top = tl.load(sums_at + (number + piece) * 2, mask=fits, other=NOTHING)
-        its_total = tl.load(sums_at + (number + piece) * 2 + 1, mask=fits, other=0.0)
-        its_mixed = tl.load(
-            mixed_at + (number + piece)[:, None] * VALUES + value_lane[None, :],
-            mask=fits[:, None] & value_inside[None, :],
-            other=0.0,
-        )
-        higher = tl.maximum(top, its_top)
-        own, its = tl.exp(top - higher), tl.exp(its_top - higher)
-        total = total * own + its_total * its
-        mixed = mixed * own[:, None] + its_mixed * its[:, None]
-        top = higher
+    given = number, pieces, mixed_at, sums_at, fits, top, total, mixed
+    top, total, mixed = join(*given, VALUES, VALUE_LANES)
     if SINKS:
         sink = tl.load(sinks + head * REPEAT + sub, mask=fits, other=NOTHING).to(tl.float32)
         higher = tl.maximum(top, sink)
@@ -173,11 +118,8 @@ def _attend_tail(
         total = total * own + tl.exp(sink - higher)
         mixed = mixed * own[:, None]
     to = ((row * SHARED + head) * REPEAT + sub)[:, None] * VALUES + value_lane[None, :]
-    tl.store(
-        out + to,
-        (mixed / total[:, None]).to(out.dtype.element_ty),
-        mask=fits[:, None] & value_inside[None, :],
-    )
+    found = (mixed / total[:, None]).to(out.dtype.element_ty)
+    tl.store(out + to, found, mask=fits[:, None] & value_inside[None, :])
 
 
 def attend(
@@ -191,25 +133,13 @@ def attend(
     heads, count, size = query.shape[1:]
     shared, value_size = values.shape[1:]
     repeat = heads // shared
+    repeats = power_of_two(repeat)
     mixed = query.new_empty(count, heads, PIECES, value_size, dtype=torch.float32)
     sums = query.new_empty(count, heads, PIECES, 2, dtype=torch.float32)
     out = query.new_empty(count, heads, value_size)
     scale = size**-0.5 if options.scaling is None else options.scaling
     how = (query.stride(2), query.stride(1), scale, options.softcap or 0.0, options.window or 0)
-    shapes = {
-        "PIECES": PIECES,
-        "REPEAT": repeat,
-        "SHARED": shared,
-        "SIZE": size,
-        "LANES": max(power_of_two(size), 16),
-        "VALUES": value_size,
-        "VALUE_LANES": max(power_of_two(value_size), 16),
-        "WINDOWED": options.window is not None,
-        "CAPPED": options.softcap is not None,
-        "NOTHING": NOTHING,
-        "PRECISION": precision(query.dtype),
-    }
-    repeats = power_of_two(repeat)
+    shapes = _shapes(query, values, options)
     _attend_pieces[(PROGRAMS,)](
         *(query, keys, values, plan.positions, plan.reads, mixed, sums, *how),
         HEADER=HEADER,
@@ -218,22 +148,37 @@ def attend(
         REPEATS=repeats,
         ROWS=max(rows_together(repeat, query.dtype), -(-16 // repeats)),
         PAGE=PAGE,
-        num_warps=4,
-        num_stages=3 if query.dtype != torch.float32 else 1,
         **shapes,
-        **STRICT,
     )
     sinks = out if options.sinks is None else options.sinks
     _attend_tail[(count, shared)](
-        *(query, keys, values, plan.tail_slots, plan.counts, mixed, sums, sinks, out),
-        *how,
+        *(query, keys, values, plan.tail_slots, plan.counts, mixed, sums, sinks, out, *how),
         TAIL=TAIL,
         STEP=LANES,
         REPEATS=max(repeats, 16),
         SINKS=options.sinks is not None,
-        num_warps=4,
-        num_stages=3 if query.dtype != torch.float32 else 1,
         **shapes,
-        **STRICT,
     )
     return out
+
+
+def _shapes(
+    query: torch.Tensor, values: torch.Tensor, options: AttentionOptions
+) -> dict[str, object]:
+    """What both kernels are compiled for."""
+    (heads, _, size), (shared, value_size) = query.shape[1:], values.shape[1:]
+    return {
+        "PIECES": PIECES,
+        "REPEAT": heads // shared,
+        "SHARED": shared,
+        "SIZE": size,
+        "LANES": max(power_of_two(size), 16),
+        "VALUES": value_size,
+        "VALUE_LANES": max(power_of_two(value_size), 16),
+        "WINDOWED": options.window is not None,
+        "CAPPED": options.softcap is not None,
+        "PRECISION": precision(query.dtype),
+        "num_warps": 4,
+        "num_stages": 1 if query.dtype == torch.float32 else 3,
+        **STRICT,
+    }

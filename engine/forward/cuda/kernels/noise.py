@@ -1,0 +1,40 @@
+"""The keyed noise of `engine.sampling.noise`, as the kernel that draws needs it."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+SMALL = tl.constexpr(0.0625)  # uniform number below which a logarithm would lose digits
+
+
+@triton.jit
+def below(logits, top):
+    """How far each logit is below the highest one, which may be infinite."""
+    return tl.where(logits == top, 0.0, top - logits)
+
+
+@triton.jit
+def exponential(ids, low, high):
+    """-log(1 - u) for the uniform numbers u of `engine.sampling.noise`: e^-noise, to 2e-6 of it."""
+    state = _fold(_mix(_mix(_fold(ids.to(tl.uint32)) ^ low) ^ high)) ^ 0x80000000
+    uniform = (state.to(tl.float32) + 0.5) * 2.0**-32
+    rest = ((state ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.0**-32  # 1 - uniform
+    series = uniform * (1 / 5 + uniform * (1 / 6))
+    series = uniform * (1 / 3 + uniform * (1 / 4 + series))
+    series = uniform * (1 + uniform * (1 / 2 + series))
+    return tl.where(uniform < SMALL, series, -tl.log(rest))
+
+
+@triton.jit
+def _mix(state):
+    """A round of the hash without its folds."""
+    state *= 0x7FEB352D
+    state ^= state >> 15
+    return state * 0x846CA68B
+
+
+@triton.jit
+def _fold(state):
+    """The lower half xor the upper one."""
+    return state ^ (state >> 16)

@@ -1,0 +1,73 @@
+"""Softmax over keys that come block by block: all goes on with the highest score so far, the sum
+of weights, and weighted values.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+NOTHING = tl.constexpr(-1e30)  # below every score
+
+
+@triton.jit
+def _seen(scores, scale, cap, mask, CAPPED: tl.constexpr):
+    """Scores as they are weighed, minus infinity where a row does not see."""
+    scores = scores * scale
+    if CAPPED:
+        scores = cap * (1.0 - 2.0 / (tl.exp(2.0 * (scores / cap)) + 1.0))
+    return tl.where(mask, scores, -float("inf"))
+
+
+@triton.jit
+def add(
+    asked, keys, values, slot, seen, mask, scale, cap, top, total, mixed, SIZE: tl.constexpr,
+    LANES: tl.constexpr, VALUES: tl.constexpr, VALUE_LANES: tl.constexpr, CAPPED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Go on with the keys and values at some slots, of which those that are
+    `seen` by any row are loaded, and `mask` tells what each row sees: the highest score, the sum of
+    weights, and weighted values.
+    """
+    lane, value_lane = tl.arange(0, LANES), tl.arange(0, VALUE_LANES)
+    key = tl.load(
+        keys + slot[None, :] * SIZE + lane[:, None],
+        mask=seen[None, :] & (lane < SIZE)[:, None],
+        other=0.0,
+    )
+    scores = _seen(tl.dot(asked, key, input_precision=PRECISION), scale, cap, mask, CAPPED)
+    value = tl.load(
+        values + slot[:, None] * VALUES + value_lane[None, :],
+        mask=seen[:, None] & (value_lane < VALUES)[None, :],
+        other=0.0,
+    )
+    higher = tl.maximum(top, tl.max(scores, 1))
+    factor = tl.exp(top - higher)
+    weights = tl.exp(scores - higher[:, None])
+    total = total * factor + tl.sum(weights, 1)
+    mixed = mixed * factor[:, None]
+    mixed = tl.dot(weights.to(value.dtype), value, mixed, input_precision=PRECISION)
+    return higher, total, mixed
+
+
+@triton.jit
+def join(
+    number, pieces, mixed_at, sums_at, fits, top, total, mixed, VALUES: tl.constexpr,
+    VALUE_LANES: tl.constexpr,
+):  # fmt: skip
+    """Go on with the pieces of a prefix, in ascending order."""
+    value_lane = tl.arange(0, VALUE_LANES)
+    for piece in range(pieces):
+        its_top = tl.load(sums_at + (number + piece) * 2, mask=fits, other=NOTHING)
+        its_total = tl.load(sums_at + (number + piece) * 2 + 1, mask=fits, other=0.0)
+        its_mixed = tl.load(
+            mixed_at + (number + piece)[:, None] * VALUES + value_lane[None, :],
+            mask=fits[:, None] & (value_lane < VALUES)[None, :],
+            other=0.0,
+        )
+        higher = tl.maximum(top, its_top)
+        own, its = tl.exp(top - higher), tl.exp(its_top - higher)
+        total = total * own + its_total * its
+        mixed = mixed * own[:, None] + its_mixed * its[:, None]
+        top = higher
+    return top, total, mixed

@@ -1,0 +1,78 @@
+"""Tensors of two passes that do the same for different numbers of rows: which are the same, where
+their numbers come from, and what of them depends on rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from enum import Enum, auto
+from typing import Any
+
+import torch
+
+from tandem.engine.program.layout import Counts
+from tandem.engine.program.program import Counted, Value
+from tandem.engine.program.tape import Unrecordable
+from tandem.engine.program.writer import storage_of
+
+
+class Origin(Enum):
+    """Where the numbers of a storage come from."""
+
+    KEPT = auto()  # weights, or what is made of them alone
+    PLAIN = auto()  # the plan, or a call
+    WRITTEN = auto()  # instructions
+
+
+class TwinTensors:
+    """What is known of them, by those of the first pass."""
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+        self._origins: dict[Hashable, Origin] = {}
+        self._bases: dict[Hashable, torch.Tensor] = {}  # a tensor on each storage, its first
+        self._others: set[Hashable] = set()  # storages of the second pass
+        self._twins: dict[int, torch.Tensor] = {}  # tensors of the second pass
+        self._values: dict[int, int] = {}  # numbers of values by tensors
+        self._count = 0
+
+    def _enter(self, one: torch.Tensor, two: torch.Tensor, origin: Origin) -> None:
+        self._twins[id(one)] = two
+        self._others.add(storage_of(two))
+        self._origins.setdefault(storage_of(one), origin)
+        self._bases.setdefault(storage_of(one), one)
+
+    def _value(self, tensor: torch.Tensor | None = None) -> int:
+        """The number of a tensor among the values, or of memory."""
+        number = self._values.get(id(tensor), self._count)
+        if number == self._count:
+            self._count += 1
+            if tensor is not None:
+                self._values[id(tensor)] = number
+        return number
+
+    def _literal(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is the same in all passes."""
+        other = self._twins[id(tensor)]
+        kept = self._origins[storage_of(tensor)] is Origin.KEPT
+        places = ((each.shape, each.stride(), each.storage_offset()) for each in (tensor, other))
+        return kept and len(set(places)) == 1
+
+    def _argument(self, one: Any, two: Any) -> Any:
+        if isinstance(one, torch.Tensor):
+            return one if self._literal(one) else Value(self._value(one))
+        if one is two or one == two:
+            return one
+        if type(one) is not int:
+            raise Unrecordable(f"other rows are given {two} instead of {one}")
+        return self._counted(one, two)
+
+    def _counted(self, one: int, two: int) -> Counted:
+        for wanted, extent_of in enumerate((self._counts.extent, self._counts.by_wanted)):
+            if extent := extent_of(one, two):
+                return Counted(extent, bool(wanted))
+        raise Unrecordable(f"other rows are given {two} instead of {one}")
+
+
+def tensors_in(some: Sequence[Any]) -> list[torch.Tensor]:
+    return [each for each in some if isinstance(each, torch.Tensor)]

@@ -1,0 +1,93 @@
+"""The likeliest tokens of rows, and log-probabilities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from ctypes import c_int, c_long, c_void_p
+from dataclasses import replace
+
+import torch
+
+from tandem.engine.forward.cpu.kernels import required_kernels
+from tandem.engine.sampling.drawing import Rows, draws_of, has_kernel
+from tandem.engine.sampling.sampler import warp
+from tandem.protos.types import SamplingParams, TokenLogprobs
+
+LISTED = 256  # likeliest tokens among which the end of a nucleus is looked for, at least
+
+
+def leading(
+    logits: torch.Tensor, params: SamplingParams, count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` likeliest tokens, or all, of each of the adjusted rows [rows, vocab], likeliest
+    first: ids and log-probabilities, both [rows, count]. The kernel's are close to those of the
+    definition, which is enough for a guess: of a nucleus that goes on after the tokens that are
+    looked at it is assumed that it holds no more than it must.
+    """
+    count = min(count, logits.shape[-1])
+    if not has_kernel(logits):
+        top = warp(logits, params).topk(count)
+        return top.indices, top.values
+    cut = params.top_p < 1 or params.min_p > 0
+    listed = min(max(count, LISTED), logits.shape[-1]) if cut else count
+    ids, scores, logs = _likeliest(logits, params, listed)
+    logprobs = scores - logs[:, None]
+    if cut:
+        chances = logprobs.exp()
+        before = chances.cumsum(-1) - chances
+        before[:, 0] = 0.0  # the likeliest is always kept
+        removed = (before >= params.top_p) & (before > 0)
+        if params.min_p:
+            removed |= scores < math.log(params.min_p)
+        logprobs.masked_fill_(removed, -torch.inf)
+        mass = logprobs.exp().sum(-1, keepdim=True)
+        ends = logprobs[:, -1:].isneginf() | (listed == logits.shape[-1])
+        logprobs -= mass.where(ends, torch.tensor(params.top_p)).log()
+    return ids[:, :count], logprobs[:, :count]
+
+
+def logprobs(logits: torch.Tensor, token: int, count: int) -> TokenLogprobs:
+    """The model's own log-probabilities, before any option, from logits as they are, [vocab]."""
+    return replace(logprobs_of_rows(logits[None], (token,), count)[0], rank=0)
+
+
+def logprobs_of_rows(
+    logits: torch.Tensor, tokens: Sequence[int], count: int
+) -> list[TokenLogprobs]:
+    """Those of a token for each row [rows, vocab], and its rank."""
+    scores = logits.log_softmax(-1)
+    own = scores.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])
+    if has_kernel(scores):
+        ids = _likeliest(scores, SamplingParams(1.0), count)[0]
+    else:
+        ids = scores.topk(count).indices
+    ranks = (scores > own).sum(-1, keepdim=True) + 1
+    columns = [own, ranks, ids, scores.gather(-1, ids)]
+    told = torch.cat([column.double() for column in columns], 1).tolist()  # the one copy
+    return [
+        TokenLogprobs(
+            chance, tuple(zip(map(int, rest[:count]), rest[count:], strict=True)), int(rank)
+        )
+        for chance, rank, *rest in told
+    ]
+
+
+def _likeliest(
+    logits: torch.Tensor, params: SamplingParams, count: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The `count` likeliest tokens of each row [rows, vocab], likeliest first, among equals the
+    lowest id; their scores; and what makes these log-probabilities after top-k: int64 and float32
+    [rows, count], float32 [rows].
+    """
+    rows, vocabulary = logits.shape
+    ids = torch.empty(rows, count, dtype=torch.long)
+    scores, logs = torch.empty(rows, count), torch.empty(rows)
+    if count:
+        draws, build = draws_of([Rows(logits, params, range(rows))]), required_kernels()
+        build.library.tandem_likeliest(
+            *(c_void_p(draws.ctypes.data), c_long(rows), c_long(vocabulary), c_long(count)),
+            *(c_void_p(each.data_ptr()) for each in (ids, scores, logs)),
+            c_int(build.sharing(logits.numel())),
+        )
+    return ids, scores, logs
