@@ -2,7 +2,8 @@
 
 Needs PyTorch and transformers alone. Checks before it measures, and gives no figures if a check
 fails. All that is compared takes turns in one run, with the settings of cuBLAS that exact mode
-asks for. The floor is the time that the device needs to read the weights once.
+asks for. The floor is the time that the device needs to read the weights once. What captured passes
+take of the device alone is measured besides.
 
 On a CPU the device is emulated: what is checked is meant, what is measured is not.
 """
@@ -39,6 +40,7 @@ from tandem.benchmarks.figures.steps import (
 from tandem.benchmarks.figures.steptimes import FLOOR, LIBRARY, ONE, TYPICAL, Figures, chosen
 from tandem.engine.cache.pool import position_bytes
 from tandem.engine.forward.cuda import cublas
+from tandem.engine.forward.cuda.graphs import CudaGraphs, Replay
 from tandem.engine.model.load import DTYPES, HFModel, load
 from tandem.engine.runner import BY_ROWS, AttentionBackend, HFRunner
 from tandem.protos import tree
@@ -53,6 +55,7 @@ FEEDS = (
     Feed(16, tree.chain(16)),
     Feed(16, tree.hang(1, TYPICAL)),
 )
+REPLAYS = 10  # of each captured pass, in a row
 FAST = "graphs, fast"
 SYSTEMS: dict[str, tuple[AttentionBackend, bool]] = {
     "tiles": (AttentionBackend.TILES, False),
@@ -89,7 +92,7 @@ def check(model: HFModel, library: Library, name: str) -> dict[str, Any]:
         if exact and backend in BY_ROWS:
             checks.exact(forwards[system], name)
     checks.replays(forwards["rows"], forwards["graphs"])
-    off = {system: checks.right(each, library.network) for system, each in forwards.items()}
+    off = checks.right(forwards, library.network)
     sizes = list(forwards["graphs"].sizes)
     return {"exact": True, "replayed_as_launched": True, "off": off, "rows_of_passes": sizes}
 
@@ -104,8 +107,9 @@ def measure(
     found = check(model, library, str(folder))
     read = weights_read(library.network)
     actions = {(FLOOR, ONE): reading(read, device)}
-    for system in SYSTEMS:
-        engine = Engine(partial(build, model, system), text, max(feed.sessions for feed in FEEDS))
+    most = max(feed.sessions for feed in FEEDS)
+    engines = {system: Engine(partial(build, model, system), text, most) for system in SYSTEMS}
+    for system, engine in engines.items():
         actions |= {(system, feed): engine.step(feed) for feed in FEEDS}
     actions |= {(LIBRARY, feed): library.step(feed) for feed in FEEDS}
     waiting = {name: synchronized(action, device) for name, action in actions.items()}
@@ -120,8 +124,34 @@ def measure(
         weights=sum(weight.nbytes for weight in library.network.parameters()),
         read=read,
         token=position_bytes(model.layers, model.dtype),
+        passes=replayed(engines["graphs"].forward),
     )
     return figures, {"dtype": dtype, **found}
+
+
+def replayed(forward: HFRunner) -> dict[int, float]:
+    """Seconds that the device alone takes for a captured pass whose rows all give logits, by its
+    rows; on a CPU, nothing.
+    """
+    graphs = forward._runner
+    if forward.model.device.type == "cpu" or not isinstance(graphs, CudaGraphs):
+        return {}
+    captured = (each for each in graphs._captured.values() if each)
+    whole = [each for each in captured if each.rows.shape.outputs == each.rows.count]
+    return {each.rows.count: device_seconds(each.replay) for each in whole}
+
+
+def device_seconds(replay: Replay) -> float:
+    """What one of several replays in a row takes, while the device never waits for the host."""
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    replay()
+    began.record()
+    for _ in range(REPLAYS):
+        replay()
+    ended.record()
+    ended.synchronize()
+    seconds: float = began.elapsed_time(ended) / 1e3 / REPLAYS
+    return seconds
 
 
 def synchronized(action: Action, device: torch.device) -> Action:
@@ -153,6 +183,23 @@ def step_table(figures: Figures) -> str:
                 f"{ratio:.2f}",
             ]
         )
+    return aligned(lines)
+
+
+def pass_table(figures: Figures) -> str:
+    """Milliseconds of a captured pass by rows; nothing where none was timed."""
+    if not (passes := figures.captured()):
+        return ""
+    lines = [
+        ["rows", *(str(each["rows"]) for each in passes)],
+        ["ms", *(f"{each['milliseconds']:.2f}" for each in passes)],
+        ["floors", *(f"{each['floors']:.2f}" for each in passes)],
+    ]
+    return f"\n\nmilliseconds of a captured pass by rows, on the device alone\n{aligned(lines)}"
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """A table whose columns are as wide as what is in them."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -195,13 +242,15 @@ def run(given: argparse.Namespace, device: torch.device) -> None:
     title = f"{name}; medians of {given.repetitions}: {described(where)}"
     print(title)
     for figures, found in measured:
-        print(figures.heading(), f"\nchecked: {found}\n\n", step_table(figures), sep="")
+        tables = step_table(figures), pass_table(figures)
+        print(figures.heading(), f"\nchecked: {found}\n\n", *tables, sep="")
     if given.json:
         content = {
             "title": title,
             "machine": facts(device),
             "checks": [found for _, found in measured],
             "rows": [row for figures, _ in measured for row in figures.rows()],
+            "passes": [each for figures, _ in measured for each in figures.captured()],
         }
         given.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 

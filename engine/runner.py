@@ -151,8 +151,8 @@ class HFRunner:
     def __call__(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """Feed all segments in one pass; float32 logits per segment, [wanted, vocab].
 
-        Where a model overflows, its logits are NaN, and so is what it left in the pages: the
-        caller wipes them.
+        Where a model overflows, its logits are NaN, and so is what it left in the pages: no row of
+        another text may be given them as cached.
         """
         for segment in segments:
             end = segment.context + len(segment.parents)

@@ -7,8 +7,8 @@ Raises Unusable for what does not; knows no clock.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -18,15 +18,20 @@ from tandem.engine.cache.pages import PageTable, page_aligned
 from tandem.engine.exact.exactness import positions_tried, self_test
 from tandem.engine.forward.segment import Segment
 from tandem.engine.model.load import HFModel
-from tandem.engine.model.rounding import Difference, ReferenceTexts, typical_difference
+from tandem.engine.model.rounding import (
+    Difference,
+    ReferenceText,
+    ReferenceTexts,
+    typical_difference,
+)
 from tandem.engine.runner import HFRunner
 from tandem.protos import tree
 from tandem.protos.errors import Unusable
 
 SESSIONS, LONGEST = 4, 320  # texts, and tokens of each at the most
-HEADS = (1, 5, 23, 64)  # tokens that become text
+HEADS = (1, 5, 90, 130)  # tokens that become text; two long ones reach beyond a tail
 NODES = (0, 0, 3, 16)  # guessed behind them
-STEPS = 16
+STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +74,27 @@ def replays(launched: HFRunner, replayed: HFRunner) -> None:
         raise Unusable(f"a check failed: {replayed.problem}")
 
 
-def right(forward: HFRunner, network: PreTrainedModel) -> float:
+def right(forwards: Mapping[str, HFRunner], network: PreTrainedModel) -> dict[str, float]:
     """Chains and trees give what transformers computes for each path, but for rounding; how far
-    off the typical row is.
+    off the typical row of each system is. Of one model: what transformers computes serves for all.
     """
-    texts = ReferenceTexts(network, forward.model.dtype, fused=network._supports_sdpa)
-    differences: list[Difference] = []
-    with _tables(forward) as tables:
-        for step in walk(forward.model):
-            for fed, logits in zip(step, _feed(forward, tables, step), strict=True):
-                differences += _differences(texts, fed, logits)
-    worst = typical_difference(differences, texts.smooth)
-    if worst.share > 1:
-        limit = f"rounding explains {worst.limit:.2g}"
-        raise Unusable(f"a check failed: logits are {worst.off:.2g} from transformers'; {limit}")
-    return worst.off
+    model = next(iter(forwards.values())).model
+    texts = ReferenceTexts(network, model.dtype, fused=network._supports_sdpa)
+    differences: dict[str, list[Difference]] = {system: [] for system in forwards}
+    with ExitStack() as stack:
+        tables = {name: stack.enter_context(_tables(each)) for name, each in forwards.items()}
+        for step in walk(model):
+            references = [_references(texts, fed) for fed in step]
+            for system, forward in forwards.items():
+                logits = _feed(forward, tables[system], step)
+                for fed, paths, rows in zip(step, references, logits, strict=True):
+                    differences[system] += _differences(paths, fed, rows)
+    worst = {name: typical_difference(each, texts.smooth) for name, each in differences.items()}
+    for system, (share, off, limit) in worst.items():
+        if share > 1:
+            problem = f"logits are {off:.2g} from transformers'; rounding explains {limit:.2g}"
+            raise Unusable(f"a check failed: {system}: {problem}")
+    return {system: each.off for system, each in worst.items()}
 
 
 def walk(model: HFModel) -> Iterator[list[Fed]]:
@@ -134,13 +145,22 @@ def _feed(
 
 
 @torch.inference_mode()
-def _differences(texts: ReferenceTexts, fed: Fed, logits: torch.Tensor) -> list[Difference]:
-    """How far each row is off, by plain passes over all paths of a tree."""
-    off: dict[int, Difference] = {}
+def _references(texts: ReferenceTexts, fed: Fed) -> list[tuple[list[int], ReferenceText]]:
+    """Plain passes over all paths of a tree, with the nodes of each."""
+    found = []
     for leaf in set(range(len(fed.parents))) - set(fed.parents):
         path = tree.path(fed.parents, leaf)
         tokens = [*fed.text[: fed.context], *(fed.tokens[node] for node in path)]
-        places = range(fed.context, len(tokens))
-        text = texts.of(tokens, places)
+        found.append((path, texts.of(tokens, range(fed.context, len(tokens)))))
+    return found
+
+
+def _differences(
+    paths: Sequence[tuple[list[int], ReferenceText]], fed: Fed, logits: torch.Tensor
+) -> list[Difference]:
+    """How far each row is off from the plain passes."""
+    off: dict[int, Difference] = {}
+    for path, text in paths:
+        places = range(fed.context, len(text.tokens))
         off |= zip(path, text.differences(fed.context, logits[path], places), strict=True)
     return list(off.values())

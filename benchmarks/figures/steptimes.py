@@ -6,7 +6,7 @@ Knows neither how they were timed nor how they are shown.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.benchmarks.figures.steps import Feed, Text
@@ -35,6 +35,7 @@ class Figures:
     weights: int
     read: int  # of the weights, by a step
     token: int  # of the cache
+    passes: Mapping[int, float] = field(default_factory=dict)  # seconds of captured ones, by rows
 
     def row(self, system: str, feed: Feed) -> dict[str, Any]:
         """One step of one system, for programs."""
@@ -65,6 +66,18 @@ class Figures:
             "exactness": self.exactness,
         }
         return [floor, *(self.row(*step) for step in self.seconds)]
+
+    def captured(self) -> list[dict[str, Any]]:
+        """The captured passes, on the device alone, for programs."""
+        return [
+            {
+                "dtype": self.dtype,
+                "rows": rows,
+                "milliseconds": 1e3 * seconds,
+                "floors": seconds / self.floor,
+            }
+            for rows, seconds in sorted(self.passes.items())
+        ]
 
     def heading(self) -> str:
         """The bytes, and what the steps have in common, in lines that fit."""

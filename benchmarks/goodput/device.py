@@ -88,9 +88,6 @@ class Nothing:
         """Nothing overflows."""
         return True
 
-    def wipe(self, table: PageTable, start: int = 0) -> None:
-        """Nothing is left."""
-
 
 class NoLogits:
     """What the forward pass of no model returns."""

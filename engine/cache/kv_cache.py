@@ -69,6 +69,3 @@ class KVCache(Protocol):
 
     def finite(self, table: PageTable, start: int, stop: int) -> bool:
         """Whether the model did not overflow on a table's positions from `start` to `stop`."""
-
-    def wipe(self, table: PageTable, start: int = 0) -> None:
-        """Make a table's content harmless from `start` on: no later row may be spoilt by it."""

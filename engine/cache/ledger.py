@@ -47,10 +47,6 @@ class PageLedger(ABC):
         """What tables can still get."""
         return self.size - self.allocated
 
-    def alone(self, page: int) -> bool:
-        """Whether a single session holds a page, and nobody else can get it."""
-        return self._holders[page] == 1 and page not in self._cached
-
     def holders(self, page: int) -> int:
         """How many sessions hold a page."""
         return self._holders[page]

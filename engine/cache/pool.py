@@ -67,9 +67,9 @@ def footprint_of(
 
 class KVPool(PageAllocator):
     """Positions in every layer, [positions, heads, size] each; untouched ones cost no memory.
-    `padding` more lie after them, for padding rows. `reads_unseen`: the kernels may multiply by
-    zero what a row does not see, instead of skipping it, so that no NaN must be left anywhere.
-    Where `footprint` tells layers with a window apart, there are more positions than `positions`.
+    `padding` more lie after them, for padding rows. Where `footprint` tells layers with a window
+    apart, there are more positions than `positions`. What a session left may be no number: kernels
+    read only positions of a row's own text, and all of them were written for it.
     """
 
     def __init__(
@@ -79,11 +79,9 @@ class KVPool(PageAllocator):
         dtype: torch.dtype,
         device: torch.device,
         padding: int = 0,
-        reads_unseen: bool = False,
         footprint: Footprint = EVERYWHERE,
     ) -> None:
         super().__init__(positions, footprint)
-        self._reads_unseen = reads_unseen
         self.windows = [layer.window if footprint.windowed else None for layer in layers]
         given = list(zip(layers, map(bool, self.windows), strict=True))
         keys = [(windowed, layer.heads, layer.key_size) for layer, windowed in given]
@@ -121,20 +119,6 @@ class KVPool(PageAllocator):
         stores = (store[layer] for layer in {-1, kept} for store in (self.keys, self.values))
         extremes = (torch.aminmax(each[seen]) for each in stores)
         return all(bool(each.isfinite()) for both in extremes for each in both)  # NaN is either
-
-    def wipe(self, table: PageTable, start: int = 0) -> None:
-        """Make the positions of a table finite again, from `start` on, as far as it has the pages
-        alone, if kernels may read what their rows do not see. Those for CPUs never do, and there a
-        position that was never written has no memory yet: to write to it would take that memory
-        while all sessions wait.
-        """
-        if not self._reads_unseen:
-            return
-        for number in range(start // self.page, len(table.pages)):
-            if self.alone(table.pages[number]):
-                slots = table.slots(max(start, number * self.page), (number + 1) * self.page)
-                for stack in self._stacks:
-                    stack.stores[:, slots[0] : slots[-1] + 1].zero_()
 
     def _copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         to_slots = partial(torch.tensor, dtype=torch.long, device=self._device)

@@ -83,8 +83,6 @@ class Sessions:
             if fed > session.length and self._pool.finite(session.table, session.length, fed):
                 session.tokens = session.committed(context)[:fed]
                 session.settled = fed
-            if session.table.pages:  # whatever the model wrote there may not be a number
-                self._pool.wipe(session.table, session.length)
             if isinstance(error, Busy) or not session.length:  # or it had a place for nothing
                 self._drop(context.session_id)
             raise
@@ -105,10 +103,9 @@ class Sessions:
         return logits
 
     def overflowed(self, context: Context) -> Internal:
-        """Drop a session whose logits are NaN, and wipe what it held."""
+        """Drop a session whose logits are NaN, with what it published."""
         if session := self._open.get(context.session_id):
             self._prefixes.forget(session)
-            self._pool.wipe(session.table)
         self._drop(context.session_id)
         return Internal("the model overflowed: its logits are not numbers")
 

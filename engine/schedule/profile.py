@@ -28,6 +28,5 @@ def light_seconds(runner: ModelRunner) -> float:
             runner([Segment(table, 0, (0,), tree.chain(1), 1)])[0].cpu()  # waits for a GPU
             seconds.append(time.perf_counter() - began)
     finally:
-        runner.pool.wipe(table)
         runner.pool.release(table)
     return median(seconds)

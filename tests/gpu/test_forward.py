@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tandem.benchmarks import gpu
 from tandem.engine.cache.pool import LayerGeometry
 from tandem.engine.exact.exactness import self_test
 from tandem.engine.forward.cuda import attention
@@ -172,6 +173,13 @@ def test_nothing_is_captured_while_serving(exact: bool, family: Family) -> None:
     assert captured == len(known) and forward.problem is None
     assert largest_difference(forward, rng) <= HALVES["bfloat16"]
     assert runner._captured == known
+
+
+def test_the_benchmark_times_captured_passes_of_every_size(family: Family) -> None:
+    forward = forward_of(family("llama"), "bfloat16")
+    forward.capture_passes()
+    seconds = gpu.replayed(forward)
+    assert sorted(seconds) == sorted(forward.sizes) and min(seconds.values()) > 0
 
 
 def test_what_was_launched_can_be_awaited(family: Family) -> None:

@@ -42,10 +42,9 @@ class Answer:
     reused: int
 
 
-def tiny_pool(blocks: int = BLOCKS, reads_unseen: bool = False) -> KVPool:
+def tiny_pool(blocks: int = BLOCKS) -> KVPool:
     """A pool of one layer, one head and one number per token."""
-    layers, device = [LayerGeometry(1, 1, 1)], torch.device("cpu")
-    return KVPool(layers, blocks * PAGE, torch.float32, device, reads_unseen=reads_unseen)
+    return KVPool([LayerGeometry(1, 1, 1)], blocks * PAGE, torch.float32, torch.device("cpu"))
 
 
 def mark(scope: bytes) -> int:
@@ -81,21 +80,16 @@ class Replica:
     """
 
     def __init__(
-        self,
-        kind: type[Sessions] = Sessions,
-        blocks: int = BLOCKS,
-        most: int = MOST,
-        reads_unseen: bool = False,
+        self, kind: type[Sessions] = Sessions, blocks: int = BLOCKS, most: int = MOST
     ) -> None:
         self.now = 0.0
         self._kind, self._blocks, self._most = kind, blocks, most
-        self._reads_unseen = reads_unseen
         self._epochs = count(1)
         self.restart()
 
     def restart(self) -> None:
         """Another process at the same address."""
-        self.pool = tiny_pool(self._blocks, self._reads_unseen)
+        self.pool = tiny_pool(self._blocks)
         self.sessions = self._kind(
             self.pool, LENGTH, self._most, self._epochs.__next__, TTL, lambda: self.now
         )

@@ -48,7 +48,7 @@ def test_a_job_that_ends_early_writes_to_no_memory(ended: Exception) -> None:
 
 
 def test_a_session_whose_model_overflowed_is_dropped_without_a_write() -> None:
-    """The kernels for CPUs skip what a row does not see, whatever lies there."""
+    """Kernels skip what is not of a row's own text, whatever lies there."""
     pool, context = tiny_pool(), Context(b"s", 1, 0, tuple(range(100)))
     sessions = Sessions(pool, LENGTH, 2, count(1).__next__, TTL, lambda: 0.0)
     for stored in (*pool.keys, *pool.values):

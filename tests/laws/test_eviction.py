@@ -190,20 +190,3 @@ def test_memory_in_pieces_is_memory() -> None:
         assert replica.held(session) == said[: PAGE - 1]
         replica.check_memory()
     replica.serve(Message(Context(name, 3, PAGE - 1, (5,), epoch), (*said[: PAGE - 1], 5)))
-
-
-def test_a_call_that_fails_leaves_nothing_that_is_not_a_number() -> None:
-    """Whatever the model wrote behind what is committed: on some devices the KV range's next user
-    reads over it.
-    """
-    replica = Replica(reads_unseen=True)
-    replica.open(b"a", (1, 2))
-    with (
-        pytest.raises(ZeroDivisionError),
-        replica.at_work(Context(b"a", 2, 2, (3,), 1), PAGE) as session,
-    ):
-        for store in (*replica.pool.keys, *replica.pool.values):
-            store[session.table.slots(2, session.table.capacity)] = float("nan")
-        raise ZeroDivisionError
-    assert all(not store.isnan().any() for store in (*replica.pool.keys, *replica.pool.values))
-    assert replica.held(session) == (1, 2)

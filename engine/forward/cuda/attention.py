@@ -106,7 +106,9 @@ def why_unsupported(
 
 
 def _difference(layer: LayerGeometry, dtype: torch.dtype, device: torch.device) -> float:
-    """The largest between the kernels and the definition, on random numbers."""
+    """The largest between the kernels and the definition, on random numbers, beside positions that
+    no row sees and that hold none.
+    """
     generator, rng = torch.Generator().manual_seed(0), random.Random(0)
     segments, used = list[Segment](), 0
     for context, nodes in TRIAL:
@@ -123,6 +125,11 @@ def _difference(layer: LayerGeometry, dtype: torch.dtype, device: torch.device) 
 
     stored = (used + 1) * PAGE, layer.heads
     keys, values = some(*stored, layer.key_size), some(*stored, layer.value_size)
+    unseen = torch.ones(stored[0], dtype=torch.bool)
+    for each in segments:
+        unseen[each.table.slots(0, each.context + len(each.parents))] = False
+    unseen[layout.padding] = False
+    keys[unseen.to(device)] = values[unseen.to(device)] = torch.nan
     query = some(1, layer.heads * layer.repeat, plan.count, layer.key_size)
     options = AttentionOptions(
         window=WINDOW if layer.window else None,

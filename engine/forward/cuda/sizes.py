@@ -47,6 +47,5 @@ def invariant_sizes(
 
     base = logits(BASE)
     same = [size for size in fitting if size == BASE or torch.equal(logits(size), base)]
-    pool.wipe(table)
     pool.release(table)
     return tuple(sorted({*same, BASE}))
