@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.benchmarks import gpu
+from tandem.benchmarks.figures.captured import replayed
 from tandem.engine.cache.pool import LayerGeometry
 from tandem.engine.exact.exactness import self_test
 from tandem.engine.forward.cuda import attention
@@ -178,7 +178,7 @@ def test_nothing_is_captured_while_serving(exact: bool, family: Family) -> None:
 def test_the_benchmark_times_captured_passes_of_every_size(family: Family) -> None:
     forward = forward_of(family("llama"), "bfloat16")
     forward.capture_passes()
-    seconds = gpu.replayed(forward)
+    seconds = replayed(forward)
     assert sorted(seconds) == sorted(forward.sizes) and min(seconds.values()) > 0
 
 
