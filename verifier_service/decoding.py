@@ -55,6 +55,7 @@ class DecodeJob:
     sources: Sources
     clock: Callable[[], float]
     grammar: Future[GrammarMatcher] | None = None  # that is not compiled yet
+    price: Callable[[], float] = lambda: 0.0  # the chance below which a node gets no row
     guesses: Guesses = field(init=False)
     suffixes: SuffixSources = field(init=False)
     session: Session = field(init=False)
@@ -172,8 +173,9 @@ class DecodeJob:
             self.guesses.add(guess, self.sources.drafter.log)
             if guess.tokens:
                 self.timing.guess_arrived(guess.behind, guess.arrived)
-        for source, guess in self.suffixes.guesses(self.guesses.sources):
-            self.guesses.add(guess, self.sources.trusts[source].log, source)
+        trusts = self.sources.trusts
+        for source, guess in self.suffixes.guesses(self.guesses.sources, trusts, self.price()):
+            self.guesses.add(guess, trusts[source].log, source)
             news = True
         if matcher and news:
             self.guesses.prune(matcher.following)

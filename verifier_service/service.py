@@ -90,8 +90,10 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         grammar = self._grammars.begin(opening.sampling, opening.context)
 
         def start(opening: Decoding, stream: Any) -> Job:
+            sessions, thread = self._host.sessions, self._host.thread
             sources, clock = self._sources.begun(), time.perf_counter
-            return DecodeJob(self._host.sessions, opening, stream, sources, clock, grammar).run()
+            price = lambda: thread.price  # noqa: E731
+            return DecodeJob(sessions, opening, stream, sources, clock, grammar, price).run()
 
         if stream := self.streams.open(caller, message.stream, opening, start):
             stream.strict = opening.once

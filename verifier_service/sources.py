@@ -82,9 +82,12 @@ class SuffixSources:
         """The text goes on."""
         self._text.extend(tokens)
 
-    def guesses(self, known: Collection[Source]) -> Iterator[tuple[Source, Guess]]:
+    def guesses(
+        self, known: Collection[Source], trusts: Mapping[Source, Trust], price: float
+    ) -> Iterator[tuple[Source, Guess]]:
         """What may follow, by those sources of which nothing is `known`, or little by now; once for
-        each text.
+        each text. Nothing that is not worth the price of a row, with how far they are trusted: it
+        would only take time.
         """
         text = self._text.array
         if (length := len(text)) == self._looked or not self._shape.levels:
@@ -97,7 +100,8 @@ class SuffixSources:
         ):
             fresh = source in known and length < self._found[source] + soon
             if len(searched) and not fresh:
-                guess = suffix_guess(searched, suffix, self._shape, length, least)
+                trust = trusts[source].log
+                guess = suffix_guess(searched, suffix, self._shape, length, least, price, trust)
                 if guess.tokens:
                     self._found[source] = length
                     yield source, guess
