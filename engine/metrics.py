@@ -35,7 +35,7 @@ class ModelMetrics:
         self._host = histogram("host_seconds", "Between two forward passes", SECONDS)
         self._error = Gauge(
             f"tandem_{verb}_cost_error_ratio",
-            "How far predicted forward passes are off, smoothed",
+            "How far predicted steps are off, smoothed",
             registry=registry,
         )
 

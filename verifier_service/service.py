@@ -90,11 +90,16 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         grammar = self._grammars.begin(opening.sampling, opening.context)
 
         def start(opening: Decoding, stream: Any) -> Job:
-            sources, clock = self._sources.begun(), time.perf_counter
-            return DecodeJob(self._host.sessions, opening, stream, sources, clock, grammar).run()
+            sessions, sources, clock = self._host.sessions, self._sources.begun(), time.perf_counter
+            return DecodeJob(sessions, opening, stream, sources, clock, grammar, self._load).run()
 
         if stream := self.streams.open(caller, message.stream, opening, start):
             stream.strict = opening.once
+
+    def _load(self) -> tuple[float, float]:
+        """The price of a row, and seconds of a token."""
+        thread = self._host.thread
+        return thread.price, thread.costs.rates.token
 
     def _guess(self, message: common_pb2.Guess, caller: Caller) -> None:
         """One that cannot be verified is taken for an empty one, or ends a strict stream."""
@@ -117,11 +122,11 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         stream.inbox.append(guess)
 
     def _respond(self, caller: Caller) -> verifier_pb2.DecodeResponse:
-        thread = self._host.thread
+        price, token_seconds = self._load()
         response = verifier_pb2.DecodeResponse(
             sent=caller.sent,
-            price=thread.price,
-            token_seconds=thread.costs.rates.token,
+            price=price,
+            token_seconds=token_seconds,
             passes=codec.encode_passes(self.streams.passes),
             last=caller.last,
             streams=len(self.streams.live),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,12 +19,51 @@ from tandem.verifier_service.suffix_drafts import (
     Tokens,
     suffix_guess,
 )
-from tandem.verifier_service.trust import Trust
+from tandem.verifier_service.trust import PACE, Trust
 
 SEVERAL = 2  # tokens that have to match in other texts
-
-
+TRIED = 16  # look-ups that are not made, before one that is made to see whether they pay by now
 LEARNED = tuple(source for source in Source if source is not Source.GRAMMAR)
+
+
+@dataclass(slots=True)
+class LookupWorth:
+    """Whether looking up is worth its time: what a look-up takes, and how many tokens it should
+    bring beyond what their rows cost, both smoothed. While it is not, one in so many is still made.
+    """
+
+    seconds: float = 0.0
+    gain: float = 0.0
+    skipped: int = 0
+    shared: LookupWorth | None = None
+
+    def begun(self) -> LookupWorth:
+        """Of a new session: what all have shown, until it shows more itself."""
+        return LookupWorth(self.seconds, self.gain, shared=self)
+
+    def pays(self, token_seconds: float) -> bool:
+        """Whether the next one is to be made; a token takes so long, 0 = not known."""
+        worth = not token_seconds or self.gain * token_seconds >= self.seconds
+        self.skipped = 0 if worth or self.skipped >= TRIED else self.skipped + 1
+        return not self.skipped
+
+    def observe(self, seconds: float, gain: float) -> None:
+        """One has taken so long, and should bring so many tokens."""
+        if self.shared:
+            self.shared.observe(seconds, gain)
+        weight = PACE if self.seconds else 1.0
+        self.seconds += weight * (seconds - self.seconds)
+        self.gain += weight * (gain - self.gain)
+
+
+def expected_gain(guess: Guess, trust: float, price: float) -> float:
+    """How many tokens the nodes of a guess should bring that is trusted with so much, as a
+    logarithm, beyond what their rows cost.
+    """
+    chances = [1.0]  # of the root and each node
+    for parent, score in zip(guess.parents, guess.scores, strict=True):
+        chances.append(chances[parent] * math.exp(min(0.0, score + trust)))
+    return sum(max(0.0, chance - price) for chance in chances[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +72,7 @@ class Sources:
 
     answers: RecentAnswers
     trusts: Mapping[Source, Trust]
+    worth: LookupWorth = field(default_factory=LookupWorth)
 
     @classmethod
     def of_all(cls, tokens: int = 0) -> Sources:
@@ -40,7 +81,8 @@ class Sources:
 
     def begun(self) -> Sources:
         """Of a new session."""
-        return Sources(self.answers, {source: it.begun() for source, it in self.trusts.items()})
+        trusts = {source: it.begun() for source, it in self.trusts.items()}
+        return Sources(self.answers, trusts, self.worth.begun())
 
     @property
     def drafter(self) -> Trust:
@@ -82,9 +124,21 @@ class SuffixSources:
         """The text goes on."""
         self._text.extend(tokens)
 
-    def guesses(self, known: Collection[Source]) -> Iterator[tuple[Source, Guess]]:
+    @property
+    def due(self) -> bool:
+        """Whether the text has gone on since it was looked up."""
+        return self._shape.levels > 0 and len(self._text.array) != self._looked
+
+    def skip(self) -> None:
+        """Do not look it up."""
+        self._looked = len(self._text.array)
+
+    def guesses(
+        self, known: Collection[Source], trusts: Mapping[Source, Trust], price: float
+    ) -> Iterator[tuple[Source, Guess]]:
         """What may follow, by those sources of which nothing is `known`, or little by now; once for
-        each text.
+        each text. Nothing that is not worth the price of a row, with how far they are trusted: it
+        would only take time.
         """
         text = self._text.array
         if (length := len(text)) == self._looked or not self._shape.levels:
@@ -97,7 +151,8 @@ class SuffixSources:
         ):
             fresh = source in known and length < self._found[source] + soon
             if len(searched) and not fresh:
-                guess = suffix_guess(searched, suffix, self._shape, length, least)
+                trust = trusts[source].log
+                guess = suffix_guess(searched, suffix, self._shape, length, least, price, trust)
                 if guess.tokens:
                     self._found[source] = length
                     yield source, guess

@@ -81,6 +81,11 @@ class Followers:
         likeliest first: as often as it did where most tokens match; and as far as such a match is
         no proof, as it did where fewer do too.
         """
+        if len(ranks) == 1:  # usual below the first levels, and quick
+            (rank,) = ranks
+            token = self.tokens[rank][depth]
+            chance = 1 - doubt_after(self.matched[rank] + depth)
+            return [] if token == BOUNDARY else [Following(token, chance, [rank])]
         counts, chances = Counter[int](), defaultdict[int, float](float)
         found: dict[int, list[int]] = {}
         left, total = 1.0, 0
@@ -90,12 +95,28 @@ class Followers:
                     counts[token] += 1
                     total += 1
                     found.setdefault(token, []).append(rank)
-            doubt = DOUBT / (matched + depth + DOUBT)
+            doubt = doubt_after(matched + depth)
             for token, count in counts.items():
                 chances[token] += left * (1 - doubt) * count / total
             left *= doubt
         order = sorted(found, key=chances.__getitem__, reverse=True)
         return [Following(token, chances[token], found[token]) for token in order]
+
+
+def doubt_after(matched: int) -> float:
+    """That what followed where so many tokens match will follow."""
+    return DOUBT / (matched + DOUBT)
+
+
+def least_match(chance: float) -> int:
+    """How many tokens have to match at least for a chance, even if whatever matches agrees; more
+    than ever are compared if there is no such number.
+    """
+    left, matched = 1.0, 0
+    while 1 - left < chance and matched <= LONGEST_MATCH:
+        matched += 1
+        left *= doubt_after(matched)
+    return matched
 
 
 def places(searched: Tokens, suffix: Tokens, least: int) -> tuple[Numbers, Numbers]:
@@ -107,13 +128,15 @@ def places(searched: Tokens, suffix: Tokens, least: int) -> tuple[Numbers, Numbe
         return NOWHERE, NOWHERE
     ends = np.flatnonzero(searched[:-1] == suffix[-1]) + 1
     for size in range(2, longest + 1):
-        if size > least and len(ends) <= COMPARED:
+        if not len(ends) or (size > least and len(ends) <= COMPARED):
             break
         ends = ends[ends >= size]
         longer = ends[searched[ends - size] == suffix[-size]]
         if size > least and not len(longer):
             break
         ends = longer[-RECENT:] if size > FEW else longer
+    if not len(ends):
+        return NOWHERE, NOWHERE
     ends = ends[-COMPARED:]
     back = np.arange(1, longest + 1)
     at = ends[:, None] - back  # [places, longest]
@@ -131,6 +154,8 @@ def places_to_follow(searched: Tokens, suffix: Tokens, least: int) -> tuple[Numb
     if len(ends) and matched[0] >= FEW:
         return matched, ends
     before, replaced = places(searched[:-1], suffix[:-1], REPLACED)
+    if not len(replaced):
+        return matched, ends
     known = searched[replaced] != BOUNDARY
     matched = np.concatenate((matched, before[known] // 4))
     ends = np.concatenate((ends, replaced[known] + 1))
@@ -139,21 +164,36 @@ def places_to_follow(searched: Tokens, suffix: Tokens, least: int) -> tuple[Numb
 
 
 def suffix_guess(
-    searched: Tokens, suffix: Tokens, shape: DraftShape, behind: int, least: int = 1
+    searched: Tokens,
+    suffix: Tokens,
+    shape: DraftShape,
+    behind: int,
+    least: int = 1,
+    price: float = 0.0,
+    trust: float = 0.0,
 ) -> Guess:
-    """What may follow a suffix after what did in the tokens searched: the likeliest nodes."""
-    matched, ends = places_to_follow(searched, suffix, least)
+    """What may follow a suffix after what did in the tokens searched: the likeliest nodes, if at
+    least so many tokens match. One whose chance is below the `price` of a row would get none; what
+    is claimed of a node is trusted with so much of it, as a logarithm.
+    """
+    if (needed := least_match(price / math.exp(trust))) > LONGEST_MATCH:
+        return Guess(behind)
+    matched, ends = places_to_follow(searched, suffix, max(least, needed))
+    if not len(ends):
+        return Guess(behind)
     steps = np.arange(shape.levels) % (len(searched) - ends)[:, None]  # what was copied follows
     followers = Followers(searched[ends[:, None] + steps].tolist(), matched.tolist())
+    most = -math.log(max(LEAST, price))
     tokens, parents, scores = list[int](), list[int](), list[float]()
     heap: list[tuple[float, int, int, int, Following]] = []
     cost, count, depth, ranks = 0.0, 0, 0, list(range(len(ends)))
     while len(tokens) < shape.nodes:
         if depth < shape.levels:
             for each in followers.after(ranks, depth)[: shape.branches]:
-                count, below = count + 1, cost - math.log(each.chance)
-                heappush(heap, (below, count, len(tokens), depth + 1, each))
-        if not heap or heap[0][0] > -math.log(LEAST):
+                count, below = count + 1, cost - min(0.0, math.log(each.chance) + trust)
+                if below <= most:
+                    heappush(heap, (below, count, len(tokens), depth + 1, each))
+        if not heap:
             break
         cost, _, parent, depth, node = heappop(heap)
         tokens.append(node.token)

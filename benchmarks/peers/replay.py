@@ -88,8 +88,9 @@ class Suffix:
             self._suffixes.extend(news)
             self._guesses.advance(news)
             self._known = len(text)
-        for source, guess in self._suffixes.guesses(self._guesses.sources):
-            self._guesses.add(guess, self._sources.trusts[source].log, source)
+        trusts = self._sources.trusts
+        for source, guess in self._suffixes.guesses(self._guesses.sources, trusts, 0.0):
+            self._guesses.add(guess, trusts[source].log, source)
         rows = sum(1 for _ in islice(self._guesses.chances(), self._shape.nodes))
         self._draft, _ = self._guesses.draft(rows)
         return self._draft

@@ -1,4 +1,5 @@
-"""What a forward pass costs: seconds as a sum over what it is fed, learned from the steps served.
+"""What a step costs: seconds as a sum over what it is fed, learned from the steps served. Of them
+counts all that the model thread works for a step, the forward pass being a part of it.
 
 Pure: loads and seconds in, predicted seconds out. What to feed is decided in `batch`.
 """
@@ -18,8 +19,9 @@ OVER = 8.0  # times as fast as before: what was learned then counts no more
 WARM = 16  # steps before predictions are judged
 EVERY = 8  # steps between two fits once warm, unless a step surprises
 SHARES = np.array(
-    [1.0, 1.0, 0.1, 0.1]
-)  # how a cost is split while the loads do not determine the terms
+    [1.0, 1.0, 0.1, 1.0]
+)  # how a cost is split while the loads do not determine the terms: sessions that decode plainly do
+# not, and the thread's own work is about as long for a session as for a row (85 and 71 us)
 RIDGE = np.diag(1e-3 / SHARES)
 TINY = 1e-100  # keeps a term that was never seen from dividing by 0
 ACTIVE = np.array(list(product((0.0, 1.0), repeat=4)))  # [16, 4] which terms may differ from 0

@@ -23,6 +23,11 @@ async def rehearse(thread: ModelThread, sessions: Sessions, most: int) -> None:
     row costs. The step rates start afresh: steps of requests are not like these.
     """
     await thread.run(NAME, partial(rehearsal, sessions, most))
+    await thread.run(NAME, partial(start_afresh, thread))  # after the last step was learned from
+
+
+def start_afresh(thread: ModelThread) -> None:
+    """Forget the step rates."""
     thread.costs.rates = Rates()
 
 

@@ -192,24 +192,32 @@ class ModelThread:
         self._running = [task for task in order if task.step_input]
         return ready
 
-    def _step_inputs(self) -> list[tuple[Task, Segment]]:
-        """The step inputs; one that is alone may wait a moment for more rows."""
+    def _step_inputs(self) -> tuple[list[tuple[Task, Segment]], float]:
+        """The step inputs; one that is alone may wait a moment for more rows. And for how many
+        seconds it did.
+        """
         ready = self._ready_inputs()
         if len(ready) != 1 or ready[0][0].rest or not ready[0][0].step_input:
-            return ready
+            return ready, 0.0
         step_input, step = ready[0][0].step_input, self.costs.model.predict(LIGHT)
-        until = time.perf_counter() + step
+        began = time.perf_counter()
         with self._wake:
             while not (self._waiting or self._stopping):
                 now = time.perf_counter()
-                if (left := min(step_input.wait_seconds(now, step), until - now)) <= 0:
+                if (left := min(step_input.wait_seconds(now, step), began + step - now)) <= 0:
                     break
                 self._wake.wait(left)
-        return self._ready_inputs()
+        waited = time.perf_counter() - began
+        return self._ready_inputs(), waited
 
     def _step(self) -> None:
-        """One forward pass over what fits of the step inputs, with the rows that pay."""
-        if not (step_inputs := self._step_inputs()):
+        """One forward pass over what fits of the step inputs, with the rows that pay. What is
+        learned is how long the thread has worked for it: on what goes into the pass, on the pass,
+        and on what comes of it. Rows cost time in all three.
+        """
+        preparing = time.perf_counter()
+        step_inputs, waited = self._step_inputs()
+        if not step_inputs:
             return
         self._stepping = tasks = [task for task, _ in step_inputs]
         segments = [segment for _, segment in step_inputs]
@@ -235,16 +243,17 @@ class ModelThread:
         self.after_forward(list(zip(inputs, logits, strict=False)))
         self._wait()
         self._ended = time.perf_counter()
-        self._account(batch, load, self._ended - began, host)
+        self._report(batch, load, self._ended - began, host)
         self._steps, self._failures = self._steps + 1, Failures()
         for task, share, rows in zip(self._stepping, batch.shares, logits, strict=True):
             task.last_step, wanted = self._steps, segments[share.index]
             task.advance(share.piece, rows, bool(share.rows) or share.piece is wanted)
+        now = time.perf_counter()
+        self.costs.learn(batch, load, now - preparing - waited, now)
         self._running = [task for task in self._running if task.step_input]
         self._news = True
 
-    def _account(self, batch: Batch, load: StepLoad, seconds: float, host: float | None) -> None:
-        """Learn from a step and report it, before any job goes on."""
-        self.costs.learn(batch, load, seconds, time.perf_counter())
+    def _report(self, batch: Batch, load: StepLoad, seconds: float, host: float | None) -> None:
+        """Report a pass, before any job goes on."""
         (queued, self._queued), error = (self._queued, []), self.costs.model.error
         self._observe(StepReport(len(batch.shares), load.tokens, seconds, queued, error, host))

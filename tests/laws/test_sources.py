@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import pytest
 
@@ -11,7 +12,13 @@ from tandem.protos.types import NO_DRAFT_SHAPE, Context, DraftShape, Rule, Sampl
 from tandem.verifier_service.answers import RecentAnswers
 from tandem.verifier_service.guess_node import Source
 from tandem.verifier_service.guesses import Guesses
-from tandem.verifier_service.sources import Sources, SuffixSources
+from tandem.verifier_service.sources import (
+    TRIED,
+    LookupWorth,
+    Sources,
+    SuffixSources,
+    expected_gain,
+)
 
 SHAPE = DraftShape(8, 4, 16)
 PROMPT, ANSWER = (1, 2, 3), (4, 5, 6, 7)
@@ -26,9 +33,12 @@ def looking(
     return SuffixSources(opening, text, answers, scope)
 
 
-def guessed(sources: SuffixSources) -> dict[Source, tuple[int, ...]]:
+def guessed(
+    sources: SuffixSources, known: Collection[Source] = ()
+) -> dict[Source, tuple[int, ...]]:
     """The tokens that each source guesses now."""
-    return {source: guess.tokens for source, guess in sources.guesses(())}
+    trusts = Sources.of_all().trusts
+    return {source: guess.tokens for source, guess in sources.guesses(known, trusts, 0.0)}
 
 
 def answered(scope: bytes) -> RecentAnswers:
@@ -83,7 +93,7 @@ def test_a_source_that_is_known_to_have_a_guess_is_asked_again_half_its_levels_l
     assert len(guessed(session)[Source.TEXT]) == SHAPE.levels
     for length in range(1, SHAPE.levels // 2 + 1):
         session.extend(circle[(length - 1) % 3 :][:1])
-        again = dict(session.guesses({Source.TEXT}))
+        again = guessed(session, {Source.TEXT})
         assert bool(again) == (length == SHAPE.levels // 2)
 
 
@@ -119,3 +129,26 @@ def test_each_source_learns_from_what_it_claimed_itself() -> None:
         sources.observe(guesses, draft, 1, accepted, waited=False)
     trusts = {source: math.exp(trust.log) for source, trust in sources.trusts.items()}
     assert trusts[Source.DRAFTER] == trusts[Source.ANSWERS] > 1 > 0.1 > trusts[Source.TEXT]
+
+
+def test_what_a_guess_should_bring_is_what_is_likelier_than_a_row_is_worth() -> None:
+    guess = Guess(3, (1, 2, 3), (0, 1, 0), (math.log(0.8), math.log(0.5), math.log(0.1)))
+    assert expected_gain(guess, 0.0, 0.0) == pytest.approx(0.8 + 0.4 + 0.1)
+    assert expected_gain(guess, 0.0, 0.3) == pytest.approx(0.5 + 0.1)
+    assert expected_gain(guess, math.log(0.5), 0.3) == pytest.approx(0.1)
+    assert expected_gain(guess, 1.0, 0.0) == pytest.approx(1.0 + 1.0 + math.exp(1) * 0.1)
+
+
+def test_look_ups_that_do_not_pay_are_made_now_and_then_and_every_time_once_they_do() -> None:
+    shared = LookupWorth()
+    own = shared.begun()
+    assert own.pays(1.0) and own.pays(0.0), "before anything is known"
+    own.observe(1e-4, 0.05)
+    assert [own.pays(1e-2) for _ in range(50)] == [True] * 50
+    assert own.pays(0.0), "how long a token takes is not known"
+    made = [own.pays(1e-3) for _ in range(4 * (TRIED + 1))]
+    assert made == ([False] * TRIED + [True]) * 4
+    assert not shared.begun().pays(1e-3), "a new session does as all do"
+    for _ in range(10):
+        own.observe(1e-4, 1.0)
+    assert own.pays(1e-3)

@@ -20,6 +20,7 @@ from tandem.verifier_service.suffix_drafts import (
     PLACES,
     REPLACED,
     GrowingTokens,
+    least_match,
     places,
     suffix_guess,
 )
@@ -136,3 +137,32 @@ def test_a_growing_text_is_all_that_it_was_told(parts: list[Tokens]) -> None:
         growing.extend(part)
         told += part
         assert growing.array.tolist() == told
+
+
+@given(searched_texts, texts, shapes, st.floats(0.01, 1.2), st.floats(-3, 0.7), st.integers(1, 3))
+def test_no_node_is_guessed_that_is_not_worth_its_price(
+    searched: Tokens, suffix: Tokens, shape: DraftShape, price: float, trust: float, least: int
+) -> None:
+    arrays = np.array(searched, np.int32), np.array(suffix, np.int32)
+    told = suffix_guess(*arrays, shape, len(suffix), least, price, trust)
+    chances = [1.0]
+    for parent, score in zip(told.parents, told.scores, strict=True):
+        chances.append(chances[parent] * math.exp(min(0.0, score + trust)))
+    assert all(chance > price - 1e-9 for chance in chances[1:])
+    if least_match(price / math.exp(trust)) <= least:  # else shorter matches do not count
+        whole = suffix_guess(*arrays, shape, len(suffix), least, 0.0, trust)
+        assert told.tokens == whole.tokens[: len(told.tokens)], "the same come first"
+
+
+@given(searched_texts, texts, shapes)
+def test_no_match_is_left_out_that_could_be_worth_its_price(
+    searched: Tokens, suffix: Tokens, shape: DraftShape
+) -> None:
+    told = guess(searched, suffix, shape)
+    for parent, score in zip(told.parents, told.scores, strict=True):
+        if not parent:
+            longest = max(matching(searched, end, suffix) for end in range(1, len(searched)))
+            replaced = max(
+                matching(searched, end - 1, suffix[:-1]) for end in range(1, len(searched))
+            )
+            assert least_match(math.exp(score) - 1e-9) <= max(longest, replaced // 4)
