@@ -30,7 +30,7 @@ from tandem.verifier_service.guess_node import Source
 from tandem.verifier_service.guess_timing import GuessTiming
 from tandem.verifier_service.guesses import Guesses
 from tandem.verifier_service.prompt_logprobs import read_prompt
-from tandem.verifier_service.sources import Sources, SuffixSources, expected_gain
+from tandem.verifier_service.sources import Sources, SuffixSources
 from tandem.verifier_service.target_sampler import TargetSampler
 
 
@@ -55,8 +55,7 @@ class DecodeJob:
     sources: Sources
     clock: Callable[[], float]
     grammar: Future[GrammarMatcher] | None = None  # that is not compiled yet
-    load: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)  # the chance below which a node
-    # gets no row, and seconds of a token
+    load: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)  # a row's price, a token's seconds
     guesses: Guesses = field(init=False)
     suffixes: SuffixSources = field(init=False)
     session: Session = field(init=False)
@@ -174,28 +173,12 @@ class DecodeJob:
             self.guesses.add(guess, self.sources.drafter.log)
             if guess.tokens:
                 self.timing.guess_arrived(guess.behind, guess.arrived)
-        if self.suffixes.due:
-            news |= self._look_up()
+        known, sources = self.guesses.sources, self.sources
+        for source, guess in self.suffixes.worthwhile(known, sources, self.load(), self.clock):
+            self.guesses.add(guess, sources.trusts[source].log, source)
+            news = True
         if matcher and news:
             self.guesses.prune(matcher.following)
-
-    def _look_up(self) -> bool:
-        """Take in what followed the text elsewhere, if that is worth the time; whether there was
-        any.
-        """
-        price, token_seconds = self.load()
-        sources, found, gain = self.sources, False, 0.0
-        if not sources.worth.pays(token_seconds):
-            self.suffixes.skip()
-            return False
-        began = self.clock()
-        for source, guess in self.suffixes.guesses(self.guesses.sources, sources.trusts, price):
-            trust = sources.trusts[source].log
-            self.guesses.add(guess, trust, source)
-            gain += expected_gain(guess, trust, price)
-            found = True
-        sources.worth.observe(self.clock() - began, gain)
-        return found
 
     def _found(self, length: int) -> bool:
         """Whether the guess made after exactly this length has come; it is the draft then. One

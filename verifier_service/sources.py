@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -124,14 +124,25 @@ class SuffixSources:
         """The text goes on."""
         self._text.extend(tokens)
 
-    @property
-    def due(self) -> bool:
-        """Whether the text has gone on since it was looked up."""
-        return self._shape.levels > 0 and len(self._text.array) != self._looked
-
-    def skip(self) -> None:
-        """Do not look it up."""
-        self._looked = len(self._text.array)
+    def worthwhile(
+        self,
+        known: Collection[Source],
+        sources: Sources,
+        load: tuple[float, float],  # the price of a row, and seconds of a token
+        clock: Callable[[], float],
+    ) -> Sequence[tuple[Source, Guess]]:
+        """What `guesses` finds, where looking it up is worth the time."""
+        length, (price, token_seconds) = len(self._text.array), load
+        if not self._shape.levels or length == self._looked:
+            return ()
+        if not sources.worth.pays(token_seconds):
+            self._looked = length
+            return ()
+        began, trusts = clock(), sources.trusts
+        found = [*self.guesses(known, trusts, price)]
+        gain = sum(expected_gain(guess, trusts[source].log, price) for source, guess in found)
+        sources.worth.observe(clock() - began, gain)
+        return found
 
     def guesses(
         self, known: Collection[Source], trusts: Mapping[Source, Trust], price: float

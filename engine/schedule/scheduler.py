@@ -6,12 +6,10 @@ queues jobs, wakes the thread, and gets the results.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from typing import Any
 
@@ -21,9 +19,10 @@ import torch
 from tandem.engine.forward.segment import Segment
 from tandem.engine.schedule.batch import Batch, StepCosts, StepLimits, compose, load_of
 from tandem.engine.schedule.cost import StepLoad
+from tandem.engine.schedule.job_queue import JobQueue
 from tandem.engine.schedule.progress import Failures, Progress, StepReport
-from tandem.engine.schedule.task import Job, Task, startable
-from tandem.protos.errors import Busy, Internal, Unavailable
+from tandem.engine.schedule.task import Task, startable
+from tandem.protos.errors import Internal, Unavailable
 
 LIGHT = StepLoad.chunk(1, 0)
 ForwardPass = Callable[[Sequence[Segment]], list[torch.Tensor]]
@@ -31,7 +30,7 @@ ForwardPass = Callable[[Sequence[Segment]], list[torch.Tensor]]
 log = structlog.get_logger()
 
 
-class ModelThread:
+class ModelThread(JobQueue):
     """Owns the model and its sessions: nothing else may touch them while it runs. Between steps it
     calls `idle`, with those for whose sessions calls wait, and `after_step`. It ends by itself when
     one step after another has failed.
@@ -47,8 +46,9 @@ class ModelThread:
         queue_limit: int = 1024,
         light: float = 0.0,  # seconds of a pass over a single token; 0: not known
     ) -> None:
+        super().__init__(queue_limit)
         self._forward, self._limits, self._observe, self._idle = forward, limits, observe, idle
-        self._queue_limit, self._wait = queue_limit, wait
+        self._wait = wait
         self.after_step: Callable[[], None] = lambda: None
         self.after_forward: Callable[[Sequence[tuple[Any, torch.Tensor]]], None] = lambda _: None
         self.price = 0.0  # chance that a row more would have had to have in the newest step
@@ -57,13 +57,9 @@ class ModelThread:
         self._steps = 0
         self._failures = Failures()
         self._ended = 0.0  # when the newest step did; 0 if the thread has waited since
-        self._waiting: deque[Task] = deque()
         self._running: list[Task] = []
         self._stepping: list[Task] = []  # of them, those in the step
         self._queued: list[float] = []  # seconds that the tasks started since the last step waited
-        self._wake = threading.Condition()
-        self._news = False  # something may have changed for a job that waits
-        self._stopping = False
         self._thread = threading.Thread(target=self._loop, name="model", daemon=True)
 
     def __enter__(self) -> ModelThread:
@@ -85,49 +81,6 @@ class ModelThread:
     def ended(self) -> bool:
         """Whether it will never serve again."""
         return not self._thread.is_alive()
-
-    def submit(self, owner: bytes, start: Callable[[], Job | None], closing: bool = False) -> Task:
-        """Queue a job of a session; `start` is called on the model thread. One for `closing` the
-        session is taken however long the queue. Raises Busy if it is full, Unavailable if stopping.
-        """
-        task = Task(owner, start, Future(), time.perf_counter(), closing)
-        with self._wake:
-            if self._stopping:
-                raise Unavailable("the service is stopping")
-            if len(self._waiting) >= self._queue_limit and not closing:
-                raise Busy(f"{self._queue_limit} calls are waiting")
-            self._waiting.append(task)
-            self._wake.notify()
-        return task
-
-    async def run(
-        self, owner: bytes, start: Callable[[], Job | None], closing: bool = False
-    ) -> Any:
-        """The same, and await the answer; raises what the job raises. Cancelling cancels it."""
-        task = self.submit(owner, start, closing)
-        answer = asyncio.wrap_future(task.answer)
-        if closing:
-            return await asyncio.shield(answer)
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            self.cancel(task)
-            raise
-
-    def cancel(self, task: Task) -> None:
-        """The caller no longer waits for a job: it is dropped, or ended between two steps."""
-        with self._wake:
-            task.cancelled = self._news = True
-            if task in self._waiting:
-                self._waiting.remove(task)
-                task.answer.cancel()
-            self._wake.notify()
-
-    def wake(self) -> None:
-        """There may be something new for a job that waits."""
-        with self._wake:
-            self._news = True
-            self._wake.notify()
 
     def _loop(self) -> None:
         try:

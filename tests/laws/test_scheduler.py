@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -15,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.engine.cache.pages import PageTable
-from tandem.engine.forward.segment import Segment
 from tandem.engine.schedule import scheduler
 from tandem.engine.schedule.task import Job, Task, startable
 from tandem.protos.errors import Busy, TandemError
@@ -190,95 +187,3 @@ async def test_what_steps_take_is_known_per_step_row_and_token() -> None:
         await results(queue(thread, b"a", lambda: steps(30, tokens=4)))
         rates = thread.costs.rates
     assert 0.0 < rates.row < rates.token <= rates.step
-
-
-ROWS, CHANCE, PASS = 4, 0.2, 0.01  # rows that may be added, what each is worth, seconds of a pass
-
-
-@dataclass
-class Guessing:
-    """A session with rows that may be added. What it does with each takes so many seconds before
-    the pass, and after it; and in each step it is waited for.
-    """
-
-    machine: Machine
-    before: float = 0.0
-    after: float = 0.0
-    wait: float = 0.0
-    fed: list[int] = field(default_factory=list)  # rows of each step
-    waited: bool = False
-
-    def run(self, count: int) -> Job:
-        """So many steps."""
-        for _ in range(count):
-            self.waited = False
-            logits = yield self
-            self.fed.append(len(logits) - 1)
-            self.machine.now += self.after * self.fed[-1]
-
-    def ready(self) -> Segment:
-        """The newest token."""
-        return segment(1)
-
-    def chances(self) -> Iterator[float]:
-        """Of the rows: none to all of them, in turn."""
-        return iter([CHANCE] * (len(self.fed) % (1 + ROWS)))
-
-    def segment(self, rows: int) -> Segment:
-        """With so many of them."""
-        self.machine.now += self.before * rows
-        return segment(*range(1 + rows))
-
-    def wait_seconds(self, now: float, step: float) -> float:
-        """It is waited for once, for a moment that is longer by the machine's clock."""
-        if self.waited or not self.wait:
-            return 0.0
-        self.machine.now += self.wait
-        self.waited = True
-        return 1e-6
-
-
-async def predicted(
-    monkeypatch: pytest.MonkeyPatch, machine: Machine, sessions: Sequence[Guessing]
-) -> float:
-    """How long a step is predicted to take after some, of a machine whose passes take the same
-    however many rows there are.
-    """
-    machine.costs = (PASS, 0.0)
-    monkeypatch.setattr(scheduler, "time", SimpleNamespace(perf_counter=machine.clock))
-    machine.open.set()
-    async with machine.running() as thread:
-        for tokens in (1, 8, 1, 8):  # as a service does before it serves
-            await results(queue(thread, b"rehearsal", partial(steps, 1, tokens)))
-        own = [
-            queue(thread, bytes([number]), partial(session.run, 60))
-            for number, session in enumerate(sessions)
-        ]
-        assert await results(*own) == [None] * len(own)
-        return thread.costs.model.predict(scheduler.LIGHT)
-
-
-@pytest.mark.parametrize(("before", "after"), [(1.0, 0.0), (0.0, 1.0)], ids=["before", "after"])
-async def test_rows_that_do_not_pay_for_the_work_between_passes_are_fed_no_longer(
-    monkeypatch: pytest.MonkeyPatch, before: float, after: float
-) -> None:
-    """What they cost is the thread's own time, before a pass or after it: the pass is as long."""
-    for work, expected in ((PASS / 100, [*range(1 + ROWS)]), (PASS / 8, [0] * (1 + ROWS))):
-        machine = Machine()
-        each = Guessing(machine, before * work, after * work)
-        sessions = [replace(each, fed=[]) for _ in range(4)]
-        await predicted(monkeypatch, machine, sessions)
-        for session in sessions:
-            assert session.fed[: 1 + ROWS] == [*range(1 + ROWS)], "rows are tried"
-            assert session.fed[-1 - ROWS :] == expected
-
-
-async def test_what_a_session_is_waited_for_is_no_cost_of_its_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found = []
-    for wait in (0.0, PASS):
-        machine = Machine()
-        found.append(await predicted(monkeypatch, machine, [Guessing(machine, wait=wait)]))
-        assert machine.now > 60 * (PASS + wait)
-    assert found[1] == pytest.approx(found[0], rel=0.01)
