@@ -21,7 +21,7 @@ EVERY = 8  # steps between two fits once warm, unless a step surprises
 SHARES = np.array(
     [1.0, 1.0, 0.1, 1.0]
 )  # how a cost is split while the loads do not determine the terms: sessions that decode plainly do
-# not, and the thread's own work is about as long for a session as for a row (85 and 71 us)
+# not, and the thread works for a session too; as a tenth of a row, rows seemed too dear
 RIDGE = np.diag(1e-3 / SHARES)
 TINY = 1e-100  # keeps a term that was never seen from dividing by 0
 ACTIVE = np.array(list(product((0.0, 1.0), repeat=4)))  # [16, 4] which terms may differ from 0
