@@ -55,7 +55,7 @@ class DecodeJob:
     sources: Sources
     clock: Callable[[], float]
     grammar: Future[GrammarMatcher] | None = None  # that is not compiled yet
-    load: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)  # a row's price, a token's seconds
+    price: Callable[[], float] = lambda: 0.0  # the chance below which a node gets no row
     guesses: Guesses = field(init=False)
     suffixes: SuffixSources = field(init=False)
     session: Session = field(init=False)
@@ -173,9 +173,9 @@ class DecodeJob:
             self.guesses.add(guess, self.sources.drafter.log)
             if guess.tokens:
                 self.timing.guess_arrived(guess.behind, guess.arrived)
-        known, sources = self.guesses.sources, self.sources
-        for source, guess in self.suffixes.worthwhile(known, sources, self.load(), self.clock):
-            self.guesses.add(guess, sources.trusts[source].log, source)
+        trusts = self.sources.trusts
+        for source, guess in self.suffixes.guesses(self.guesses.sources, trusts, self.price()):
+            self.guesses.add(guess, trusts[source].log, source)
             news = True
         if matcher and news:
             self.guesses.prune(matcher.following)

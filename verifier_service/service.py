@@ -91,15 +91,14 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
 
         def start(opening: Decoding, stream: Any) -> Job:
             sessions, sources, clock = self._host.sessions, self._sources.begun(), time.perf_counter
-            return DecodeJob(sessions, opening, stream, sources, clock, grammar, self._load).run()
+            return DecodeJob(sessions, opening, stream, sources, clock, grammar, self._price).run()
 
         if stream := self.streams.open(caller, message.stream, opening, start):
             stream.strict = opening.once
 
-    def _load(self) -> tuple[float, float]:
-        """The price of a row, and seconds of a token."""
-        thread = self._host.thread
-        return thread.price, thread.costs.rates.token
+    def _price(self) -> float:
+        """Of a row."""
+        return self._host.thread.price
 
     def _guess(self, message: common_pb2.Guess, caller: Caller) -> None:
         """One that cannot be verified is taken for an empty one, or ends a strict stream."""
@@ -122,11 +121,11 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         stream.inbox.append(guess)
 
     def _respond(self, caller: Caller) -> verifier_pb2.DecodeResponse:
-        price, token_seconds = self._load()
+        thread = self._host.thread
         response = verifier_pb2.DecodeResponse(
             sent=caller.sent,
-            price=price,
-            token_seconds=token_seconds,
+            price=thread.price,
+            token_seconds=thread.costs.rates.token,
             passes=codec.encode_passes(self.streams.passes),
             last=caller.last,
             streams=len(self.streams.live),

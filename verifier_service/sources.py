@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,51 +18,10 @@ from tandem.verifier_service.suffix_drafts import (
     Tokens,
     suffix_guess,
 )
-from tandem.verifier_service.trust import PACE, Trust
+from tandem.verifier_service.trust import Trust
 
 SEVERAL = 2  # tokens that have to match in other texts
-TRIED = 16  # look-ups that are not made, before one that is made to see whether they pay by now
 LEARNED = tuple(source for source in Source if source is not Source.GRAMMAR)
-
-
-@dataclass(slots=True)
-class LookupWorth:
-    """Whether looking up is worth its time: what a look-up takes, and how many tokens it should
-    bring beyond what their rows cost, both smoothed. While it is not, one in so many is still made.
-    """
-
-    seconds: float = 0.0
-    gain: float = 0.0
-    skipped: int = 0
-    shared: LookupWorth | None = None
-
-    def begun(self) -> LookupWorth:
-        """Of a new session: what all have shown, until it shows more itself."""
-        return LookupWorth(self.seconds, self.gain, shared=self)
-
-    def pays(self, token_seconds: float) -> bool:
-        """Whether the next one is to be made; a token takes so long, 0 = not known."""
-        worth = not token_seconds or self.gain * token_seconds >= self.seconds
-        self.skipped = 0 if worth or self.skipped >= TRIED else self.skipped + 1
-        return not self.skipped
-
-    def observe(self, seconds: float, gain: float) -> None:
-        """One has taken so long, and should bring so many tokens."""
-        if self.shared:
-            self.shared.observe(seconds, gain)
-        weight = PACE if self.seconds else 1.0
-        self.seconds += weight * (seconds - self.seconds)
-        self.gain += weight * (gain - self.gain)
-
-
-def expected_gain(guess: Guess, trust: float, price: float) -> float:
-    """How many tokens the nodes of a guess should bring that is trusted with so much, as a
-    logarithm, beyond what their rows cost.
-    """
-    chances = [1.0]  # of the root and each node
-    for parent, score in zip(guess.parents, guess.scores, strict=True):
-        chances.append(chances[parent] * math.exp(min(0.0, score + trust)))
-    return sum(max(0.0, chance - price) for chance in chances[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +30,6 @@ class Sources:
 
     answers: RecentAnswers
     trusts: Mapping[Source, Trust]
-    worth: LookupWorth = field(default_factory=LookupWorth)
 
     @classmethod
     def of_all(cls, tokens: int = 0) -> Sources:
@@ -82,7 +39,7 @@ class Sources:
     def begun(self) -> Sources:
         """Of a new session."""
         trusts = {source: it.begun() for source, it in self.trusts.items()}
-        return Sources(self.answers, trusts, self.worth.begun())
+        return Sources(self.answers, trusts)
 
     @property
     def drafter(self) -> Trust:
@@ -123,26 +80,6 @@ class SuffixSources:
     def extend(self, tokens: Sequence[int]) -> None:
         """The text goes on."""
         self._text.extend(tokens)
-
-    def worthwhile(
-        self,
-        known: Collection[Source],
-        sources: Sources,
-        load: tuple[float, float],  # the price of a row, and seconds of a token
-        clock: Callable[[], float],
-    ) -> Sequence[tuple[Source, Guess]]:
-        """What `guesses` finds, where looking it up is worth the time."""
-        length, (price, token_seconds) = len(self._text.array), load
-        if not self._shape.levels or length == self._looked:
-            return ()
-        if not sources.worth.pays(token_seconds):
-            self._looked = length
-            return ()
-        began, trusts = clock(), sources.trusts
-        found = [*self.guesses(known, trusts, price)]
-        gain = sum(expected_gain(guess, trusts[source].log, price) for source, guess in found)
-        sources.worth.observe(clock() - began, gain)
-        return found
 
     def guesses(
         self, known: Collection[Source], trusts: Mapping[Source, Trust], price: float

@@ -12,13 +12,7 @@ from tandem.protos.types import NO_DRAFT_SHAPE, Context, DraftShape, Rule, Sampl
 from tandem.verifier_service.answers import RecentAnswers
 from tandem.verifier_service.guess_node import Source
 from tandem.verifier_service.guesses import Guesses
-from tandem.verifier_service.sources import (
-    TRIED,
-    LookupWorth,
-    Sources,
-    SuffixSources,
-    expected_gain,
-)
+from tandem.verifier_service.sources import Sources, SuffixSources
 
 SHAPE = DraftShape(8, 4, 16)
 PROMPT, ANSWER = (1, 2, 3), (4, 5, 6, 7)
@@ -129,26 +123,3 @@ def test_each_source_learns_from_what_it_claimed_itself() -> None:
         sources.observe(guesses, draft, 1, accepted, waited=False)
     trusts = {source: math.exp(trust.log) for source, trust in sources.trusts.items()}
     assert trusts[Source.DRAFTER] == trusts[Source.ANSWERS] > 1 > 0.1 > trusts[Source.TEXT]
-
-
-def test_what_a_guess_should_bring_is_what_is_likelier_than_a_row_is_worth() -> None:
-    guess = Guess(3, (1, 2, 3), (0, 1, 0), (math.log(0.8), math.log(0.5), math.log(0.1)))
-    assert expected_gain(guess, 0.0, 0.0) == pytest.approx(0.8 + 0.4 + 0.1)
-    assert expected_gain(guess, 0.0, 0.3) == pytest.approx(0.5 + 0.1)
-    assert expected_gain(guess, math.log(0.5), 0.3) == pytest.approx(0.1)
-    assert expected_gain(guess, 1.0, 0.0) == pytest.approx(1.0 + 1.0 + math.exp(1) * 0.1)
-
-
-def test_look_ups_that_do_not_pay_are_made_now_and_then_and_every_time_once_they_do() -> None:
-    shared = LookupWorth()
-    own = shared.begun()
-    assert own.pays(1.0) and own.pays(0.0), "before anything is known"
-    own.observe(1e-4, 0.05)
-    assert [own.pays(1e-2) for _ in range(50)] == [True] * 50
-    assert own.pays(0.0), "how long a token takes is not known"
-    made = [own.pays(1e-3) for _ in range(4 * (TRIED + 1))]
-    assert made == ([False] * TRIED + [True]) * 4
-    assert not shared.begun().pays(1e-3), "a new session does as all do"
-    for _ in range(10):
-        own.observe(1e-4, 1.0)
-    assert own.pays(1e-3)
