@@ -85,13 +85,11 @@ def attention(
         raise Unusable("the sliding window of a layer changes")
     keys, values = step.pool.keys[layer], step.pool.values[layer]
     new_keys, new_values = key[0].transpose(0, 1), value[0].transpose(0, 1)
-    if isinstance(step.plan, RowPlan):
-        keys.index_copy_(0, step.plan.slots, new_keys)
-        values.index_copy_(0, step.plan.slots, new_values)
-        return attend_by_rows(step.plan, query, keys, values, how)[None], None
     count = step.plan.count
     store_rows(keys, step.plan.slots, new_keys[:count])
     store_rows(values, step.plan.slots, new_values[:count])
+    if isinstance(step.plan, RowPlan):
+        return attend_by_rows(step.plan, query, keys, values, how)[None], None
     if isinstance(step.plan, PathPlan):
         rows = query[0].transpose(0, 1).contiguous()
         return required_kernels().attend(rows, keys, values, step.plan.paths, how)[None], None

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_unflatten
 
 from tandem.engine.cache.pool import KVPool
 from tandem.engine.forward import attention
+from tandem.engine.forward.cpu.paths import PathPlan
 from tandem.engine.forward.cuda.rows import RowPlan
 from tandem.engine.program.fusions import Calls
 from tandem.engine.program.instructions import Step, Written
@@ -30,16 +31,16 @@ from tandem.engine.program.writer import storage_of
 
 
 class Builder(TwinTensors):
-    """Makes one program of the tapes of two passes: by `instructions`, or of calls alone."""
+    """Makes one program of the tapes of two passes: by instructions for passes along paths, of
+    fused calls for those by rows.
+    """
 
-    def __init__(
-        self, tapes: tuple[Tape, Tape], pool: KVPool, context: int, instructions: bool = True
-    ) -> None:
+    def __init__(self, tapes: tuple[Tape, Tape], pool: KVPool, context: int) -> None:
         one, two = (tape.plan for tape in tapes)
         wanted = len(one.logits_rows), len(two.logits_rows)
         super().__init__(Counts((one.count, two.count), wanted))
         self._rules = Rules(self._counts, pool, context)
-        self._instructions = instructions
+        self._instructions = isinstance(one, PathPlan)
         self._in_step = partial(_in_step, pool, context)
         self._tapes = tapes
         self._makers: dict[int, int] = {}  # numbers of calls, by the tensors that they made

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from tandem.engine.cache.pages import PageTable
 from tandem.engine.cache.pool import KVPool
-from tandem.engine.forward.cpu.paths import PathPlan, path_plan
+from tandem.engine.forward.cpu.paths import path_plan
 from tandem.engine.forward.segment import Segment
 from tandem.engine.program.build import Builder
 from tandem.engine.program.program import Plan, Program
@@ -56,7 +56,7 @@ def proved_program(
             plan_of([segment(recorded, 0, tree.chain(rows), wanted)]) for rows, wanted in RECORDED
         ]
         one, two = (record(network, run, plan) for plan in plans)
-        program = Builder((one, two), pool, context, isinstance(plans[0], PathPlan)).program()
+        program = Builder((one, two), pool, context).program()
         fed = [0, 0]  # tokens of two sessions
         for rows in EXAMPLES:
             parents = TREE if rows == len(TREE) else tree.chain(rows)

@@ -96,10 +96,9 @@ def why_unsupported(
             off = _difference(layer, dtype, device)
         except torch.OutOfMemoryError:
             raise
-        except (
-            Exception
-        ) as error:  # what is missing: Triton, a compiler, memory of a multiprocessor
-            return f"the attention kernels cannot be used: {str(error).splitlines()[0]}"
+        except Exception as error:  # for want of Triton, a compiler, memory of a multiprocessor
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            return f"the attention kernels cannot be used: {reason}"
         if not off <= TOLERANCE[dtype]:
             return f"the attention kernel is off by {off:.2g}"
     return None

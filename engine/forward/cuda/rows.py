@@ -11,9 +11,7 @@ nothing else in the step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +26,7 @@ TAIL = REACH + STEP  # and no more than this
 PIECES = 16  # of a prefix, at most: with 8 heads of keys as many as an H100 has multiprocessors
 LEAST_PIECE = 256  # positions: shorter ones take as long
 QUERIES = 64  # that attend to a piece together: what one instruction of a tensor core takes
-SINGLE_QUERIES = 16  # of float32, which tensor cores do not take: compiling takes as long as these
+SINGLE_QUERIES = 16  # of float32, which tensor cores do not take: 64 take half a minute to compile
 HEADER = 1  # of what is read: the number of pieces
 RECORD = 6  # numbers that describe a piece
 
@@ -63,9 +61,6 @@ class PassShape:
         return 2 * self.rows + HEADER + self.rows * (PIECES * RECORD + width)
 
 
-VIEWS = ("token_ids", "positions", "slots", "logits_rows", "tail_slots", "counts", "reads")
-
-
 class RowPlan:
     """One pass. Its arrays lie in two tensors, so that two copies move it: `longs`, int64, and
     `ints`, int32, as many as are used, of which a device has `room` for more.
@@ -77,6 +72,17 @@ class RowPlan:
         self.shape = shape
         self.longs, self.ints = longs, ints
         self.wanted = wanted  # rows with logits that are no padding
+        ids, positions, slots, logits_rows, tail_slots = longs.split(shape.sizes)
+        self.token_ids = ids[None]  # [1, rows]
+        self.positions = positions[None]  # [1, rows]
+        self.slots = slots  # of the new keys, [rows]
+        self.logits_rows = logits_rows  # [outputs]
+        self.tail_slots = tail_slots  # of all keys of all tails, [rows * TAIL]
+        self.counts = ints[: 2 * shape.rows]  # by rows: keys of the tail, pieces of the prefix
+        # the number of pieces, then of each its first row and the one after its last, its first
+        # position and the one after its last, its number in its prefix, and where its pages begin
+        # in this very array
+        self.reads = ints[2 * shape.rows :]
         self._room = room
         self._staging: list[torch.Tensor] = []  # on the CPU, of one on a device
         self._copied: torch.cuda.Event | None = None
@@ -86,56 +92,11 @@ class RowPlan:
         """Its rows."""
         return self.shape.rows
 
-    @cached_property
-    def _parts(self) -> Sequence[torch.Tensor]:
-        parts: Sequence[torch.Tensor] = self.longs.split(self.shape.sizes)
-        return parts
-
-    @cached_property
-    def token_ids(self) -> torch.Tensor:
-        """[1, rows]"""
-        return self._parts[0][None]
-
-    @cached_property
-    def positions(self) -> torch.Tensor:
-        """[1, rows]"""
-        return self._parts[1][None]
-
-    @cached_property
-    def slots(self) -> torch.Tensor:
-        """Of the new keys, [rows]."""
-        return self._parts[2]
-
-    @cached_property
-    def logits_rows(self) -> torch.Tensor:
-        """Numbers of the rows that give logits, [outputs]."""
-        return self._parts[3]
-
-    @cached_property
-    def tail_slots(self) -> torch.Tensor:
-        """Of all keys of all tails, [rows * TAIL]."""
-        return self._parts[4]
-
-    @cached_property
-    def counts(self) -> torch.Tensor:
-        """By rows: keys of the tail, pieces of the prefix; [rows * 2]."""
-        return self.ints[: 2 * self.shape.rows]
-
-    @cached_property
-    def reads(self) -> torch.Tensor:
-        """The number of pieces, then of each its first row and the one after its last, its first
-        position and the one after its last, its number in its prefix, and where its pages begin in
-        this very array.
-        """
-        return self.ints[2 * self.shape.rows :]
-
     def to(self, device: torch.device) -> RowPlan:
         """The same on a device, with room for every pass of its form."""
         longs = torch.empty_like(self.longs, device=device)
         ints = torch.zeros(self._room, dtype=torch.int32, device=device)
         on_device = RowPlan(self.shape, longs, ints, self.wanted, self._room)
-        for view in VIEWS:  # now, since whatever records a pass would take them for a part of it
-            getattr(on_device, view)
         if device.type == "cuda":
             sizes = ((each.shape, each.dtype) for each in (longs, ints))
             on_device._staging = [

@@ -115,9 +115,7 @@ def _verdict(
         if (alone == 0) | (score < 0):  # the likeliest always stays
             if above >= share + margin:
                 verdict = REMOVED
-            elif (
-                tl.where(alone, above, upto) > share - margin
-            ):  # it is unsure how equals are sorted
+            elif tl.where(alone, above, upto) > share - margin:  # of equals, any may come first
                 verdict = UNSURE
     return verdict
 

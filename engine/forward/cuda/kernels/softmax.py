@@ -25,9 +25,8 @@ def add(
     LANES: tl.constexpr, VALUES: tl.constexpr, VALUE_LANES: tl.constexpr, CAPPED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Go on with the keys and values at some slots, of which those that are
-    `seen` by any row are loaded, and `mask` tells what each row sees: the highest score, the sum of
-    weights, and weighted values.
+    """Go on with the keys and values at some slots. Those `seen` by any row are loaded, and `mask`
+    tells what each row sees.
     """
     lane, value_lane = tl.arange(0, LANES), tl.arange(0, VALUE_LANES)
     key = tl.load(
