@@ -8,9 +8,7 @@ import pytest
 
 from tandem.engine.forward.cpu.builds import runnable
 from tandem.engine.forward.cpu.kernels import Kernels
-from tandem.engine.sampling import drawing
 from tandem.orchestrator.rounds import backoff
-from tandem.verifier_service import batched_sampling
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,8 +36,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def drawn_as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are on a processor here, but are drawn from as a device's are."""
-    for module in (drawing, batched_sampling):
-        monkeypatch.setattr(module, "has_kernel", lambda _: False)
-    monkeypatch.setattr(drawing, "has_device_kernel", lambda _: True)
-    monkeypatch.setattr(batched_sampling, "samples_before_walk", lambda _: True)
+    """Rows are on a processor here, but are drawn from as a device's are.
+
+    Modules are named, not imported: an emulated processor lacks packages that sampling needs.
+    """
+    drawing = "tandem.engine.sampling.drawing"
+    batched = "tandem.verifier_service.batched_sampling"
+    for module in (drawing, batched):
+        monkeypatch.setattr(f"{module}.has_kernel", lambda _: False)
+    monkeypatch.setattr(f"{drawing}.has_device_kernel", lambda _: True)
+    monkeypatch.setattr(f"{batched}.samples_before_walk", lambda _: True)
