@@ -24,7 +24,8 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tandem import models
 from tandem.models.training.corpus import SOURCES, Stream, documents, encode, split
-from tandem.models.training.train import Optimiser, schedule
+from tandem.models.training.optimiser import Optimiser
+from tandem.models.training.train import schedule
 
 SHORTEST, LONGEST = 24, 120  # tokens of a text
 HELD_OUT = 64  # texts, of `MEASURED` tokens

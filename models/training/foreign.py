@@ -23,13 +23,13 @@ from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tandem.models.training.corpus import SOURCES, Stream, documents, encode, split
+from tandem.models.training.optimiser import Optimiser
 from tandem.models.training.train import (
     CONTEXT,
     DRAFT,
     DRAFT_MLP,
     LONG_FROM,
     WINDOW,
-    Optimiser,
     build,
     schedule,
 )

@@ -23,6 +23,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tandem.models.training.corpus import SOURCES, Stream, documents, encode, split, train_tokenizer
+from tandem.models.training.optimiser import Optimiser
 
 VOCABULARY = 4096
 CONTEXT = 512
@@ -58,29 +59,6 @@ def build(shape: dict[str, Any], mlp: int, tokenizer: PreTrainedTokenizerFast) -
     )
     model: LlamaForCausalLM = LlamaForCausalLM._from_config(config, attn_implementation="eager")
     return model  # eager attention is the fastest on a CPU in bfloat16
-
-
-class Optimiser:
-    """Muon for the matrices, AdamW for embeddings and norms, one schedule for both."""
-
-    def __init__(self, model: nn.Module, matrix_rate: float, other_rate: float) -> None:
-        layers = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
-        others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
-        self._parts: list[tuple[torch.optim.Optimizer, float]] = [
-            (torch.optim.Muon(layers, lr=matrix_rate, weight_decay=0.05), matrix_rate),
-            (
-                torch.optim.AdamW(others, lr=other_rate, betas=(0.9, 0.98), weight_decay=0.0),
-                other_rate,
-            ),
-        ]
-
-    def step(self, scale: float) -> None:
-        """Apply the gradients at `scale` of the peak learning rate, then clear them."""
-        for optimiser, rate in self._parts:
-            for group in optimiser.param_groups:
-                group["lr"] = rate * scale
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
 
 
 def schedule(progress: float, step: int) -> float:

@@ -240,5 +240,6 @@ def _pass_on(name: str, module: str, does: str) -> None:
 _pass_on("drafter", "tandem.drafter_service", "Start one drafter")
 _pass_on("verifier", "tandem.verifier_service", "Start one verifier")
 _pass_on("orchestrator", "tandem.orchestrator", "Start one orchestrator")
+_pass_on("distil", "tandem.models.distil", "Make a draft model for a target")
 _pass_on("chaos", "tandem.benchmarks.chaos", "Try faults on a system of its own")
 _pass_on("bench serve", "tandem.benchmarks.serve", "Put load on a server, and measure")

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from tandem.benchmarks.chaos.__main__ import app as chaos
 from tandem.benchmarks.serve.__main__ import app as serve
+from tandem.models.distil.__main__ import app as distil
 from tandem.orchestrator.cli.app import app
 
 
@@ -24,7 +25,7 @@ def commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[Any, t
 
 ALL = [
     pytest.param(own, command, words, id=" ".join((name, *words)))
-    for name, own in (("tandem", app), ("chaos", chaos), ("serve", serve))
+    for name, own in (("tandem", app), ("chaos", chaos), ("distil", distil), ("serve", serve))
     for command, words in commands(typer.main.get_command(own))
 ]
 

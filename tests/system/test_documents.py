@@ -35,14 +35,11 @@ PLACES = {
     "drafter-host": "127.0.0.1",
 }
 ALSO = {"up": ["--port", "0", "--no-ray"], "orchestrator": ["--no-ray"]}
-COMMAND = re.compile(
-    r"\btandem (up|generate|chat|status|top|certs|bench serve|verifier|drafter|orchestrator)\b"
-    r"|-m ([\w.]+)"
-)
 TANDEM = (
-    *("up", "generate", "chat", "status", "top", "certs", "bench serve"),
+    *("up", "generate", "chat", "status", "top", "certs", "distil", "bench serve"),
     *("verifier", "drafter", "orchestrator"),
 )
+COMMAND = re.compile(rf"\btandem ({'|'.join(TANDEM)})\b|-m ([\w.]+)")
 MACHINES = ("kubectl ", "docker ")  # that a test must not touch
 NOT_RUN = ("text", "mermaid", "yaml")
 NOT_OURS = (

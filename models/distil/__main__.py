@@ -1,0 +1,176 @@
+"""Make a draft model for a target.
+
+    tandem distil --target MODEL --out FOLDER
+
+The target answers prompts; a small network learns its probabilities, and is saved as a model that
+`tandem up --target MODEL --draft FOLDER` drafts with. Ctrl-C stops it; the same command goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers.utils import logging
+
+from tandem.client import AsyncClient
+from tandem.models.distil import card, prompts
+from tandem.models.distil import student as students
+from tandem.models.distil.answers import Answers, Lesson
+from tandem.models.distil.course import Course
+from tandem.models.distil.teacher import Question, Teacher
+from tandem.models.distil.train import Look, Training
+from tandem.orchestrator.cli import launch
+from tandem.orchestrator.cli.plan import Plan
+from tandem.protos import hub
+from tandem.protos.errors import TandemError, Unusable
+from tandem.protos.service import cores
+
+AT_ONCE = 32  # questions: sessions of one pass
+HELD_OUT = 32  # questions whose answers are not learned from
+WORK = "training"  # folder in that of the draft model: answers, and the state of training
+
+
+def questions(asked: Any, known: Answers, tokens: int) -> Any:
+    """Those that have no answer yet, until the answers have so many tokens. The first are held
+    out, and greedy as acceptance is measured; of the others every second one is.
+    """
+    for number, prompt in enumerate(asked):
+        if number >= HELD_OUT and known.tokens >= tokens:
+            return
+        if number not in known.found:
+            greedy = number < HELD_OUT or number % 2 == 0
+            yield Question(number, prompt, 0.0 if greedy else 1.0)
+
+
+async def collect(
+    target: Path, asked: Any, answers: Answers, tokens: int, most: int, threads: int
+) -> None:
+    """Serve the target, and ask it until there are enough answers; raises TandemError."""
+    columns = "{task.description}", "{task.completed:,.0f} of {task.total:,.0f} tokens"
+    texts = [TextColumn(column) for column in columns]
+    plan = Plan(target, port=0, ray=False, threads=threads)
+    async with launch.up(plan) as tandem, AsyncClient(tandem.addresses["orchestrator"]) as client:
+        teacher = Teacher(client, most, AT_ONCE)
+        with Progress(texts[0], BarColumn(), texts[1], TimeRemainingColumn()) as progress:
+            bar = progress.add_task("answers", total=tokens, completed=answers.tokens)
+            try:
+                async for number, answer in teacher.answers(questions(asked, answers, tokens)):
+                    answers.add(number, answer)
+                    progress.update(bar, completed=answers.tokens)
+            finally:
+                answers.save()
+
+
+def remember(file: Path, settings: dict[str, Any]) -> None:
+    """Write down what a draft model is made with; raises Unusable if it was begun otherwise."""
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+        return
+    before = json.loads(file.read_text(encoding="utf-8"))
+    for name, value in settings.items():
+        if before.get(name) != value:
+            raise Unusable(
+                f"{file.parent.parent} was begun with {name} {before.get(name)}, not {value}: go on"
+                " with that, or choose another folder"
+            )
+
+
+def told(look: Look) -> str:
+    """A look in a line."""
+    course = look.course
+    left = "about" if course.falls_from else "at most"
+    return (
+        f"{course.minutes:6.1f} min  {look.learned / 1e6:6.2f} M tokens  loss {look.loss:.3f} "
+        f" {look.tokens_per_step:.2f} tokens per step, {left} {course.minutes_left:.0f} min left"
+    )
+
+
+def parameters_of(text: str) -> int:
+    """A number of parameters, such as 8M."""
+    unit = {"K": 1e3, "M": 1e6, "B": 1e9}.get(text[-1:].upper(), 1)
+    try:
+        return int(float(text.rstrip("kKmMbB")) * unit)
+    except ValueError:
+        raise typer.BadParameter(f"{text} is no number such as 8M") from None
+
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)  # whose tables cut names
+
+
+@app.command()
+def main(
+    target: Annotated[Path, typer.Option(help="directory, GGUF file or name on the hub")],
+    out: Annotated[Path, typer.Option(help="folder for the draft model")],
+    prompt_file: Annotated[
+        Path | None,
+        typer.Option("--prompts", help="a prompt per line, or JSON lines; by default general ones"),
+    ] = None,
+    parameters: Annotated[
+        int, typer.Option(help="of the draft model", parser=parameters_of, metavar="NUMBER")
+    ] = "8M",  # type: ignore[assignment]
+    tokens: Annotated[int, typer.Option(help="of the answers to learn from", min=1000)] = 600_000,
+    max_new_tokens: Annotated[int, typer.Option(help="of an answer", min=8)] = 256,
+    minutes: Annotated[float, typer.Option(help="of training at most", min=0.1)] = 90.0,
+    threads: Annotated[int | None, typer.Option(help="on a CPU; by default all", min=1)] = None,
+    device: Annotated[str, typer.Option(help="that trains: cpu or cuda")] = "",
+    seed: Annotated[int, typer.Option()] = 0,
+) -> None:
+    """Collect answers, learn, and say what it brings."""
+    logging.set_verbosity_error()
+    threads = threads or cores.usable()
+    torch.set_num_threads(threads)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    console, work = Console(highlight=False), out / WORK
+    try:
+        model = hub.served(target)
+        shape = students.Shape.fitting(students.vocabulary_of(model), parameters)
+        asked = prompts.own(prompt_file) if prompt_file else prompts.made(seed)
+        settings = {"target": str(target), "prompts": str(prompt_file), "seed": seed}
+        remember(work / "settings.json", settings | {"parameters": shape.parameters})
+        console.print(f"{shape.parameters:,} parameters: {shape.layers} layers of {shape.width}")
+        answers = Answers.of(work / "answers")
+        if answers.tokens < tokens:
+            asyncio.run(collect(model, asked, answers, tokens, max_new_tokens, threads))
+        looks = learn(model, out, shape, answers, minutes, device, seed, console)
+    except KeyboardInterrupt:
+        console.print("stopped; the same command goes on from here")
+        raise typer.Exit(130) from None
+    except TandemError as problem:
+        raise SystemExit(f"error: {problem}") from None
+    card.write(out, target, shape, answers.tokens, looks)
+    console.print(f"tandem up --target {target} --draft {out}")
+
+
+def learn(
+    target: Path,
+    out: Path,
+    shape: students.Shape,
+    answers: Answers,
+    minutes: float,
+    device: str,
+    seed: int,
+    console: Console,
+) -> Course:
+    """Train to the end; raises Unusable if there is nothing to learn from."""
+    held = [each for number, each in answers.found.items() if number < HELD_OUT]
+    rest = [each for number, each in sorted(answers.found.items()) if number >= HELD_OUT]
+    if not rest or not held:
+        raise Unusable(f"there are {len(answers.found)} answers: it takes more than {HELD_OUT}")
+    torch.manual_seed(seed)
+    student = students.build(shape, target)
+    student.to(torch.device(device))  # type: ignore[arg-type]  # its wrapper has no types
+    training = Training(student, Course(minutes), target, out, out / WORK / "state.pt")
+    training.run(Lesson.of(rest), held, seed, lambda look: console.print(told(look)))
+    return training.course
+
+
+if __name__ == "__main__":
+    app()

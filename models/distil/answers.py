@@ -1,0 +1,97 @@
+"""Answers on disk, in files of many; and as one long row of tokens to learn from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from tandem.models.distil.teacher import TOP, Answer
+
+OF_A_FILE = 64  # answers
+PADDING = -1  # as a likeliest token: nothing is known of what comes here
+
+
+@dataclass
+class Answers:
+    """Those of a folder, by the number of their question."""
+
+    folder: Path
+    found: dict[int, Answer] = field(default_factory=dict)
+    _unsaved: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, folder: Path) -> Answers:
+        """What was saved before; the folder is made if it is not there."""
+        folder.mkdir(parents=True, exist_ok=True)
+        answers = cls(folder)
+        for file in sorted(folder.glob("*.npz")):
+            with np.load(file) as arrays:
+                for number in arrays["numbers"].tolist():
+                    parts = [arrays[f"{name}{number}"] for name in Answer.__slots__]
+                    answers.found[number] = Answer(*parts)
+        return answers
+
+    @property
+    def tokens(self) -> int:
+        """Of all answers, prompts not counted."""
+        return sum(len(each.tokens) for each in self.found.values())
+
+    def add(self, number: int, answer: Answer) -> None:
+        """Keep one; every so many are saved."""
+        self.found[number] = answer
+        self._unsaved.append(number)
+        if len(self._unsaved) == OF_A_FILE:
+            self.save()
+
+    def save(self) -> None:
+        """Write those that are not on disk: a file is there whole, or not at all."""
+        if not self._unsaved:
+            return
+        arrays = {"numbers": np.array(self._unsaved)}
+        for number in self._unsaved:
+            answer = self.found[number]
+            arrays |= {f"{name}{number}": getattr(answer, name) for name in Answer.__slots__}
+        file = self.folder / f"{self._unsaved[0]:08}.npz"
+        half = file.with_suffix(".part")
+        with half.open("wb") as out:
+            np.savez(out, **arrays)  # type: ignore[arg-type]
+        os.replace(half, file)
+        self._unsaved.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """Answers behind their prompts, one after the other: int32 [tokens]; and what the target gave
+    its likeliest tokens there: `top`, int32 [tokens, TOP], is of the token that comes next, with
+    PADDING where that is not an answer's, `logprobs` float32.
+    """
+
+    tokens: np.ndarray
+    top: np.ndarray
+    logprobs: np.ndarray
+
+    @classmethod
+    def of(cls, answers: Sequence[Answer]) -> Lesson:
+        """All of them, in their order."""
+        size = sum(len(each.prompt) + len(each.tokens) for each in answers)
+        tokens = np.zeros(size, np.int32)
+        top = np.full((size, TOP), PADDING, np.int32)
+        logprobs = np.zeros((size, TOP), np.float32)
+        at = 0
+        for each in answers:
+            begin, end = at + len(each.prompt), at + len(each.prompt) + len(each.tokens)
+            tokens[at:begin], tokens[begin:end] = each.prompt, each.tokens
+            top[begin - 1 : end - 1] = each.top
+            logprobs[begin - 1 : end - 1] = each.logprobs
+            at = end
+        return cls(tokens, top, logprobs)
+
+    def batch(self, rows: int, length: int, chosen: np.random.Generator) -> Lesson:
+        """Windows that begin anywhere: [rows, length] and [rows, length, TOP]."""
+        starts = chosen.integers(0, max(1, len(self.tokens) - length + 1), rows)
+        places = starts[:, None] + np.arange(min(length, len(self.tokens)))
+        return Lesson(self.tokens[places], self.top[places], self.logprobs[places])

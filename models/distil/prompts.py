@@ -1,0 +1,53 @@
+"""What the target is asked: a file of the user's own, or questions that are made of templates."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tandem.protos.errors import Unusable
+
+Prompt: TypeAlias = str | list[dict[str, Any]]  # a text, or the messages of a chat
+
+HERE = Path(__file__).parent
+NUMBERS = {"few": (2, 9), "several": (5, 30), "many": (40, 400)}
+
+
+def own(file: Path) -> list[Prompt]:
+    """Those in a file: a text on every line or, in JSON lines, `prompt` or `messages`. Raises
+    Unusable.
+    """
+    try:
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeError) as error:
+        raise Unusable(f"{file} cannot be read: {error}") from error
+    if not lines:
+        raise Unusable(f"{file} has no prompts")
+    if file.suffix != ".jsonl":
+        return [[{"role": "user", "content": line}] for line in lines]
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json.loads(line)
+            found.append(entry["messages"] if "messages" in entry else str(entry["prompt"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise Unusable(f"{file}, line {number} has neither prompt nor messages") from error
+    return found
+
+
+def made(seed: int) -> Iterator[Prompt]:
+    """Questions of a general kind without end, each for a chat and hardly ever twice."""
+    templates, topics = (_lines(f"{name}.txt") for name in ("templates", "topics"))
+    chosen = random.Random(seed)
+    while True:
+        topic, other = chosen.sample(topics, 2)
+        numbers = {name: chosen.randint(*limits) for name, limits in NUMBERS.items()}
+        text = chosen.choice(templates).format(topic=topic, other=other, **numbers)
+        yield [{"role": "user", "content": text}]
+
+
+def _lines(name: str) -> list[str]:
+    return (HERE / name).read_text(encoding="utf-8").splitlines()

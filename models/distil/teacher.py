@@ -1,0 +1,104 @@
+"""A target that is asked, many prompts at once, for answers and its likeliest tokens at each place.
+
+Knows the client API alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tandem.client import AsyncClient
+from tandem.models.distil.prompts import Prompt
+from tandem.protos.errors import InvalidRequest
+from tandem.protos.types import MAX_LOGPROBS
+from tandem.v1 import orchestrator_pb2 as api
+
+TOP = MAX_LOGPROBS
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A prompt and what the target said, int32 [prompt] and [answer]; and before each of the
+    answer's tokens the likeliest ones, int32 [answer, TOP], with their log-probabilities at
+    temperature 1, float32.
+    """
+
+    prompt: np.ndarray
+    tokens: np.ndarray
+    top: np.ndarray
+    logprobs: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked, and how the answer is drawn."""
+
+    number: int
+    prompt: Prompt
+    temperature: float
+
+
+class Teacher:
+    """A served target."""
+
+    def __init__(self, client: AsyncClient, max_new_tokens: int, at_once: int) -> None:
+        self._client, self._most, self._at_once = client, max_new_tokens, at_once
+        self._chats = True  # as far as is known
+
+    async def answers(self, questions: Iterable[Question]) -> AsyncIterator[tuple[int, Answer]]:
+        """Answers by the numbers of their questions, as they come; raises TandemError."""
+        waiting, running = iter(questions), set[asyncio.Task[tuple[int, Answer]]]()
+        try:
+            while True:
+                while len(running) < self._at_once and (question := next(waiting, None)):
+                    running.add(asyncio.create_task(self._answer(question)))
+                if not running:
+                    return
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    yield task.result()
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _answer(self, question: Question) -> tuple[int, Answer]:
+        if self._chats and not isinstance(question.prompt, str):
+            try:
+                return question.number, await self._ask(question, question.prompt)
+            except InvalidRequest as error:
+                if "chat template" not in str(error):
+                    raise
+                self._chats = False  # a model that continues texts
+        prompt = question.prompt
+        text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+        return question.number, await self._ask(question, text)
+
+    async def _ask(self, question: Question, prompt: Prompt) -> Answer:
+        response = await self._client.generate(
+            prompt,
+            temperature=question.temperature,
+            seed=question.number,
+            max_new_tokens=self._most,
+            logprobs=TOP,
+            return_token_ids=True,
+        )
+        return answer_of(response)
+
+
+def answer_of(response: api.GenerateResponse) -> Answer:
+    """The arrays of a response. Where a vocabulary is smaller than TOP, or few tokens are allowed,
+    the rest have no probability.
+    """
+    size = len(response.token_ids)
+    top = np.zeros((size, TOP), np.int32)
+    logprobs = np.full((size, TOP), -np.inf, np.float32)
+    for place, each in enumerate(response.logprobs):
+        top[place, : len(each.top_ids)] = each.top_ids
+        logprobs[place, : len(each.top_logprobs)] = each.top_logprobs
+    prompt = np.array(response.prompt_token_ids, np.int32)
+    return Answer(prompt, np.array(response.token_ids, np.int32), top, logprobs)

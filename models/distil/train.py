@@ -1,0 +1,114 @@
+"""The loop: a student learns from answers, is looked at now and then, and can be stopped and gone
+on with at any step.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import MistralForCausalLM
+
+from tandem.models.distil import student as students
+from tandem.models.distil.acceptance import measure
+from tandem.models.distil.answers import PADDING, Lesson
+from tandem.models.distil.course import Course
+from tandem.models.distil.loss import distillation_loss
+from tandem.models.distil.teacher import Answer
+from tandem.models.training.optimiser import Optimiser
+
+LENGTH = 256  # tokens of a window
+ROWS = 8  # windows of a step
+LOOK_STEPS = 100
+MATRIX_RATE, OTHER_RATE = 0.02, 4e-3  # as the embedded pair was trained
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is known at a look: the loss of the steps since the one before, in nats; tokens per
+    step of held-out answers.
+    """
+
+    course: Course
+    loss: float
+    tokens_per_step: float
+    learned: int  # tokens, counted as often as they were seen
+
+
+class Training:
+    """A student, its optimiser and its course; its state is in a file."""
+
+    def __init__(
+        self, student: MistralForCausalLM, course: Course, target: Path, out: Path, state: Path
+    ) -> None:
+        self.student, self.course = student, course
+        self._target, self._out, self._state = target, out, state
+        self._optimiser = Optimiser(student, MATRIX_RATE, OTHER_RATE)
+        if state.is_file():
+            self._restore()
+
+    def run(
+        self, lesson: Lesson, held_out: list[Answer], seed: int, report: Callable[[Look], None]
+    ) -> None:
+        """Until the course has ended. What is interrupted is saved, and goes on where it was."""
+        losses = []
+        try:
+            while not self.course.ended:
+                began = time.monotonic()
+                losses.append(self._step(lesson, seed))
+                self.course.advance((time.monotonic() - began) / 60)
+                if self.course.step % LOOK_STEPS == 0 or self.course.ended:
+                    found = measure(self.student, held_out)
+                    self.course.look(found)
+                    mean = float(np.mean(losses))
+                    report(Look(self.course, mean, found, self.course.step * ROWS * LENGTH))
+                    losses.clear()
+                    self.save()
+        except KeyboardInterrupt:
+            self.save()
+            raise
+
+    def save(self) -> None:
+        """The student as services load it, and all that is needed to go on."""
+        students.save(self.student, self._target, self._out)
+        half = self._state.with_suffix(".part")
+        torch.save(
+            {
+                "student": self.student.state_dict(),
+                "optimiser": self._optimiser.state(),
+                "course": asdict(self.course),
+            },
+            half,
+        )
+        os.replace(half, self._state)
+
+    def _restore(self) -> None:
+        found = torch.load(self._state, map_location=self.student.device, weights_only=True)
+        self.student.load_state_dict(found["student"])
+        self._optimiser.restore(found["optimiser"])
+        limit = self.course.limit
+        self.course = Course(**found["course"] | {"limit": limit})
+
+    def _step(self, lesson: Lesson, seed: int) -> float:
+        """One step on windows that its number decides; the loss."""
+        batch = lesson.batch(ROWS, LENGTH, np.random.default_rng((seed, self.course.step)))
+        device = self.student.device
+        ids, top = (torch.from_numpy(each).long().to(device) for each in (batch.tokens, batch.top))
+        known = top[..., 0] != PADDING
+        generator = torch.Generator().manual_seed(seed + self.course.step)
+        hidden = self.student.model(input_ids=ids, use_cache=False).last_hidden_state[known]
+        embeddings = students.embeddings_of(self.student)
+        logprobs = torch.from_numpy(batch.logprobs).to(device)[known]
+        loss = distillation_loss(hidden, embeddings, top[known], logprobs, generator)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.student.parameters(), 1.0)
+        self._optimiser.step(self.course.scale)
+        if not torch.isfinite(loss):
+            raise ArithmeticError(f"the loss is not a number at step {self.course.step}")
+        return loss.item()
