@@ -1,0 +1,150 @@
+"""The course of `tandem distil`: its answers, its learning rates, when it ends, and going on."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import suppress
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from tandem import models
+from tandem.models.distil.answers import PADDING, Answers, Lesson
+from tandem.models.distil.course import FALLING, HELD, LOOKS, WARM_UP, Course
+from tandem.models.distil.student import Shape, build
+from tandem.models.distil.teacher import TOP, Answer
+from tandem.models.distil.train import Training
+
+
+def walk(course: Course, minutes: float, looks: list[float]) -> list[float]:
+    """The learning rates of a course to its end, with a look after every ten steps."""
+    rates, left = [], iter(looks)
+    while not course.ended:
+        rates.append(course.scale)
+        course.advance(minutes)
+        if course.step % 10 == 0:
+            course.look(next(left, looks[-1]))
+        assert course.minutes <= course.limit + minutes
+    return rates
+
+
+def test_training_ends_in_time_where_drafts_get_better_to_the_end() -> None:
+    rising = [1.01**n for n in range(10_000)]
+    rates = walk(Course(limit=60), 0.05, rising)
+    assert rates == sorted(rates[:WARM_UP]) + sorted(rates[WARM_UP:], reverse=True)
+    assert len(rates) == pytest.approx(60 / 0.05, abs=2)
+    assert rates.count(1.0) == pytest.approx(HELD * 60 / 0.05 - WARM_UP, abs=3)
+    assert rates[-1] < 0.01
+
+
+def test_training_ends_early_once_drafts_get_no_better() -> None:
+    best_at = 20
+    looks = [1.1 ** min(n, best_at) for n in range(1000)]
+    rates = walk(Course(limit=1e6), 0.05, looks)
+    held = 10 * (best_at + 1 + LOOKS)
+    assert len(rates) == pytest.approx(held * (1 + FALLING), abs=3)
+
+
+def test_a_course_goes_on_where_it_was() -> None:
+    """Whatever its step."""
+    looks = [1.1 ** min(n, 5) for n in range(1000)]
+    whole = walk(Course(limit=1e6), 0.05, looks)
+    for stop in (1, 57, 115, 160):
+        course = Course(limit=1e6)
+        left = iter(looks)
+        for _ in range(stop):
+            course.advance(0.05)
+            if course.step % 10 == 0:
+                course.look(next(left))
+        again = Course(**{name: getattr(course, name) for name in Course.__dataclass_fields__})
+        assert walk(again, 0.05, list(left)) == whole[stop:]
+
+
+def answer(seed: int, prompt: int, size: int) -> Answer:
+    """Random numbers."""
+    chosen = np.random.default_rng(seed)
+    top = chosen.integers(0, 99, (size, TOP)).astype(np.int32)
+    logprobs = chosen.normal(size=(size, TOP)).astype(np.float32)
+    whole = chosen.integers(0, 99, prompt + size).astype(np.int32)
+    return Answer(whole[:prompt], whole[prompt:], top, logprobs)
+
+
+def test_answers_are_found_again(tmp_path: Path) -> None:
+    kept = {number: answer(number, 3, 5) for number in range(100)}
+    answers = Answers.of(tmp_path)
+    for number, each in kept.items():
+        answers.add(number, each)
+    assert 0 < len(Answers.of(tmp_path).found) < 100, "some are saved as they come"
+    answers.save()
+    found = Answers.of(tmp_path)
+    assert found.tokens == 500
+    for number, each in kept.items():
+        for name in Answer.__slots__:
+            assert (getattr(found.found[number], name) == getattr(each, name)).all()
+
+
+def test_a_lesson_is_about_the_tokens_of_answers() -> None:
+    """What is known of a place is about the token behind it, in every window."""
+    told = [answer(1, 4, 6), answer(2, 2, 3), answer(3, 5, 1)]
+    lesson = Lesson.of(told)
+    known = {}
+    for each in told:
+        for place in range(len(each.tokens)):
+            text = (*each.prompt, *each.tokens[:place])
+            known[text[-4:]] = each.top[place]
+    tokens = lesson.tokens.tolist()
+    assert tokens == list(itertools.chain(*((*each.prompt, *each.tokens) for each in told)))
+    about = [place for place in range(len(tokens)) if lesson.top[place][0] != PADDING]
+    assert len(about) == sum(len(each.tokens) for each in told)
+    for text, top in known.items():
+        (place,) = (at for at in about if tuple(tokens[: at + 1][-len(text) :]) == text)
+        assert (lesson.top[place] == top).all()
+    batch = lesson.batch(7, 5, np.random.default_rng(0))
+    assert batch.tokens.shape == (7, 5) and batch.top.shape == (7, 5, TOP)
+
+
+class Interrupting(Training):
+    """Is stopped, as by Ctrl-C, before the steps of these numbers, each time it is begun."""
+
+    stops: ClassVar[set[int]] = set()
+
+    def _step(self, lesson: Lesson, seed: int) -> float:
+        if self.course.step in self.stops:
+            self.stops.remove(self.course.step)
+            raise KeyboardInterrupt
+        return super()._step(lesson, seed)
+
+
+def trained(folder: Path, stops: set[int]) -> tuple[dict[str, torch.Tensor], Course, int]:
+    """A tiny student at the end of its course, that course, and how often it was begun."""
+    lesson = Lesson.of([answer(number, 30, 120) for number in range(8)])
+    held_out = [answer(number, 5, 20) for number in range(100, 104)]
+    Interrupting.stops = set(stops)
+    begun = 0
+    while True:
+        torch.manual_seed(0)
+        student = build(Shape(100, 64, 1), models.TARGET)
+        training = Interrupting(student, Course(1e6), models.TARGET, folder, folder / "state.pt")
+        begun += 1
+        with suppress(KeyboardInterrupt):
+            training.run(lesson, held_out, 0, lambda look: None)
+            return dict(student.state_dict()), training.course, begun
+
+
+def test_what_was_interrupted_ends_as_what_was_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, wherever it was stopped."""
+    monkeypatch.setattr("tandem.models.distil.train.LOOK_STEPS", 4)
+    monkeypatch.setattr("tandem.models.distil.train.ROWS", 2)
+    whole, course, _ = trained(tmp_path / "whole", set())
+    assert course.falls_from, "random answers cannot be learned"
+    stops = {1, course.falls_from - 2, course.falls_from + 1}
+    parts, again, begun = trained(tmp_path / "parts", stops)
+    assert begun == 1 + len(stops)
+    assert (again.step, again.looks) == (course.step, course.looks)
+    for name, weights in whole.items():
+        assert torch.equal(parts[name], weights), name
