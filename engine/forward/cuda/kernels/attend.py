@@ -18,6 +18,7 @@ from tandem.engine.forward.dense import AttentionOptions
 
 PROGRAMS = 264  # that share the pieces: two for each multiprocessor of an H100
 LANES = 32  # keys of a tail at a time
+WIDE = 128  # numbers of a head; with more, 4 warps have too few registers
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions", "reads"])
@@ -178,7 +179,7 @@ def _shapes(
         "WINDOWED": options.window is not None,
         "CAPPED": options.softcap is not None,
         "PRECISION": precision(query.dtype),
-        "num_warps": 4,
+        "num_warps": 4 if size <= WIDE else 8,
         "num_stages": 1 if query.dtype == torch.float32 else 3,
         **STRICT,
     }

@@ -95,8 +95,9 @@ def gated_linear(
     out = torch.empty(count, size, dtype=rows.dtype, device=rows.device)
     wide = max(16, min(triton.next_power_of_2(count), MOST))
     step, stages = (128, 4) if wide < MOST else (64, 6)
+    warps = 4
     if rows.dtype == torch.float32:
-        step, stages = step // 4, 2
+        step, stages, warps = step // 4, 2, 4 if wide < MOST else 8
     _gated_linear[(triton.cdiv(count, wide), triton.cdiv(size, OUTPUTS))](
         *(rows, weight, out, count, size, inputs, rows.stride(0)),
         ROWS=wide,
@@ -105,7 +106,7 @@ def gated_linear(
         EVEN=inputs % step == 0,
         GELU=activation is Activation.GELU_TANH,
         PRECISION=precision(rows.dtype),
-        num_warps=4,
+        num_warps=warps,
         num_stages=stages,
         **STRICT,
     )
