@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tandem.models.training.muon import Muon
+
 
 class Optimiser:
     """Muon for the matrices, AdamW for embeddings and norms, one schedule for both."""
@@ -15,7 +17,7 @@ class Optimiser:
         layers = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
         others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
         self._parts: list[tuple[torch.optim.Optimizer, float]] = [
-            (torch.optim.Muon(layers, lr=matrix_rate, weight_decay=0.05), matrix_rate),
+            (Muon(layers, lr=matrix_rate, weight_decay=0.05), matrix_rate),
             (
                 torch.optim.AdamW(others, lr=other_rate, betas=(0.9, 0.98), weight_decay=0.0),
                 other_rate,

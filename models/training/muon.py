@@ -1,0 +1,69 @@
+"""Muon (Jordan et al. 2024): momentum, whose directions are made equally long.
+
+PyTorch's own computes in bfloat16 and a matrix at a time, which took four fifths of a step on a
+processor without instructions for bfloat16. This one computes in float32, and matrices of a shape
+at once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+STEPS = 5
+FACTORS = (3.4445, -4.7750, 2.0315)  # of the iteration, as in the paper
+MOMENTUM = 0.95
+LEAST = 1e-7
+
+
+class Muon(torch.optim.Optimizer):
+    """For matrices alone; the learning rate is that of a matrix with no more rows than columns."""
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], lr: float, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Change all matrices by their gradients."""
+        for group in self.param_groups:
+            shapes: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
+            for matrix in group["params"]:
+                if matrix.grad is not None:
+                    shapes[matrix.shape].append(matrix)
+            for (rows, columns), matrices in shapes.items():
+                changes = orthogonal(torch.stack([self._momentum(each) for each in matrices]))
+                rate = group["lr"] * max(1.0, rows / columns) ** 0.5
+                for matrix, change in zip(matrices, changes, strict=True):
+                    matrix.mul_(1 - group["lr"] * group["weight_decay"])
+                    matrix.add_(change, alpha=-rate)
+
+    def _momentum(self, matrix: nn.Parameter) -> torch.Tensor:
+        """The gradient, mixed with those before (Nesterov)."""
+        assert matrix.grad is not None
+        state = self.state[matrix]
+        if not state:
+            state["momentum"] = torch.zeros_like(matrix)
+        known: torch.Tensor = state["momentum"]
+        known.lerp_(matrix.grad, 1 - MOMENTUM)
+        return matrix.grad.lerp(known, MOMENTUM)
+
+
+def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
+    """Matrices [n, rows, columns] with the same singular vectors, whose singular values are between
+    0.5 and 1.5 unless they were very small.
+    """
+    tall = matrices.shape[1] > matrices.shape[2]
+    found = matrices.mT if tall else matrices
+    found = found / found.norm(dim=(1, 2), keepdim=True).clamp(min=LEAST)
+    one, two, three = FACTORS
+    for _ in range(STEPS):
+        products = found @ found.mT
+        found = one * found + (two * products + three * products @ products) @ found
+    turned: torch.Tensor = found.mT if tall else found
+    return turned
