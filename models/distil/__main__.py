@@ -125,10 +125,11 @@ def main(
 ) -> None:
     """Collect answers, learn, and say what it brings."""
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     threads = threads or cores.usable()
     torch.set_num_threads(threads)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    console, work = Console(highlight=False), out / WORK
+    console, work = Console(highlight=False, soft_wrap=True), out / WORK
     try:
         model = hub.served(target)
         shape = students.Shape.fitting(students.vocabulary_of(model), parameters)

@@ -32,7 +32,7 @@ def test_a_draft_model_is_made_in_two_goes_and_drafts(tmp_path: Path) -> None:
     assert first.returncode == 130
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"tandem up --target {models.TARGET} --draft {out}" in done.stdout.replace("\n", "")
+    assert f"tandem up --target {models.TARGET} --draft {out}" in done.stdout
     card = (out / "README.md").read_text()
     assert re.search(r"\| tokens per step \| \d\.\d\d: chains of 4, temperature 0", card)
     other = subprocess.run([*words, "--seed", "1"], capture_output=True, text=True)
