@@ -21,7 +21,9 @@ from transformers.utils import logging
 from tandem import models
 from tandem.benchmarks.figures import report
 from tandem.benchmarks.peers.prompts import story_count, tokenised
+from tandem.benchmarks.peers.repeats import chats
 from tandem.benchmarks.peers.runner import Round, Runner
+from tandem.benchmarks.serve.prompts import read
 from tandem.drafter_service import service as drafter_service
 from tandem.engine.config import ModelServiceConfig
 from tandem.orchestrator.fleet.clients import DrafterClient, VerifierClient
@@ -187,9 +189,11 @@ def entry(row: Figures) -> dict[str, Any]:
 def main(
     target: Annotated[Path, typer.Option(help="directory or GGUF file")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="directory or GGUF file")] = models.DRAFT,
-    prompts: Annotated[
-        int, typer.Option(help="how many story prompts", min=1, max=story_count())
-    ] = 40,
+    prompts: Annotated[int, typer.Option(help="how many", min=1, max=story_count())] = 40,
+    file: Annotated[
+        Path | None,
+        typer.Option(help="chats of JSON lines with prompt, question or turns; not stories"),
+    ] = None,
     max_new_tokens: Annotated[
         int, typer.Option(help="a generation also ends where its story ends", min=2)
     ] = 64,
@@ -202,12 +206,14 @@ def main(
     configure_logging("warning")
     logging.disable_progress_bar()
     try:
-        stories = tokenised(target, prompts)
-        rows = asyncio.run(measure_all(target, draft, draft_weights, stories, max_new_tokens))
+        given = chats(target, [each.text for each in read(file, prompts)]) if file else []
+        asked = given or tokenised(target, prompts)
+        rows = asyncio.run(measure_all(target, draft, draft_weights, asked, max_new_tokens))
     except TandemError as problem:
         raise SystemExit(f"error: {problem}") from None
-    asked = f"{prompts} prompts, up to {max_new_tokens} tokens each, draft weights {draft_weights}"
-    heading = report.title(target, draft, asked)
+    kind = f"prompts of {file.name}" if file else "story prompts"
+    how = f"{prompts} {kind}, up to {max_new_tokens} tokens each, draft weights {draft_weights}"
+    heading = report.title(target, draft, how)
     report.publish(heading, table(rows), [entry(row) for row in rows], json)
 
 

@@ -37,10 +37,11 @@ def _lines(file: Path) -> list[Prompt]:
 
 
 def _prompt(file: Path, at: int, line: str) -> Prompt:
-    """`prompt`, or the first of `turns`; with a `category` or without."""
+    """`prompt`, `question`, or the first of `turns`; with a `category` or without."""
     try:
         entry: dict[str, Any] = json.loads(line)
-        text = entry["prompt"] if "prompt" in entry else entry["turns"][0]
+        named = [entry[name] for name in ("prompt", "question") if name in entry]
+        text = named[0] if named else entry["turns"][0]
         if not isinstance(text, str):
             raise TypeError
         return Prompt(text, str(entry.get("category", "")))
