@@ -23,7 +23,7 @@ accepted. It is of no use by itself.
 | training | {minutes:.0f} minutes, {steps:,} steps |
 | tokens per step | {best:.2f}: chains of {chain}, temperature 0, answers to other prompts |
 
-    tandem up --target {target} --draft FOLDER
+    tandem up --target {target} --draft {out}
 """
 
 
@@ -31,6 +31,7 @@ def write(out: Path, target: Path, shape: Shape, tokens: int, course: Course) ->
     """Beside the model."""
     text = CARD.format(
         target=target,
+        out=out,
         day=date.today().isoformat(),
         layers=shape.layers,
         width=shape.width,

@@ -34,7 +34,10 @@ STREAM = 1
 
 
 async def _ask(start: Callable[..., Any], request: Any, seconds: float, field: str) -> Any:
-    """Send one message; the first item that comes back. Raises a TandemError."""
+    """Send one message; the first item that comes back. Raises a TandemError.
+
+    A service ends the call of a caller that is silent, so each of its heartbeats is answered.
+    """
 
     async def first() -> Any:
         await call.write(request)
@@ -42,9 +45,11 @@ async def _ask(start: Callable[..., Any], request: Any, seconds: float, field: s
         async for response in call:
             for failure in response.failures:
                 raise status.unpack(failure.status)
-            if found := getattr(response, field):
+            if item is None and (found := getattr(response, field)):
                 item = found[0]
                 await call.done_writing()
+            elif item is None and not response.last:
+                await call.write(type(request)())
         return item
 
     request_id = str(get_contextvars().get("request_id", ""))
