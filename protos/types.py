@@ -243,6 +243,8 @@ class ModelDescription:
     weights_bytes: int = 0  # in memory
     cache_positions: int = 0  # cached tokens that there is memory for
     full_sessions: int = 0  # that have their whole context in them at once
+    tokenizer: str = ""  # a drafter's beside the target's: equal, nearly equal, or foreign
+    masked_tokens: int = 0  # that a drafter never proposes, as the target's differ
 
     @property
     def identity(self) -> str:

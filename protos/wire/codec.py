@@ -191,6 +191,8 @@ def encode_model(model: types.ModelDescription) -> common_pb2.ModelDescription:
         weights_bytes=model.weights_bytes,
         cache_positions=model.cache_positions,
         full_sessions=model.full_sessions,
+        tokenizer=model.tokenizer,
+        masked_tokens=model.masked_tokens,
     )
 
 
@@ -214,6 +216,8 @@ def decode_model(message: common_pb2.ModelDescription) -> types.ModelDescription
         message.weights_bytes,
         message.cache_positions,
         message.full_sessions,
+        message.tokenizer,
+        message.masked_tokens,
     )
 
 

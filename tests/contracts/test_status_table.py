@@ -33,14 +33,19 @@ SMALL = ModelDescription(
     weights_bytes=5_600_000,
     cache_positions=1 << 14,
     full_sessions=21,
+    tokenizer="nearly equal",
+    masked_tokens=20,
 )
 CELLS = {  # of both in the table
     "verifier": (
         *("Some-Instruct-Model-Of-70B-Q4_K_M.gguf", "cuda:0,experimental"),
         *("bfloat16,dequantisedfrommxfp4", "75.0GiB", "131072", "2", "avx512bf16,onednn"),
-        "no:12of345rowsdiffer,byupto0.25",
+        *("-", "no:12of345rowsdiffer,byupto0.25"),
     ),
-    "drafter": ("draft", "cpu", "float32", "5.3MiB", "512", "21", "avx2", "exact"),
+    "drafter": (
+        *("draft", "cpu", "float32", "5.3MiB", "512", "21", "avx2", "nearlyequal,20masked"),
+        "exact",
+    ),
 }
 
 
@@ -236,7 +241,7 @@ def test_what_a_service_does_not_say_is_no_figure() -> None:
     """One that never answered has no line."""
     older = api.ReplicaStatus(model="target", device="cpu", dtype="float32", exactness="exact")
     lines = status_view.held_lines([("verifier", older), ("drafter", api.ReplicaStatus())])
-    assert cells(lines) == {"verifier": ("target", "cpu", "float32", *"----", "exact")}
+    assert cells(lines) == {"verifier": ("target", "cpu", "float32", *"-----", "exact")}
     assert status_view.held_lines([("drafter", api.ReplicaStatus())]) == []
 
 
