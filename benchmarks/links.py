@@ -226,7 +226,7 @@ def main(
     logging.disable_progress_bar()
     folders = [folder.resolve() for folder in (this, other) if folder]
     each = product(drafter, temperature, at_once, round_trip, rate)
-    cells = [Cell(*words, jitter, loss, limit) for *words, limit in each]
+    cells = [Cell(kind, heat, n, trip, jitter, loss, most) for kind, heat, n, trip, most in each]
     with tempfile.TemporaryDirectory() as name:
         untrained = ignorant(draft, Path(name)) if "random" in drafter else draft
         keys = Path(name) if tls and certificates.make(Path(name)) else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from tandem.protos.generation import NO_DEFAULTS, GenerationDefaults
 from tandem.protos.grammar import Grammar
 
 MAX_NODES = 64  # of one draft
@@ -202,24 +203,6 @@ class Verdict:
     epoch: int
     reused: int = 0  # context tokens of an opening call that were cached already
     logprobs: tuple[TokenLogprobs, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationDefaults:
-    """What a model's makers set for requests that do not set it themselves; None: nothing. The
-    names are those of `generation_config.json`.
-    """
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    suppress_tokens: tuple[int, ...] = ()
-    begin_suppress_tokens: tuple[int, ...] = ()
-
-
-NO_DEFAULTS = GenerationDefaults()
 
 
 @dataclass(frozen=True, slots=True)

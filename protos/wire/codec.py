@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 from tandem.protos import streams, types
 from tandem.protos.errors import InvalidRequest, Violation
+from tandem.protos.generation import GenerationDefaults
 from tandem.protos.wire.drafting import decode_shape, encode_shape
 from tandem.protos.wire.logprobs import (
     decode_logprobs,
@@ -221,13 +222,13 @@ def decode_model(message: common_pb2.ModelDescription) -> types.ModelDescription
     )
 
 
-def encode_generation(defaults: types.GenerationDefaults) -> common_pb2.GenerationDefaults:
+def encode_generation(defaults: GenerationDefaults) -> common_pb2.GenerationDefaults:
     """Defaults to message; what is not set is absent."""
     return common_pb2.GenerationDefaults(**asdict(defaults))
 
 
-def decode_generation(message: common_pb2.GenerationDefaults) -> types.GenerationDefaults:
+def decode_generation(message: common_pb2.GenerationDefaults) -> GenerationDefaults:
     """Message to defaults."""
     given = {field.name: value for field, value in message.ListFields()}
     lists = {name: tuple(given[name]) for name in given if name.endswith("_tokens")}
-    return types.GenerationDefaults(**given | lists)
+    return GenerationDefaults(**given | lists)

@@ -36,16 +36,14 @@ SMALL = ModelDescription(
     tokenizer="nearly equal",
     masked_tokens=20,
 )
+NEARLY = "nearlyequal,20masked"
 CELLS = {  # of both in the table
     "verifier": (
         *("Some-Instruct-Model-Of-70B-Q4_K_M.gguf", "cuda:0,experimental"),
         *("bfloat16,dequantisedfrommxfp4", "75.0GiB", "131072", "2", "avx512bf16,onednn"),
         *("-", "no:12of345rowsdiffer,byupto0.25"),
     ),
-    "drafter": (
-        *("draft", "cpu", "float32", "5.3MiB", "512", "21", "avx2", "nearlyequal,20masked"),
-        "exact",
-    ),
+    "drafter": ("draft", "cpu", "float32", "5.3MiB", "512", "21", "avx2", NEARLY, "exact"),
 }
 
 
@@ -82,9 +80,7 @@ class Orchestrator(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         model.clients.add(name="c0ffee00", running=2, waiting=1)
         model.history.extend([minute] * request.history)
         return api.GetStatusResponse(
-            version="1.2.3",
-            models=[model] * self.models,
-            problems=self.problems,
+            version="1.2.3", models=[model] * self.models, problems=self.problems
         )
 
 
@@ -113,8 +109,7 @@ async def test_status_is_complete_and_addresses_are_whole(
     monkeypatch.setenv("COLUMNS", "80")
     orchestrator = Orchestrator(True, "it is stopping")
     status_view.show_status(await orchestrator.GetStatus(api.GetStatusRequest(), None))
-    printed = capsys.readouterr().out
-    lines = printed.splitlines()
+    lines = (printed := capsys.readouterr().out).splitlines()
     assert LONG in lines[1] and lines[1].split()[-5:] == ["3", "25", "%", "1.5", "ms"]
     assert lines[2].split() == ["drafter", "[fe80::1]:7002", *["no", "answer", "in", "2", "s"]]
     minute = (
