@@ -4,7 +4,12 @@ its client API, beside plain decoding and, if one is given, beside another check
 In each cell the systems take turns in random order on the same requests, so that whatever else the
 machine does hits them alike; told are medians of ratios within a turn. The first turn does not
 count; orchestrators start anew in each cell, services for each drafter. Texts that differ are
-counted. Processor time, ms per token, is that of all services but for threads that run models.
+counted. Processor time, ms per token, is that of all services but for threads that run models. `up`
+and `down` are bytes per token of the text, from orchestrator to drafter and back.
+
+A slow link, with 80 ms and 50 kb/s in each direction, and then with 1 Mb/s:
+
+    python -m tandem.benchmarks.links --round-trip 80 --rate 50 --rate 1000 --at-once 1
 """
 
 from __future__ import annotations
@@ -43,7 +48,7 @@ RATIOS = {
     "noise": (AGAIN, PLAIN),
 }
 HEADINGS = (
-    *("drafter", "T", "at once", "round trip", "plain", "drafts", "other"),
+    *("drafter", "T", "at once", "round trip", "kb/s", "plain", "drafts", "other"),
     *(f"{name}{after}" for name in RATIOS for after in ("", ", after")),
     *("first: plain", "drafts", "other", "per round", "other's", "up", "down"),
     *("cpu: plain", "drafts", "other", "differ", "failed"),
@@ -165,6 +170,7 @@ def line(row: Mapping[str, Any]) -> list[str]:
     return [
         *(row["drafter"], f"{row['temperature']:g}", str(row["at_once"])),
         f"{row['round_trip']:g} ms",
+        f"{row['rate']:g}" if row["rate"] else "",
         *(told(name, "rate") for name in (PLAIN, DRAFTS, OTHER)),
         *("" if value is None else f"{value:.2f}" for value in ratios),
         *(told(name, "first_token", 0, 1000) for name in (PLAIN, DRAFTS, OTHER)),
@@ -205,6 +211,7 @@ def main(
     round_trip: Annotated[list[float], typer.Option(help="ms", min=0)] = [0.0, 5.0, 20.0, 80.0],  # noqa: B006
     jitter: Annotated[float, typer.Option(help="ms by which a delay may be longer", min=0)] = 0.0,
     loss: Annotated[float, typer.Option(help="percent of segments", min=0, max=50)] = 0.0,
+    rate: Annotated[list[float], typer.Option(help="kb/s, 0 = any", min=0)] = [0.0],  # noqa: B006
     tokens: Annotated[int, typer.Option(help="per request, half of it more or less", min=2)] = 64,
     turns: Annotated[int, typer.Option(help="of every system in a cell", min=1)] = 3,
     seconds: Annotated[float, typer.Option(help="of a turn of one request at once")] = 1.5,
@@ -218,8 +225,8 @@ def main(
         raise typer.BadParameter(f"{unknown[0]!r} is none", param_hint="--drafter")
     logging.disable_progress_bar()
     folders = [folder.resolve() for folder in (this, other) if folder]
-    each = product(drafter, temperature, at_once, round_trip)
-    cells = [Cell(*words, jitter, loss) for words in each]
+    each = product(drafter, temperature, at_once, round_trip, rate)
+    cells = [Cell(kind, heat, n, trip, jitter, loss, most) for kind, heat, n, trip, most in each]
     with tempfile.TemporaryDirectory() as name:
         untrained = ignorant(draft, Path(name)) if "random" in drafter else draft
         keys = Path(name) if tls and certificates.make(Path(name)) else None

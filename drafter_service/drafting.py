@@ -15,7 +15,7 @@ from tandem.drafter_service.foreign.chains import ChainJob, ChainSetup
 from tandem.drafter_service.foreign.target_text import TargetTexts
 from tandem.drafter_service.foreign.translation import Translation
 from tandem.drafter_service.tree.deferred_prefill import DeferredPrefill
-from tandem.drafter_service.tree.expansion import branching, expander, is_whole
+from tandem.drafter_service.tree.expansion import branching, is_whole
 from tandem.drafter_service.tree.growing import GrowingTree
 from tandem.drafter_service.tree.session_text import FactTokens, SessionText
 from tandem.drafter_service.tree.token_tree import TokenTree
@@ -27,7 +27,7 @@ from tandem.engine.grammars import Grammars
 from tandem.engine.host import Host
 from tandem.engine.schedule.job_stream import JobStream
 from tandem.engine.schedule.task import Job
-from tandem.protos.fingerprint import fingerprint, nearly_same, tokens_by_id
+from tandem.protos.fingerprint import Likeness, fingerprint, likeness, tokens_by_id
 from tandem.protos.streams import Drafting, Guess
 from tandem.protos.tokenizer import tokenizer_of
 from tandem.protos.types import ModelDescription
@@ -54,45 +54,47 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """The tokens of a target that a drafter with another tokenizer speaks."""
+    """The tokens of a target, which a drafter was told, beside the drafter's own ones."""
 
+    model: Path  # the target's directory or file
     fingerprint: str
     tokens: Mapping[int, str]
+    own: Mapping[int, str]
+    likeness: Likeness
 
     @classmethod
-    def of(cls, speaks: Path) -> Spoken:
-        """Those of a model directory; raises Unusable."""
-        return cls(fingerprint(speaks), tokens_by_id(speaks))
+    def of(cls, speaks: Path, draft: Path) -> Spoken:
+        """Those of two model directories or files; raises Unusable."""
+        tokens, own = tokens_by_id(speaks), tokens_by_id(draft)
+        return cls(speaks, fingerprint(speaks), tokens, own, likeness(own, tokens))
 
-    def as_spoken(self, model: ModelDescription) -> ModelDescription:
-        """A draft model with these tokens."""
+    def as_spoken(self, model: ModelDescription, masked: int = 0) -> ModelDescription:
+        """A draft model with these tokens, which never proposes `masked` of its own."""
         return replace(
             model,
             tokenizer_fingerprint=self.fingerprint,
             vocab_size=max(self.tokens) + 1,
             end_token_ids=(),
+            tokenizer=self.likeness,
+            masked_tokens=masked,
         )
 
 
 class TreeDrafter:
-    """Draft model and target share their tokens, or nearly all of them: `speaks` is the target's
-    model directory then.
-    """
+    """Draft model and target share their tokens; or, of those that are `spoken`, nearly all."""
 
-    def __init__(self, host: Host, speaks: Path | None = None) -> None:
+    def __init__(self, host: Host, spoken: Spoken | None = None) -> None:
         self._host, self._sessions = host, host.sessions
         self._history = DrafterHistory()
         model = host.runner.model
         self._visible = visible_tokens(host.config.model, model.token_count).to(model.device)
-        self._vocabulary = Vocabulary(model.token_count)
-        spoken = speaks or host.config.model
-        self._grammars = Grammars(spoken, model.end_token_ids, host.thread.wake)
-        self._speaks = Spoken.of(speaks) if speaks else None
-        if self._speaks:
-            own = tokens_by_id(host.config.model)
-            self._vocabulary = Vocabulary.shared(model.token_count, own, self._speaks.tokens)
-            foreign = len(self._vocabulary.foreign)
-            log.info("nearly the target's tokenizer", never_drafted=foreign, tokens=len(own))
+        self._vocabulary, self._spoken = Vocabulary(model.token_count), spoken
+        if spoken:
+            self._vocabulary = Vocabulary.shared(model.token_count, spoken.own, spoken.tokens)
+        masked = self._vocabulary.foreign
+        ends = [token for token in model.end_token_ids if token not in masked]
+        read = spoken.model if spoken else host.config.model
+        self._grammars = Grammars(read, ends, host.thread.wake)
 
     def draft(
         self, opening: Drafting, stream: JobStream[FactTokens, Guess], conditions: Conditions
@@ -102,7 +104,7 @@ class TreeDrafter:
         special = is_whole(opening.shape, params)
         whole = special or opening.lockstep or opening.once
         shape = branching(opening.shape) if special else opening.shape
-        guess = partial(expander, shape, params, visible=self._visible)
+        guess = partial(self._vocabulary.expander, shape, params, visible=self._visible)
         rates, cost = self._host.thread.costs.rates, self._host.config.draft_cost
         worth = None if whole else Worth(conditions, rates, self._history, cost)
         clock, inbox = time.perf_counter, stream.inbox
@@ -130,15 +132,17 @@ class TreeDrafter:
     def describe(self) -> ModelDescription:
         """The draft model, with the target's tokens."""
         model = self._host.describe()
-        return self._speaks.as_spoken(model) if self._speaks else model
+        if self._spoken:
+            return self._spoken.as_spoken(model, len(self._vocabulary.foreign))
+        return replace(model, tokenizer=Likeness.EQUAL)
 
 
 class ChainDrafter:
-    """The target has another tokenizer, that of the model directory `speaks`."""
+    """The target has another tokenizer, whose tokens are `spoken`."""
 
-    def __init__(self, host: Host, speaks: Path) -> None:
-        self._host, self._speaks = host, Spoken.of(speaks)
-        draft, target = (tokenizer_of(model) for model in (host.config.model, speaks))
+    def __init__(self, host: Host, spoken: Spoken) -> None:
+        self._host, self._spoken = host, spoken
+        draft, target = (tokenizer_of(model) for model in (host.config.model, spoken.model))
         self._texts = TargetTexts(2 * host.config.max_sessions)
         tokens = host.runner.model.token_count
         translation = Translation(draft, target)
@@ -157,14 +161,17 @@ class ChainDrafter:
 
     def describe(self) -> ModelDescription:
         """The draft model with the target's tokens, as far as its tokenizer knows them."""
-        return self._speaks.as_spoken(self._host.describe())
+        return self._spoken.as_spoken(self._host.describe())
 
 
 def drafter_of(host: Host) -> Drafter:
     """As configured: it translates where the target's tokenizer is another one than its own, and
     not only nearly the same; raises Unusable.
     """
-    speaks = host.config.speaks
-    if speaks is None or nearly_same(tokens_by_id(host.config.model), tokens_by_id(speaks)):
-        return TreeDrafter(host, speaks)
-    return ChainDrafter(host, speaks)
+    config = host.config
+    spoken = Spoken.of(config.speaks, config.model) if config.speaks else None
+    foreign = spoken and spoken.likeness is Likeness.FOREIGN
+    drafter = ChainDrafter(host, spoken) if spoken and foreign else TreeDrafter(host, spoken)
+    model = drafter.describe()
+    log.info("tokens of the target", tokenizer=model.tokenizer, masked=model.masked_tokens)
+    return drafter

@@ -19,6 +19,7 @@ from tandem.engine.config import ModelServiceConfig
 from tandem.engine.host import Host, check_tokens, hosting
 from tandem.engine.streams import Call, StreamServer
 from tandem.protos.errors import TandemError
+from tandem.protos.service.about import announce_model, report_drafter
 from tandem.protos.service.drain import Drain
 from tandem.protos.service.pages import Pages
 from tandem.protos.service.probes import add_probes
@@ -135,6 +136,8 @@ async def serving(
     exact = False if config.exact is None else config.exact
     async with hosting(config, "draft", exact, registry) as host:
         service = DrafterService(host, drain)
+        report_drafter(registry, service.describe())
+        announce_model(service.describe())
         async with (
             registering(config, host.health, service.describe, service.serve),
             port.serving(config, host, service, service.streams, registry) as address,

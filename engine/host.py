@@ -40,13 +40,14 @@ from tandem.engine.schedule.scheduler import ModelThread
 from tandem.engine.weights import weights_bytes
 from tandem.protos.errors import InvalidRequest, Unusable
 from tandem.protos.fingerprint import fingerprint
+from tandem.protos.generation import GenerationDefaults
 from tandem.protos.hub import name_of
-from tandem.protos.service.about import announce_model, report_model
+from tandem.protos.service.about import report_model
 from tandem.protos.service.process import announce
 from tandem.protos.service.tasks import background
 from tandem.protos.transport import rpc
 from tandem.protos.transport.health import Health
-from tandem.protos.types import GenerationDefaults, ModelDescription
+from tandem.protos.types import ModelDescription
 
 HEALTH_SECONDS = 0.25  # between two looks at the model thread
 
@@ -152,9 +153,7 @@ async def hosting(
             known = tokenizer, model, weights, weights_bytes(runner.model), generation
             host = Host(runner, sessions, thread, config, exactness, *known, health)
             await rehearse(thread, sessions, config.max_batch_tokens)
-            described = host.describe()
-            report_model(registry, described)
-            announce_model(described)
+            report_model(registry, host.describe())
             yield host
 
 

@@ -38,6 +38,7 @@ from tandem.orchestrator.requests.grammars import trying
 from tandem.orchestrator.requests.text import load_tokenizer, longest_token, special_tokens
 from tandem.orchestrator.rounds.relay import Services
 from tandem.protos.address import is_loopback
+from tandem.protos.generation import NO_DEFAULTS
 from tandem.protos.service import process
 from tandem.protos.service.about import report_model
 from tandem.protos.service.drain import Drain
@@ -48,7 +49,7 @@ from tandem.protos.tls import server_context
 from tandem.protos.transport import rpc
 from tandem.protos.transport.calls import CallMetrics
 from tandem.protos.transport.health import Health
-from tandem.protos.types import NO_DEFAULTS, DraftShape, Method, ModelDescription, Schedule
+from tandem.protos.types import DraftShape, Method, ModelDescription, Schedule
 
 SERVICE = "/tandem.v1.OrchestratorService/"
 ANSWERING = (f"{SERVICE}Generate", f"{SERVICE}StreamGenerate")  # the calls that are requests

@@ -1,5 +1,5 @@
-"""The fingerprint of a tokenizer: two models fit together if their ids mean the same tokens, or
-nearly all of them do.
+"""The tokens of a tokenizer, their fingerprint, and how alike two are: a drafter's ids have to mean
+what they mean to its target, all of them or nearly all.
 
 Reads `tokenizer.json` or the head of a GGUF file; loads no tokenizer library, so that every
 service can afford it.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,14 @@ from tandem.protos import gguf
 from tandem.protos.errors import Unusable
 
 NEARLY = 0.99  # of the ids of the smaller vocabulary mean the same: they differ in special tokens
+
+
+class Likeness(StrEnum):
+    """How alike the tokenizers of a drafter and of its target are."""
+
+    EQUAL = "equal"  # every id means the same
+    NEARLY = "nearly equal"  # ids that do not are masked: drafts are trees of the target's ids
+    FOREIGN = "foreign"  # drafts are text, translated into the target's tokens
 
 
 def tokens_by_id(folder: Path) -> dict[int, str]:
@@ -44,10 +53,15 @@ def fingerprint(folder: Path) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def nearly_same(one: Mapping[int, str], other: Mapping[int, str]) -> bool:
-    """Whether a drafter with one of these vocabularies drafts for a target with the other without
-    translating: nearly all ids below the end of the smaller one mean the same.
+def likeness(one: Mapping[int, str], other: Mapping[int, str]) -> Likeness:
+    """How alike two vocabularies are, in either order. Nearly equal ones agree in 99 of 100 ids of
+    the smaller one: tokens that only the larger one has cost no drafts of the others.
+
+    Merges and rules that split a text do not count. A drafter reads and proposes ids, so it is
+    enough that an id means the same string.
     """
+    if one == other:
+        return Likeness.EQUAL
     smaller, larger = sorted((one, other), key=len)
     same = sum(larger.get(index) == token for index, token in smaller.items())
-    return same >= NEARLY * len(smaller)
+    return Likeness.NEARLY if same >= NEARLY * len(smaller) else Likeness.FOREIGN

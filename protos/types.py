@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from tandem.protos.generation import NO_DEFAULTS, GenerationDefaults
 from tandem.protos.grammar import Grammar
 
 MAX_NODES = 64  # of one draft
@@ -205,24 +206,6 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationDefaults:
-    """What a model's makers set for requests that do not set it themselves; None: nothing. The
-    names are those of `generation_config.json`.
-    """
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    suppress_tokens: tuple[int, ...] = ()
-    begin_suppress_tokens: tuple[int, ...] = ()
-
-
-NO_DEFAULTS = GenerationDefaults()
-
-
-@dataclass(frozen=True, slots=True)
 class ModelDescription:
     """What a model service holds."""
 
@@ -243,6 +226,8 @@ class ModelDescription:
     weights_bytes: int = 0  # in memory
     cache_positions: int = 0  # cached tokens that there is memory for
     full_sessions: int = 0  # that have their whole context in them at once
+    tokenizer: str = ""  # a drafter's beside the target's: equal, nearly equal, or foreign
+    masked_tokens: int = 0  # that a drafter never proposes, as the target's differ
 
     @property
     def identity(self) -> str:

@@ -17,6 +17,7 @@ from tandem.engine.host import Host, check_tokens, hosting
 from tandem.engine.schedule.task import Job
 from tandem.engine.streams import Call, StreamServer
 from tandem.protos.errors import InvalidRequest, TandemError, Unusable
+from tandem.protos.service.about import announce_model
 from tandem.protos.service.drain import Drain
 from tandem.protos.service.pages import Pages
 from tandem.protos.service.probes import add_probes
@@ -160,6 +161,7 @@ async def serving(
     exact = True if config.exact is None else config.exact
     async with hosting(config, "verify", exact, registry) as host:
         service = VerifierService(host, drain)
+        announce_model(host.describe())
         async with port.serving(config, host, service, service.streams, registry) as address:
             if pages:
                 add_probes(pages, lambda: host.health.problems)

@@ -20,6 +20,7 @@ class Cell:
     round_trip: float  # ms
     jitter: float = 0.0  # ms
     loss: float = 0.0  # percent
+    rate: float = 0.0  # kb/s in each direction; 0 = no limit
 
     @property
     def link(self) -> State:
@@ -32,6 +33,7 @@ class Cell:
             extra,
             self.jitter / 1000,
             self.loss / 100,
+            1000 * self.rate,
             hung=self.drafter == "hung",
             refusing=self.drafter == "killed",
         )

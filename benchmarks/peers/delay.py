@@ -1,6 +1,7 @@
 """A TCP proxy that makes a service distant: every byte comes half a round trip later, in order, at
-any bandwidth. It can add to the answers' delay, vary it, lose segments, which TCP sends again, hang
-in one direction or both, or refuse all connections.
+any bandwidth or at a limited one, which all connections share. It can add to the answers' delay,
+vary it, lose segments, which TCP sends again, hang in one direction or both, or refuse all
+connections.
 
     python -m tandem.benchmarks.peers.delay HOST:PORT
 
@@ -38,6 +39,7 @@ class State:
     extra: float = 0.0  # of what comes back
     jitter: float = 0.0  # by which a delay may be longer, uniformly distributed
     loss: float = 0.0  # part of the segments that TCP has to send again
+    rate: float = 0.0  # bits per second in each direction; 0 = no limit
     hung: bool = False  # connections stay, their bytes wait
     hung_up: bool = False  # those to the service alone
     hung_down: bool = False  # those from the service alone
@@ -80,7 +82,8 @@ class Way:
         loop, size = asyncio.get_running_loop(), len(data or b"")
         self.carried += size
         self._sent.append(data)
-        self.due = max(self.due, loop.time() + self.link.state.seconds(size, self.back))
+        left = self.link.leave(size, self.back, loop.time())
+        self.due = max(self.due, left + self.link.state.seconds(size, self.back))
         if self.due <= loop.time():
             self._arrive()
         else:
@@ -129,6 +132,7 @@ class Link:
         self.state = State()
         self.port = 0
         self._service = host, port
+        self._busy = {False: 0.0, True: 0.0}  # until when each direction sends, back or not
         self._ways: list[tuple[Way, Way]] = []
         self._dialling: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -138,6 +142,13 @@ class Link:
         """Bytes so far, up to the service and down from it."""
         up, down = (sum(pair[side].carried for pair in self._ways) for side in (0, 1))
         return {"up": up, "down": down}
+
+    def leave(self, size: int, back: bool, now: float) -> float:
+        """Send bytes in a direction, behind those that wait there; when the last of them leaves."""
+        if not self.state.rate:
+            return now
+        self._busy[back] = max(now, self._busy[back]) + 8 * size / self.state.rate
+        return self._busy[back]
 
     async def become(self, state: State) -> None:
         """Be so from now on; bytes that are on their way keep their time of arrival."""

@@ -174,6 +174,20 @@ def branching(shape: DraftShape) -> DraftShape:
     return replace(shape, branches=branches, nodes=branches * shape.levels)
 
 
+def where_possible(guess: Expander) -> Expander:
+    """The same guesses, but none after a row in which no token is possible: all that a grammar
+    allows there may be tokens that the draft model does not share with the target.
+    """
+
+    def guess_or_not(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
+        nothing = logits.amax(-1).isneginf()
+        found = guess(logits.masked_fill(nothing[:, None], 0.0), positions)
+        pairs = zip(found, nothing.tolist(), strict=False)
+        return [Expansion([]) if none else expansion for expansion, none in pairs]
+
+    return guess_or_not
+
+
 def expander(
     shape: DraftShape, params: SamplingParams, root: int, visible: torch.Tensor
 ) -> Expander:

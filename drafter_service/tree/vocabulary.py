@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
+
+from tandem.drafter_service.tree.expansion import Expander, expander, where_possible
+from tandem.protos.types import DraftShape, SamplingParams
 
 NEUTRAL = ("Ċ", "\n", "<0x0A>", "Ġ", "▁", " ")  # is read where the draft model lacks a token
 
@@ -26,9 +30,11 @@ class Vocabulary:
 
     @classmethod
     def shared(cls, count: int, own: Mapping[int, str], target: Mapping[int, str]) -> Vocabulary:
-        """Of a draft model with its own tokens and a target with nearly the same; a token that only
-        the target has is read as a neutral one.
+        """Of a draft model with its own tokens and a target with nearly the same. The target's
+        tokens are read as those of the same name, or as a neutral one if there is none. Tokens that
+        the draft model has no logits for, which a tokenizer may list, are none of its own.
         """
+        own = {index: token for index, token in own.items() if index < count}
         ids = {token: index for index, token in own.items()}
         neutral = next((ids[token] for token in NEUTRAL if token in ids), 0)
         same = {index for index, token in own.items() if target.get(index) == token}
@@ -52,4 +58,16 @@ class Vocabulary:
         rows = logits[:, : self.count]
         if not self.foreign:
             return rows
-        return rows.index_fill(1, torch.tensor(self.foreign, device=rows.device), -torch.inf)
+        return rows.index_fill(1, self._masked.to(rows.device), -torch.inf)
+
+    def expander(
+        self, shape: DraftShape, params: SamplingParams, root: int, visible: torch.Tensor
+    ) -> Expander:
+        """How to guess from logits that may be proposed, as `expansion.expander` does."""
+        guess = expander(shape, params, root, visible)
+        return where_possible(guess) if self.foreign else guess
+
+    @cached_property
+    def _masked(self) -> torch.Tensor:
+        """The foreign ids, int64 [foreign]."""
+        return torch.tensor(self.foreign)

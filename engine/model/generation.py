@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tandem.protos.types import GenerationDefaults, SamplingParams
+from tandem.protos.generation import GenerationDefaults
+from tandem.protos.types import SamplingParams
 from tandem.protos.wire.sampling import problems
 
 FILE = "generation_config.json"

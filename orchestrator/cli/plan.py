@@ -16,7 +16,7 @@ from tandem.orchestrator.cli import certificates
 from tandem.protos import hub
 from tandem.protos.address import joined
 from tandem.protos.errors import Unusable
-from tandem.protos.fingerprint import nearly_same, tokens_by_id
+from tandem.protos.fingerprint import Likeness, likeness, tokens_by_id
 from tandem.protos.service import cores
 from tandem.protos.service.config import Outside, outside
 from tandem.protos.transport import rpc
@@ -82,7 +82,7 @@ class Plan:
         """Whether the drafter has to translate between its tokenizer and the target's; raises
         Unusable.
         """
-        return not nearly_same(*self._vocabularies)
+        return likeness(*self._vocabularies) is Likeness.FOREIGN
 
     @property
     def _speaks(self) -> Path | None:

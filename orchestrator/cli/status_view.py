@@ -17,7 +17,7 @@ from tandem.v1 import orchestrator_pb2 as api
 HEAD = ("service", "address", "state", "sessions", "KV", "round trip", "acceptance")
 HELD = (
     *("service", "model", "device", "dtype", "weights", "context", "fit", "kernels"),
-    "exactness",
+    *("tokenizer", "exactness"),
 )
 FIGURES = ("weights", "context", "fit")  # never broken
 WIDTH = 110  # of the table of what services hold
@@ -87,8 +87,15 @@ def _held(replica: api.ReplicaStatus) -> tuple[str, ...]:
         str(replica.context_length or NOTHING),
         str(replica.full_sessions or NOTHING),
         replica.kernels or NOTHING,
+        _tokenizer(replica),
         inexact if replica.exactness not in (EXACT, "") else replica.exactness or NOTHING,
     )
+
+
+def _tokenizer(replica: api.ReplicaStatus) -> str:
+    """A drafter's beside the target's."""
+    masked = f", {replica.masked_tokens} masked" if replica.masked_tokens else ""
+    return f"{replica.tokenizer}{masked}" if replica.tokenizer else NOTHING
 
 
 def _cells(replica: api.ReplicaStatus) -> tuple[str, ...]:

@@ -224,6 +224,7 @@ def encode_replica(replica: ReplicaStatus) -> api.ReplicaStatus:
         found.fingerprint = known.fingerprint
         found.weights_bytes, found.context_length = known.weights_bytes, known.context_length
         found.cache_positions, found.full_sessions = known.cache_positions, known.full_sessions
+        found.tokenizer, found.masked_tokens = known.tokenizer, known.masked_tokens
         found.round_trip_seconds = replica.round_trip_seconds
         found.acceptance_rate = replica.acceptance_rate or 0.0
         found.draft_tokens = replica.draft_tokens

@@ -14,13 +14,9 @@ from tandem.orchestrator.requests.options import first, sampling_params
 from tandem.orchestrator.requests.request import Conversation, Request
 from tandem.orchestrator.rounds.generation import RunRequest
 from tandem.protos.errors import InvalidRequest, Violation
+from tandem.protos.generation import NO_DEFAULTS, GenerationDefaults
 from tandem.protos.streams import LONGEST_MATCH
-from tandem.protos.types import (
-    NO_DEFAULTS,
-    DraftShape,
-    GenerationDefaults,
-    ModelDescription,
-)
+from tandem.protos.types import DraftShape, ModelDescription
 from tandem.protos.wire.sampling import problems
 
 MAX_STOP_STRINGS = 16

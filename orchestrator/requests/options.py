@@ -11,12 +11,12 @@ from dataclasses import replace
 
 from tandem.orchestrator.requests.request import Request, Speculation
 from tandem.protos.errors import Violation
+from tandem.protos.generation import GenerationDefaults
 from tandem.protos.types import (
     MAX_LEVELS,
     MAX_LOGPROBS,
     MAX_NODES,
     DraftShape,
-    GenerationDefaults,
     Method,
     Rule,
     SamplingParams,

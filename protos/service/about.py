@@ -29,6 +29,23 @@ def report_model(registry: CollectorRegistry, model: ModelDescription) -> None:
     gauge.labels(model.name, model.dtype, model.device, model.fingerprint).set(1)
 
 
+def report_drafter(registry: CollectorRegistry, model: ModelDescription) -> None:
+    """How a drafter's tokenizer compares with the target's."""
+    likeness = Gauge(
+        "tandem_draft_tokenizer_info",
+        "1; the drafter's tokenizer beside the target's: equal, nearly equal, or foreign",
+        ("tokenizer",),
+        registry=registry,
+    )
+    likeness.labels(model.tokenizer).set(1)
+    masked = Gauge(
+        "tandem_draft_masked_tokens",
+        "Tokens that are never proposed, as their ids mean something else to the target",
+        registry=registry,
+    )
+    masked.set(model.masked_tokens)
+
+
 def announce_model(model: ModelDescription) -> None:
     """What the process has loaded, in the words of a replica's status."""
     announce(
@@ -42,4 +59,6 @@ def announce_model(model: ModelDescription) -> None:
         cache_positions=model.cache_positions,
         exactness=model.exactness,
         kernels=model.kernels,
+        tokenizer=model.tokenizer,
+        masked_tokens=model.masked_tokens,
     )

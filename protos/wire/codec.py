@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 from tandem.protos import streams, types
 from tandem.protos.errors import InvalidRequest, Violation
+from tandem.protos.generation import GenerationDefaults
 from tandem.protos.wire.drafting import decode_shape, encode_shape
 from tandem.protos.wire.logprobs import (
     decode_logprobs,
@@ -191,6 +192,8 @@ def encode_model(model: types.ModelDescription) -> common_pb2.ModelDescription:
         weights_bytes=model.weights_bytes,
         cache_positions=model.cache_positions,
         full_sessions=model.full_sessions,
+        tokenizer=model.tokenizer,
+        masked_tokens=model.masked_tokens,
     )
 
 
@@ -214,16 +217,18 @@ def decode_model(message: common_pb2.ModelDescription) -> types.ModelDescription
         message.weights_bytes,
         message.cache_positions,
         message.full_sessions,
+        message.tokenizer,
+        message.masked_tokens,
     )
 
 
-def encode_generation(defaults: types.GenerationDefaults) -> common_pb2.GenerationDefaults:
+def encode_generation(defaults: GenerationDefaults) -> common_pb2.GenerationDefaults:
     """Defaults to message; what is not set is absent."""
     return common_pb2.GenerationDefaults(**asdict(defaults))
 
 
-def decode_generation(message: common_pb2.GenerationDefaults) -> types.GenerationDefaults:
+def decode_generation(message: common_pb2.GenerationDefaults) -> GenerationDefaults:
     """Message to defaults."""
     given = {field.name: value for field, value in message.ListFields()}
     lists = {name: tuple(given[name]) for name in given if name.endswith("_tokens")}
-    return types.GenerationDefaults(**given | lists)
+    return GenerationDefaults(**given | lists)

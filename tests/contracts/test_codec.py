@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tandem.orchestrator.rounds.generation import Finish
 from tandem.protos import streams, tree, types
+from tandem.protos.generation import GenerationDefaults
 from tandem.protos.grammar import Grammar, GrammarKind
 from tandem.protos.wire import codec
 from tandem.protos.wire.drafting import (
@@ -119,9 +120,7 @@ logprobs = st.lists(
 ).map(tuple)
 words = st.text(st.characters(codec="utf-8"), max_size=12)
 part = st.none() | st.floats(0, 2, width=32)
-defaults = st.builds(
-    types.GenerationDefaults, part, part, st.none() | small, part, part, tokens, tokens
-)
+defaults = st.builds(GenerationDefaults, part, part, st.none() | small, part, part, tokens, tokens)
 models = st.builds(
     types.ModelDescription,
     *(words, words, token, token, tokens, words, words, small, words, bound, words, words, words),

@@ -89,6 +89,25 @@ async def test_a_lost_segment_comes_when_it_was_sent_again() -> None:
     assert 30 < late < 300
 
 
+@pytest.mark.parametrize("rate", [80_000.0, 800_000.0])
+async def test_a_slow_link_carries_so_many_bits_per_second_for_all_its_connections(
+    rate: float,
+) -> None:
+    """In each direction; what waits longer is not lost."""
+    clock, half = asyncio.get_running_loop().time, b"x" * int(rate / 80)  # of a fifth of a second
+    async with distant(State(ROUND_TRIP, rate=rate)) as (link, first):
+        second = await asyncio.open_connection(HOST, link.port)
+        await asked(first, b"is there"), await asked(second, b"too")
+        began = clock()
+        await asyncio.gather(asked(first, half), asked(second, half))
+        assert clock() - began >= 0.99 * (0.2 + ROUND_TRIP)
+        second[1].close()
+        await link.become(State())
+        began = clock()
+        await asked(first, half)
+        assert clock() - began < 0.2
+
+
 async def test_bytes_keep_their_order_while_the_delay_shrinks() -> None:
     async with distant(State(ROUND_TRIP)) as (link, (reader, writer)):
         sent = b""

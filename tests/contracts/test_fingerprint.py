@@ -10,7 +10,7 @@ import pytest
 
 from tandem import models
 from tandem.protos.errors import Unusable
-from tandem.protos.fingerprint import fingerprint, nearly_same, tokens_by_id
+from tandem.protos.fingerprint import Likeness, fingerprint, likeness, tokens_by_id
 
 VOCABULARY = {"a": 0, "b": 1, "ab": 2, "世": 3}
 
@@ -69,27 +69,27 @@ def numbered(count: int, **changed: str) -> dict[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("draft", "nearly"),
+    ("draft", "expected"),
     [
-        (numbered(200), True),
-        (numbered(201), True),  # a token was added
-        (numbered(150), True),  # or many are not there
-        (numbered(300), True),
-        (numbered(200, t7="other", t198="another"), True),
-        (numbered(200, t7="other", t8="another", t9="a third"), False),
-        (numbered(150, t7="other", t8="another"), False),
-        ({index + 1: token for index, token in numbered(200).items()}, False),
+        (numbered(200), Likeness.EQUAL),
+        (numbered(201), Likeness.NEARLY),  # a token was added
+        (numbered(220), Likeness.NEARLY),
+        (numbered(150), Likeness.NEARLY),  # or many are not there
+        (numbered(200, t7="other", t198="another"), Likeness.NEARLY),
+        (numbered(200, t7="other", t8="another", t9="a third"), Likeness.FOREIGN),
+        (numbered(150, t7="other", t8="another"), Likeness.FOREIGN),
+        ({index + 1: token for index, token in numbered(200).items()}, Likeness.FOREIGN),
     ],
 )
-def test_vocabularies_are_nearly_the_same_if_99_of_100_ids_of_the_smaller_agree(
-    draft: dict[int, str], nearly: bool
+def test_vocabularies_are_nearly_equal_if_99_of_100_ids_of_the_smaller_agree(
+    draft: dict[int, str], expected: Likeness
 ) -> None:
     """A fine-tuned model's special tokens are added, or have other names."""
-    assert nearly_same(numbered(200), draft) == nearly_same(draft, numbered(200)) == nearly
+    assert likeness(numbered(200), draft) is likeness(draft, numbered(200)) is expected
 
 
-def test_families_are_not_nearly_the_same() -> None:
-    assert not nearly_same(tokens_by_id(models.TARGET), tokens_by_id(models.FOREIGN))
+def test_another_family_has_a_foreign_tokenizer() -> None:
+    assert likeness(tokens_by_id(models.TARGET), tokens_by_id(models.FOREIGN)) is Likeness.FOREIGN
 
 
 def test_an_added_token_counts_and_wins_over_the_vocabulary(plain: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tandem import models
 from tandem.engine.model.generation import FILE, LISTS, NUMBERS, generation_defaults
-from tandem.protos.types import NO_DEFAULTS, GenerationDefaults
+from tandem.protos.generation import NO_DEFAULTS, GenerationDefaults
 
 VOCABULARY = 100
 

@@ -33,14 +33,17 @@ SMALL = ModelDescription(
     weights_bytes=5_600_000,
     cache_positions=1 << 14,
     full_sessions=21,
+    tokenizer="nearly equal",
+    masked_tokens=20,
 )
+NEARLY = "nearlyequal,20masked"
 CELLS = {  # of both in the table
     "verifier": (
         *("Some-Instruct-Model-Of-70B-Q4_K_M.gguf", "cuda:0,experimental"),
         *("bfloat16,dequantisedfrommxfp4", "75.0GiB", "131072", "2", "avx512bf16,onednn"),
-        "no:12of345rowsdiffer,byupto0.25",
+        *("-", "no:12of345rowsdiffer,byupto0.25"),
     ),
-    "drafter": ("draft", "cpu", "float32", "5.3MiB", "512", "21", "avx2", "exact"),
+    "drafter": ("draft", "cpu", "float32", "5.3MiB", "512", "21", "avx2", NEARLY, "exact"),
 }
 
 
@@ -77,9 +80,7 @@ class Orchestrator(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         model.clients.add(name="c0ffee00", running=2, waiting=1)
         model.history.extend([minute] * request.history)
         return api.GetStatusResponse(
-            version="1.2.3",
-            models=[model] * self.models,
-            problems=self.problems,
+            version="1.2.3", models=[model] * self.models, problems=self.problems
         )
 
 
@@ -108,8 +109,7 @@ async def test_status_is_complete_and_addresses_are_whole(
     monkeypatch.setenv("COLUMNS", "80")
     orchestrator = Orchestrator(True, "it is stopping")
     status_view.show_status(await orchestrator.GetStatus(api.GetStatusRequest(), None))
-    printed = capsys.readouterr().out
-    lines = printed.splitlines()
+    lines = (printed := capsys.readouterr().out).splitlines()
     assert LONG in lines[1] and lines[1].split()[-5:] == ["3", "25", "%", "1.5", "ms"]
     assert lines[2].split() == ["drafter", "[fe80::1]:7002", *["no", "answer", "in", "2", "s"]]
     minute = (
@@ -236,7 +236,7 @@ def test_what_a_service_does_not_say_is_no_figure() -> None:
     """One that never answered has no line."""
     older = api.ReplicaStatus(model="target", device="cpu", dtype="float32", exactness="exact")
     lines = status_view.held_lines([("verifier", older), ("drafter", api.ReplicaStatus())])
-    assert cells(lines) == {"verifier": ("target", "cpu", "float32", *"----", "exact")}
+    assert cells(lines) == {"verifier": ("target", "cpu", "float32", *"-----", "exact")}
     assert status_view.held_lines([("drafter", api.ReplicaStatus())]) == []
 
 

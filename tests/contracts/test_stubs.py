@@ -67,9 +67,8 @@ def test_what_a_service_holds_was_added_after_what_there_was() -> None:
     held = numbers(common_pb2.ModelDescription)
     assert held.keys() == ModelDescription.__dataclass_fields__.keys()
     assert 9 not in held.values()
-    assert [held[name] for name in ("weights_bytes", "cache_positions", "full_sessions")] == [
-        *(16, 17, 18)
-    ]
+    added = ("weights_bytes", "cache_positions", "full_sessions", "tokenizer", "masked_tokens")
+    assert [held[name] for name in added] == [*range(16, 21)]
     shown = numbers(orchestrator_pb2.ReplicaStatus)
-    new = ("weights_bytes", "context_length", "cache_positions", "full_sessions")
-    assert [shown[name] for name in new] == [16, 17, 18, 19]
+    new = ("weights_bytes", "context_length", *added[1:])
+    assert [shown[name] for name in new] == [*range(16, 22)]

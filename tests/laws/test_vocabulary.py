@@ -6,11 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.drafter_service.tree.expansion import expander
 from tandem.drafter_service.tree.vocabulary import Vocabulary
 from tandem.protos.types import DraftShape, Method, Rule, SamplingParams
 
 ROWS, MOST = 3, 12
+MEDUSA_LITE = Method.MEDUSA_LITE, Rule.MATCH
 tokens = st.sampled_from(["a", "b", "c", "<end>", "<think>", "\n"])
 vocabularies = st.dictionaries(st.integers(0, MOST - 1), tokens, min_size=1)
 options = st.builds(
@@ -57,6 +57,25 @@ def test_whatever_the_target_says_the_draft_model_is_fed_a_token_that_it_has(
         assert target.get(token) not in own.values() or own[read] == target[token]
 
 
+def test_a_token_that_the_tokenizer_lists_and_the_model_has_no_logits_for_is_never_fed() -> None:
+    listed = {0: "\n", 1: "a", 2: "<end>", 3: "<think>"}
+    vocabulary = Vocabulary.shared(2, listed, {**listed, 4: "a"})
+    assert vocabulary.read((0, 1, 2, 3, 4)) == (0, 1, 0, 0, 1)
+    assert vocabulary.foreign == ()
+
+
+def test_where_a_grammar_allows_masked_tokens_alone_nothing_is_proposed() -> None:
+    """Not even by a rule that draws from what is left."""
+    vocabulary = Vocabulary.shared(3, {0: "a", 1: "b", 2: "<own>"}, {0: "a", 1: "b", 2: "<other>"})
+    logits = vocabulary.proposable(torch.randn(2, 3))
+    logits[1] = -torch.inf  # but for token 2, which is masked
+    visible = torch.ones(3, dtype=torch.bool)
+    for method, rule in ((Method.TREE, Rule.MATCH), (Method.TREE, Rule.REJECT), MEDUSA_LITE):
+        shape, params = DraftShape(2, 2, 4, method), SamplingParams(temperature=1.0, rule=rule)
+        some, none = vocabulary.expander(shape, params, 7, visible)(logits, [8, 8])
+        assert some.children and not none.children and not none.drawn
+
+
 @given(vocabularies, vocabularies, options, shapes, st.integers(0, 1 << 32))
 def test_what_is_proposed_means_the_same_to_the_target_by_every_rule(
     own: dict[int, str],
@@ -69,14 +88,13 @@ def test_what_is_proposed_means_the_same_to_the_target_by_every_rule(
     since the target is told of the distribution as it was drawn from, without the other tokens.
     """
     shared = [index for index, token in own.items() if target.get(index) == token]
-    if not shared:
-        return
     count = max(own) + 1
     vocabulary = Vocabulary.shared(count, own, target)
     torch.manual_seed(seed)
     logits = vocabulary.proposable(5 * torch.randn(ROWS, count + 2))
-    guess = expander(shape, sampling, 7, torch.ones(count, dtype=torch.bool))
+    guess = vocabulary.expander(shape, sampling, 7, torch.ones(count, dtype=torch.bool))
     for expansion in guess(logits, [7, 8, 9]):
+        assert bool(expansion.children) == bool(shared)
         assert {child.token for child in expansion.children} <= set(shared)
         if expansion.drawn:
             assert set(expansion.drawn.tokens) <= set(shared)

@@ -17,6 +17,7 @@ from tandem.engine.config import ModelServiceConfig
 from tandem.orchestrator.cli.plan import Plan
 from tandem.orchestrator.fleet.clients import DrafterClient
 from tandem.protos.errors import IncompatibleModels, Unusable
+from tandem.protos.fingerprint import Likeness
 from tandem.protos.transport import rpc
 from tandem.protos.types import Context, DraftShape, SamplingParams
 from tandem.v1 import orchestrator_pb2 as api
@@ -29,11 +30,17 @@ TOKENS = 24
 
 
 @pytest.fixture(scope="module")
-async def foreign(services: Services) -> AsyncIterator[Tandem]:
+def registry() -> CollectorRegistry:
+    """The drafter's metrics."""
+    return CollectorRegistry()
+
+
+@pytest.fixture(scope="module")
+async def foreign(services: Services, registry: CollectorRegistry) -> AsyncIterator[Tandem]:
     """The embedded target, and a drafter that has to translate."""
     config = ModelServiceConfig(model=models.FOREIGN, speaks=models.TARGET)
     async with (
-        drafter_service.serving(config, CollectorRegistry()) as address,
+        drafter_service.serving(config, registry) as address,
         rpc.connect(address) as channel,
     ):
         pair = Pair(models.TARGET, models.FOREIGN)
@@ -78,6 +85,19 @@ async def test_a_closed_session_leaves_no_mirror(foreign: Tandem) -> None:
     again = await drafter.propose(context, DraftShape.chain(2), SamplingParams())
     assert again.draft == first.draft and again.epoch != first.epoch
     await drafter.close(bytes(16))
+
+
+async def test_the_drafter_says_that_it_translates(
+    foreign: Tandem, registry: CollectorRegistry
+) -> None:
+    """In what it describes, in the status, and to Prometheus."""
+    described = await foreign.services.drafter_client.describe(60.0)
+    (model,) = (await foreign.stub.GetStatus(api.GetStatusRequest())).models
+    assert described.tokenizer == model.drafters[0].tokenizer == Likeness.FOREIGN
+    assert model.verifiers[0].tokenizer == ""
+    kind = {"tokenizer": Likeness.FOREIGN}
+    assert registry.get_sample_value("tandem_draft_tokenizer_info", kind) == 1
+    assert registry.get_sample_value("tandem_draft_masked_tokens") == 0
 
 
 async def test_a_verifier_has_no_foreign_tokens() -> None:

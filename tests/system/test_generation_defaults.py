@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from tandem import models
 from tandem.orchestrator.requests.text import load_tokenizer
-from tandem.protos.types import GenerationDefaults
+from tandem.protos.generation import GenerationDefaults
 from tandem.v1 import orchestrator_pb2 as api
 from tests import reference
 from tests.http_served import PROMPT, Door, serve_http

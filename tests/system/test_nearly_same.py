@@ -1,5 +1,5 @@
-"""A target that knows a few tokens more than the drafter, as fine-tuned models do: drafts are those
-of a shared tokenizer, and nothing is translated.
+"""Tokenizers that differ by a few added tokens, as those of fine-tuned models do: drafts are those
+of a shared tokenizer, trees of the target's ids, and nothing is translated.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,87 +18,133 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from tandem import models
 from tandem.benchmarks.peers.prompts import tokenised
 from tandem.orchestrator.cli.plan import Plan
-from tandem.protos.fingerprint import fingerprint
+from tandem.protos.fingerprint import Likeness, fingerprint
+from tandem.protos.types import Context, DraftShape, SamplingParams
 from tests import reference
 from tests.served import Pair, Tandem, serve_all, serve_models
 from tests.system.test_foreign import TOKENS, in_lockstep
 
 OWN = 4096  # tokens of the embedded pair
-ADDED = ("<think>", "</think>", "<tool>")
+TREE = DraftShape(4, 3, 16)
 
 pytestmark = pytest.mark.usefixtures("waited_for")
 
 
-@pytest.fixture(scope="module")
-def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded target with tokens more."""
-    folder = tmp_path_factory.mktemp("larger")
-    network = AutoModelForCausalLM.from_pretrained(models.TARGET, dtype=torch.float32)
-    network.resize_token_embeddings(OWN + len(ADDED), mean_resizing=False)
+@dataclass(frozen=True)
+class Nearly:
+    """A system whose target has tokens `more` than its drafter, or less if that is negative."""
+
+    tandem: Tandem
+    more: int
+
+
+def enlarged(model: Path, folder: Path, more: int) -> Path:
+    """A model with so many tokens more, for which it was never trained."""
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    network.resize_token_embeddings(OWN + more, mean_resizing=False)
     network.save_pretrained(folder)
-    content = json.loads((models.TARGET / "tokenizer.json").read_text(encoding="utf-8"))
+    content = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))
     like = content["added_tokens"][0]
     content["added_tokens"] += [
-        like | {"id": OWN + place, "content": name} for place, name in enumerate(ADDED)
+        like | {"id": OWN + place, "content": f"<added {place}>"} for place in range(more)
     ]
     (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
     return folder
 
 
+@pytest.fixture(scope="module", params=[1, 20, -1, -20])
+async def nearly(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Nearly]:
+    """The embedded pair; target or drafter have some tokens more."""
+    more, pair = request.param, Pair(models.TARGET, models.DRAFT)
+    folder = tmp_path_factory.mktemp("enlarged")
+    if more > 0:
+        pair = replace(pair, target=enlarged(pair.target, folder, more))
+    else:
+        pair = replace(pair, draft=enlarged(pair.draft, folder, -more))
+    drafting = {"speaks": pair.target}
+    async with serve_models(pair, drafting) as services, serve_all(services) as tandem:
+        yield Nearly(tandem, more)
+
+
 @pytest.fixture(scope="module")
-def alone(larger: Path) -> PreTrainedModel:
+def alone(nearly: Nearly) -> PreTrainedModel:
     """The target as transformers runs it."""
-    network: PreTrainedModel = AutoModelForCausalLM.from_pretrained(larger, dtype=torch.float32)
+    folder = nearly.tandem.services.pair.target
+    network: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return network.eval()
 
 
-@pytest.fixture(scope="module")
-async def nearly(larger: Path) -> AsyncIterator[Tandem]:
-    """That target, and the embedded drafter."""
-    async with (
-        serve_models(Pair(larger, models.DRAFT), {"speaks": larger}) as services,
-        serve_all(services) as tandem,
-    ):
-        yield tandem
-
-
 async def answers(tandem: Tandem, prompts: list[tuple[int, ...]]) -> list[Any]:
-    """Of greedy requests whose steps wait for their guesses."""
+    """Of greedy requests whose steps wait for their guesses, which are trees."""
     requests = [in_lockstep(list(prompt)) for prompt in prompts]
+    for request in requests:
+        request.speculation.branches = TREE.branches
     return await asyncio.gather(*map(tandem.stub.Generate, requests))
 
 
-async def test_a_few_tokens_more_cost_no_draft(
-    nearly: Tandem, tandem: Tandem, alone: PreTrainedModel
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+async def test_drafts_are_the_trees_of_an_equal_tokenizer(
+    nearly: Nearly, tandem: Tandem, temperature: float
 ) -> None:
-    """As many are accepted as of the same models with the same tokenizer."""
+    """Node by node, with the same noise."""
+    sampling = SamplingParams(temperature=temperature, seed=7)
+    clients = (each.services.drafter_client for each in (nearly.tandem, tandem))
+    drafter, equal = clients
+    for name, prompt in enumerate(tokenised(models.TARGET, 4)):
+        context = Context(bytes([name] * 16), 1, 0, prompt)
+        found, usual = [
+            (await client.propose(context, TREE, sampling)).draft for client in (drafter, equal)
+        ]
+        assert (found.tokens, found.parents) == (usual.tokens, usual.parents)
+        assert len(set(found.parents)) < len(found.parents), "a node has several children"
+        for client in (drafter, equal):
+            await client.close(context.session_id)
+
+
+async def test_added_tokens_cost_no_acceptance(
+    nearly: Nearly, tandem: Tandem, alone: PreTrainedModel
+) -> None:
+    """Tokens per step are those of the same models with equal tokenizers, and the text is the
+    target's own.
+    """
     prompts = tokenised(models.TARGET, 4)
-    found, usual = await answers(nearly, prompts), await answers(tandem, prompts)
+    found, usual = await answers(nearly.tandem, prompts), await answers(tandem, prompts)
     for prompt, one, other in zip(prompts, found, usual, strict=True):
         assert list(one.token_ids) == list(other.token_ids)
         assert list(one.token_ids) == reference.generate(alone, list(prompt), TOKENS)
-        assert one.speculation.acceptance_histogram == other.speculation.acceptance_histogram
+    of_all = [sum(each.speculation.num_spec_steps for each in some) for some in (found, usual)]
+    assert of_all[0] == pytest.approx(of_all[1], rel=0.02)
     assert sum(each.speculation.num_accepted_draft_tokens for each in found) > TOKENS
 
 
 async def test_a_text_with_tokens_that_the_drafter_lacks_is_the_targets_own(
-    nearly: Tandem, alone: PreTrainedModel
+    nearly: Nearly, alone: PreTrainedModel
 ) -> None:
     """It is fed others in their places, and drafts on."""
-    prompts = [(*prompt[:3], OWN, *prompt[3:], OWN + 2) for prompt in tokenised(models.TARGET, 4)]
-    for prompt, answer in zip(prompts, await answers(nearly, prompts), strict=True):
+    last = max(OWN - 1, OWN - 1 + nearly.more)
+    prompts = [(*prompt[:3], last, *prompt[3:], last) for prompt in tokenised(models.TARGET, 4)]
+    for prompt, answer in zip(prompts, await answers(nearly.tandem, prompts), strict=True):
         assert list(answer.token_ids) == reference.generate(alone, list(prompt), TOKENS)
         assert answer.speculation.num_draft_tokens > 0
 
 
-async def test_the_drafter_is_one_with_the_targets_tokens(nearly: Tandem, larger: Path) -> None:
-    described = await nearly.services.drafter_client.describe(60.0)
-    assert described.tokenizer_fingerprint == fingerprint(larger) != fingerprint(models.DRAFT)
-    assert described.vocab_size == OWN + len(ADDED)
+async def test_the_drafter_is_one_with_the_targets_tokens_and_says_what_it_masks(
+    nearly: Nearly, tandem: Tandem
+) -> None:
+    services = nearly.tandem.services
+    described = await services.drafter_client.describe(60.0)
+    assert described.tokenizer_fingerprint == fingerprint(services.pair.target)
+    assert described.vocab_size == max(OWN, OWN + nearly.more)
+    assert (described.tokenizer, described.masked_tokens) == (Likeness.NEARLY, max(0, -nearly.more))
+    equal = await tandem.services.drafter_client.describe(60.0)
+    assert (equal.tokenizer, equal.masked_tokens) == (Likeness.EQUAL, 0)
 
 
-def test_up_has_it_draft_without_translating(larger: Path) -> None:
-    plan = Plan(larger, models.DRAFT, port=0, ray=False)
-    flag = f"--speaks={larger}"
+def test_up_has_it_draft_without_translating(nearly: Nearly) -> None:
+    pair = nearly.tandem.services.pair
+    plan = Plan(pair.target, pair.draft, port=0, ray=False)
+    flag = f"--speaks={pair.target}"
     assert [flag in flags for _, _, flags in plan.services()] == [False, True, False]
     assert not plan.translates

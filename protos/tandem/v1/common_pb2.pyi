@@ -680,6 +680,8 @@ class ModelDescription(_message.Message):
     WEIGHTS_BYTES_FIELD_NUMBER: _builtins.int
     CACHE_POSITIONS_FIELD_NUMBER: _builtins.int
     FULL_SESSIONS_FIELD_NUMBER: _builtins.int
+    TOKENIZER_FIELD_NUMBER: _builtins.int
+    MASKED_TOKENS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     tokenizer_fingerprint: _builtins.str
     vocab_size: _builtins.int
@@ -703,6 +705,10 @@ class ModelDescription(_message.Message):
     """cached tokens that there is memory for"""
     full_sessions: _builtins.int
     """that have their whole context in them at once"""
+    tokenizer: _builtins.str
+    """drafters: beside the target's, "equal", "nearly equal" or "foreign" """
+    masked_tokens: _builtins.int
+    """drafters: never proposed, because their ids mean something else to the target"""
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -727,10 +733,12 @@ class ModelDescription(_message.Message):
         weights_bytes: _builtins.int = ...,
         cache_positions: _builtins.int = ...,
         full_sessions: _builtins.int = ...,
+        tokenizer: _builtins.str = ...,
+        masked_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_positions", b"cache_positions", "cache_usage", b"cache_usage", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "exactness", b"exactness", "fingerprint", b"fingerprint", "full_sessions", b"full_sessions", "generation", b"generation", "kernels", b"kernels", "name", b"name", "sessions", b"sessions", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "weights_bytes", b"weights_bytes", "weights_fingerprint", b"weights_fingerprint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_positions", b"cache_positions", "cache_usage", b"cache_usage", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "exactness", b"exactness", "fingerprint", b"fingerprint", "full_sessions", b"full_sessions", "generation", b"generation", "kernels", b"kernels", "masked_tokens", b"masked_tokens", "name", b"name", "sessions", b"sessions", "tokenizer", b"tokenizer", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "weights_bytes", b"weights_bytes", "weights_fingerprint", b"weights_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

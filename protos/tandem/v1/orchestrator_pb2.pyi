@@ -1134,6 +1134,8 @@ class ReplicaStatus(_message.Message):
     CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
     CACHE_POSITIONS_FIELD_NUMBER: _builtins.int
     FULL_SESSIONS_FIELD_NUMBER: _builtins.int
+    TOKENIZER_FIELD_NUMBER: _builtins.int
+    MASKED_TOKENS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     serving: _builtins.bool
     model: _builtins.str
@@ -1164,6 +1166,10 @@ class ReplicaStatus(_message.Message):
     """cached tokens that there is memory for"""
     full_sessions: _builtins.int
     """that have their whole context in them at once"""
+    tokenizer: _builtins.str
+    """drafters: beside the target's, "equal", "nearly equal" or "foreign" """
+    masked_tokens: _builtins.int
+    """drafters: never proposed, because their ids mean something else to the target"""
     def __init__(
         self,
         *,
@@ -1186,10 +1192,12 @@ class ReplicaStatus(_message.Message):
         context_length: _builtins.int = ...,
         cache_positions: _builtins.int = ...,
         full_sessions: _builtins.int = ...,
+        tokenizer: _builtins.str = ...,
+        masked_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rate", b"acceptance_rate", "address", b"address", "cache_positions", b"cache_positions", "context_length", b"context_length", "device", b"device", "draft_tokens", b"draft_tokens", "dtype", b"dtype", "exactness", b"exactness", "fingerprint", b"fingerprint", "full_sessions", b"full_sessions", "kernels", b"kernels", "kv_cache_usage", b"kv_cache_usage", "model", b"model", "pool", b"pool", "problem", b"problem", "round_trip_seconds", b"round_trip_seconds", "serving", b"serving", "sessions", b"sessions", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rate", b"acceptance_rate", "address", b"address", "cache_positions", b"cache_positions", "context_length", b"context_length", "device", b"device", "draft_tokens", b"draft_tokens", "dtype", b"dtype", "exactness", b"exactness", "fingerprint", b"fingerprint", "full_sessions", b"full_sessions", "kernels", b"kernels", "kv_cache_usage", b"kv_cache_usage", "masked_tokens", b"masked_tokens", "model", b"model", "pool", b"pool", "problem", b"problem", "round_trip_seconds", b"round_trip_seconds", "serving", b"serving", "sessions", b"sessions", "tokenizer", b"tokenizer", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
