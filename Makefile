@@ -29,7 +29,7 @@ arm: .venv/arm/ready ## an emulated ARM machine for the tests, where apt and roo
 	  { apt-get update -qq && apt-get install -qq --no-install-recommends mmdebstrap arch-test qemu-user g++-aarch64-linux-gnu; }
 	$(BIN)/python -m tests.arm
 
-demo: setup ## start everything, three prompts, figures, stop everything
+demo: setup ## start everything, four stories with and without drafts, both speeds, stop everything
 	$(BIN)/python -m examples.demo
 
 test: setup ## what decides whether a change is right
