@@ -73,7 +73,8 @@ def grown() -> Path:
 def running(mark: str, target: Path) -> Iterator[str]:
     """Run `tandem up` while the scope lasts; yields the address of the client API."""
     settings = {"TANDEM_DEMO": mark, "TANDEM__VERIFIER__RECENT_TOKENS": "0"}
-    words = ["up", "--no-ray", "--port", "0", "--target", str(target), "--draft", str(models.DRAFT)]
+    pair = ["--target", os.path.relpath(target), "--draft", os.path.relpath(models.DRAFT)]
+    words = ["up", "--no-ray", "--port", "0", *pair]
     process = subprocess.Popen(
         [*TANDEM, *words], stdout=subprocess.PIPE, text=True, env=os.environ | settings
     )
@@ -117,7 +118,14 @@ def speed(answers: Sequence[api.GenerateResponse]) -> float:
 def table(told: Sequence[Told]) -> Table:
     """Return the comparison of all stories, by temperature."""
     shown = Table("temperature", box=None)
-    for name in ("tokens", "without, tokens/s", "with drafts", "ratio", "tokens per step", "text"):
+    for name in (
+        "tokens",
+        "without\ntokens/s",
+        "with drafts\ntokens/s",
+        "ratio",
+        "tokens\nper step",
+        "text",
+    ):
         shown.add_column(name, justify="right")
     for heat in (*dict.fromkeys(each.temperature for each in told), None):
         some = [each for each in told if heat in (None, each.temperature)]

@@ -38,7 +38,7 @@ def test_the_table_has_both_speeds_by_temperature_and_says_whether_texts_differ(
     console = Console(width=120, highlight=False)
     with console.capture() as shown:
         console.print(demo.table(told))
-    assert [" ".join(line.split()) for line in shown.get().splitlines()[1:]] == [
+    assert [" ".join(line.split()) for line in shown.get().splitlines()[2:]] == [
         "0 120 20.0 40.0 2.00 2.00 the same",
         "1 60 20.0 20.0 1.00 2.00 1 differ",
         "all 180 20.0 30.0 1.50 2.00 1 differ",
