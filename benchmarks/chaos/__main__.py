@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
@@ -177,7 +176,7 @@ def show(file: Path, figures: Path | None) -> None:
     errors = sum(verdict.errors.values())
     counts = f"{verdict.lost} lost, {verdict.duplicated} duplicated, {verdict.changed} changed"
     report.publish(
-        f"{heading}: {counts}, {errors} errors", table(verdict), [asdict(verdict)], figures
+        f"{heading}: {counts}, {errors} errors", table(verdict), [vars(verdict)], figures
     )
     for error, times in verdict.errors.most_common():
         print(f"{times} x {error}")
