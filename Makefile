@@ -8,7 +8,7 @@ MODEL_ARGS ?=
 ENGINE_ARGS ?=
 CLIENT_API := protos/client_api.binpb
 
-.PHONY: setup tools arm demo test test-all clients real-model lint docs dashboards stubs client-api bench bench-engine bench-gpu acceptance train
+.PHONY: setup tools arm demo recordings test test-all clients real-model lint docs dashboards stubs client-api bench bench-engine bench-gpu results acceptance train
 
 setup: .venv/ready ## make .venv with everything for development
 
@@ -29,8 +29,11 @@ arm: .venv/arm/ready ## an emulated ARM machine for the tests, where apt and roo
 	  { apt-get update -qq && apt-get install -qq --no-install-recommends mmdebstrap arch-test qemu-user g++-aarch64-linux-gnu; }
 	$(BIN)/python -m tests.arm
 
-demo: setup ## start everything, three prompts, figures, stop everything
+demo: setup ## start everything, four stories with and without drafts, both speeds, stop everything
 	$(BIN)/python -m examples.demo
+
+recordings: setup ## record the demo and tandem top as pictures for the documents
+	$(BIN)/python -m examples.record
 
 test: setup ## what decides whether a change is right
 	$(PYTEST) -m "not long" --ignore tests/real $(TEST_ARGS)
@@ -79,6 +82,9 @@ bench-engine: setup ## step times of the engine, beside llama.cpp and transforme
 
 bench-gpu: ## the same on a CUDA device; without .venv, with what the machine has
 	PYTHONPATH=src $(or $(wildcard $(BIN)/python),python3) -m tandem.benchmarks.gpu $(ENGINE_ARGS)
+
+results: setup ## the figures in RESULTS.md and README.md, from the JSON files in benchmarks/results
+	$(BIN)/python -m tandem.benchmarks.page
 
 acceptance: setup ## tokens per round of the pair, chains and trees
 	$(BIN)/python -m tandem.benchmarks.acceptance $(MODEL_ARGS)

@@ -188,6 +188,7 @@ def main(
     requests: Annotated[int, typer.Option(help="drawn at random", min=1)] = 1000,
     seed: int = 0,
     at_once: Annotated[int, typer.Option(help="pairs in flight", min=1)] = 4,
+    file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
     """Compare answers with and without drafts over all options."""
     logging.disable_progress_bar()
@@ -201,7 +202,9 @@ def main(
     shown.add_column("farthest log-probability")
     shown.add_row(*map(str, (requests, tokens, accepted, len(differing))), f"{far:.1e}")
     heading = report.title(target, draft, "all options, with drafts and without")
-    report.publish(heading, shown, [], None)
+    row = {"requests": requests, "tokens": tokens, "accepted": accepted}
+    row |= {"differing": len(differing), "farthest": far}
+    report.publish(heading, shown, [row], file)
     for request in differing:
         print(f"differs: {request}")
     raise SystemExit(bool(differing) or far > LOOSE)

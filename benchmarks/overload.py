@@ -87,6 +87,11 @@ class Figures:
     memory: float
     ends: dict[str, int]
 
+    @property
+    def gap_ratio(self) -> float:
+        """How many times as long gaps are meanwhile."""
+        return self.gap_p99 / (self.gap_p99_before or 1.0)
+
 
 async def arrive(per_second: float, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Acts that begin at random, so many a second, whether or not others have ended."""
@@ -185,7 +190,7 @@ def table(found: Figures) -> Table:
         ("a prompt of 512 KiB refused after, p99", f"{1e3 * found.large_refused_p99:.1f} ms"),
         ("gaps of streams before, p99", f"{1e3 * found.gap_p99_before:.1f} ms"),
         ("gaps of streams meanwhile, p99", f"{1e3 * found.gap_p99:.1f} ms"),
-        ("ratio", f"{found.gap_p99 / (found.gap_p99_before or 1.0):.2f}"),
+        ("ratio", f"{found.gap_ratio:.2f}"),
         ("memory of the front end", f"{found.memory_before:.0f} MB, then {found.memory:.0f} MB"),
     ):
         shown.add_row(name, value)
@@ -206,7 +211,7 @@ def main(
     except TandemError as problem:
         raise SystemExit(f"error: {problem}") from None
     heading = report.title(target, draft, f"{times:g} times what {places} places can serve")
-    report.publish(heading, table(found), [asdict(found)], file)
+    report.publish(heading, table(found), [asdict(found) | {"gap_ratio": found.gap_ratio}], file)
 
 
 if __name__ == "__main__":

@@ -117,9 +117,9 @@ async def ask(
 
 async def compare(
     target: Path, drafters: Sequence[Path], schemas: int, at_once: int
-) -> tuple[dict[str, list[api.GenerateResponse]], int, int]:
-    """The answers of each way, trees of each drafter; how many differ from those without drafts;
-    how many are not valid.
+) -> list[dict[str, Any]]:
+    """A row for each way and for trees of each drafter: tokens per step, how many answers differ
+    from those without drafts, and how many are not valid.
     """
     rng, places = random.Random(0), asyncio.Semaphore(at_once)
     asked = [
@@ -140,13 +140,31 @@ async def compare(
                 answers[name] = await asyncio.gather(*(one(each, way) for each in asked))
             trees = (one(each, api.Speculation()) for each in asked)
             answers[f"trees, {drafter.name}"] = await asyncio.gather(*trees)
-    differing = invalid = 0
-    plain = answers["no drafts"]
-    for given in answers.values():
-        for (_, schema, _), answer, reference in zip(asked, given, plain, strict=True):
-            differing += answer.token_ids != reference.token_ids
-            invalid += not is_valid(answer, schema)
-    return answers, differing, invalid
+    schemas_asked = [schema for _, schema, _ in asked]
+    return [
+        row(name, given, answers["no drafts"], schemas_asked) for name, given in answers.items()
+    ]
+
+
+def row(
+    name: str,
+    given: Sequence[api.GenerateResponse],
+    plain: Sequence[api.GenerateResponse],
+    schemas: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    """What one way of drafting showed."""
+    tokens = sum(len(each.token_ids) for each in given)
+    steps = sum(each.speculation.num_spec_steps for each in given)
+    both, valid = zip(given, plain, strict=True), map(is_valid, given, schemas)
+    return {
+        "drafts": name,
+        "answers": len(given),
+        "tokens": tokens,
+        "steps": steps,
+        "tokens_per_step": tokens / steps,
+        "differing": sum(one.token_ids != other.token_ids for one, other in both),
+        "invalid": len(given) - sum(valid),
+    }
 
 
 def is_valid(answer: api.GenerateResponse, schema: dict[str, Any]) -> bool:
@@ -171,6 +189,7 @@ def main(
     tokenizer: Annotated[
         list[Path] | None, typer.Option(help="others whose masks are timed; may be repeated")
     ] = None,
+    file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
     """Time masks and compilation, then compare answers with and without drafts; the first drafter
     drafts as if it had never been trained, too.
@@ -180,17 +199,16 @@ def main(
     with TemporaryDirectory() as folder:
         drafters = [*draft, ignorant(draft[0], Path(folder, "untrained"))]
         try:
-            found = asyncio.run(compare(target, drafters, schemas, at_once))
+            rows = asyncio.run(compare(target, drafters, schemas, at_once))
         except TandemError as problem:
             raise SystemExit(f"error: {problem}") from None
-    answers, differing, invalid = found
     shown = Table("drafts", "answers", "tokens", "steps", "tokens per step", box=None)
-    for name, given in answers.items():
-        tokens = sum(len(each.token_ids) for each in given)
-        steps = sum(each.speculation.num_spec_steps for each in given)
-        shown.add_row(name, *map(str, (len(given), tokens, steps)), f"{tokens / steps:.2f}")
+    for each in rows:
+        counts = (str(each[name]) for name in ("drafts", "answers", "tokens", "steps"))
+        shown.add_row(*counts, f"{each['tokens_per_step']:.2f}")
+    differing, invalid = (sum(each[name] for each in rows) for name in ("differing", "invalid"))
     heading = report.title(target, draft[0], "answers by random schemas, temperatures 0 and 1")
-    report.publish(heading, shown, [], None)
+    report.publish(heading, shown, rows, file)
     print(f"answers that differ: {differing}; that are not valid: {invalid}")
     raise SystemExit(bool(differing or invalid))
 

@@ -1,6 +1,6 @@
-"""Five minutes with Tandem: start it, stream three stories, sum up, stop it.
+"""The first minute with Tandem: stream stories with drafts, run the same without, compare, stop.
 
-Drives the `tandem` command as a person would; `make demo` runs it.
+The target is the embedded one, grown to a size for which drafts pay; `make demo` runs it.
 """
 
 from __future__ import annotations
@@ -8,32 +8,75 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+from rich.table import Table
+
+from tandem import Client, models
+from tandem.orchestrator.cli.terminal import Completion, console
+from tandem.orchestrator.requests.text import load_tokenizer
+from tandem.v1 import orchestrator_pb2 as api
+
 TANDEM = [sys.executable, "-m", "tandem"]
-STARTING_SECONDS = 120
-FIGURES = re.compile(r"(\d+) tokens in (\d+) steps.*; (\d+) of (\d+) draft tokens accepted")
-PROMPTS = (
-    ("Once upon a time, there was a little girl named Lily. She", "0"),
-    ("One day, a dog and a cat went to the park. They", "0.7"),
-    ("The old man had a big red boat. Every morning, he", "1"),
+GROWN = Path(__file__).parents[1] / "build" / "grown"
+STOPPING_SECONDS = 120
+TOKENS = 120  # of a story
+STORIES = (  # and their temperatures
+    ("Once upon a time, there was a little girl named Lily. She", 0.0),
+    ("The old man had a big red boat. Every morning, he", 0.0),
+    ("One day, a dog and a cat went to the park. They", 0.7),
+    ("Tom found a small box under the tree. In the box", 1.0),
+)
+FIRST = "It was a sunny day."  # a request that does not count: the services learn what steps cost
+MEASURED = (
+    "Each request ran with drafts first, then without, one at a time on this machine. Drafts from"
+    " recent answers were off, because the verifier would have copied the first answer."
 )
 
 
+@dataclass(frozen=True)
+class Told:
+    """One story: the answer with drafts, and the answer without."""
+
+    temperature: float
+    drafted: api.GenerateResponse
+    plain: api.GenerateResponse
+
+
+def grown() -> Path:
+    """Return the embedded target with 110 million parameters, which is made once in build/.
+
+    It writes the same texts, and its steps cost what those of a real model do.
+    """
+    source = max(path.stat().st_mtime for path in models.TARGET.iterdir())
+    if GROWN.is_dir() and GROWN.stat().st_mtime > source:
+        return GROWN
+    print("Growing the embedded target to 110 million parameters (440 MB in build/) ...")
+    part = GROWN.with_suffix(".part")
+    for old in (part, GROWN):
+        shutil.rmtree(old, ignore_errors=True)
+    command = [sys.executable, "-m", "tandem.models.grow", str(models.TARGET), str(part)]
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+    return part.rename(GROWN)
+
+
 @contextmanager
-def running(mark: str) -> Iterator[str]:
-    """Everything up, in the background; yields the address of the client API."""
+def running(mark: str, target: Path) -> Iterator[str]:
+    """Run `tandem up` while the scope lasts; yields the address of the client API."""
+    settings = {"TANDEM_DEMO": mark, "TANDEM__VERIFIER__RECENT_TOKENS": "0"}
+    pair = ["--target", os.path.relpath(target), "--draft", os.path.relpath(models.DRAFT)]
+    words = ["up", "--no-ray", "--port", "0", *pair]
     process = subprocess.Popen(
-        [*TANDEM, "up", "--port", "0"],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"TANDEM_DEMO": mark},
+        [*TANDEM, *words], stdout=subprocess.PIPE, text=True, env=os.environ | settings
     )
     assert process.stdout is not None
     try:
@@ -46,30 +89,62 @@ def running(mark: str) -> Iterator[str]:
             raise SystemExit("error: Tandem did not come up")
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(STARTING_SECONDS)
+        process.wait(STOPPING_SECONDS)
 
 
-def generate(address: str, prompt: str, *options: str) -> list[int]:
-    """What one `tandem generate` prints, passed on as it comes; the figures of its last line."""
-    command = [*TANDEM, "generate", "--address", address, "--max-new-tokens", "100"]
-    environment = os.environ | {"FORCE_COLOR": "1"}
-    printed = b""
-    with subprocess.Popen(
-        [*command, *options, prompt], stdout=subprocess.PIPE, env=environment
-    ) as process:
-        assert process.stdout is not None
-        while piece := os.read(process.stdout.fileno(), 65536):
-            printed += piece
-            sys.stdout.buffer.write(piece)
-            sys.stdout.flush()
-    if process.returncode or not (found := FIGURES.search(printed.decode())):
-        raise SystemExit("error: the story was not told")
-    return [int(figure) for figure in found.groups()]
+def tell(client: Client, screen: Console, prompt: str, temperature: float) -> Told:
+    """Stream a story with drafts, run the same request without, and print both speeds."""
+    options = {"temperature": temperature, "seed": 1, "max_new_tokens": TOKENS}
+    screen.print(f"\n[bold]Temperature {temperature:g}[/]")
+    shown = Completion(screen, load_tokenizer(models.TARGET), prompt)
+    with client.stream(prompt, **options) as stream:
+        for chunk in stream:
+            shown.show(chunk)
+    assert stream.response is not None, "else it had raised"
+    drafted = stream.response
+    screen.print(f"\n[dim]with drafts {speed([drafted]):.0f} tokens/s, without[/]", end="")
+    plain = client.generate(prompt, num_speculative_tokens=0, **options)
+    ratio = speed([drafted]) / speed([plain])
+    screen.print(f"[dim] {speed([plain]):.0f} tokens/s:[/] {ratio:.2f} times as fast")
+    return Told(temperature, drafted, plain)
+
+
+def speed(answers: Sequence[api.GenerateResponse]) -> float:
+    """Return tokens per second of answers that came one after the other."""
+    seconds = sum(each.timing.total_seconds for each in answers)
+    return sum(each.usage.completion_tokens for each in answers) / seconds
+
+
+def table(told: Sequence[Told]) -> Table:
+    """Return the comparison of all stories, by temperature."""
+    shown = Table("temperature", box=None)
+    for name in (
+        "tokens",
+        "without\ntokens/s",
+        "with drafts\ntokens/s",
+        "ratio",
+        "tokens\nper step",
+        "text",
+    ):
+        shown.add_column(name, justify="right")
+    for heat in (*dict.fromkeys(each.temperature for each in told), None):
+        some = [each for each in told if heat in (None, each.temperature)]
+        drafted, plain = [each.drafted for each in some], [each.plain for each in some]
+        tokens = sum(each.usage.completion_tokens for each in drafted)
+        steps = sum(each.speculation.num_spec_steps for each in drafted)
+        differing = sum(one.text != other.text for one, other in zip(drafted, plain, strict=True))
+        shown.add_row(
+            "all" if heat is None else f"{heat:g}",
+            *(str(tokens), f"{speed(plain):.1f}", f"{speed(drafted):.1f}"),
+            *(f"[bold]{speed(drafted) / speed(plain):.2f}[/]", f"{tokens / steps:.2f}"),
+            f"{differing} differ" if differing else "the same",
+        )
+    return shown
 
 
 def left_running(mark: str) -> list[str]:
-    """Command lines of processes that carry the mark in their environment: everything that the demo
-    started.
+    """Return the command lines of processes that carry the mark in their environment: everything
+    that the demo started.
     """
     lines = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -84,22 +159,18 @@ def left_running(mark: str) -> list[str]:
 
 
 def main() -> None:
-    """Start, tell three stories, sum up, stop."""
-    began, mark = time.monotonic(), secrets.token_hex(8)
-    with running(mark) as address:
-        print(f"\n[up after {time.monotonic() - began:.0f} s]\n", flush=True)
-        told = []
-        for seed, (prompt, temperature) in enumerate(PROMPTS):
-            told.append(
-                generate(address, prompt, "--temperature", temperature, "--seed", str(seed))
-            )
-            print(flush=True)
-        tokens, steps, accepted, drafted = map(sum, zip(*told, strict=True))
-        print(
-            f"Together: {tokens} tokens in {steps} steps, {tokens / steps:.2f} per step;", end=" "
-        )
-        print(f"{accepted} of {drafted} draft tokens accepted ({accepted / max(1, drafted):.0%}).")
-        print("Green was drafted; all of it is what the target alone would have said.")
+    """Grow the target, start, tell stories with and without drafts, compare, stop."""
+    mark, target, screen = secrets.token_hex(8), grown(), console()
+    began = time.monotonic()
+    with running(mark, target) as address, Client(address) as client:
+        screen.print(f"\nTandem was up after {time.monotonic() - began:.0f} s.", end=" ")
+        screen.print("[green]Green[/] text is what drafts brought." if screen.is_terminal else "")
+        for levels in (None, 0):
+            client.generate(FIRST, max_new_tokens=TOKENS // 4, num_speculative_tokens=levels)
+        told = [tell(client, screen, *story) for story in STORIES]
+        screen.print()
+        screen.print(table(told))
+        screen.print(f"\n{MEASURED}")
     if left := left_running(mark):
         raise SystemExit(f"error: {len(left)} processes are left: {left}")
     print("Stopped; no process is left.")

@@ -164,8 +164,10 @@ def table(verdict: Verdict) -> Table:
     return shown
 
 
-def show(file: Path) -> None:
-    """Print what a history shows; exits with 1 unless it is flawless."""
+def show(file: Path, figures: Path | None) -> None:
+    """Print what a history shows, and write it to a file if one is given; exits with 1 unless it is
+    flawless.
+    """
     try:
         verdict = history.judge(history.read(file))
     except Unusable as problem:
@@ -173,7 +175,9 @@ def show(file: Path) -> None:
     heading = f"{verdict.streams} streams, {verdict.tokens} tokens, {verdict.faults} faults"
     errors = sum(verdict.errors.values())
     counts = f"{verdict.lost} lost, {verdict.duplicated} duplicated, {verdict.changed} changed"
-    report.publish(f"{heading}: {counts}, {errors} errors", table(verdict), [], None)
+    report.publish(
+        f"{heading}: {counts}, {errors} errors", table(verdict), [vars(verdict)], figures
+    )
     for error, times in verdict.errors.most_common():
         print(f"{times} x {error}")
     if not verdict.flawless:
@@ -197,12 +201,13 @@ def main(
     tokens: Annotated[int, typer.Option(help="of an answer", min=1)] = 120,
     file: Annotated[Path | None, typer.Option("--history", help="write what happened")] = None,
     check: Annotated[Path | None, typer.Option(help="only judge a history again")] = None,
+    figures: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
     """Faults one after the other while clients stream; Ctrl-C ends it early. Exits with 1 if a
     client could tell more than a pause.
     """
     if check:
-        show(check)
+        show(check, figures)
         return
     members = {
         VERIFIER: verifiers,
@@ -226,7 +231,7 @@ def main(
             problem = recorded(file, whole)
         except TandemError as error:
             raise SystemExit(f"error: {error}") from None
-        show(file)
+        show(file, figures)
     if problem:
         raise SystemExit(f"error: {problem}")
 

@@ -1,19 +1,26 @@
 """What every benchmark prints and writes: on what it was measured, tables, and the same as JSON.
 
-Knows nothing of what the figures mean.
+Knows nothing of what the figures mean. `make results` takes the JSON files that are in
+benchmarks/results into RESULTS.md and README.md.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
 
-from tandem.benchmarks.figures.machine import described
+from tandem.benchmarks.figures.machine import described, processor
 
 NARROWEST = 110  # columns; a log file is as wide as its longest line
 
@@ -36,9 +43,35 @@ def publish(
 
 
 def write(heading: str, rows: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """The rows, for programs."""
-    written = json.dumps({"title": heading, "rows": rows}, indent=2, default=_enum)
+    """The rows, for programs, and the command, machine, date and commit that they come from."""
+    origin = {
+        "command": _command(sys.orig_argv),
+        "machine": f"{processor()}, {os.cpu_count()} cores",
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "commit": _commit(),
+    }
+    written = json.dumps({"title": heading, **origin, "rows": rows}, indent=2, default=_enum)
     file.write_text(written + "\n", encoding="utf-8")
+
+
+def _command(words: Sequence[str]) -> str:
+    """The command that this process runs, without the file for programs."""
+    kept = [word for word in words[1:] if word != "-P" and not word.startswith("--json=")]
+    if "--json" in kept:
+        place = kept.index("--json")
+        del kept[place : place + 2]
+    return shlex.join(["python", *kept])
+
+
+def _commit() -> str:
+    """The version of the checkout, `-dirty` if files differ from it."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    with suppress(OSError, subprocess.CalledProcessError):
+        here = Path(__file__).resolve().parent
+        return subprocess.check_output(
+            command, cwd=here, text=True, stderr=subprocess.DEVNULL
+        ).strip()
+    return "unknown"
 
 
 def _enum(value: Enum) -> str:

@@ -20,7 +20,9 @@ from tandem.orchestrator.cli.terminal import Completion, ended
 from tandem.protos.errors import TandemError
 
 HELP = (
-    "/plain decodes plainly, /drafts with drafts, /clear forgets, /quit ends; Ctrl-C ends an answer"
+    "Type a message. Ctrl-C stops an answer, /clear forgets the conversation, /quit ends it.\n"
+    "Text that drafts brought is green. /plain turns drafts off and /drafts on again.\n"
+    "To watch what drafts gain, run `tandem top` in another terminal."
 )
 ASKS = "> "
 TOKENS = 512  # of an answer, unless a flag says otherwise
@@ -121,7 +123,7 @@ def chat(front_end: FrontEnd, system: str, options: dict[str, Any]) -> int:
             completion=lambda: Completion(console, tokenizer, ""),
         )
         if sys.stdin.isatty():
-            console.print(Text(f"{model.name}. {HELP}.", style="dim"), soft_wrap=True)
+            console.print(Text(f"{model.name}\n{HELP}", style="dim"), soft_wrap=True)
         for line in lines():
             if not talk.take(line):
                 break

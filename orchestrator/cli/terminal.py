@@ -66,8 +66,10 @@ class StartProgress:
         self._print(f"Tandem is up: client API on [bold]{where}[/]. Ctrl-C stops everything.")
         if self._page:
             self._print(f"Status page: [bold]{escape(self._page)}/[/]")
-        more = "".join(f"{escape(flag)} " for flag in self._asking)
-        self._print(f'Try: tandem generate --address {where} {more}"Once upon a time"')
+        asking = escape(" ".join(("--address", address, *self._asking)))
+        self._print(f'Generate: tandem generate {asking} "Once upon a time"')
+        self._print(f"Watch:    tandem top {asking}")
+        self._print(f"Measure:  tandem bench serve {asking}")
 
     def _print(self, line: str) -> None:
         self._console.print(line, soft_wrap=True)

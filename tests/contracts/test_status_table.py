@@ -160,7 +160,7 @@ def test_progress_shows_addresses_of_ipv6_whole(capsys: pytest.CaptureFixture[st
         "[fe80::1]:7001",
         "http://[fe80::1]:9001/metrics",
         "models/[fe]",
-        "[fe80::1]:7002",
+        "\nWatch:    tandem top --address [fe80::1]:7002\n",
     ):
         assert word in said
     assert "loading     drafter      for 10 s\n" in said

@@ -86,7 +86,7 @@ def test_each_answer_has_its_figures_and_drafts_can_be_switched_off() -> None:
     assert asked.options == [{"seed": 1}, plain, {"seed": 1}]
     found = re.findall(rf"^(\w+): {FIGURES}$", asked.shown.getvalue(), re.MULTILINE)
     assert found == ["drafts", "plain", "drafts"]
-    assert "/plain decodes plainly" in asked.shown.getvalue()
+    assert "/plain turns drafts off" in asked.shown.getvalue()
 
 
 def test_what_drafts_gave_is_green_in_a_terminal_alone() -> None:

@@ -39,8 +39,11 @@ SMALL = {
     "slow_drafter": "--streams 1 --rule reject --tokens 40 --turns 1",
     "throughput": "--prompts 1 --max-new-tokens 8 --no-ray",
 }
-NO_JSON = {"alerts", "chaos", "equality", "fuzz", "options", "rules", "structured"}
-ELSEWHERE = {"gpu": "tests/services/test_gpu_benchmark.py"}
+NO_JSON = {"alerts", "fuzz", "rules"}
+ELSEWHERE = {
+    "gpu": "tests/services/test_gpu_benchmark.py",
+    "page": "tests/contracts/test_results.py",
+}
 
 
 def named() -> set[str]:

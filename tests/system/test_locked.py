@@ -50,7 +50,7 @@ def test_the_command_that_up_prints_works(
 ) -> None:
     asking = certificates.flags(locked.folder, certificates.CLIENT)
     terminal.StartProgress(terminal.console(), asking).ready(locked.address)
-    found = re.search(r"^Try: tandem (.*)$", capsys.readouterr().out, re.MULTILINE)
+    found = re.search(r"^Generate: tandem (.*)$", capsys.readouterr().out, re.MULTILINE)
     assert found
     done = locked.run(*shlex.split(found[1]), "--max-new-tokens", "4", "--temperature", "0")
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,222 @@
+"""The figures in RESULTS.md and README.md, made from the JSON files that benchmarks write.
+
+    python -m tandem.benchmarks.page            # `make results`
+    python -m tandem.benchmarks.page --check    # fails if a page says something else
+
+`--json benchmarks/results/NAME.json` makes a benchmark renew its figures.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "benchmarks" / "results"
+MARKED = re.compile(r"(<!-- `make results` writes (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+Rows = Sequence[Mapping[str, Any]]
+
+
+def read(name: str) -> dict[str, Any]:
+    """Return what a benchmark wrote: title, command, machine, date, commit and rows."""
+    file = FOLDER / f"{name}.json"
+    written: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return written
+
+
+def one(rows: Rows, **values: Any) -> Mapping[str, Any]:
+    """Return the only row that has these values."""
+    (found,) = (row for row in rows if all(row[name] == each for name, each in values.items()))
+    return found
+
+
+def equality(rows: Rows) -> str:
+    """Return whether texts are those of `generate()`."""
+    (row,) = rows
+    differing = len(row["differing"])
+    return f"{row['sequences']:,} texts, {row['tokens']:,} tokens: {differing} texts differ"
+
+
+def options(rows: Rows) -> str:
+    """Return whether all options work together with drafts."""
+    (row,) = rows
+    return (
+        f"{row['requests']:,} requests with random options, {row['accepted']:,} tokens drafted:"
+        f" {row['differing']} answers differ from those without drafts"
+    )
+
+
+def _gain(rows: Rows, at_once: int, temperature: float, round_trip: float) -> tuple[float, ...]:
+    """Tokens per second without drafts and with them, and the ratio."""
+    row = one(rows, at_once=at_once, temperature=temperature, round_trip=round_trip)
+    rates = (row["systems"][name]["rate"] for name in ("plain", "drafts"))
+    return *rates, row["ratios"]["to plain"]
+
+
+def one_request(rows: Rows) -> str:
+    """Return what drafts gain for one request."""
+    plain, drafts, ratio = _gain(rows, 1, 0, 0)
+    warm = _gain(rows, 1, 1, 0)[-1]
+    return (
+        f"{drafts:.0f} instead of {plain:.0f} tokens/s ({ratio:.2f} times) at temperature 0;"
+        f" {warm:.2f} times at temperature 1"
+    )
+
+
+def far_or_many(rows: Rows) -> str:
+    """Return what drafts gain from afar, and for eight requests."""
+    far, many = _gain(rows, 1, 0, 20)[-1], _gain(rows, 8, 0, 0)[-1]
+    return f"{far:.2f} times at 20 ms; {many:.2f} times for eight requests; both at temperature 0"
+
+
+def _fastest(rows: Rows) -> tuple[float, float]:
+    """Tokens per second of Tandem, and of the best way of llama.cpp."""
+    speeds = {row["system"]: row["median_tokens_per_second"] for row in rows}
+    peers = (speed for name, speed in speeds.items() if name.startswith("llama.cpp"))
+    return speeds["Tandem"], max(peers)
+
+
+def beside_llama(rows: Rows) -> str:
+    """Return the speed of the whole system beside llama.cpp."""
+    own, other = _fastest(rows)
+    half, others_half = _fastest(read("throughput-bfloat16")["rows"])
+    return (
+        f"{own:.0f} tokens/s, llama.cpp {other:.0f} (float32, temperature 0);"
+        f" {half:.0f} and {others_half:.0f} in bfloat16"
+    )
+
+
+def steps(rows: Rows) -> str:
+    """Return what a step of the engine takes beside the faster way of llama.cpp."""
+
+    def fed(sessions: int, tokens: int) -> tuple[float, float]:
+        like = {"dtype": "float32", "sessions": sessions, "tokens": tokens, "draft": "chain"}
+        own, *others = (
+            one(rows, system=name, **like)["milliseconds"]
+            for name in ("tandem", "llama.cpp", "and flash")
+        )
+        return own, min(others)
+
+    (single, other), (many, others_many) = fed(1, 1), fed(8, 5)
+    return (
+        f"{single:.1f} ms for one token, llama.cpp {other:.1f};"
+        f" {many:.0f} ms for 8 sessions x 5 tokens, llama.cpp {others_many:.0f}"
+    )
+
+
+def useless(rows: Rows) -> str:
+    """Return the speed with a drafter that sends garbage."""
+    single, many = (
+        one(rows, fault="sends garbage", rule="match", streams=count)["ratio"] for count in (1, 8)
+    )
+    return f"it sends garbage: {single:.2f} of plain decoding for one stream, {many:.2f} for eight"
+
+
+def chaos(rows: Rows) -> str:
+    """Return what clients noticed of faults."""
+    (row,) = rows
+    counts = f"{row['lost']} lost, {row['duplicated']} duplicated, {row['changed']} changed"
+    longest = max(row["gaps"].values())
+    size = f"{row['streams']:,} streams, {row['tokens']:,} tokens"
+    return f"{size}: {counts}; the longest gap was {longest:.2f} s"
+
+
+def overload(rows: Rows) -> str:
+    """Return how soon requests are refused, and what others notice."""
+    (row,) = rows
+    soon, late = 1e3 * row["refused_p50"], 1e3 * row["refused_p99"]
+    return (
+        f"refusals take {soon:.0f} ms (median) and {late:.0f} ms (99 %);"
+        f" gaps of running streams grow {row['gap_ratio']:.2f} times"
+    )
+
+
+def grammars(rows: Rows) -> str:
+    """Return what grammars save without a drafter, and whether answers are valid and the same."""
+    answers, differing, invalid = (
+        sum(row[name] for row in rows) for name in ("answers", "differing", "invalid")
+    )
+    saved = one(rows, drafts="suffix")["tokens_per_step"]
+    return (
+        f"{saved:.2f} tokens per step without a drafter;"
+        f" {answers:,} answers: {invalid} are not valid, {differing} differ"
+    )
+
+
+FIGURES: tuple[tuple[str, str, Callable[[Rows], str]], ...] = (  # question, file, figure
+    ("Is it the text of `generate()`?", "equality", equality),
+    ("Do options and drafts work together?", "options", options),
+    ("What do drafts gain for one request?", "links", one_request),
+    ("And with a drafter 20 ms away, or eight requests?", "links", far_or_many),
+    ("How does that compare with llama.cpp?", "throughput", beside_llama),
+    ("How fast is a step of the engine?", "engine", steps),
+    ("What does a useless drafter cost?", "slow_drafter", useless),
+    ("What do clients notice of 500 faults?", "chaos", chaos),
+    ("What happens at ten times the load?", "overload", overload),
+    ("What do grammars save?", "structured", grammars),
+)
+
+
+def table(*rows: Sequence[str]) -> str:
+    """Return a table of Markdown; the first row is its head."""
+    head, *body = ("| " + " | ".join(row) + " |\n" for row in rows)
+    return head + "|---" * len(rows[0]) + "|\n" + "".join(body)
+
+
+def main_table() -> str:
+    """Return the table of RESULTS.md: a row for each question."""
+    rows = [("question", "figure", "command", "machine", "commit and date")]
+    for question, name, figure in FIGURES:
+        of = read(name)
+        origin = f"`{of['command']}`", of["machine"], f"{of['commit']}, {of['date']}"
+        rows.append((question, figure(of["rows"]), *origin))
+    return table(*rows)
+
+
+def speeds() -> str:
+    """Return the table of README.md: tokens per second with drafts and without."""
+    of = read("links")
+    head = ("requests", "temperature", "round trip", "plain decoding", "with drafts", "ratio")
+    rows: list[Sequence[str]] = [head]
+    for at_once in (1, 8):
+        for heat in (0, 1):
+            both = zip(*(_gain(of["rows"], at_once, heat, ms) for ms in (0, 20)), strict=True)
+            told = (
+                f"{near:.{digits}f} / {far:.{digits}f}"
+                for digits, (near, far) in zip((0, 0, 2), both, strict=True)
+            )
+            rows.append((str(at_once), str(heat), "0 / 20 ms", *told))
+    origin = f"Measured by `{of['command']}` on {of['date']} (commit {of['commit']})."
+    return f"{table(*rows)}\n{origin}\n"
+
+
+PARTS: Mapping[str, Callable[[], str]] = {"figures": main_table, "speeds": speeds}
+PAGES = (ROOT / "benchmarks" / "RESULTS.md", ROOT / "README.md")
+
+
+def renewed(text: str) -> str:
+    """Return a page with everything between its markers as the JSON files have it now."""
+    return MARKED.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n{found[3]}", text)
+
+
+def main(
+    check: Annotated[bool, typer.Option("--check", help="write nothing; fail if it would")] = False,
+) -> None:
+    """Write the figures of benchmarks/results into RESULTS.md and README.md."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        if (new := renewed(text)) == text:
+            continue
+        if check:
+            raise SystemExit(f"error: {page.name} has other figures: run `make results`")
+        page.write_text(new, encoding="utf-8")
+        print(f"{page.name} has new figures")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,103 @@
+"""Record the demo and `tandem top` as pictures for the documents: what they print in a terminal.
+
+`make recordings` runs it; each picture is an SVG file in docs/recordings.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import StringIO
+from itertools import count, cycle
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from examples.demo import STORIES, TANDEM, grown, running
+from tandem import Client
+
+FOLDER = Path(__file__).parents[1] / "docs" / "recordings"
+COLUMNS = 110
+FONTS = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # which other servers would send
+LOAD_SECONDS = 90.0  # before `tandem top` is recorded: its bars show 15 minutes
+CLIENTS = 3
+UP = "Tandem was up"  # what the demo prints before is the start of its services
+
+
+def printed(command: list[str]) -> str:
+    """Return what a command prints in a terminal; raises CalledProcessError if it fails."""
+    ours, its = pty.openpty()
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": "50"}
+    with subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=environment) as process:
+        os.close(its)
+        shown = b""
+        with suppress(OSError):  # on Linux, the end of a terminal is an error
+            while part := os.read(ours, 1 << 16):
+                shown += part
+    os.close(ours)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, shown)
+    return shown.decode().replace("\r\n", "\n")
+
+
+def picture(text: str, title: str) -> str:
+    """Return an SVG picture of a terminal that shows a text with ANSI colours."""
+    console = Console(file=StringIO(), record=True, width=COLUMNS, force_terminal=True)
+    console.print(Text.from_ansi(text))
+    return FONTS.sub("", console.export_svg(title=title))
+
+
+@contextmanager
+def load(address: str) -> Iterator[None]:
+    """Have a few clients ask for one story after the other while the scope lasts."""
+    over, seeds = threading.Event(), count()
+
+    def ask() -> None:
+        with Client(address) as client:
+            for prompt, temperature in cycle(STORIES):
+                if over.is_set():
+                    return
+                client.generate(
+                    prompt, temperature=temperature, seed=next(seeds), max_new_tokens=100
+                )
+
+    clients = [threading.Thread(target=ask) for _ in range(CLIENTS)]
+    for client in clients:
+        client.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for client in clients:
+            client.join()
+
+
+def recorded_top() -> str:
+    """Return what `tandem top` shows while clients ask."""
+    with running(secrets.token_hex(8), grown()) as address, load(address):
+        time.sleep(LOAD_SECONDS)
+        return printed([*TANDEM, "top", "--once", "--address", address])
+
+
+def main() -> None:
+    """Write both pictures; that of the demo begins when its services have started."""
+    FOLDER.mkdir(exist_ok=True)
+    demo = printed([sys.executable, "-m", "examples.demo"])
+    demo = demo[demo.index(UP) :]
+    for name, title, text in (("demo", "make demo", demo), ("top", "tandem top", recorded_top())):
+        file = FOLDER / f"{name}.svg"
+        file.write_text(picture(text, title), encoding="utf-8")
+        print(f"{file}: {file.stat().st_size / 1e3:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()
