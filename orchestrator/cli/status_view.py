@@ -20,7 +20,7 @@ HELD = (
     *("tokenizer", "exactness"),
 )
 FIGURES = ("weights", "context", "fit")  # never broken
-WIDTH = 110  # of the table of what services hold
+WIDTH = 124  # of the table of what services hold
 INEXACT = "exact unavailable: "  # before the reason
 NOTHING = "-"
 Named = tuple[str, api.ReplicaStatus]

@@ -88,13 +88,14 @@ def test_up_and_status_show_what_the_services_hold(up: Served) -> None:
     """By the same table, as they computed it: weights of megabytes, one session and more."""
     own, head = (
         kernels(),
-        r"service +model +device +dtype +weights +context +fit +kernels +exactness",
+        r"service +model +device +dtype +weights +context +fit +kernels +tokenizer +exactness",
     )
     (table,) = re.findall(rf"^{head}\n(?:\S.*\n)+", up.printed, re.MULTILINE)
     assert f"\n{table}\n" in up.run("status").stdout
     _, verifier, drafter = (line.split() for line in table.splitlines())
     kernel = rf"{own.name}, fused \d+ of \d+" if own else "onednn"
-    exactness = {"verifier target cpu": "exact" if own else "no: .+", "drafter draft cpu": "no: .+"}
+    exact = "exact" if own else "no: .+"
+    exactness = {"verifier target cpu": f"- {exact}", "drafter draft cpu": "equal no: .+"}
     for row, name in zip((verifier, drafter), exactness, strict=True):
         assert row[:4] == [*name.split(), "float32"] and re.fullmatch(r"\d+\.\dMiB", row[4])
         assert row[5] == "512" and int(row[6]) >= 1
