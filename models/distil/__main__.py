@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ from tandem.models.distil import card, prompts
 from tandem.models.distil import student as students
 from tandem.models.distil.answers import Answers, Lesson
 from tandem.models.distil.course import Course
+from tandem.models.distil.prompts import Prompt
 from tandem.models.distil.teacher import Question, Teacher
 from tandem.models.distil.train import Look, Training
 from tandem.orchestrator.cli import launch
@@ -37,7 +39,7 @@ HELD_OUT = 32  # questions whose answers are not learned from
 WORK = "training"  # folder in that of the draft model: answers, and the state of training
 
 
-def questions(asked: Any, known: Answers, tokens: int) -> Any:
+def questions(asked: Iterable[Prompt], known: Answers, tokens: int) -> Iterator[Question]:
     """Those that have no answer yet, until the answers have so many tokens. The first are held
     out, and greedy as acceptance is measured; of the others every second one is.
     """
@@ -50,7 +52,12 @@ def questions(asked: Any, known: Answers, tokens: int) -> Any:
 
 
 async def collect(
-    target: Path, asked: Any, answers: Answers, tokens: int, most: int, threads: int
+    target: Path,
+    asked: Iterable[Prompt],
+    answers: Answers,
+    tokens: int,
+    most: int,
+    threads: int,
 ) -> None:
     """Serve the target, and ask it until there are enough answers; raises TandemError."""
     columns = "{task.description}", "{task.completed:,.0f} of {task.total:,.0f} tokens"
@@ -105,10 +112,20 @@ def parameters_of(text: str) -> int:
 app = typer.Typer(add_completion=False, rich_markup_mode=None)  # whose tables cut names
 
 
+def device_of(text: str) -> torch.device:
+    """A device that is there; without a name the GPU, or else the CPU."""
+    name = text or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:  # the last without CUDA in PyTorch
+        problem = str(error).splitlines()[0]
+        raise typer.BadParameter(f"{name} cannot be used: {problem}") from None
+
+
 @app.command()
 def main(
     target: Annotated[Path, typer.Option(help="directory, GGUF file or name on the hub")],
-    out: Annotated[Path, typer.Option(help="folder for the draft model")],
+    out: Annotated[Path, typer.Option(help="folder for the draft model", file_okay=False)],
     prompt_file: Annotated[
         Path | None,
         typer.Option("--prompts", help="a prompt per line, or JSON lines; by default general ones"),
@@ -120,7 +137,10 @@ def main(
     max_new_tokens: Annotated[int, typer.Option(help="of an answer", min=8)] = 256,
     minutes: Annotated[float, typer.Option(help="of training at most", min=0.1)] = 90.0,
     threads: Annotated[int | None, typer.Option(help="on a CPU; by default all", min=1)] = None,
-    device: Annotated[str, typer.Option(help="that trains: cpu or cuda")] = "",
+    device: Annotated[
+        torch.device,
+        typer.Option(help="that trains: cpu or cuda", parser=device_of, metavar="NAME"),
+    ] = "",  # type: ignore[assignment]
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
     """Collect answers, learn, and say what it brings."""
@@ -128,7 +148,6 @@ def main(
     logging.disable_progress_bar()
     threads = threads or cores.usable()
     torch.set_num_threads(threads)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     console, work = Console(highlight=False, soft_wrap=True), out / WORK
     try:
         model = hub.served(target)
@@ -140,13 +159,13 @@ def main(
         answers = Answers.of(work / "answers")
         if answers.tokens < tokens:
             asyncio.run(collect(model, asked, answers, tokens, max_new_tokens, threads))
-        looks = learn(model, out, shape, answers, minutes, device, seed, console)
+        course = learn(model, out, shape, answers, minutes, device, seed, console)
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on from here")
         raise typer.Exit(130) from None
     except TandemError as problem:
         raise SystemExit(f"error: {problem}") from None
-    card.write(out, target, shape, answers.tokens, looks)
+    card.write(out, target, shape, answers.tokens, course)
     console.print(f"tandem up --target {target} --draft {out}")
 
 
@@ -156,7 +175,7 @@ def learn(
     shape: students.Shape,
     answers: Answers,
     minutes: float,
-    device: str,
+    device: torch.device,
     seed: int,
     console: Console,
 ) -> Course:
@@ -167,7 +186,7 @@ def learn(
         raise Unusable(f"there are {len(answers.found)} answers: it takes more than {HELD_OUT}")
     torch.manual_seed(seed)
     student = students.build(shape, target)
-    student.to(torch.device(device))  # type: ignore[arg-type]  # its wrapper has no types
+    student.to(device)  # type: ignore[arg-type]  # its wrapper has no types
     training = Training(student, Course(minutes), target, out, out / WORK / "state.pt")
     training.run(Lesson.of(rest), held, seed, lambda look: console.print(told(look)))
     return training.course

@@ -53,5 +53,6 @@ def distillation_loss(
     found = logits.gather(1, place[top]) - whole  # [rows, k]: the student's log-probabilities
     teacher = logprobs.exp()
     others = (1 - teacher.sum(-1)).clamp(min=0)
-    rest = torch.log1p(-found.exp().sum(-1).clamp(max=1 - LEAST))
+    listed = logprobs > -torch.inf  # else there were fewer likely tokens than columns
+    rest = torch.log1p(-(found.exp() * listed).sum(-1).clamp(max=1 - LEAST))
     return -((teacher * found).sum(-1) + others * rest).mean()

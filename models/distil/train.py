@@ -5,10 +5,13 @@ on with at any step.
 from __future__ import annotations
 
 import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import torch
@@ -27,6 +30,22 @@ LENGTH = 256  # tokens of a window
 ROWS = 8  # windows of a step
 LOOK_STEPS = 100
 MATRIX_RATE, OTHER_RATE = 0.02, 4e-3  # as the embedded pair was trained
+
+
+@contextmanager
+def interruption() -> Iterator[Event]:
+    """An event that Ctrl-C sets while the scope lasts; a second one interrupts at once."""
+    asked, before = Event(), signal.getsignal(signal.SIGINT)
+
+    def ask(*_: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        asked.set()
+
+    signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +75,11 @@ class Training:
     def run(
         self, lesson: Lesson, held_out: list[Answer], seed: int, report: Callable[[Look], None]
     ) -> None:
-        """Until the course has ended. What is interrupted is saved, and goes on where it was."""
+        """Until the course has ended. Ctrl-C lets the step end, saves and raises KeyboardInterrupt;
+        what is begun again goes on from there.
+        """
         losses = []
-        try:
+        with interruption() as interrupted:
             while not self.course.ended:
                 began = time.monotonic()
                 losses.append(self._step(lesson, seed))
@@ -70,9 +91,9 @@ class Training:
                     report(Look(self.course, mean, found, self.course.step * ROWS * LENGTH))
                     losses.clear()
                     self.save()
-        except KeyboardInterrupt:
-            self.save()
-            raise
+                if interrupted.is_set():
+                    self.save()
+                    raise KeyboardInterrupt
 
     def save(self) -> None:
         """The student as services load it, and all that is needed to go on."""

@@ -70,6 +70,20 @@ def test_a_sample_of_the_other_tokens_estimates_the_loss() -> None:
     assert abs(losses.mean() - exact(hidden, embeddings, top, logprobs)) < error
 
 
+def test_columns_without_a_token_change_no_loss() -> None:
+    """As where a target lists fewer likely tokens than there are columns."""
+    hidden, embeddings, top, logprobs = problem(0)
+    wider = torch.cat([top, torch.zeros(ROWS, 3, dtype=top.dtype)], 1)
+    nothing = torch.cat([logprobs, torch.full((ROWS, 3), -torch.inf)], 1)
+    losses = [
+        distillation_loss(
+            hidden, embeddings, *each, torch.Generator().manual_seed(0), sample=VOCABULARY
+        )
+        for each in ((top, logprobs), (wider, nothing))
+    ]
+    torch.testing.assert_close(*losses)
+
+
 def test_a_student_that_says_what_its_target_says_has_the_least_loss() -> None:
     """No other distribution has a smaller one."""
     _, _, top, logprobs = problem(0)

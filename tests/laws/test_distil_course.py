@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
@@ -107,14 +108,14 @@ def test_a_lesson_is_about_the_tokens_of_answers() -> None:
 
 
 class Interrupting(Training):
-    """Is stopped, as by Ctrl-C, before the steps of these numbers, each time it is begun."""
+    """Is interrupted by Ctrl-C within the steps of these numbers."""
 
     stops: ClassVar[set[int]] = set()
 
     def _step(self, lesson: Lesson, seed: int) -> float:
         if self.course.step in self.stops:
             self.stops.remove(self.course.step)
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return super()._step(lesson, seed)
 
 
