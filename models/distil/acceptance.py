@@ -28,7 +28,7 @@ def tokens_per_step(agreed: Sequence[Sequence[bool]], chain: int = CHAIN) -> flo
         at = 0
         while at < len(places):
             run = 0
-            while run < chain and at + run < len(places) - 1 and places[at + run]:
+            while run < chain and at + run < len(places) and places[at + run]:
                 run += 1
             at += run + 1
             steps += 1

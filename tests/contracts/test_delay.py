@@ -102,10 +102,17 @@ async def test_a_slow_link_carries_so_many_bits_per_second_for_all_its_connectio
         await asyncio.gather(asked(first, half), asked(second, half))
         assert clock() - began >= 0.99 * (0.2 + ROUND_TRIP)
         second[1].close()
-        await link.become(State())
-        began = clock()
-        await asked(first, half)
-        assert clock() - began < 0.2
+
+
+def test_what_leaves_on_a_slow_link_waits_for_what_left_before_in_its_direction() -> None:
+    link = Link(HOST, 1)
+    link.state = State(rate=8000.0)
+    assert link.leave(1000, False, 5.0) == 6.0
+    assert link.leave(500, False, 5.25) == 6.5
+    assert link.leave(1000, True, 5.25) == 6.25
+    assert link.leave(1000, False, 10.0) == 11.0
+    link.state = State()
+    assert link.leave(1000, False, 10.5) == 10.5
 
 
 async def test_bytes_keep_their_order_while_the_delay_shrinks() -> None:
