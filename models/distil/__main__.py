@@ -40,8 +40,8 @@ WORK = "training"  # folder in that of the draft model: answers, and the state o
 
 
 def questions(asked: Iterable[Prompt], known: Answers, tokens: int) -> Iterator[Question]:
-    """Those that have no answer yet, until the answers have so many tokens. The first are held
-    out, and greedy as acceptance is measured; of the others every second one is.
+    """Yield the prompts that have no answer yet, until the answers have `tokens` tokens. The first
+    HELD_OUT are greedy, because acceptance is measured on greedy text; so is every second other.
     """
     for number, prompt in enumerate(asked):
         if number >= HELD_OUT and known.tokens >= tokens:
@@ -91,7 +91,7 @@ def remember(file: Path, settings: dict[str, Any]) -> None:
 
 
 def told(look: Look) -> str:
-    """A look in a line."""
+    """Return a look as one line of text."""
     course = look.course
     left = "about" if course.falls_from else "at most"
     return (

@@ -28,7 +28,7 @@ accepted. It is of no use by itself.
 
 
 def write(out: Path, target: Path, shape: Shape, tokens: int, course: Course) -> None:
-    """Beside the model."""
+    """Write the card beside the model, as README.md."""
     text = CARD.format(
         target=target,
         out=out,

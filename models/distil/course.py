@@ -26,7 +26,7 @@ class Course:
 
     @property
     def scale(self) -> float:
-        """Of the peak learning rate, for the step to come."""
+        """The part of the peak learning rate that the next step uses."""
         warm = min(1.0, (self.step + 1) / WARM_UP)
         if not self.falls_from:
             return warm
@@ -54,7 +54,7 @@ class Course:
 
     @property
     def minutes_left(self) -> float:
-        """At the most, while it holds; about, when it falls."""
+        """Minutes until the end: a limit while the rate holds, an estimate once it falls."""
         if not self.falls_from:
             return self.limit - self.minutes
         return self.minutes / max(1, self.step) * (self.last - self.step)

@@ -98,7 +98,7 @@ def build(shape: Shape, target: Path) -> MistralForCausalLM:
 
 
 def embeddings_of(student: MistralForCausalLM) -> torch.Tensor:
-    """Those of its input, and of its output: [entries, width]."""
+    """The student's embeddings [entries, width], which are those of its output too."""
     found: torch.Tensor = student.get_input_embeddings().weight  # type: ignore[assignment]
     return found
 

@@ -50,8 +50,8 @@ def interruption() -> Iterator[Event]:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What is known at a look: the loss of the steps since the one before, in nats; tokens per
-    step of held-out answers.
+    """One look at the training: the mean loss of the steps since the look before, in nats, and the
+    tokens per step on held-out answers.
     """
 
     course: Course
