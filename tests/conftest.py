@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+import sys
+from collections.abc import Generator, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -45,3 +46,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     if report.failed:
         report.sections.append(("Repeat it", f".venv/bin/python -m pytest {item.nodeid!r}"))
     return report
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _modules_are_left_as_they_were() -> Iterator[None]:
+    """A file of tests that imports a module anew breaks the files after it; it fails itself."""
+    yield
+    for name, module in list(sys.modules.items()):
+        package, _, child = name.rpartition(".")
+        if package.startswith("tandem"):
+            assert getattr(sys.modules[package], child, module) is module, (
+                f"{name} is imported twice"
+            )

@@ -10,6 +10,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, redirect_stdout, suppress
@@ -168,9 +169,8 @@ def help_of(*words: str) -> frozenset[str]:
 
         def run_here(module: str, *arguments: str) -> None:
             patch.setattr(sys, "argv", [module, *arguments])
-            for known in (module, f"{module}.__main__"):
-                patch.delitem(sys.modules, known, raising=False)  # it is run, not imported
-            runpy.run_module(module, run_name="__main__")
+            with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # imported too
+                runpy.run_module(module, run_name="__main__")
 
         patch.setattr(os, "execv", lambda _, command: run_here(*command[3:]))  # python -P -m ...
         patch.setenv("COLUMNS", "200")
