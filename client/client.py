@@ -39,7 +39,6 @@ ADDRESS = "127.0.0.1:50051"
 STATUS_SECONDS = 5.0
 FEW = 2  # heartbeats that may fail to come where another front end answers again
 EARLIEST = 0.25  # this much of a pause is waited for a front end that is connected again, too
-UPLOAD_BYTES_PER_SECOND = 32 << 10  # of the slowest connection
 
 
 class AsyncClient:
@@ -213,7 +212,7 @@ class Stream:
         """End a call on which not even heartbeats arrive while the caller waits for some; they come
         once the server has the whole request.
         """
-        await asyncio.sleep(self._request.ByteSize() / UPLOAD_BYTES_PER_SECOND)
+        await asyncio.sleep(self._request.ByteSize() / heartbeat.SLOWEST)
         fronts, retry = self._client.front_ends, self._retry
         await heartbeat.until_silent(
             lambda: self._events if self._waiting else object(),

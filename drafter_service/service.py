@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from time import monotonic
 from typing import Any, TypeAlias
 
 from grpc import aio
@@ -15,9 +16,10 @@ from tandem.drafter_service.registration import registering
 from tandem.drafter_service.tree.session_text import FactTokens
 from tandem.drafter_service.tree.worth import Conditions
 from tandem.engine import port
+from tandem.engine.call import Call
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.host import Host, check_tokens, hosting
-from tandem.engine.streams import Call, StreamServer
+from tandem.engine.streams import StreamServer
 from tandem.protos.errors import TandemError
 from tandem.protos.service.about import announce_model, report_drafter
 from tandem.protos.service.drain import Drain
@@ -71,6 +73,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         self, conditions: Conditions, request: drafter_pb2.GuessRequest, caller: Caller
     ) -> None:
         caller.sent = request.sent
+        caller.note(request.read)
         if request.HasField("conditions"):
             message = request.conditions
             conditions.price, conditions.delay = bounded(message.price), bounded(message.delay)
@@ -104,6 +107,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
     def _respond(self, caller: Caller) -> drafter_pb2.GuessResponse:
         response = drafter_pb2.GuessResponse(
             sent=caller.sent,
+            clock=monotonic(),
             passes=codec.encode_passes(self.streams.passes),
             last=caller.last,
             streams=len(self.streams.live),
@@ -117,6 +121,8 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
             response.failures.append(caller.failures.popleft())
         if caller.outgoing:
             caller.changed.set()
+        if response.guesses:
+            caller.trip.sent(response.clock, response.ByteSize())
         return response
 
 

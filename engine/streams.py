@@ -7,17 +7,17 @@ One gRPC call carries all sessions of one caller. Knows neither facts nor guesse
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 import structlog
 
+from tandem.engine.call import Call, CallStream
 from tandem.engine.peers import own, owned
 from tandem.engine.schedule.job_stream import JobStream
 from tandem.engine.schedule.scheduler import ModelThread
@@ -25,7 +25,6 @@ from tandem.engine.schedule.task import Job
 from tandem.protos.errors import Internal, SessionMiss, StaleTurn, TandemError
 from tandem.protos.service import tracing
 from tandem.protos.service.drain import Drain
-from tandem.protos.service.tracing import Span
 from tandem.protos.streams import Decoding, Drafting, PassTimes
 from tandem.protos.transport import heartbeat, status
 from tandem.v1 import common_pb2
@@ -38,35 +37,6 @@ Opening = TypeVar("Opening", Decoding, Drafting)
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 log = structlog.get_logger()
-
-
-@dataclass(slots=True, eq=False)
-class Call(Generic[In, Out]):
-    """One gRPC call, with the streams of all sessions of its caller, `peer`."""
-
-    peer: str = ""
-    streams: dict[int, CallStream[In, Out]] = field(default_factory=dict)
-    outgoing: deque[tuple[int, Out]] = field(default_factory=deque)
-    failures: deque[common_pb2.Failure] = field(default_factory=deque)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    sent: float = 0.0  # the caller's clock in its newest message
-    answered: bool = False  # whether its first message was answered
-    described: bool = False  # whether a response has had the model
-    last: bool = False  # nothing follows: the service is stopping
-
-
-@dataclass(slots=True, eq=False)
-class CallStream(JobStream[In, Out]):
-    """A job's stream, the call that it belongs to, and the span of the job."""
-
-    call: Call[In, Out] = field(kw_only=True)
-    span: Span = field(kw_only=True)
-    part: str = field(kw_only=True)  # of the span: what each item is
-
-    def emit(self, item: Out) -> None:
-        """Send an item; it leaves when the step is over."""
-        self.outgoing.append((self.stream_id, item))
-        self.span.part(self.part)
 
 
 class StreamServer(Generic[In, Out]):

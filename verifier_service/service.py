@@ -11,11 +11,12 @@ from grpc import aio
 from prometheus_client import CollectorRegistry
 
 from tandem.engine import port
+from tandem.engine.call import Call
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.grammars import Grammars
 from tandem.engine.host import Host, check_tokens, hosting
 from tandem.engine.schedule.task import Job
-from tandem.engine.streams import Call, StreamServer
+from tandem.engine.streams import StreamServer
 from tandem.protos.errors import InvalidRequest, TandemError, Unusable
 from tandem.protos.service.about import announce_model
 from tandem.protos.service.drain import Drain

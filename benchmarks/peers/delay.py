@@ -132,7 +132,7 @@ class Link:
         self.state = State()
         self.port = 0
         self._service = host, port
-        self._busy = {False: 0.0, True: 0.0}  # until when each direction sends, back or not
+        self.busy = {False: 0.0, True: 0.0}  # until when each direction sends, back or not
         self._ways: list[tuple[Way, Way]] = []
         self._dialling: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -147,8 +147,8 @@ class Link:
         """Send bytes in a direction, behind those that wait there; when the last of them leaves."""
         if not self.state.rate:
             return now
-        self._busy[back] = max(now, self._busy[back]) + 8 * size / self.state.rate
-        return self._busy[back]
+        self.busy[back] = max(now, self.busy[back]) + 8 * size / self.state.rate
+        return self.busy[back]
 
     async def become(self, state: State) -> None:
         """Be so from now on; bytes that are on their way keep their time of arrival."""

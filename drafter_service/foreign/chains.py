@@ -139,7 +139,9 @@ class ChainJob:
                 self._emit()
             elif self._opening.lockstep or len(self._drafted) < LEAST_LEFT:
                 self._rewind()
-        return self._pending.next() if self._fits and self._pending.pending else None
+        if self._stream.paused or not (self._fits and self._pending.pending):
+            return None
+        return self._pending.next()
 
     @property
     def _levels(self) -> int:

@@ -41,6 +41,7 @@ class GrowingTree:
         self._worth, self._clock = worth, clock
         self._frontier: Sequence[DraftNode] = ()
         self._asked: Sequence[DraftNode] = ()  # what is to be fed; none if it is committed tokens
+        self._held = False  # whether the best nodes were not sent
         self._expand([text.tree.root], first)
 
     def ready(self) -> Segment | None:
@@ -84,8 +85,11 @@ class GrowingTree:
         self._update(changed=True)
 
     def _update(self, changed: bool = False) -> None:
-        """Take in what has arrived, and send what is one of the best nodes now."""
+        """Take in what has arrived, and send what is one of the best nodes now, unless the caller
+        takes too slowly what it was sent.
+        """
         tree, floor = self._text.tree, self._worth.floor
+        changed |= self._held and not self._stream.paused
         if tokens := self._text.take_facts(self._stream.inbox):
             self._worth.text_grew(tokens, self._clock())
         if tokens or floor != tree.floor or changed:
@@ -93,5 +97,8 @@ class GrowingTree:
             window, threshold = tree.window(), self._worth.threshold()
             self._frontier = self._text.fit(tree.frontier(window, threshold))
             pays = self._frontier or threshold.pays(0.0, 0)
-            if pays and (guess := tree.unsent(window, int(min(threshold.lead, MAX_LEVELS)))):
+            self._held = self._stream.paused
+            if not pays or self._held:
+                return
+            if guess := tree.unsent(window, int(min(threshold.lead, MAX_LEVELS))):
                 self._stream.emit(guess)

@@ -31,6 +31,11 @@ class JobStream(Generic[In, Out]):
         self.outgoing.append((self.stream_id, item))
 
     @property
+    def behind(self) -> bool:
+        """Whether the caller takes items too slowly."""
+        return len(self.outgoing) > BACKLOG
+
+    @property
     def paused(self) -> bool:
         """Whether the reader is too far behind."""
-        return self.halted or len(self.outgoing) > BACKLOG
+        return self.halted or self.behind

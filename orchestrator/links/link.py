@@ -1,7 +1,6 @@
 """One call to one service, which carries all sessions of a cell; opened again whenever it is lost.
 
-Knows neither facts nor guesses: items are sent in as few messages as possible, and received items
-go to the subscriber of their stream.
+Items are sent in as few messages as possible; those received go to their stream's subscriber.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import structlog
 from grpc import aio
 
-from tandem.orchestrator.links.round_trip import RoundTrip
 from tandem.orchestrator.rounds.stream import Subscriber
 from tandem.protos.errors import Internal
 from tandem.protos.service.tasks import background, first_done
 from tandem.protos.streams import EncodedGuess, PassTimes
 from tandem.protos.transport import heartbeat, status
+from tandem.protos.transport.round_trip import RoundTrip
 from tandem.protos.types import ModelDescription
 from tandem.protos.wire.codec import decode_model, decode_passes
 from tandem.protos.wire.requests import encode_closing, encode_item
@@ -55,11 +54,9 @@ class Link(Generic[Sent, Received]):
         complete: Callable[[Any], None] = lambda request: None,
         fits: Fits = lambda model: None,
     ) -> None:
-        """`incoming` is the field of a response that has the items, `decode` makes a value of each;
-        `complete` sets what else a request has; `fits` is why a model must not be used.
-        """
+        """`incoming` is the field of a response with the items; `complete` sets other fields."""
         self.connected, self.problem = False, ""
-        self.load, self.passes, self.others = (0.0, 0.0), PassTimes(), 0  # as it reports them
+        self.load, self.passes, self.others, self.clock = (0.0, 0.0), PassTimes(), 0, 0.0  # told
         self._name, self._call, self._request, self._incoming = name, call, request, incoming
         self._decode, self._complete, self._fits = decode, complete, fits
         self._subscribers: dict[Subscriber[Received], None] = {}
@@ -161,7 +158,8 @@ class Link(Generic[Sent, Received]):
                 await call.wait_for_connection()
             self._wake.set()
             silent = heartbeat.until_silent(lambda: self._responses, self._wake.set)
-            deaf = heartbeat.until_silent(self._trip.progress)
+            unread = lambda: heartbeat.missed(self._trip.unread)  # noqa: E731
+            deaf = heartbeat.until_silent(lambda: self._trip.newest, limit=unread)
             await first_done(self._read(call), self._write(call), silent, deaf, self._full.wait())
         finally:
             call.cancel()
@@ -213,6 +211,7 @@ class Link(Generic[Sent, Received]):
             self._closing = {key: at for key, at in self._closing.items() if at > response.sent}
         self.load = getattr(response, "price", 0.0), getattr(response, "token_seconds", 0.0)
         self.passes = decode_passes(response.passes)
+        self.clock = getattr(response, "clock", 0.0)
         self.others = max(0, response.streams - len(self._streams))
         for item in items:
             if subscriber := self._streams.get(item.stream):

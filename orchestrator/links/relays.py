@@ -196,13 +196,14 @@ def guess_link(
     guess: Callable[..., Any], verifier: ServiceLink[ToVerifier, Fact], tokenizer: str = ""
 ) -> DrafterLink:
     """The link to a drafter that is called by `guess`, while its tokenizer has this fingerprint; by
-    default any. Its requests report the verifiers' load, now and then.
+    default any. Its requests report the verifiers' load, now and then, and what has been read.
     """
 
     reported = -inf
 
-    def report_conditions(request: drafter_pb2.GuessRequest) -> None:
+    def report(request: drafter_pb2.GuessRequest) -> None:
         nonlocal reported
+        request.read = link.clock
         if link.connected and monotonic() - reported < heartbeat.SECONDS:
             return
         reported = monotonic()
@@ -215,7 +216,7 @@ def guess_link(
         drafter_pb2.GuessRequest,
         "guesses",
         receive_guess,
-        report_conditions,
+        report,
         same_tokenizer(tokenizer),
     )
     return link

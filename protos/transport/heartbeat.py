@@ -6,7 +6,13 @@ import asyncio
 from collections.abc import Callable
 
 SECONDS = 0.25  # between two messages at the most
+SLOWEST = 50_000 / 8  # bytes per second of the slowest connection that is used
 MISSED = 5  # heartbeats after which the other end is lost: 1.5 s after it fell silent at the most
+
+
+def missed(size: int) -> int:
+    """Heartbeats after which the other end is lost that may have so many bytes to receive yet."""
+    return MISSED + int(size / SLOWEST / SECONDS)
 
 
 async def until_silent(
@@ -18,9 +24,9 @@ async def until_silent(
     heartbeats; `beat` has something sent. Counts heartbeats, not seconds: this process may be the
     one that was suspended.
     """
-    missed = 0
-    while missed < limit():
+    count = 0
+    while count < limit():
         before = received()
         await asyncio.sleep(SECONDS)
         beat()
-        missed = missed + 1 if received() == before else 0
+        count = count + 1 if received() == before else 0

@@ -47,7 +47,8 @@ CLIENT_OPTIONS = [
     *LIMITS,
     ("grpc.keepalive_time_ms", 2000),
     ("grpc.keepalive_timeout_ms", 1000),
-    ("grpc.http2.ping_timeout_ms", 1000),  # without it a frozen peer goes unnoticed
+    ("grpc.http2.ping_timeout_ms", 10_000),  # behind a large message on a slow connection; without
+    # it a frozen peer goes unnoticed
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 2000),  # an attempt may take so long; not a pause

@@ -11,9 +11,10 @@ import pytest
 
 from tandem.drafter_service.tree.waiting_input import WaitingInput
 from tandem.engine import streams
+from tandem.engine.call import Call
 from tandem.engine.schedule.scheduler import ModelThread
 from tandem.engine.schedule.task import Job
-from tandem.engine.streams import Call, StreamServer
+from tandem.engine.streams import StreamServer
 from tandem.protos.streams import Decoding
 from tandem.protos.types import Context, SamplingParams
 from tests.laws.machine import Machine

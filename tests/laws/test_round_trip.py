@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.orchestrator.links.round_trip import LARGE_BYTES, RoundTrip
+from tandem.protos.transport import heartbeat
+from tandem.protos.transport.round_trip import RoundTrip
 
 
 def test_each_message_is_shown_as_read_once() -> None:
@@ -27,27 +28,28 @@ def test_the_round_trip_is_the_shortest_and_longer_ones_count_if_the_service_is_
     assert trip.seconds == pytest.approx(0.05)
 
 
-def test_a_service_that_reads_makes_progress_and_one_that_does_not_makes_none() -> None:
-    trip = RoundTrip()
-    trip.received(1.0, 1.1, False)
-    before = trip.progress()
-    trip.sent(1.2, 10)
-    trip.sent(1.3, LARGE_BYTES + 1)
-    assert trip.progress() == before, "the small one has not arrived, although it is next"
-    trip.received(1.2, 1.4, False)
-    assert trip.progress() != before
-
-
-def test_a_large_message_may_take_its_time() -> None:
-    trip = RoundTrip()
-    trip.sent(1.0, LARGE_BYTES + 1)
-    assert trip.progress() != trip.progress()
-    trip.received(1.0, 9.0, False)
-    assert trip.progress() == trip.progress()
-
-
-def test_what_was_sent_on_a_lost_call_is_not_waited_for() -> None:
-    trip = RoundTrip()
-    trip.sent(1.0, LARGE_BYTES + 1)
+def test_who_reads_nothing_has_the_time_that_what_was_sent_takes_on_a_slow_line() -> None:
+    trip, second = RoundTrip(), int(1 / heartbeat.SECONDS)
+    assert heartbeat.missed(trip.unread) == heartbeat.MISSED
+    trip.sent(1.0, int(heartbeat.SLOWEST))
+    trip.sent(1.1, int(heartbeat.SLOWEST))
+    assert heartbeat.missed(trip.unread) == heartbeat.MISSED + 2 * second
+    trip.received(1.0, 2.0, False)
+    assert heartbeat.missed(trip.unread) == heartbeat.MISSED + second
     trip.called()
-    assert trip.progress() == trip.progress()
+    assert trip.unread == 0, "what was sent on a lost call is not waited for"
+
+
+def test_messages_wait_on_their_way_when_the_oldest_is_late() -> None:
+    trip = RoundTrip()
+    trip.sent(1.0, 10)
+    assert not trip.late(9.0), "the other end may be one that does not tell what it reads"
+    trip.received(1.0, 1.5, True)
+    assert not trip.late(9.0), "everything was read"
+    trip.sent(2.0, 10)
+    trip.sent(2.25, 10)
+    assert not trip.late(2.5)
+    assert trip.late(2.75) == 0.25
+    trip.received(2.0, 2.5, True)
+    assert not trip.late(2.75)
+    assert trip.late(3.0) == 0.25

@@ -11,10 +11,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 from transformers import PreTrainedModel
 
+from tandem.engine.call import Call
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.host import hosting
 from tandem.engine.schedule.job_stream import BACKLOG
-from tandem.engine.streams import Call
 from tandem.protos.streams import Fact, Guess
 from tandem.protos.transport.rpc import MAX_MESSAGE_BYTES
 from tandem.protos.types import (

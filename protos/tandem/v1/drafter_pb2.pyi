@@ -28,8 +28,11 @@ class GuessRequest(_message.Message):
     SENT_FIELD_NUMBER: _builtins.int
     CONDITIONS_FIELD_NUMBER: _builtins.int
     CLOSINGS_FIELD_NUMBER: _builtins.int
+    READ_FIELD_NUMBER: _builtins.int
     sent: _builtins.float
     """the sender's clock, for the round trip"""
+    read: _builtins.float
+    """the drafter's clock in the newest response that was read"""
     @_builtins.property
     def open(self) -> _containers.RepeatedCompositeFieldContainer[Global___Drafting]: ...
     @_builtins.property
@@ -48,10 +51,11 @@ class GuessRequest(_message.Message):
         sent: _builtins.float = ...,
         conditions: Global___Conditions | None = ...,
         closings: _abc.Iterable[_common_pb2.Closing] | None = ...,
+        read: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["conditions", b"conditions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closings", b"closings", "conditions", b"conditions", "facts", b"facts", "open", b"open", "sent", b"sent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closings", b"closings", "conditions", b"conditions", "facts", b"facts", "open", b"open", "read", b"read", "sent", b"sent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -147,12 +151,15 @@ class GuessResponse(_message.Message):
     PASSES_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     STREAMS_FIELD_NUMBER: _builtins.int
+    CLOCK_FIELD_NUMBER: _builtins.int
     sent: _builtins.float
     """of the newest request"""
     last: _builtins.bool
     """the service is stopping and nothing follows: the caller ends the call"""
     streams: _builtins.int
     """that are open, of all callers"""
+    clock: _builtins.float
+    """the drafter's, by which it knows how much is on its way"""
     @_builtins.property
     def guesses(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Guess]: ...
     @_builtins.property
@@ -173,10 +180,11 @@ class GuessResponse(_message.Message):
         passes: _common_pb2.PassTimes | None = ...,
         last: _builtins.bool = ...,
         streams: _builtins.int = ...,
+        clock: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "passes", b"passes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "guesses", b"guesses", "last", b"last", "model", b"model", "passes", b"passes", "sent", b"sent", "streams", b"streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "failures", b"failures", "guesses", b"guesses", "last", b"last", "model", b"model", "passes", b"passes", "sent", b"sent", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

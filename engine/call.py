@@ -1,0 +1,60 @@
+"""A caller's gRPC call to a model service, and the streams of its sessions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Generic, TypeVar
+
+from tandem.engine.schedule.job_stream import BACKLOG, JobStream
+from tandem.protos.service.tracing import Span
+from tandem.protos.transport import heartbeat
+from tandem.protos.transport.round_trip import RoundTrip
+from tandem.v1 import common_pb2
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+@dataclass(slots=True, eq=False)
+class Call(Generic[In, Out]):
+    """One gRPC call, with the streams of all sessions of its caller, `peer`."""
+
+    peer: str = ""
+    streams: dict[int, CallStream[In, Out]] = field(default_factory=dict)
+    outgoing: deque[tuple[int, Out]] = field(default_factory=deque)
+    failures: deque[common_pb2.Failure] = field(default_factory=deque)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    sent: float = 0.0  # the caller's clock in its newest message
+    answered: bool = False  # whether its first message was answered
+    described: bool = False  # whether a response has had the model
+    last: bool = False  # nothing follows: the service is stopping
+    trip: RoundTrip = field(default_factory=RoundTrip)  # of what is sent to it
+    late: bool = False  # whether that waits on its way
+
+    def note(self, clock: float) -> None:
+        """The caller has read what was sent up to this clock of ours; 0 = it does not tell."""
+        now = monotonic()
+        self.trip.received(clock, now, busy=not self.late)
+        self.late = self.trip.late(now) > heartbeat.SECONDS
+
+
+@dataclass(slots=True, eq=False)
+class CallStream(JobStream[In, Out]):
+    """A job's stream, the call that it belongs to, and the span of the job."""
+
+    call: Call[In, Out] = field(kw_only=True)
+    span: Span = field(kw_only=True)
+    part: str = field(kw_only=True)  # of the span: what each item is
+
+    @property
+    def behind(self) -> bool:
+        """Whether the caller, or the connection to it, takes items too slowly."""
+        return self.call.late or len(self.outgoing) > BACKLOG
+
+    def emit(self, item: Out) -> None:
+        """Send an item; it leaves when the step is over."""
+        self.outgoing.append((self.stream_id, item))
+        self.span.part(self.part)
