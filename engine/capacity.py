@@ -51,8 +51,17 @@ def sessions_of(
     return min(most, positions * footprint.whole // each)
 
 
+def position_cost(model: HFModel) -> int:
+    """Bytes that one cached token takes of a device's memory, which ranks on a CPU share."""
+    return model.position_bytes * (model.ranks if model.device.type == "cpu" else 1)
+
+
 def footprint_for(model: HFModel, config: ModelServiceConfig) -> Footprint:
-    """What a model's positions take, with steps as they are set and what is drafted."""
+    """What a model's positions take, with steps as they are set and what is drafted. Ranks keep
+    what windows have left, too.
+    """
+    if model.ranks > 1:
+        return EVERYWHERE
     step = config.max_batch_tokens + SCRATCH
     return footprint_of(model.layers, model.dtype, model.device, step)
 

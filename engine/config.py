@@ -89,6 +89,12 @@ class ModelServiceConfig(ServiceConfig):
         ge=1,
         description="CPU threads of the model; by default one per physical core of a NUMA node",
     )
+    tensor_parallel: int = Field(
+        default=1,
+        ge=1,
+        description="processes among which the model's layers are split: on CUDA each has a device,"
+        " cuda:0 and so on; on a CPU they share the threads",
+    )
     max_sessions: int = Field(default=64, ge=1, description="open sessions")
     kv_bytes: ByteSize | None = Field(
         default=None,

@@ -26,7 +26,7 @@ from tandem.engine.config import ModelServiceConfig
 from tandem.engine.exact.exactness import Exactness, positions_tried, self_test
 from tandem.engine.exact.fingerprint import model_fingerprint, weights_fingerprint
 from tandem.engine.forward.cuda import cublas
-from tandem.engine.loading import load_model, runner_of
+from tandem.engine.loading import load_model, ranks_of, runner_of
 from tandem.engine.memory import available
 from tandem.engine.metrics import ModelMetrics, SessionCollector
 from tandem.engine.model.generation import generation_defaults
@@ -149,7 +149,7 @@ async def hosting(
 
     with ModelThread(runner, runner.wait, limits, observe, sessions.expire, light=light) as thread:
         health = Health()
-        async with background(_report(thread, health), activity.run()):
+        async with background(_report(thread, health, runner), activity.run()):
             known = tokenizer, model, weights, weights_bytes(runner.model), generation
             host = Host(runner, sessions, thread, config, exactness, *known, health)
             await rehearse(thread, sessions, config.max_batch_tokens)
@@ -157,10 +157,13 @@ async def hosting(
             yield host
 
 
-async def _report(thread: ModelThread, health: Health) -> None:
-    """Report again and again whether the model thread serves; raises Unusable when it has ended."""
+async def _report(thread: ModelThread, health: Health, runner: ModelRunner) -> None:
+    """Report again and again whether the model thread serves; raises Unusable when it cannot any
+    more.
+    """
     while True:
-        ended, problem = thread.ended, thread.problem(time.perf_counter())
+        problem = runner.lost or thread.problem(time.perf_counter())
+        ended = runner.lost or thread.ended
         health.report("model thread", problem)
         if ended:
             raise Unusable(f"the model can be served no more: {problem}")
@@ -175,12 +178,13 @@ def load_and_test(config: ModelServiceConfig, exact: bool) -> tuple[ModelRunner,
     """Load a model, find space for its sessions, and try it; raises Unusable."""
     if exact and config.device.startswith("cuda"):
         cublas.disable_split_k()
-    model = load_model(config)
+    ranks = ranks_of(config)
+    model = load_model(config, ranks.shard if ranks else None)
     if config.context_length and config.context_length > model.context_length:
         limit = f"is above what the model can be trusted with, {model.context_length}"
         raise Unusable(f"context_length {config.context_length} {limit}")
     longest, tried = config.context_length or model.context_length, positions_tried(model)
-    each, footprint = model.position_bytes, capacity.footprint_for(model, config)
+    each, footprint = capacity.position_cost(model), capacity.footprint_for(model, config)
     setting, kv_bytes = capacity.kv_memory(model, config)
     size = f"{setting} {ByteSize(kv_bytes).human_readable()}"
     most = capacity.most_positions(config.max_sessions, longest, tried, footprint)
@@ -200,7 +204,7 @@ def load_and_test(config: ModelServiceConfig, exact: bool) -> tuple[ModelRunner,
         )
     announce("testing", model=str(config.model))
     try:
-        runner = runner_of(model, positions, exact, footprint)
+        runner = runner_of(model, positions, exact, footprint, ranks)
         exactness = _self_tested(runner, config, exact)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise Unusable(f"{size} do not fit into memory; lower it") from error

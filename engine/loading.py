@@ -2,22 +2,54 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import torch
+
 from tandem.engine.cache.footprint import Footprint
 from tandem.engine.config import ModelServiceConfig
 from tandem.engine.forward.cpu.kernels import use_threads
+from tandem.engine.forward.cuda import cublas
 from tandem.engine.model import load as model
+from tandem.engine.parallel.leading import Follower, LeadingRunner
+from tandem.engine.parallel.ranks import Ranks
+from tandem.engine.parallel.shards import Shard
 from tandem.engine.runner import HFRunner
+from tandem.protos.service.process import configure_logging
 
 
-def load_model(config: ModelServiceConfig) -> model.HFModel:
-    """The model; raises Unusable."""
-    loaded = model.load(config.model, config.dtype, config.device, config.weights)
-    use_threads(config.threads)
+def ranks_of(config: ModelServiceConfig) -> Ranks | None:
+    """Start the other processes of a model that is split among several; None if it is not."""
+    if config.tensor_parallel == 1:
+        return None
+    return Ranks(config.tensor_parallel, config.device, partial(follower, config))
+
+
+def load_model(config: ModelServiceConfig, shard: Shard | None = None) -> model.HFModel:
+    """The model, or one rank's part of it; raises Unusable."""
+    device = shard.device(config.device) if shard else config.device
+    loaded = model.load(config.model, config.dtype, device, config.weights, shard)
+    use_threads(max(1, config.threads // config.tensor_parallel))
     return loaded
 
 
 def runner_of(
-    loaded: model.HFModel, positions: int, exact: bool, footprint: Footprint | None = None
+    loaded: model.HFModel,
+    positions: int,
+    exact: bool,
+    footprint: Footprint | None = None,
+    ranks: Ranks | None = None,
 ) -> HFRunner:
     """What runs it, with space for so many cached tokens; raises MemoryError, OutOfMemoryError."""
+    if ranks:
+        return LeadingRunner(ranks, loaded, positions, exact)
     return HFRunner(loaded, positions, exact, footprint=footprint)
+
+
+def follower(config: ModelServiceConfig, shard: Shard) -> Follower:
+    """Another rank, in its own process."""
+    configure_logging(config.log_level, config.log_format)
+    torch.set_num_threads(max(1, config.threads // shard.count))
+    if config.exact is not False and config.device.startswith("cuda"):
+        cublas.disable_split_k()
+    return Follower(load_model(config, shard))

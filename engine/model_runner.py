@@ -36,6 +36,10 @@ class ModelRunner(Protocol):
         """Why it is not as fast as it could be; None if it is."""
 
     @property
+    def lost(self) -> str | None:
+        """Why there can be no more passes, however often they are tried; None while there can."""
+
+    @property
     def kernels(self) -> str:
         """What multiplies its weights, and how much of a pass is done without Python."""
 

@@ -64,12 +64,13 @@ class HFRunner:
         backend: AttentionBackend | None = None,
         program: bool = True,
         footprint: Footprint | None = None,
+        pool: Callable[..., KVPool] = KVPool,
     ) -> None:
         self.model = model
         self.exact = exact
         rows = backend in BY_ROWS or (backend is None and model.device.type == "cuda")
         try:
-            self.pool = KVPool(
+            self.pool = pool(
                 *(model.layers, positions, model.dtype, model.device),
                 padding=PAGE * rows,
                 footprint=footprint or Footprint(),
@@ -104,6 +105,11 @@ class HFRunner:
     def problem(self) -> str | None:
         """Why it is not as fast as it could be on its device; None if it is."""
         return self._runner.problem if isinstance(self._runner, CudaGraphs) else self._problem
+
+    @property
+    def lost(self) -> str | None:
+        """Why there can be no more passes."""
+        return None
 
     @property
     def kernels(self) -> str:

@@ -8,7 +8,7 @@ line that names the model and what to do instead.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from logging import CRITICAL
 from pathlib import Path
@@ -42,6 +42,7 @@ from tandem.engine.model.linears import (
 from tandem.engine.model.probe import install_attention, refuse_class
 from tandem.engine.model.quantised import SETTING, dequantise, unify_dtype
 from tandem.engine.model.reference import ReferenceLogits, reference_logits
+from tandem.engine.parallel.shards import Shard, in_turn, join, joined, split
 from tandem.protos.errors import Unusable
 from tandem.protos.fingerprint import tokens_by_id
 from tandem.protos.gguf import head as gguf_head
@@ -72,11 +73,14 @@ class HFModel:
     weights: str = FULL
     quantised: str | None = None  # how weights are stored in the files, if not as numbers
     grouped: bool = False  # whether they stay so
+    ranks: int = 1  # among which it is split
 
     @property
     def numbers(self) -> str:
         """The dtype, as status and log report it."""
         name = str(self.dtype).removeprefix("torch.")
+        if self.ranks > 1:
+            return f"{name}, {self.ranks} ranks"
         if self.weights == INT8:
             return f"{name}, weights in int8"
         if not self.quantised:
@@ -100,9 +104,15 @@ class HFModel:
 
 
 def load(
-    model: Path, dtype: str | None = None, device: str = "cpu", weights: str = FULL
+    model: Path,
+    dtype: str | None = None,
+    device: str = "cpu",
+    weights: str = FULL,
+    shard: Shard | None = None,
 ) -> HFModel:
-    """Load a model directory or a GGUF file; raises Unusable."""
+    """Load a model directory or a GGUF file, or a part of it, while other ranks load theirs; raises
+    Unusable.
+    """
     head = gguf_head(model) if is_gguf(model) else None
     if not head and not (model / "config.json").is_file():
         raise Unusable(f"{model} is not a model directory: it has no config.json")
@@ -119,7 +129,9 @@ def load(
         if head:
             network, missing = gguf.read(model, head, config, wanted, grouped)
         else:
-            network, missing = _read(model, config, wanted, torch.device(device))
+            network, missing = _read(model, config, wanted, torch.device(device), shard)
+    if shard and (head or weights != FULL):
+        raise Unusable(f"{model}: only unquantised model directories can be split among ranks")
     if missing:
         lacking = f"its files lack {len(missing)} weights of {type(network).__name__}"
         raise Unusable(f"{model} cannot be served: {lacking}, e.g. {missing[0]}; get all files")
@@ -129,10 +141,12 @@ def load(
         found = install_attention(network, _context_length(config))
     if weights == INT8:
         round_linears(network)
-    with _judging(model, config):
+    with _judging(model, config), joined(network) if shard else nullcontext():
         reference = reference_logits(network, found, wanted, model)
     if kind:
         replace_layers(network, groups, kind)
+    if shard:
+        join(network)
     return HFModel(
         network=network,
         reference=reference,
@@ -146,21 +160,35 @@ def load(
         weights=weights,
         quantised=quantised if quantised not in DTYPES_OF_FILES else None,
         grouped=stays,
+        ranks=shard.count if shard else 1,
     )
 
 
 def _read(
-    folder: Path, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
+    folder: Path,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    shard: Shard | None,
 ) -> tuple[PreTrainedModel, list[str]]:
     """The network, and names of weights that the files do not have: they would be random. Weights
-    that are of this dtype in the files go from there to the device, through no memory of ours.
+    that are of this dtype in the files go from there to the device, through no memory of ours. One
+    rank after the other keeps its part.
     """
     logging.disable_progress_bar()  # standard error is for lines
     logging.set_verbosity(CRITICAL)  # and what is wrong is raised
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        folder, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **LOCAL
-    )
-    network, report = loaded
+    with in_turn(shard) if shard else nullcontext():
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            output_loading_info=True,
+            **LOCAL,
+        )
+        network, report = loaded
+        if shard:
+            split(network, shard)
     if hasattr(config, SETTING):
         unify_dtype(network, dtype)
     return network.eval().requires_grad_(False).to(device), sorted(report["missing_keys"])

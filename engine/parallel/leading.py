@@ -1,0 +1,98 @@
+"""The runners of a model that is split among ranks: rank 0 leads, and the others follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from tandem.engine.cache.pages import PageTable
+from tandem.engine.cache.pool import KVPool
+from tandem.engine.forward.segment import Segment
+from tandem.engine.model.load import HFModel
+from tandem.engine.parallel.ranks import Ranks
+from tandem.engine.parallel.shards import gathered
+from tandem.engine.runner import HFRunner
+
+
+class RankPool(KVPool):
+    """The keys and values of one rank's heads."""
+
+    def finite(self, table: PageTable, start: int, stop: int) -> bool:
+        """Whether the model did not overflow there, in the heads of any rank."""
+        own = torch.tensor([super().finite(table, start, stop)], device=self._device)
+        return all(bool(each) for each in gathered(own))
+
+
+class LeadingPool(RankPool):
+    """Those of rank 0: the others do what it does."""
+
+    def __init__(self, ranks: Ranks, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._ranks = ranks
+
+    def copy(self, source: PageTable, target: PageTable, start: int, stop: int) -> None:
+        """Copy positions from one table to another, on all ranks."""
+        self._ranks.tell("copy", source, target, start, stop)
+        super().copy(source, target, start, stop)
+
+    def compact(self, table: PageTable, start: int, path: Sequence[int]) -> None:
+        """Move positions within a table, on all ranks."""
+        self._ranks.tell("compact", table, start, path)
+        super().compact(table, start, path)
+
+    def finite(self, table: PageTable, start: int, stop: int) -> bool:
+        """Whether the model did not overflow there, on all ranks."""
+        self._ranks.tell("finite", table, start, stop)
+        return super().finite(table, start, stop)
+
+
+class LeadingRunner(HFRunner):
+    """The passes of rank 0: the others make the same."""
+
+    def __init__(self, ranks: Ranks, model: HFModel, positions: int, exact: bool) -> None:
+        self._ranks = ranks
+        ranks.tell("prepare", positions, exact)
+        super().__init__(model, positions, exact, pool=partial(LeadingPool, ranks))
+
+    @property
+    def lost(self) -> str | None:
+        """Which rank has ended."""
+        return self._ranks.lost
+
+    def give_up_exactness(self) -> bool:
+        """Give up to be exact, on all ranks."""
+        self._ranks.tell("give_up_exactness")
+        return super().give_up_exactness()
+
+    def capture_passes(self) -> int:
+        """Capture passes, on all ranks."""
+        self._ranks.tell("capture_passes")
+        return super().capture_passes()
+
+    def __call__(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
+        """Feed segments in one pass, on all ranks."""
+        self._ranks.tell("feed", segments)
+        return super().__call__(segments)
+
+
+class Follower:
+    """Another rank: it does what rank 0 tells it to."""
+
+    def __init__(self, model: HFModel) -> None:
+        self._model = model
+        self._runner: HFRunner
+
+    def __call__(self, name: str, arguments: Sequence[Any]) -> None:
+        """Do it."""
+        if name == "prepare":
+            positions, exact = arguments
+            self._runner = HFRunner(self._model, positions, exact, pool=RankPool)
+        elif name == "feed":
+            self._runner(*arguments)
+        elif hasattr(RankPool, name):
+            getattr(self._runner.pool, name)(*arguments)
+        else:
+            getattr(self._runner, name)(*arguments)

@@ -1,0 +1,147 @@
+"""A network split among ranks: of the layers that transformers' plan for its class names, each rank
+keeps a part, and adds the ranks' partial sums up.
+
+Each rank gathers the partial sums of all and adds them in the order of ranks. `all_reduce` would be
+faster, but the order of its additions depends on how many rows there are, so a row would not be the
+same alone and with others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import distributed, nn
+from transformers import PreTrainedModel
+
+from tandem.engine.forward.grouped_weight import GroupedWeight
+from tandem.protos.errors import Unusable
+
+OUTPUTS, INPUTS = "colwise", "rowwise"  # transformers' names: which side of a weight is split
+WHOLE = {"embedding_rowwise", "replicated_with_grad_allreduce", "colwise_gather_output"}
+# each rank keeps these whole: embeddings, norms of heads, the output layer
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The part of one rank among `count`."""
+
+    rank: int
+    count: int
+
+    def device(self, name: str) -> str:
+        """The device of this rank: of CUDA's, the one with its number."""
+        return f"cuda:{self.rank}" if name.startswith("cuda") else name
+
+    def part(self, size: int, what: str) -> slice:
+        """Its part of `size` rows, columns or heads; raises Unusable if they do not divide."""
+        if size % self.count:
+            raise Unusable(f"cannot be split among {self.count} ranks: its {what} are {size}")
+        each = size // self.count
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+
+class RankSum(nn.Module):
+    """Adds up the partial sums [..., size] of all ranks, in their order, in float32."""
+
+    def forward(self, partial: torch.Tensor) -> torch.Tensor:
+        """Called by the model."""
+        total, *others = (each.float() for each in gathered(partial))
+        for other in others:
+            total = total + other
+        return total.to(partial.dtype)
+
+
+def gathered(part: torch.Tensor) -> list[torch.Tensor]:
+    """The tensor of each rank; all have the same shape."""
+    parts = [torch.empty_like(part) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(parts, part.contiguous())
+    return parts
+
+
+@torch.inference_mode()
+def split(network: PreTrainedModel, shard: Shard) -> None:
+    """Keep the part of one rank; raises Unusable with words that follow the class's name."""
+    config = network.config.get_text_config()
+    for what in ("num_attention_heads", "num_key_value_heads"):
+        shard.part(getattr(config, what, None) or config.num_attention_heads, what)
+    styles = {name: style for name, style in _styles(network) if style not in WHOLE}
+    if not styles:
+        raise Unusable("cannot be split among ranks: transformers has no plan for its layers")
+    for name, style in styles.items():
+        layer = _found(network, name)
+        stored = isinstance(layer, nn.Linear) and isinstance(layer.weight, GroupedWeight)
+        if style not in (OUTPUTS, INPUTS) or not isinstance(layer, nn.Linear) or stored:
+            raise Unusable(f"cannot be split among ranks: {name} is not linear, or {style}")
+        _keep(layer, shard, style == OUTPUTS)
+
+
+def _keep(layer: nn.Linear, shard: Shard, outputs: bool) -> None:
+    """Keep some outputs of a layer, or some inputs; then the first rank alone has the bias."""
+    weight, bias = layer.weight, layer.bias
+    part = shard.part(weight.shape[not outputs], "outputs" if outputs else "inputs")
+    kept = weight[part] if outputs else weight[:, part]
+    layer.weight = nn.Parameter(kept.clone(), requires_grad=False)
+    layer.out_features, layer.in_features = layer.weight.shape
+    if bias is not None and outputs:
+        layer.bias = nn.Parameter(bias[part].clone(), requires_grad=False)
+    elif shard.rank:
+        layer.register_parameter("bias", None)
+
+
+def join(network: PreTrainedModel) -> list[str]:
+    """Have a network that was split add up what its ranks compute; the names of the layers behind
+    which it does. They may have been replaced, or joined with others, since it was split.
+    """
+    names = {_held(network, name) for name, style in _styles(network) if style == INPUTS}
+    for name in names:
+        network.set_submodule(name, nn.Sequential(network.get_submodule(name), RankSum()))
+    return sorted(names)
+
+
+@contextmanager
+def joined(network: PreTrainedModel) -> Iterator[None]:
+    """The same within a scope."""
+    names = join(network)
+    try:
+        yield
+    finally:
+        for name in names:
+            network.set_submodule(name, network.get_submodule(f"{name}.0"))
+
+
+@contextmanager
+def in_turn(shard: Shard) -> Iterator[None]:
+    """Within the scope is one rank after the other: memory need not hold two whole networks."""
+    for _ in range(shard.rank):
+        distributed.barrier()
+    yield
+    for _ in range(shard.count - shard.rank):
+        distributed.barrier()
+
+
+def _held(network: nn.Module, name: str) -> str:
+    """The layer of this name, or the one that has taken it in."""
+    while not _found(network, name):
+        name = name.rpartition(".")[0]
+    return name
+
+
+def _found(network: nn.Module, name: str) -> nn.Module | None:
+    """A layer by its name; None if there is none."""
+    try:
+        return network.get_submodule(name)
+    except AttributeError:
+        return None
+
+
+def _styles(network: PreTrainedModel) -> Iterator[tuple[str, str]]:
+    """The layers that transformers' plan for the class names, and how it splits each."""
+    layers = range(network.config.get_text_config().num_hidden_layers)
+    for name, style in (network.tp_plan or {}).items():
+        if "*" in name:
+            yield from ((name.replace("*", str(layer)), style) for layer in layers)
+        else:
+            yield name, style
