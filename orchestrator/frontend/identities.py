@@ -1,4 +1,4 @@
-"""The clients that may call, by token or certificate, from a file, which is read when it changes.
+"""The clients that may call, by token or certificate. Their file is read again when it changes.
 
 The module knows no protocol. The file has hashes of tokens, so that its readers cannot use them.
 """
