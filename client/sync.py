@@ -13,7 +13,7 @@ from tandem.client.request import Prompt
 from tandem.protos.errors import Unavailable
 from tandem.v1 import orchestrator_pb2 as api
 
-END_SECONDS = 2.0  # for tasks to end
+END_SECONDS = 2.0  # seconds for tasks to end
 Result = TypeVar("Result")
 
 

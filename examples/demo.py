@@ -29,7 +29,7 @@ from tandem.v1 import orchestrator_pb2 as api
 TANDEM = [sys.executable, "-m", "tandem"]
 GROWN = Path(__file__).parents[1] / "build" / "grown"
 STOPPING_SECONDS = 120
-TOKENS = 120  # of a story
+TOKENS = 120  # tokens of a story at most
 STORIES = (  # beginnings of stories, and their temperatures
     ("Once upon a time, there was a little girl named Lily. She", 0.0),
     ("The old man had a big red boat. Every morning, he", 0.0),

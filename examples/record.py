@@ -28,7 +28,7 @@ from tandem import Client
 FOLDER = Path(__file__).parents[1] / "docs" / "recordings"
 COLUMNS = 110
 FONTS = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # fonts that other servers would send
-LOAD_SECONDS = 90.0  # of load before `tandem top` is recorded, whose bars show 15 minutes
+LOAD_SECONDS = 90.0  # seconds of load before `tandem top` is recorded, whose bars show 15 minutes
 CLIENTS = 3
 UP = "Tandem was up"  # all that the demo prints before this line is about starting services
 

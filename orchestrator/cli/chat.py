@@ -25,7 +25,7 @@ HELP = (
     "To watch what drafts gain, run `tandem top` in another terminal."
 )
 ASKS = "> "  # the prompt of the terminal
-TOKENS = 512  # of an answer at most, unless a flag says otherwise
+TOKENS = 512  # tokens of an answer at most, unless a flag says otherwise
 Message = dict[str, str]
 Ask = Callable[..., SyncStream]
 

@@ -43,8 +43,8 @@ from tandem.protos.types import SEEDS
 from tandem.protos.wire.codec import SESSION_ID_BYTES
 
 QUEUE = 64  # chunks that may wait for the client
-STALL_SECONDS = 3.0  # a run whose queue is full for longer is closed
-IDLE_SECONDS = 0.25  # without a chunk, until None is sent
+STALL_SECONDS = 3.0  # for which the queue of a run may be full, until the run is closed
+IDLE_SECONDS = 0.25  # without a chunk, until None is yielded
 
 
 class Runner(Protocol):

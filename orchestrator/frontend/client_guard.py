@@ -94,7 +94,7 @@ class KnownClients:
         if name:
             if identity := self._identities.of_certificate(name):
                 return identity
-            raise PermissionDenied(f"the certificate of {name!r} is not that of a client")
+            raise PermissionDenied(f"the certificate of {name!r} belongs to no known client")
         raise Unauthenticated("a token is needed, `authorization: Bearer TOKEN`, or a certificate")
 
     def authorized(self, authorization: str, certificate: str) -> Identity | None:
@@ -106,7 +106,7 @@ class KnownClients:
     def _owner_of(self, token: str) -> Identity:
         if identity := self._identities.of_token(token):
             return identity
-        raise Unauthenticated("the token is not that of a client")
+        raise Unauthenticated("the token belongs to no known client")
 
     def owner(self, context: Any) -> Owner:
         """Return the caller as an owner until the file changes or drops its entry."""

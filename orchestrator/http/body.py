@@ -69,7 +69,7 @@ class Bodies:
                         raise BodyTooLarge.of("body", f"has more than {MAX_BYTES} bytes")
                     self._check(owner)
         except TimeoutError:
-            raise InvalidRequest.of("body", f"did not come within {SECONDS:g} s") from None
+            raise InvalidRequest.of("body", f"did not arrive within {SECONDS:g} s") from None
 
     def _check(self, owner: str) -> None:
         own, total, share = self.held[owner], self.held.total(), int(SHARE * self.most)

@@ -75,7 +75,7 @@ class Delivery:
     words: Mapping[str, str] = field(default_factory=dict)  # the body's names of a chat's fields
     _started: bool = field(default=False, init=False)
     _quiet: int = field(default=0, init=False)  # events without a token
-    _answers: dict[int, Answer] = field(default_factory=dict, init=False)  # by choice
+    _answers: dict[int, Answer] = field(default_factory=dict, init=False)  # by the choice's index
     _sending: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

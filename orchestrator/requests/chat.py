@@ -25,7 +25,7 @@ from tandem.protos.errors import InvalidRequest, Unusable
 CONFIG, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 SPECIAL = "special_tokens_map.json"
 IN_GGUF = "tokenizer.chat_template"
-OWN = ("messages", "tools", "documents", "add_generation_prompt")  # that a client may not set
+OWN = ("messages", "tools", "documents", "add_generation_prompt")  # not for clients to set
 OPTIONAL = ("name", "reasoning_content", "tool_call_id")  # fields that a message may lack
 AUTO = "auto"  # the format that the template shows
 CUT = "CONTINUE_FINAL_MESSAGE_TAG"  # marks the end of the final message, as in transformers

@@ -69,7 +69,7 @@ def checked(request: Request, served: ServedModel, tokenise: Tokenise) -> RunReq
     violations += problems(sampling)
     if stopping.min_new_tokens and len(stop_token_ids) >= model.vocab_size:
         violations.append(
-            Violation("stopping.stop_token_ids", "leave no other token to come first")
+            Violation("stopping.stop_token_ids", "leave no token for the first min_new_tokens")
         )
     if violations:
         raise InvalidRequest(*violations)

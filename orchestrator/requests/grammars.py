@@ -22,7 +22,7 @@ from tandem.protos.matching import GrammarCompiler, problem_of, walk
 from tandem.protos.tokenizer import tokenizer_of
 
 SECONDS = 0.5  # processor time for one grammar; a schema of 10 kB takes a tenth of it
-NICE = 5  # of the process, so that decoding comes first
+NICE = 5  # niceness of the process, so that decoding comes first
 KEPT = 256  # verdicts that are remembered
 TOO_LONG = f"takes more than {SECONDS:g} s to compile or to follow"
 
@@ -37,7 +37,7 @@ class GrammarTrials:
         self._thread = ThreadPoolExecutor(1, "grammars")
         self._process: subprocess.Popen[str] | None = None
         self._closed = False
-        self._known: OrderedDict[Grammar, str] = OrderedDict()  # what is wrong with each, if known
+        self._known: OrderedDict[Grammar, str] = OrderedDict()  # problem of each known grammar
 
     async def check(self, grammar: Grammar | None) -> None:
         """Raise InvalidRequest for a grammar that cannot be used."""

@@ -182,5 +182,5 @@ class MessageBody(Written):
         if self.content is None and not (self.role == "assistant" and self.tool_calls):
             raise ValueError("content is missing")
         if self.tool_calls and self.role != "assistant":
-            raise ValueError(f"tool_calls are not of the role {self.role}")
+            raise ValueError(f"tool_calls need the role assistant, not {self.role}")
         return self

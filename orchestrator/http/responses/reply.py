@@ -43,8 +43,8 @@ class ResponsesReply:
     index: int = field(default=0, init=False)
     head: WholeResponse = field(default_factory=WholeResponse, init=False)
     _items: list[Json] = field(default_factory=list, init=False)
-    _kind: str = field(default="", init=False)  # of the item that grows
-    _text: str = field(default="", init=False)  # of the item that grows
+    _kind: str = field(default="", init=False)  # kind of the item that grows; "" without one
+    _text: str = field(default="", init=False)  # text of the item that grows, so far
     _number: int = field(default=0, init=False)  # the sequence number of the next event
 
     def whole(self, answer: Answer) -> Json:
