@@ -124,7 +124,7 @@ def generate(
     json: Annotated[bool, typer.Option("--json", help="print the whole GenerateResponse")] = False,
     logprobs: Annotated[
         int | None,
-        typer.Option(help="likeliest tokens to show in --json", min=0, max=MAX_LOGPROBS),
+        typer.Option(help="likeliest tokens beside each in --json", min=0, max=MAX_LOGPROBS),
     ] = None,
     **options: Any,
 ) -> None:

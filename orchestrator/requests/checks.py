@@ -98,7 +98,7 @@ def _known(request: Request, prompt: tuple[int, ...], tokenise: Tokenise) -> tup
 
 
 def check_size(request: Request, served: ServedModel) -> None:
-    """Raise InvalidRequest for a prompt or prediction with more bytes than any that fits."""
+    """Raise InvalidRequest for a prompt or prediction that is too long whatever its tokens are."""
     prompt, model = request.prompt, served.description
     if isinstance(prompt, Conversation) and len(prompt.messages) > model.context_length:
         problem = f"has {len(prompt.messages)} messages; {_maximum(model)}"
