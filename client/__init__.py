@@ -1,4 +1,4 @@
-"""The Python client: text from any of several front ends, through their failures."""
+"""The Python client: it gets text from any of several front ends, and survives their failures."""
 
 from tandem.client.client import AsyncClient, Stream
 from tandem.client.sync import Client, SyncStream

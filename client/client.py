@@ -37,8 +37,8 @@ from tandem.v1 import orchestrator_pb2 as api
 
 ADDRESS = "127.0.0.1:50051"
 STATUS_SECONDS = 5.0
-FEW = 2  # heartbeats that may fail to come where another front end answers again
-EARLIEST = 0.25  # this much of a pause is waited for a front end that is connected again, too
+FEW = 2  # heartbeats that may be missed, if another front end answers again
+EARLIEST = 0.25  # fraction of a pause that lasts even if the front end is connected again
 
 
 class AsyncClient:
@@ -167,7 +167,7 @@ class Stream:
         await self._chunks.aclose()
 
     async def _all(self) -> AsyncGenerator[api.Chunk, None]:
-        """Calls, one after the other, until the answer is complete; raises TandemError."""
+        """Call front ends until the answer is complete, and yield chunks. Raises TandemError."""
         self._retry.progress(time.monotonic())
         while self.response is None:
             error: TandemError = TransportLost("the stream ended before the answer")
@@ -209,8 +209,8 @@ class Stream:
         return start(request, timeout=self._left(), metadata=metadata)
 
     async def _cancel_when_silent(self, call: Any) -> None:
-        """End a call on which not even heartbeats arrive while the caller waits for some; they come
-        once the server has the whole request.
+        """Cancel a call on which not even heartbeats arrive while the caller waits for a chunk.
+        Heartbeats come once the server has the whole request.
         """
         await asyncio.sleep(self._request.ByteSize() / heartbeat.SLOWEST)
         fronts, retry = self._client.front_ends, self._retry
@@ -222,8 +222,8 @@ class Stream:
         call.cancel()
 
     async def _pause(self, error: TandemError) -> None:
-        """Until the next call, which is soon if the front end was not connected and is again;
-        raises the error if there shall be none.
+        """Wait until the next call is due, which is sooner if the front end's connection is back.
+        Raises the error if there shall be no next call.
         """
         silent = self._client.front_ends.silent
         pause = self._retry.pause(error, time.monotonic(), random.random(), silent)

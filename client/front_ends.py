@@ -20,12 +20,12 @@ NO_ANSWER = StatusCode.DEADLINE_EXCEEDED, StatusCode.UNAVAILABLE
 
 
 class FrontEnds:
-    """By their numbers. All streams of a client leave one alone that one of them found silent,
-    until it answers a health check, whatever it answers.
+    """The front ends of a client, by their numbers. If a stream finds a front end silent, all
+    streams of the client avoid it until it answers a health check, whatever the answer.
     """
 
     def __init__(self, addresses: Sequence[str], tls: Tls | None) -> None:
-        """Raises Unusable for files that cannot be used."""
+        """Connect to the addresses. Raises Unusable for TLS files that cannot be used."""
         self.channels = [rpc.connect(address, tls) for address in addresses]
         self.stubs = [orchestrator_pb2_grpc.OrchestratorServiceStub(c) for c in self.channels]
         self.silent: dict[int, asyncio.Task[None]] = {}
@@ -35,12 +35,12 @@ class FrontEnds:
         return len(self.channels)
 
     def choose(self) -> int:
-        """One at random of those that answer, or of all if none does."""
+        """Choose a front end at random among those that answer, or among all if none does."""
         answering = [number for number in range(len(self)) if number not in self.silent]
         return random.choice(answering or range(len(self)))
 
     def fell_silent(self, number: int) -> None:
-        """It does not answer a stream."""
+        """Note that a front end does not answer a stream."""
         if number not in self.silent and not self.closed.is_set():
             self.silent[number] = asyncio.create_task(self._until_it_answers(number))
 
@@ -72,7 +72,7 @@ class FrontEnds:
 def client_tls(
     ca: str | Path | None, cert: str | Path | None = None, key: str | Path | None = None
 ) -> Tls | None:
-    """What a client encrypts with, if it does; raises Unusable."""
+    """Return the TLS files of a client; None if it does not encrypt. Raises Unusable."""
     if ca:
         return Tls(Path(ca), (cert and Path(cert)) or None, (key and Path(key)) or None)
     if cert or key:

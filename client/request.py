@@ -1,4 +1,4 @@
-"""A request from Python values: one keyword for every option of the client API."""
+"""Build a request from Python values, with one keyword for every option of the client API."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tandem.protos.types import SEEDS
 from tandem.protos.wire.options import options, put
 from tandem.v1 import orchestrator_pb2 as api
 
-Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]  # the last with role, content
-CHAT = (  # options of a chat alone, by their names over HTTP
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, tokens or messages
+CHAT = (  # options that only a chat has, by their names over HTTP
     *("tools", "tool_choice", "parallel_tool_calls"),
     *("add_generation_prompt", "continue_final_message"),
     *("chat_template_kwargs", "reasoning_effort"),
 )
-OWN = ("logprobs", "prompt_logprobs", "echo", "return_token_ids")  # of the request itself
+OWN = ("logprobs", "prompt_logprobs", "echo", "return_token_ids")  # fields of the request itself
 
 
 def build(prompt: Prompt, **given: Any) -> api.GenerateRequest:
-    """A request that can be sent again: with an id and a seed. Options that are None are absent;
-    raises TypeError for an option that there is not, InvalidRequest for one that is no value of its
-    field, or that the prompt cannot have.
+    """Build a request with an id and a seed, so that it can be sent again. Options that are None
+    are left out. Raises TypeError for an option that does not exist, and InvalidRequest for a value
+    that does not fit its field or an option that the prompt cannot have.
     """
     request = api.GenerateRequest(request_id=secrets.token_hex(8))
     known = options()
@@ -59,7 +59,9 @@ def _put_own(request: api.GenerateRequest, name: str, value: Any) -> None:
 
 
 def _put_messages(chat: api.Messages, messages: Sequence[Any]) -> None:
-    """Their calls may be as OpenAI's API has them, or as an answer has them."""
+    """Add messages to a chat. Their tool calls may have the form of OpenAI's API or that of an
+    answer.
+    """
     for place, each in enumerate(messages):
         try:
             calls = [_call(call) for call in each.get("tool_calls") or ()]
@@ -84,7 +86,9 @@ def _put_options(
     reasoning_effort: str | None = None,
     **flags: bool,
 ) -> None:
-    """Tools and their choice as OpenAI's API has them, or flat: without `function` around them."""
+    """Add a chat's options. Tools and their choice may have the form of OpenAI's API, or be flat:
+    without `function` around them.
+    """
     if isinstance(tool_choice, Mapping):
         tool_choice = tool_choice.get("function", tool_choice).get("name", "")
     if tool_choice != "none":

@@ -1,4 +1,4 @@
-"""When to ask again, and how long to wait first. Pure: time is an argument."""
+"""Decide whether and where to retry a request, and after which pause. Pure: time is an argument."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from tandem.protos.errors import Busy, TandemError, is_transient
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds
 MOST_DOUBLINGS = 10
-SILENT_SECONDS = 1.5  # that asking a silent one takes
+SILENT_SECONDS = 1.5  # seconds that are lost by asking a silent front end
 
 
 @dataclass(slots=True)
 class Retry:
-    """Which of `count` front ends is asked, by its number. Counts failures since the last progress;
-    gives up when there was none for `limit` seconds.
+    """The retries of one request. `asked` is the number of the front end to ask, of `count` ones.
+    The failures since the last progress are counted. The request is given up after `limit` seconds
+    without progress.
     """
 
     limit: float
-    since: float  # of the last progress
+    since: float  # time of the last progress
     count: int = 1
     asked: int = 0
     failures: int = 0
-    _left: int | None = None  # that was asked before, and was silent
-    _busy: dict[int, float] = field(default_factory=dict)  # until when one is left alone
+    _left: int | None = None  # the front end that was asked before, if it was silent
+    _busy: dict[int, float] = field(default_factory=dict)  # time until which each is left alone
 
     def progress(self, now: float) -> None:
-        """Something arrived."""
+        """Note that something arrived."""
         self.since, self.failures = now, 0
 
     def may_return(self, silent: Container[int]) -> bool:
-        """Whether the front end before, which was left because it was silent, answers again, while
-        `asked` has brought nothing yet.
+        """Whether the front end that was left because it was silent answers again, while `asked`
+        has sent nothing yet.
         """
         known = self._left is not None and self._left != self.asked
         return known and self.failures == 1 and self._left not in silent
@@ -40,10 +41,11 @@ class Retry:
     def pause(
         self, error: TandemError, now: float, chance: float, silent: Container[int] = ()
     ) -> float | None:
-        """Seconds until `asked`, the next one, is to be asked; None: give up. Each of the others is
-        asked at once, then there are pauses that double. One that was busy is left alone for as
-        long as it asked, and one that is `silent` unless another asked for longer than it takes to
-        find that out. `chance`, in [0, 1), spreads those who failed together.
+        """Choose the next front end as `asked`, and return the seconds to wait before asking it;
+        None to give up. Every other front end is asked at once; after that, pauses double. A busy
+        front end is left alone for as long as it asked. A `silent` one is left alone too, unless
+        all others are busy for longer than SILENT_SECONDS. `chance`, in [0, 1), spreads clients
+        that failed together.
         """
         self.failures += 1
         if not is_transient(error) or now - self.since >= self.limit:

@@ -1,4 +1,4 @@
-"""The client for programs without asyncio: its event loop runs in a thread of its own."""
+"""The client for programs without asyncio, whose event loop runs in a thread of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tandem.client.request import Prompt
 from tandem.protos.errors import Unavailable
 from tandem.v1 import orchestrator_pb2 as api
 
-END_SECONDS = 2.0
+END_SECONDS = 2.0  # seconds for tasks to end
 Result = TypeVar("Result")
 
 
@@ -66,7 +66,9 @@ class Client:
         return AsyncClient(*addresses, **settings)
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Wait for some work; if that is interrupted, the work is too, before anything else is."""
+        """Run work on the event loop and wait for its result. If the wait is interrupted, the work
+        is cancelled and has ended before the interrupt is raised.
+        """
         if not self._thread.is_alive():
             work.close()
             raise Unavailable("the client is closed")
@@ -109,7 +111,7 @@ async def _next(chunks: Any) -> api.Chunk:
 
 
 async def _ended(which: Callable[[asyncio.Task[Any]], bool]) -> None:
-    """Wait for other tasks, but not for long: they are ending."""
+    """Wait for END_SECONDS at most until the other tasks that `which` selects have ended."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if ending := [task for task in others if which(task)]:
         await asyncio.wait(ending, timeout=END_SECONDS)

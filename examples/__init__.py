@@ -1,1 +1,1 @@
-"""Programs that use a running Tandem as any client would."""
+"""Example programs that use a running Tandem as any client could."""

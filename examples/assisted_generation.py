@@ -1,7 +1,8 @@
-"""Assisted generation as transformers does it and a notebook takes it apart, on Tandem: the drafter
-is the assistant model, the verifier the model.
+"""Assisted generation on Tandem, as transformers does it and a notebook takes it apart: the drafter
+is the assistant model, and the verifier is the model.
 
-Prints what the notebook prints. `assisted_decoding` is transformers' loop, call by call.
+The program prints what the notebook prints. `assisted_decoding` is transformers' loop, call by
+call.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from tandem.v1 import orchestrator_pb2_grpc
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of assisted generation, in the words of transformers; the next draft is
-    `num_assistant_tokens` long.
+    """One round of assisted generation, in the words of transformers. The next draft has
+    `num_assistant_tokens` tokens.
     """
 
-    candidate_input_ids: tuple[int, ...]  # shapes
-    candidate_logits: tuple[int, ...] | None
+    candidate_input_ids: tuple[int, ...]  # the shape of that tensor
+    candidate_logits: tuple[int, ...] | None  # the shape of that tensor, if there are logits
     candidate_length: int
     n_matches: int
     num_assistant_tokens: int
@@ -53,20 +54,22 @@ class Round:
 async def assisted_decoding(
     talk: Talk, generator: TandemCandidateGenerator, max_length: int, end: tuple[int, ...]
 ) -> tuple[torch.Tensor, list[Round]]:
-    """All tokens, [1, length], and the rounds; raises a TandemError."""
+    """Generate until an end token or `max_length` tokens. Returns all tokens, [1, length], and the
+    rounds. Raises a TandemError.
+    """
     input_ids, rounds, done = torch.tensor([talk.tokens]), list[Round](), False
     while not done:
         # 1. Fetch candidate sequences
         candidate_input_ids, candidate_logits = await generator.propose(input_ids)
         candidate_length = candidate_input_ids.shape[1] - input_ids.shape[1]
-        # 2. and 3. The model's logits on all of them, and which of them are accepted: one call
+        # 2. and 3. One call computes the model's logits on all candidates, and accepts some
         verdict = await talk.verify(generator.draft, generator.sampling)
         accepted = [generator.draft.tokens[node] for node in verdict.accepted]
         valid = [*accepted, verdict.next_token][: max_length - input_ids.shape[1]]
         stop = next((place for place, token in enumerate(valid) if token in end), None)
         valid = valid if stop is None else valid[: stop + 1]
         n_matches = len(valid) - 1
-        # 4. and 5. Commit them, and adapt
+        # 4. and 5. Commit the accepted tokens, and adapt the length of the next draft
         input_ids = torch.cat([input_ids, torch.tensor([valid])], dim=1)
         generator.adapt(candidate_length, n_matches)
         rounds.append(
@@ -83,7 +86,7 @@ async def assisted_decoding(
 
 
 async def generate(address: str, request: api.GenerateRequest) -> api.GenerateResponse:
-    """The client API does all of it in one call; raises a TandemError."""
+    """Ask the client API, which does the whole loop in one call. Raises a TandemError."""
     async with rpc.connect(address) as channel:
         try:
             return await orchestrator_pb2_grpc.OrchestratorServiceStub(channel).Generate(request)
@@ -94,7 +97,7 @@ async def generate(address: str, request: api.GenerateRequest) -> api.GenerateRe
 def asking(
     ids: list[int], max_new_tokens: int, schedule: Schedule, num: int, confidence: float
 ) -> api.GenerateRequest:
-    """`model.generate(**inputs, assistant_model=...)` in the words of the client API."""
+    """Return `model.generate(**inputs, assistant_model=...)` as a request of the client API."""
     return api.GenerateRequest(
         token_ids=api.TokenIds(ids=ids),
         sampling=api.Sampling(temperature=0),
@@ -109,7 +112,7 @@ def asking(
 
 
 def show(rounds: list[Round]) -> None:
-    """A line for every round."""
+    """Print a line for every round."""
     for number, each in enumerate(rounds):
         print(
             f"round {number}: candidate_input_ids.shape: {list(each.candidate_input_ids)}",
@@ -124,16 +127,16 @@ def main(
     prompt: Annotated[str, typer.Argument()] = "Alice and Bob",
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 40,
     schedule: Annotated[
-        Literal["constant", "heuristic"], typer.Option(help="how long the next draft is")
+        Literal["constant", "heuristic"], typer.Option(help="how the length of drafts adapts")
     ] = "constant",
     num_assistant_tokens: Annotated[int, typer.Option(min=1)] = NUM_ASSISTANT_TOKENS,
     assistant_confidence_threshold: Annotated[
-        float, typer.Option(help="0 = off", min=0)
+        float, typer.Option(help="end drafts after a less likely token; 0 = off", min=0)
     ] = CONFIDENCE_THRESHOLD,
     drafter: DrafterOption = "",
     verifier: VerifierOption = "",
     orchestrator: Annotated[
-        str, typer.Option(help="address of the client API, if it is to be asked too")
+        str, typer.Option(help="address of the client API, to ask it too")
     ] = "",
     tokenizer: TokenizerOption = models.TARGET,
 ) -> None:

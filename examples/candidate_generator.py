@@ -1,8 +1,8 @@
-"""A candidate generator for transformers' assisted generation: its assistant is a drafter of a
+"""A candidate generator for transformers' assisted generation, whose assistant is a drafter of a
 running Tandem.
 
-Knows how candidates are asked for and what their logits mean; which of them are accepted is decided
-elsewhere, by transformers' own loop or by a verifier.
+The generator asks for candidates and makes logits for them. Which candidates are accepted is
+decided elsewhere, by transformers' own loop or by a verifier.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ CONFIDENCE_THRESHOLD = 0.4
 
 
 class TandemCandidateGenerator(CandidateGenerator):
-    """What transformers' AssistedCandidateGenerator is, with a drafter instead of a local model.
+    """Does what transformers' AssistedCandidateGenerator does, with a drafter instead of a local
+    model.
 
-    It belongs to the running event loop, and is called from it, `propose`, or by transformers in
-    another thread, `get_candidates`.
+    It belongs to the event loop that runs when it is made. Code on that loop calls `propose`, and
+    transformers calls `get_candidates` in another thread.
     """
 
     def __init__(
@@ -49,8 +50,8 @@ class TandemCandidateGenerator(CandidateGenerator):
     ) -> None:
         self.draft = NO_DRAFT
         self.num_assistant_tokens = num_assistant_tokens
-        # Drawn drafts tell what they were drawn from, which rejection sampling needs. Greedy ones
-        # need not: the likeliest token is certain to be proposed.
+        # A drawn draft has the distributions it was drawn from, which rejection sampling needs. A
+        # greedy draft needs none: the likeliest token is certain to be proposed.
         rule = Rule.REJECT if temperature else Rule.MATCH
         self.sampling = SamplingParams(temperature=temperature, seed=seed, rule=rule)
         self._talk = talk
@@ -60,19 +61,19 @@ class TandemCandidateGenerator(CandidateGenerator):
         self._confidence = confidence_threshold
         self._loop = asyncio.get_running_loop()
 
-    def get_candidates(  # type: ignore[override]  # none have no logits, as in transformers' own
+    def get_candidates(  # type: ignore[override]  # None without candidates, as in transformers
         self, input_ids: torch.Tensor, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`input_ids` [1, T] with k candidates behind them, [1, T + k], and the logits that these
-        come from, [1, k, vocab].
+        """Return `input_ids`, [1, T], with k candidates behind them, [1, T + k], and the logits
+        that the candidates come from, [1, k, vocab]. Transformers calls this in another thread.
         """
         proposal = self.propose(input_ids)
         return asyncio.run_coroutine_threadsafe(proposal, self._loop).result()
 
     async def propose(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The same on the event loop; raises a TandemError."""
+        """Return what `get_candidates` returns, on the event loop. Raises a TandemError."""
         self._talk.tokens = input_ids[0].tolist()
-        # One token behind the draft is the model's own; a drafter has a limit of its own.
+        # The model adds one token behind the draft, and a drafter limits the length of drafts.
         room = self._max_length - input_ids.shape[1] - 1
         levels = min(self.num_assistant_tokens, room, MAX_LEVELS)
         self.draft = NO_DRAFT
@@ -87,11 +88,15 @@ class TandemCandidateGenerator(CandidateGenerator):
     def update_candidate_strategy(
         self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int
     ) -> None:
-        """Called behind every round; `scores` [1, k + 1, vocab] are the model's."""
+        """Adapt the length of drafts. Transformers calls this after every round. `scores`,
+        [1, k + 1, vocab], are the model's.
+        """
         self.adapt(len(scores[0]) - 1, int(num_matches))
 
     def adapt(self, candidate_length: int, num_matches: int) -> None:
-        """Two more candidates behind a draft that matched as a whole, else one less."""
+        """Let the next draft have two tokens more if this one matched as a whole, else one less.
+        Only the schedule HEURISTIC adapts.
+        """
         if self._schedule is not Schedule.HEURISTIC:
             return
         if num_matches == candidate_length:
@@ -100,17 +105,20 @@ class TandemCandidateGenerator(CandidateGenerator):
             self.num_assistant_tokens = max(1, self.num_assistant_tokens - 1)
 
     def _ended(self, draft: Draft) -> Draft:
-        """The draft up to an end token, where an assistant model stops; a drafter does not."""
+        """Cut a draft after its first end token. An assistant model stops there, a drafter does
+        not.
+        """
         ends = self._assistant.end_token_ids
         count = next((n + 1 for n, t in enumerate(draft.tokens) if t in ends), len(draft))
         return Draft(draft.tokens[:count], draft.parents[:count], draft.distributions[: count + 1])
 
     def _logits(self) -> torch.Tensor:
-        """[1, k, vocab], such that their softmax is what each candidate was drawn from: log-shares
-        of the weights, and minus infinity for all tokens that could not be drawn.
+        """Return logits, [1, k, vocab], whose softmax is the distribution that each candidate was
+        drawn from: the logarithms of the normalised weights, and minus infinity for all tokens that
+        could not be drawn.
 
-        That is what transformers' rejection sampling wants of them. They are not the scores of the
-        draft model, which never leave the drafter; at temperature 0 they are one-hot.
+        Transformers' rejection sampling needs exactly these logits. They are not the scores of the
+        draft model, which never leave the drafter. At temperature 0 their softmax is one-hot.
         """
         logits = torch.full((1, len(self.draft), self._assistant.vocab_size), -torch.inf)
         for place, token in enumerate(self.draft.tokens):

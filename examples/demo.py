@@ -1,6 +1,6 @@
-"""The first minute with Tandem: stream stories with drafts, run the same without, compare, stop.
+"""A first look at Tandem: stream stories with drafts, generate them without, compare, and stop.
 
-The target is the embedded one, grown to a size for which drafts pay; `make demo` runs it.
+The target is the embedded model, grown to a size for which drafts pay. `make demo` runs the demo.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from tandem.v1 import orchestrator_pb2 as api
 TANDEM = [sys.executable, "-m", "tandem"]
 GROWN = Path(__file__).parents[1] / "build" / "grown"
 STOPPING_SECONDS = 120
-TOKENS = 120  # of a story
-STORIES = (  # and their temperatures
+TOKENS = 120  # tokens of a story at most
+STORIES = (  # beginnings of stories, and their temperatures
     ("Once upon a time, there was a little girl named Lily. She", 0.0),
     ("The old man had a big red boat. Every morning, he", 0.0),
     ("One day, a dog and a cat went to the park. They", 0.7),
     ("Tom found a small box under the tree. In the box", 1.0),
 )
-FIRST = "It was a sunny day."  # a request that does not count: the services learn what steps cost
+FIRST = "It was a sunny day."  # prompt of a warm-up, in which the services learn what steps cost
 MEASURED = (
     "Each request ran with drafts first, then without, one at a time on this machine. Drafts from"
     " recent answers were off, because the verifier would have copied the first answer."
@@ -55,7 +55,8 @@ class Told:
 def grown() -> Path:
     """Return the embedded target with 110 million parameters, which is made once in build/.
 
-    It writes the same texts, and its steps cost what those of a real model do.
+    It writes the same texts as the embedded target, and its steps cost what those of a real model
+    do.
     """
     source = max(path.stat().st_mtime for path in models.TARGET.iterdir())
     if GROWN.is_dir() and GROWN.stat().st_mtime > source:
@@ -93,7 +94,7 @@ def running(mark: str, target: Path) -> Iterator[str]:
 
 
 def tell(client: Client, screen: Console, prompt: str, temperature: float) -> Told:
-    """Stream a story with drafts, run the same request without, and print both speeds."""
+    """Stream a story with drafts, run the same request without drafts, and print both speeds."""
     options = {"temperature": temperature, "seed": 1, "max_new_tokens": TOKENS}
     screen.print(f"\n[bold]Temperature {temperature:g}[/]")
     shown = Completion(screen, load_tokenizer(models.TARGET), prompt)
@@ -110,13 +111,13 @@ def tell(client: Client, screen: Console, prompt: str, temperature: float) -> To
 
 
 def speed(answers: Sequence[api.GenerateResponse]) -> float:
-    """Return tokens per second of answers that came one after the other."""
+    """Return the tokens per second of answers that came one after the other."""
     seconds = sum(each.timing.total_seconds for each in answers)
     return sum(each.usage.completion_tokens for each in answers) / seconds
 
 
 def table(told: Sequence[Told]) -> Table:
-    """Return the comparison of all stories, by temperature."""
+    """Return a table that compares all stories with and without drafts, by temperature."""
     shown = Table("temperature", box=None)
     for name in (
         "tokens",
@@ -143,8 +144,8 @@ def table(told: Sequence[Told]) -> Table:
 
 
 def left_running(mark: str) -> list[str]:
-    """Return the command lines of processes that carry the mark in their environment: everything
-    that the demo started.
+    """Return the command lines of running processes that have the mark in their environment, which
+    are all that the demo started.
     """
     lines = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -159,7 +160,7 @@ def left_running(mark: str) -> list[str]:
 
 
 def main() -> None:
-    """Grow the target, start, tell stories with and without drafts, compare, stop."""
+    """Grow the target, start Tandem, tell stories with and without drafts, compare, and stop."""
     mark, target, screen = secrets.token_hex(8), grown(), console()
     began = time.monotonic()
     with running(mark, target) as address, Client(address) as client:

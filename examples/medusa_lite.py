@@ -1,7 +1,8 @@
-"""The Medusa-lite loop of a notebook, on Tandem: K branches from sampled first tokens, each
-continued greedily; the verifier accepts a prefix of each, and the branch that scores best is kept.
+"""The Medusa-lite loop of a notebook, on Tandem: a step drafts K branches, each of which continues
+a sampled first token greedily. The verifier accepts a prefix of each branch, and the branch with
+the best score is kept.
 
-Prints what the notebook prints. `medusa_generate` is its loop, call by call.
+The program prints what the notebook prints. `medusa_generate` is the notebook's loop, call by call.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from tandem.protos.types import (
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A branch and what the verifier makes of it: an accepted prefix and, on a mismatch, the token
-    that it would have said instead.
+    """A branch, its accepted prefix and, on a mismatch, the token that the verifier would have said
+    instead.
     """
 
     tokens: list[int]
@@ -56,37 +57,39 @@ class Branch:
 
     @property
     def score(self) -> int:
-        """Accepted tokens, less one on a mismatch."""
+        """The number of accepted tokens, less one on a mismatch."""
         return len(self.accepted) - (1 if self.mismatched else 0)
 
     @property
     def commits(self) -> list[int]:
-        """What the sequence grows by if this branch is kept."""
+        """The tokens that are appended to the sequence if this branch is kept."""
         return self.accepted + ([] if self.correction is None else [self.correction])
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """All branches of one step, in the order of their drawing, and which one was kept."""
+    """All branches of one step, in the order in which they were drawn, and the index of the kept
+    one.
+    """
 
     branches: list[Branch]
     best: int
 
 
 def branches_of(draft: Draft) -> list[list[int]]:
-    """The tokens from the root to each leaf of a draft."""
+    """Return the tokens from the root to each leaf of a draft."""
     children = tree.children(draft.parents)
     leaves = [node for node in range(len(draft)) if not children[node + 1]]
     return [[draft.tokens[n] for n in tree.path(draft.parents, leaf)] for leaf in leaves]
 
 
 def evaluate_branch(branch: Sequence[int], predictions: Sequence[int]) -> Branch:
-    """What accepting token by token would come to, by what the verifier predicts in turn.
+    """Return what accepting a branch token by token comes to, given the verifier's predictions.
 
-    The target is greedy and no two branches begin alike, so one verdict on the whole tree tells it
-    of each: a branch runs beside the accepted path and the next token until it leaves them, and
-    there stands the token that the verifier would have said. No branch outruns them: it would have
-    been accepted further.
+    The target is greedy and no two branches begin alike, so one verdict on the whole tree is enough
+    for every branch. A branch follows the accepted path and the next token until the first
+    mismatch, and the prediction there is the token that the verifier would have said. No branch
+    goes on behind the predictions: it would have been accepted further.
     """
     pairs = enumerate(zip(branch, predictions, strict=False))
     for place, (token, prediction) in pairs:
@@ -96,15 +99,15 @@ def evaluate_branch(branch: Sequence[int], predictions: Sequence[int]) -> Branch
 
 
 def predictions_of(draft: Draft, verdict: Verdict) -> list[int]:
-    """The target's greedy tokens, as far as the verdict tells them."""
+    """Return the target's greedy tokens, as far as the verdict has them."""
     return [*(draft.tokens[node] for node in verdict.accepted), verdict.next_token]
 
 
 async def medusa_step(talk: Talk, shape: DraftShape, sampling: SamplingParams) -> Step:
-    """Draft, verify, and append what the best branch commits; the first one wins a tie.
+    """Draft, verify, and append what the best branch commits. In a tie the first branch wins.
 
     The first tokens are drawn at a temperature and the verifier is greedy, so the two calls differ
-    in their sampling. Behind a branch that was accepted as a whole the verdict has a bonus token,
+    in their sampling. After a branch that was accepted as a whole, the verdict has a bonus token,
     which the notebook does not take.
     """
     draft = await talk.propose(shape, sampling)
@@ -121,8 +124,8 @@ async def medusa_step(talk: Talk, shape: DraftShape, sampling: SamplingParams) -
 async def medusa_generate(
     talk: Talk, max_new_tokens: int, k_branches: int, span: int, temperature: float, seed: int
 ) -> list[Step]:
-    """Steps until there are about `max_new_tokens`, and at most as many as whole branches would
-    take; raises a TandemError.
+    """Run steps until there are about `max_new_tokens`, but no more steps than whole branches would
+    need. Raises a TandemError.
     """
     nodes = k_branches * span
     shape = DraftShape(levels=span, branches=k_branches, nodes=nodes, method=Method.MEDUSA_LITE)
@@ -136,12 +139,12 @@ async def medusa_generate(
 
 
 def normalize_text(text: str) -> str:
-    """Any white space, non-breaking too, as one space; none at the ends."""
+    """Replace each run of white space, also non-breaking, by one space, and strip the ends."""
     return " ".join(text.replace("\u00a0", " ").split())
 
 
 def show(step: Step, tok: Tokenizer) -> None:
-    """The branches of one step, the kept one marked."""
+    """Print the branches of one step, and mark the kept one."""
     for place, branch in enumerate(step.branches):
         print(
             "*" if place == step.best else " ",
@@ -162,7 +165,7 @@ def main(
     verifier: VerifierOption = "",
     tokenizer: TokenizerOption = models.TARGET,
 ) -> None:
-    """Draft K branches, keep the one that the verifier agrees with most, go on."""
+    """Draft K branches, keep the one that the verifier agrees with most, and repeat."""
     if k_branches * span > MAX_NODES:
         raise SystemExit(f"error: {k_branches} x {span} tokens are above {MAX_NODES} of one draft")
     tok = load_tokenizer(tokenizer)

@@ -1,7 +1,9 @@
-"""The minimal speculative loop of a notebook, on Tandem: k greedy draft tokens, each accepted while
-it is the target's top-1; at the first that is not, the target samples one token instead.
+"""The minimal speculative loop of a notebook, on Tandem: it drafts k tokens greedily and accepts
+them as long as each is the target's top-1. At the first that is not, the target samples a token
+instead.
 
-Prints what the notebook prints. `speculative_generate_minimal` is its loop, call by call.
+The program prints what the notebook prints. `speculative_generate_minimal` is the notebook's loop,
+call by call.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from tandem.protos.types import MAX_LEVELS, Draft, DraftShape, Rule, SamplingPar
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """One cycle: k proposed tokens, how many of them were accepted, and all that was appended."""
+    """One cycle: the k proposed tokens, the number of accepted ones, and all appended tokens."""
 
     proposed: list[int]
     accepted: int
@@ -37,16 +39,16 @@ class Cycle:
 
 
 async def draft_propose_k(talk: Talk, k: int) -> Draft:
-    """The draft model's k greedy tokens."""
+    """Return the draft model's k greedy tokens."""
     return await talk.propose(DraftShape.chain(k))
 
 
 async def verify_one_cycle(talk: Talk, draft: Draft, sampling: SamplingParams) -> int:
-    """Append what the target accepts or, behind the first that it does not, its own sample; returns
-    how many were accepted.
+    """Append the tokens that the target accepts and, on a mismatch, its own sample. Returns how
+    many were accepted.
 
-    The rule is TOP1, and one call does it. A verdict always has a next token; behind a draft that
-    was accepted as a whole it is a bonus, which the notebook does not take.
+    One call with the rule TOP1 does it. A verdict always has a next token. After a draft that was
+    accepted as a whole it is a bonus, which the notebook does not take.
     """
     verdict = await talk.verify(draft, sampling)
     accepted = [draft.tokens[node] for node in verdict.accepted]
@@ -59,8 +61,8 @@ async def verify_one_cycle(talk: Talk, draft: Draft, sampling: SamplingParams) -
 async def speculative_generate_minimal(
     talk: Talk, max_new_tokens: int, k: int, target_temp: float, seed: int
 ) -> list[Cycle]:
-    """Cycles until there are `max_new_tokens` behind the prompt, or a few more, as the last cycle
-    is not cut; raises a TandemError.
+    """Run cycles until there are `max_new_tokens` behind the prompt, or a few more, as the last
+    cycle is not cut. Raises a TandemError.
     """
     sampling = SamplingParams(temperature=target_temp, seed=seed, rule=Rule.TOP1)
     base_len, cycles = len(talk.tokens), list[Cycle]()

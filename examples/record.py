@@ -1,6 +1,6 @@
-"""Record the demo and `tandem top` as pictures for the documents: what they print in a terminal.
+"""Record what the demo and `tandem top` print in a terminal, as pictures for the documents.
 
-`make recordings` runs it; each picture is an SVG file in docs/recordings.
+`make recordings` runs this program. Each picture is an SVG file in docs/recordings.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tandem import Client
 
 FOLDER = Path(__file__).parents[1] / "docs" / "recordings"
 COLUMNS = 110
-FONTS = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # which other servers would send
-LOAD_SECONDS = 90.0  # before `tandem top` is recorded: its bars show 15 minutes
+FONTS = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # fonts that other servers would send
+LOAD_SECONDS = 90.0  # seconds of load before `tandem top` is recorded, whose bars show 15 minutes
 CLIENTS = 3
-UP = "Tandem was up"  # what the demo prints before is the start of its services
+UP = "Tandem was up"  # all that the demo prints before this line is about starting services
 
 
 def printed(command: list[str]) -> str:
-    """Return what a command prints in a terminal; raises CalledProcessError if it fails."""
+    """Run a command in a terminal and return its output. Raises CalledProcessError if it fails."""
     ours, its = pty.openpty()
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": "50"}
     with subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=environment) as process:
@@ -58,7 +58,7 @@ def picture(text: str, title: str) -> str:
 
 @contextmanager
 def load(address: str) -> Iterator[None]:
-    """Have a few clients ask for one story after the other while the scope lasts."""
+    """Let a few clients ask for one story after the other while the scope lasts."""
     over, seeds = threading.Event(), count()
 
     def ask() -> None:
@@ -82,14 +82,14 @@ def load(address: str) -> Iterator[None]:
 
 
 def recorded_top() -> str:
-    """Return what `tandem top` shows while clients ask."""
+    """Return what `tandem top` shows while clients ask for stories."""
     with running(secrets.token_hex(8), grown()) as address, load(address):
         time.sleep(LOAD_SECONDS)
         return printed([*TANDEM, "top", "--once", "--address", address])
 
 
 def main() -> None:
-    """Write both pictures; that of the demo begins when its services have started."""
+    """Write both pictures. The picture of the demo begins when its services have started."""
     FOLDER.mkdir(exist_ok=True)
     demo = printed([sys.executable, "-m", "examples.demo"])
     demo = demo[demo.index(UP) :]

@@ -1,6 +1,6 @@
-"""A session with a running Drafter and Verifier, call by call: what the loops here are written on.
+"""A session with a running drafter and verifier, call by call, on which the example loops build.
 
-Says all committed tokens in each call; what to draft and what to commit is the caller's.
+Each call sends all committed tokens. The caller decides what to draft and what to commit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TokenizerOption = Annotated[Path, typer.Option(help="model directory whose token
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where the services of a Tandem are; the client API may be missing."""
+    """The addresses of a Tandem's services. `orchestrator` is empty without a client API."""
 
     drafter: str
     verifier: str
@@ -48,8 +48,8 @@ class Addresses:
 
 @dataclass(slots=True)
 class Talk:
-    """One session on both services. `tokens` are the committed ones and belong to the caller, who
-    may append whatever he likes between two calls: a verdict commits nothing.
+    """One session on both services. `tokens` are the committed tokens. They belong to the caller,
+    who may append any tokens between two calls: a verdict commits nothing.
     """
 
     drafter: DrafterClient
@@ -59,22 +59,28 @@ class Talk:
     turn: int = 0
 
     async def propose(self, shape: DraftShape, sampling: SamplingParams = GREEDY) -> Draft:
-        """A draft behind the committed tokens; raises a TandemError."""
+        """Return a draft that continues the committed tokens. Raises a TandemError."""
         proposal = await self.drafter.propose(self._context(), shape, sampling)
         return proposal.draft
 
     async def verify(self, draft: Draft = NO_DRAFT, sampling: SamplingParams = GREEDY) -> Verdict:
-        """Which nodes are accepted and the token behind them; raises a TandemError."""
+        """Return which nodes the verifier accepts, and the token behind them. Raises a
+        TandemError.
+        """
         return await self.verifier.verify(self._context(), draft, sampling)
 
     async def close(self) -> None:
-        """Free the session; a service that cannot be reached reclaims it by itself."""
+        """Close the session on both services. A service that cannot be reached frees the session by
+        itself later.
+        """
         for service in (self.drafter, self.verifier):
             with suppress(TandemError):
                 await service.close(self.session_id)
 
     def _context(self) -> Context:
-        """All committed tokens, each time: a service computes those that it does not hold."""
+        """Return a context with all committed tokens. A service computes those that it does not
+        hold.
+        """
         self.turn += 1
         return Context(self.session_id, self.turn, 0, tuple(self.tokens))
 
@@ -83,7 +89,7 @@ class Talk:
 async def talking(
     drafter: DrafterClient, verifier: VerifierClient, prompt: Sequence[int]
 ) -> AsyncIterator[Talk]:
-    """A session that begins with a prompt, closed at the end."""
+    """Open a session that begins with a prompt, and close it when the scope ends."""
     talk = Talk(drafter, verifier, list(prompt))
     try:
         yield talk
@@ -93,7 +99,9 @@ async def talking(
 
 @asynccontextmanager
 async def running(drafter: str, verifier: str, orchestrator: str = "") -> AsyncIterator[Addresses]:
-    """The Tandem at these addresses, or one of its own while the scope lasts; raises Unusable."""
+    """Yield the given addresses, or those of a Tandem that runs while the scope lasts. Raises
+    Unusable.
+    """
     if drafter and verifier:
         yield Addresses(drafter, verifier, orchestrator)
         return
@@ -105,7 +113,7 @@ async def running(drafter: str, verifier: str, orchestrator: str = "") -> AsyncI
 
 @asynccontextmanager
 async def connected(at: Addresses) -> AsyncIterator[tuple[DrafterClient, VerifierClient]]:
-    """Clients of both model services, which are up; raises a TandemError."""
+    """Yield clients of the drafter and the verifier, once both answer. Raises a TandemError."""
     async with AsyncExitStack() as scope:
         channels = [
             await scope.enter_async_context(rpc.connect(each)) for each in (at.drafter, at.verifier)
@@ -117,7 +125,7 @@ async def connected(at: Addresses) -> AsyncIterator[tuple[DrafterClient, Verifie
 
 
 def run(script: Coroutine[Any, Any, None]) -> None:
-    """Run a script; what goes wrong with the services is one line."""
+    """Run a script. An error of the services is printed as one line."""
     configure_logging("warning")
     try:
         asyncio.run(script)

@@ -1,6 +1,6 @@
-"""The `tandem` command: start everything, ask for text, look at it; or start one service.
+"""The `tandem` command: start all services or one of them, ask for text, and show the status.
 
-Whatever takes long to import is imported only when the arguments are known to be good.
+Modules that take long to import are imported only when the arguments are known to be good.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     help="Speculative decoding as services.",
-    rich_markup_mode=None,  # its tables cut names
+    rich_markup_mode=None,  # Rich's tables would cut names
 )
-bench = typer.Typer(no_args_is_help=True, help="Measure.", rich_markup_mode=None)
+bench = typer.Typer(no_args_is_help=True, help="Measure a server.", rich_markup_mode=None)
 app.add_typer(bench, name="bench")
 
 
@@ -42,30 +42,31 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print it")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="print the version"),
     ] = False,
 ) -> None:
     """Speculative decoding as services."""
 
 
-PORT = typer.Option(help="of the client API, 0 takes a free one (50051)", min=0, max=65535)
-HTTP_PORT = typer.Option(help="of the HTTP API (8000, or a free one)", min=0, max=65535)
+PORT = typer.Option(help="port of the client API (50051); 0 picks a free one", min=0, max=65535)
+HTTP_PORT = typer.Option(help="port of the HTTP API (8000, or a free one)", min=0, max=65535)
 CELLS = typer.Option(help="processes that answer requests (1)", min=1)
-SHARE_PORTS = typer.Option(help="cells listen at one port (each at one of its own)")
+SHARE_PORTS = typer.Option(help="all cells listen at one port (default: each at its own)")
 THREADS = typer.Option(
-    help="CPU threads of the target; by default a NUMA node's cores but one", min=1
+    help="CPU threads of the target; by default all cores of a NUMA node but one", min=1
 )
-RAY = "cells on Ray Serve (default), or one as a plain process"
-RAY_ADDRESS = "a Ray cluster for the cells; by default a private one"
+RAY = "run the cells on Ray Serve (default), or one cell as a plain process"
+RAY_ADDRESS = "address of a Ray cluster for the cells; by default a private one"
 
 
 @app.command()
 def up(
     target: Annotated[
-        Path | None, typer.Option(help="target: directory, GGUF file or name on the hub")
+        Path | None, typer.Option(help="target model: directory, GGUF file or name on the hub")
     ] = None,
     draft: Annotated[
-        Path | None, typer.Option(help="drafter: the same; none decodes plainly")
+        Path | None, typer.Option(help="draft model, as --target; `none` decodes without drafts")
     ] = None,
     port: Annotated[int | None, PORT] = None,
     http_port: Annotated[int | None, HTTP_PORT] = None,
@@ -79,12 +80,12 @@ def up(
         typer.Option(help="YAML file with a section for each service", envvar="TANDEM_CONFIG"),
     ] = None,
     tls: Annotated[
-        bool, typer.Option("--tls", help="encrypt everything, with certificates of its own")
+        bool, typer.Option("--tls", help="encrypt all connections, with this user's own CA")
     ] = False,
 ) -> None:
     """Start drafter, verifier and orchestrator on this machine; Ctrl-C stops everything.
 
-    Other settings of the services are in the environment or in the file.
+    Other settings of the services can be given in the environment or in the --config file.
     """
 
     from tandem.orchestrator.cli import certificates, launch, terminal
@@ -123,7 +124,7 @@ def generate(
     json: Annotated[bool, typer.Option("--json", help="print the whole GenerateResponse")] = False,
     logprobs: Annotated[
         int | None,
-        typer.Option(help="likeliest tokens beside each; for --json", min=0, max=MAX_LOGPROBS),
+        typer.Option(help="likeliest tokens beside each in --json", min=0, max=MAX_LOGPROBS),
     ] = None,
     **options: Any,
 ) -> None:
@@ -138,7 +139,7 @@ def generate(
 @connecting
 def chat(
     front_end: FrontEnd,
-    system: Annotated[str, typer.Option(help="what the model is told first")] = "",
+    system: Annotated[str, typer.Option(help="system message")] = "",
     **options: Any,
 ) -> None:
     """Talk to a model that has a chat template; accepted draft tokens are coloured."""
@@ -154,7 +155,7 @@ def show_status(
     front_end: FrontEnd,
     json: Annotated[bool, typer.Option("--json", help="print the whole GetStatusResponse")] = False,
 ) -> None:
-    """What is served and how it is doing; exit code 1 if it is not."""
+    """Show the status of a front end; exit code 1 if no request can be served."""
     from tandem.orchestrator.cli import client
 
     _run(client.show_status(front_end, json))
@@ -162,22 +163,22 @@ def show_status(
 
 @app.command()
 def certs(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="where the files are to be")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="folder to write the files to")],
     name: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="[SERVICE=]HOST", help="name or IP address of services, or of one; repeatable"
+            metavar="[SERVICE=]HOST", help="host or IP of all services or of one; may be repeated"
         ),
     ] = None,
     client: Annotated[
         list[str] | None,
         typer.Option(
-            help="name of one more client, or of a drafter that registers; may be repeated"
+            help="name of a further client, or of a drafter that registers; may be repeated"
         ),
     ] = None,
     days: Annotated[int, typer.Option(help="until certificates expire", min=1, max=3650)] = 365,
     only: Annotated[
-        bool, typer.Option("--only", help="certificates of the clients that are named here alone")
+        bool, typer.Option("--only", help="make certificates only for the named clients")
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="replace certificates, under the same CA")
@@ -185,7 +186,7 @@ def certs(
 ) -> None:
     """Make a CA, and certificates of the services and of clients, as PEM files.
 
-    A CA that is in DIR already is used again.
+    A CA that already exists in DIR is used again.
     """
     from tandem.orchestrator.cli import certificates
 
@@ -200,10 +201,10 @@ def certs(
 @connecting
 def show_top(
     front_end: FrontEnd,
-    every: Annotated[float, typer.Option(help="seconds between two looks", min=0.2)] = 2.0,
+    every: Annotated[float, typer.Option(help="seconds between two updates", min=0.2)] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="print one screen and end")] = False,
 ) -> None:
-    """Watch what is served: drafters, verifiers, acceptance, requests; Ctrl-C ends it."""
+    """Watch the status: drafters, verifiers, acceptance, requests; Ctrl-C ends it."""
     from tandem.orchestrator.cli import client
 
     _run(client.show_top(front_end, every, once))
@@ -211,7 +212,7 @@ def show_top(
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """What goes wrong is one line and exit code 1; Ctrl-C is no error."""
+    """Print an error as one line and exit with code 1. Ctrl-C is no error: exit with 130."""
     try:
         yield
     except KeyboardInterrupt:
@@ -223,7 +224,7 @@ def _one_line() -> Iterator[None]:
 
 
 def _run(work: Coroutine[Any, Any, int]) -> None:
-    """Run to the end; the exit code is what comes out."""
+    """Run `work` to its end and exit with the code that it returns."""
     with _one_line():
         raise typer.Exit(asyncio.run(work))
 

@@ -1,4 +1,4 @@
-"""A CA and certificates of its own for one Tandem, as PEM files in a folder."""
+"""Make a CA and certificates for one installation of Tandem, as PEM files in a folder."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SERVICES, CLIENT = ("verifier", "drafter", "orchestrator"), "client"
 EVERYWHERE = ("localhost", "127.0.0.1", "::1")
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 CA, CA_DAYS, DAYS = "ca", 3650, 365
-EARLY = timedelta(hours=1)  # for clocks that are behind
+EARLY = timedelta(hours=1)  # certificates begin this much earlier, for clocks that are behind
 
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """A certificate and its key."""
+    """A certificate and its private key."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
@@ -48,11 +48,13 @@ def make(
     force: bool = False,
     only: bool = False,
 ) -> list[Path]:
-    """Certificates of the services and a client, and `more` clients by common name, or `only` them;
-    those of services are for `names`, hosts and IP addresses, too; SERVICE=NAME is for one of them
-    alone. The CA of the folder signs them, and is made if there is none.
+    """Make certificates of the services, of a client, and of `more` clients by common name; or of
+    the clients in `more` `only`. The certificates of services also hold for `names`, which are
+    hosts and IP addresses; a name SERVICE=NAME is for one service alone. The CA of the folder signs
+    them all, and is made if there is none.
 
-    The files of certificates. Raises Unusable, also for files that are there, unless `force`.
+    Returns the files of the certificates. Raises Unusable, also for files that exist already,
+    unless `force`.
     """
     _check([CA, *SERVICES, CLIENT, *more], names)
     wanted = [*more] if only else [*SERVICES, CLIENT, *more]
@@ -71,24 +73,24 @@ def make(
 
 
 def key_file(certificate: Path) -> Path:
-    """Where the key of a certificate is."""
+    """Return the path of a certificate's key."""
     return certificate.with_name(f"{certificate.stem}-key.pem")
 
 
 def tls_of(folder: Path, name: str) -> Tls:
-    """The files that the owner of the certificate of that name uses."""
+    """Return the TLS files that the owner of the certificate `name` uses."""
     certificate = folder / f"{name}.pem"
     return Tls(folder / f"{CA}.pem", certificate, key_file(certificate))
 
 
 def flags(folder: Path, name: str) -> list[str]:
-    """What has a service, or a command, use the certificate of that name."""
+    """Return the flags that make a service or a command use the certificate `name`."""
     return [f"--tls-{kind}={path}" for kind, path in asdict(tls_of(folder, name)).items()]
 
 
 def own() -> Path:
-    """A folder of this user, with certificates that are made once, for a Tandem on this machine;
-    raises Unusable.
+    """Return this user's folder of certificates for a Tandem on this machine. The certificates are
+    made at the first call. Raises Unusable.
     """
     folder = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share")
     folder = folder / "tandem" / "certificates"
@@ -99,7 +101,7 @@ def own() -> Path:
 
 def _check(wanted: Sequence[str], names: Sequence[str]) -> None:
     if len(set(wanted)) < len(wanted):
-        raise Unusable(f"client: a certificate's name is there twice in {', '.join(wanted)}")
+        raise Unusable(f"client: a certificate's name is given twice in {', '.join(wanted)}")
     given = [_split(name) for name in names]
     for services, _ in given:
         if unknown := set(services) - set(SERVICES):
@@ -111,13 +113,13 @@ def _check(wanted: Sequence[str], names: Sequence[str]) -> None:
 
 
 def _split(name: str) -> tuple[Sequence[str], str]:
-    """The services that a name is for, and the host."""
+    """Return the services that a `[SERVICE=]HOST` is for, and the host."""
     service, is_for_one, host = name.partition("=")
     return ((service,), host) if is_for_one else (SERVICES, name)
 
 
 def _hosts(name: str, names: Sequence[str]) -> Iterable[str]:
-    """What the certificate of that name is for."""
+    """Return the hosts for which the certificate `name` holds."""
     if name not in SERVICES:
         return (name,)
     given = (host for services, host in map(_split, names) if name in services)
@@ -125,7 +127,7 @@ def _hosts(name: str, names: Sequence[str]) -> Iterable[str]:
 
 
 def _check_end(ca: Signed, days: int) -> None:
-    """Raise Unusable if certificates of so many days would outlive their CA."""
+    """Raise Unusable if certificates that expire in `days` days would outlive their CA."""
     end = ca.certificate.not_valid_after_utc
     if (datetime.now(UTC) + timedelta(days=days)).date() > end.date():
         raise Unusable(f"days: {days} is beyond the end of the CA, {end:%Y-%m-%d}")
@@ -140,7 +142,7 @@ def _is_ip(name: str) -> bool:
 
 
 def _ca(folder: Path) -> Signed:
-    """That of the folder, made if there is none."""
+    """Return the CA of a folder, and make it if there is none. Raises Unusable."""
     path = folder / f"{CA}.pem"
     if path.exists():
         try:
@@ -157,7 +159,9 @@ def _ca(folder: Path) -> Signed:
 
 
 def _signed(name: str, hosts: Iterable[str], days: int, ca: Signed | None) -> Signed:
-    """A certificate by the CA; or that of a CA, which signs itself."""
+    """Return a certificate that `ca` signs; without one, the certificate of a new CA, which signs
+    itself.
+    """
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     signer = ca.key if ca else key
@@ -204,7 +208,9 @@ def _usage(signs: bool) -> x509.KeyUsage:
 
 
 def _write(path: Path, signed: Signed) -> None:
-    """The key first: services take both when they fit. Readers get whole files."""
+    """Write a certificate and its key. The key comes first, since services take both only when they
+    fit together. Each file is replaced at once, so that readers never get a part.
+    """
     key = signed.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     _replace(key_file(path), key, 0o600)
     _replace(path, signed.certificate.public_bytes(Encoding.PEM), 0o644)

@@ -1,4 +1,4 @@
-"""`tandem chat`: a conversation in a terminal, with the speed of each answer."""
+"""The command `tandem chat`: a conversation in a terminal, with the speed of each answer."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ HELP = (
     "Text that drafts brought is green. /plain turns drafts off and /drafts on again.\n"
     "To watch what drafts gain, run `tandem top` in another terminal."
 )
-ASKS = "> "
-TOKENS = 512  # of an answer, unless a flag says otherwise
+ASKS = "> "  # the prompt of the terminal
+TOKENS = 512  # tokens of an answer at most, unless a flag says otherwise
 Message = dict[str, str]
 Ask = Callable[..., SyncStream]
 
 
 @dataclass
 class Talk:
-    """One conversation; `ask` starts the answer to messages, with options of a request."""
+    """One conversation. `ask` starts the answer to messages, with a request's `options`."""
 
     ask: Ask
     console: Console
@@ -46,11 +46,11 @@ class Talk:
         self.clear()
 
     def clear(self) -> None:
-        """Begin again."""
+        """Forget all messages except the system message."""
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
 
     def take(self, line: str) -> bool:
-        """Do what a line says, a command or a message; whether there may be more."""
+        """Run a line, which is a command or a message. Returns False for the command to quit."""
         match line.strip():
             case "":
                 pass
@@ -67,7 +67,9 @@ class Talk:
         return True
 
     def _answer(self, text: str) -> None:
-        """What failed is not remembered; what was interrupted is, as far as it came."""
+        """Print the answer to a text and its speed. A failed answer is not remembered; an
+        interrupted one is remembered as far as it came.
+        """
         asked = [*self.messages, {"role": "user", "content": text}]
         options = self.options | ({"num_speculative_tokens": 0} if self.plain else {})
         shown, tokens, steps, content = self.completion(), 0, 0, ""
@@ -95,11 +97,11 @@ class Talk:
 
 
 def lines() -> Iterator[str]:
-    """The lines that a person types, who may edit them and call earlier ones back, or those of a
-    file; Ctrl-C begins a line again.
+    """Yield the lines that a person types, with line editing and history, or the lines of a file.
+    Ctrl-C begins a line again.
     """
     with suppress(ImportError):
-        import readline  # noqa: F401  # `input` uses it then
+        import readline  # noqa: F401  # makes `input` edit lines
     while True:
         with suppress(KeyboardInterrupt):
             try:
@@ -109,7 +111,9 @@ def lines() -> Iterator[str]:
 
 
 def chat(front_end: FrontEnd, system: str, options: dict[str, Any]) -> int:
-    """Talk until the last line; raises TandemError if nobody answers at first."""
+    """Talk until the last line, and return exit code 0. Raises TandemError if the front end does
+    not answer at the start.
+    """
     given = {"max_new_tokens": TOKENS} | flags.given(options)
     console = terminal.console()
     with front_end.connect_sync() as client:

@@ -1,4 +1,4 @@
-"""What the `tandem` command asks of a running orchestrator, and prints."""
+"""The parts of the `tandem` command that ask a running orchestrator and print its answers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ async def generate(
     options: dict[str, Any],
     as_json: bool,
 ) -> int:
-    """Print a completion as it grows, or the whole response as JSON; and why it ended, on standard
-    error.
+    """Print a completion as it grows, and on standard error why it ended; or print the whole
+    response as JSON. Returns exit code 0.
     """
     given, prompt = flags.given(options), flags.prompt(prompt)
     async with front_end.connect() as client:
@@ -45,7 +45,7 @@ async def generate(
 
 
 async def show_status(front_end: FrontEnd, as_json: bool) -> int:
-    """Print what is served; the exit code is 1 if a request cannot be."""
+    """Print the status. Returns exit code 1 if no request can be served, else 0."""
     async with front_end.connect() as client:
         response = await _status(client, front_end.address)
     if as_json:
@@ -56,7 +56,7 @@ async def show_status(front_end: FrontEnd, as_json: bool) -> int:
 
 
 async def show_top(front_end: FrontEnd, every: float, once: bool) -> int:
-    """Show the status again and again, or once, with an exit code as of `show_status`."""
+    """Show the status every `every` seconds, or once. Returns exit codes as `show_status` does."""
     try:
         return await top.show(front_end, every, once, terminal.console())
     except TransportLost as lost:

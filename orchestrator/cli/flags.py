@@ -1,5 +1,5 @@
-"""Flags of the commands that ask a front end: where it is and who asks; and, of `tandem generate`,
-one for every option that is served.
+"""The flags of commands that ask a front end: its address and the client's credentials, and for
+`tandem generate` and `tandem chat` one flag for every option of a request.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ KINDS: dict[int, type[Any]] = {
     FieldDescriptor.TYPE_BOOL: bool,
     FieldDescriptor.TYPE_STRING: str,
     FieldDescriptor.TYPE_ENUM: str,
-    FieldDescriptor.TYPE_MESSAGE: str,  # a map's entry
+    FieldDescriptor.TYPE_MESSAGE: str,  # an entry of a map, such as TOKEN=BIAS
 }
 HELP = {
-    "temperature": "default the model's, or 1; 0 is greedy",
-    "top_p": "nucleus, 1 is off",
+    "temperature": "default that of the model, or 1; 0 is greedy",
+    "top_p": "probability of the nucleus; 1 is off",
     "top_k": "0 is off",
     "min_p": "0 is off",
     "repetition_penalty": "1 is off",
@@ -42,20 +42,20 @@ HELP = {
     "seed": "the server picks one and reports it",
     "json_schema": "the answer is JSON by this schema; @FILE reads it",
     "json_object": "the answer is a JSON object",
-    "regex": "the answer matches this",
+    "regex": "the answer matches this regular expression",
     "choice": "the answer is one of these texts; may be repeated",
-    "lark": "the answer is of this grammar; @FILE reads it",
-    "max_new_tokens": "default 128",
-    "min_new_tokens": "no end before so many",
+    "lark": "the answer fits this Lark grammar; @FILE reads it",
+    "max_new_tokens": "tokens of the answer at most; default 128",
+    "min_new_tokens": "tokens before the answer may end",
     "stop": "stop string, may be repeated",
-    "stop_token_ids": "may be repeated",
-    "ignore_eos": "go on after the model's own end",
+    "stop_token_ids": "token that ends the answer; may be repeated",
+    "ignore_eos": "go on after the model's own end tokens",
     "rule": "match, reject or top1",
-    "num_speculative_tokens": "levels that guesses may run ahead; 0 decodes plainly",
-    "branches": "children per node, or of the root alone; 1 guesses a chain",
+    "num_speculative_tokens": "levels that drafts may run ahead; 0 decodes without drafts",
+    "branches": "children per node, or of the root alone; 1 drafts a chain",
     "method": "tree, medusa_lite or suffix",
     "schedule": "goodput, constant or heuristic",
-    "confidence_threshold": "draft no further after a token less likely than this",
+    "confidence_threshold": "end drafts after a token less likely than this",
     "prediction": "a text that much of the answer may repeat",
 }
 
@@ -66,7 +66,7 @@ def _file(help: str, variable: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class FrontEnd:
-    """One front end as a client reaches it."""
+    """The address of a front end, and the credentials with which a client connects to it."""
 
     address: str = ADDRESS
     tls_ca: Path | None = None
@@ -75,13 +75,13 @@ class FrontEnd:
     token: str | None = None
 
     def connect(self, retry_seconds: float = 60.0) -> AsyncClient:
-        """A client of it; raises Unusable."""
+        """Return an asyncio client of the front end. Raises Unusable."""
         from tandem import AsyncClient
 
         return AsyncClient(self.address, retry_seconds=retry_seconds, **self._security())
 
     def connect_sync(self) -> Client:
-        """One that a program without asyncio uses."""
+        """Return a synchronous client of the front end. Raises Unusable."""
         from tandem import Client
 
         return Client(self.address, **self._security())
@@ -96,19 +96,21 @@ class FrontEnd:
 
 
 FLAGS = {
-    "address": Annotated[str, typer.Option(help="of the client API", envvar="TANDEM_ADDRESS")],
+    "address": Annotated[
+        str, typer.Option(help="address of the client API", envvar="TANDEM_ADDRESS")
+    ],
     "tls_ca": _file("PEM file of the CA that signs certificates", "TANDEM_TLS_CA"),
     "tls_cert": _file("PEM file of your certificate", "TANDEM_TLS_CERT"),
-    "tls_key": _file("PEM file of its key", "TANDEM_TLS_KEY"),
+    "tls_key": _file("PEM file of your certificate's key", "TANDEM_TLS_KEY"),
     "token": Annotated[
         str | None,
-        typer.Option(help="your token; better in the environment", envvar="TANDEM_TOKEN"),
+        typer.Option(help="your token; better given by the environment", envvar="TANDEM_TOKEN"),
     ],
 }
 
 
 def connecting(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with these flags in place of its `front_end`."""
+    """Return the command with the flags in FLAGS in place of its argument `front_end`."""
     known = signature(command, eval_str=True)
     own = [each for name, each in known.parameters.items() if name != "front_end"]
     more = own.pop() if own and own[-1].kind is Parameter.VAR_KEYWORD else None
@@ -131,7 +133,9 @@ def connecting(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def accepting(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with a flag for each of its `**options`; what is not given is None."""
+    """Return the command with a flag for every option of a request in place of its `**options`.
+    The value of a flag that is not given is None.
+    """
     known = signature(command, eval_str=True)
     own = [each for each in known.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
     flags = [*own, *(_parameter(options()[name][1]) for name in HELP)]
@@ -141,8 +145,8 @@ def accepting(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def given(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given, as the client takes it; raises InvalidRequest if it is no value of its
-    field.
+    """Return the given options as the client takes them. Raises InvalidRequest for a value that
+    does not fit its field.
     """
     found, trial = dict[str, Any](), api.GenerateRequest()
     for name in HELP:
@@ -165,7 +169,9 @@ def _parameter(field: FieldDescriptor) -> Parameter:
 
 
 def prompt(given: str) -> str:
-    """A text, that of a @FILE, or for - all of standard input; raises Unusable."""
+    """Return a prompt: the text itself, the text of a @FILE, or for - all of standard input. Raises
+    Unusable.
+    """
     try:
         return sys.stdin.read() if given == "-" else _text(given)
     except ValueError as error:
@@ -173,7 +179,7 @@ def prompt(given: str) -> str:
 
 
 def _text(value: str) -> str:
-    """A text, or that of a @FILE; raises ValueError if there is none."""
+    """Return a text itself or the text of a @FILE. Raises ValueError if the file cannot be read."""
     try:
         return Path(value[1:]).read_text(encoding="utf-8") if value.startswith("@") else value
     except OSError as error:
@@ -181,7 +187,7 @@ def _text(value: str) -> str:
 
 
 def _biases(entries: Iterable[str]) -> dict[int, float]:
-    """By token; raises ValueError for an entry that is not TOKEN=BIAS."""
+    """Return biases by token. Raises ValueError for an entry that is not TOKEN=BIAS."""
     pairs = (entry.partition("=") for entry in entries)
     return {int(token): float(bias) for token, _, bias in pairs}
 

@@ -1,8 +1,9 @@
-"""`tandem up`: all three services on this machine, each a process of its own, watched and
-restarted.
+"""The command `tandem up`: run all three services on this machine, each as a process that is
+watched and restarted.
 
-A service that dies before it ever served ends the whole with its one-line error; one that dies
-later is started again on its old port. Whatever ends this process ends its children.
+A service that dies before it ever served ends the command with the service's one-line error. A
+service that dies later is started again on its old port. Whatever ends this process ends its
+children too.
 """
 
 from __future__ import annotations
@@ -20,30 +21,30 @@ from tandem.protos.errors import Unusable
 from tandem.protos.service import process
 from tandem.protos.service.config import FILE
 
-DRAIN_SECONDS = 5.0  # for what runs when `tandem up` is stopped
-GRACE_SECONDS = 20.0
+DRAIN_SECONDS = 5.0  # for requests that run when `tandem up` is stopped
+GRACE_SECONDS = 20.0  # for a service to end after the second signal, until it is killed
 PAUSE_SECONDS = 1.0  # before the first restart; twice as long after every start that fails
-MOST_STARTS = 6
-REMIND_SECONDS = 5.0  # until what is still loading is reported, then twice as long, and so on
+MOST_STARTS = 6  # failed starts in a row
+REMIND_SECONDS = 5.0  # until loading services are reported; then twice as long, and so on
 
 Report = Callable[[str, dict[str, str]], None]
 
 
 @dataclass(slots=True)
 class Service:
-    """One child process, and the command line that it is (re)started with."""
+    """One child process, and the command line with which it is started and restarted."""
 
     role: str
     command: list[str]
     environment: dict[str, str] = field(default_factory=dict)
     process: asyncio.subprocess.Process | None = None
     address: str = ""
-    stage: str = "starting"  # what it announced last
+    stage: str = "starting"  # the event that it announced last
     serving: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def live(self, report: Report) -> None:
-        """Run the child, again and again; raises Unusable if it dies before it ever served, or
-        cannot be started any more.
+        """Run the child, and restart it whenever it ends. Raises Unusable if it dies before it ever
+        served, or after MOST_STARTS failed starts.
         """
         failed = 0
         while True:
@@ -58,12 +59,12 @@ class Service:
             await asyncio.sleep(PAUSE_SECONDS * 2**failed)
 
     async def stop(self) -> None:
-        """Ask it to end and wait; kill what does not go."""
+        """Ask the child to end and wait for it; kill it if it does not end."""
         if self.process is None or self.process.returncode is not None:
             return
         for end, seconds in (
             (self.process.terminate, DRAIN_SECONDS),
-            (self.process.terminate, GRACE_SECONDS),  # at once
+            (self.process.terminate, GRACE_SECONDS),  # a second signal ends it at once
             (self.process.kill, None),
         ):
             with suppress(ProcessLookupError):
@@ -73,14 +74,14 @@ class Service:
                 return
 
     async def _once(self, report: Report) -> tuple[bool, str]:
-        """Run it to its end: whether it served, and why it ended."""
+        """Run the child until it ends. Returns whether it served, and why it ended."""
         self.process = await asyncio.create_subprocess_exec(
             *self.command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=1 << 20,
             env=os.environ | self.environment | {process.CHILD: "1"},
-            # Ctrl-C reaches this process alone, which stops the rest in order
+            # so that Ctrl-C reaches this process alone, which stops the others in order
             start_new_session=True,
         )
         served, problem = await self._listen(report)
@@ -89,12 +90,14 @@ class Service:
         return served, problem or f"the {self.role} ended {how}"
 
     async def _listen(self, report: Report) -> tuple[bool, str]:
-        """Report what it announces; whether it served, and what it refused to start with."""
+        """Report the child's announcements until it ends. Returns whether it served, and the error
+        with which it refused to start, if any.
+        """
         served, problem = False, ""
         assert self.process is not None and self.process.stdout is not None
         async for line in self.process.stdout:
             fact = process.announcement(line)
-            if fact is None:  # a library's own words
+            if fact is None:  # a library printed this line
                 sys.stderr.write(line.decode(errors="replace"))
                 continue
             event = self.stage = fact.pop("event")
@@ -110,19 +113,19 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Tandem:
-    """All services, up: where each role listens."""
+    """A running system. `addresses` says where each role listens."""
 
     addresses: dict[str, str]
 
 
 @asynccontextmanager
 async def up(plan: Plan, report: Report = lambda event, fact: None) -> AsyncIterator[Tandem]:
-    """All services while the scope lasts, once they serve; raises Unusable if one does not, or
-    cannot be kept alive.
+    """Run all services while the scope lasts, which begins once they serve. Raises Unusable if a
+    service does not come to serve, or cannot be kept alive.
     """
     more = {FILE: str(plan.config)} if plan.config else {}
     services = [
-        # -P: nothing that lies in the working directory is imported
+        # -P: never import modules from the working directory
         Service(role, [sys.executable, "-P", "-m", module, *flags], more)
         for role, module, flags in plan.services()
     ]
@@ -138,7 +141,7 @@ async def up(plan: Plan, report: Report = lambda event, fact: None) -> AsyncIter
             yield Tandem({service.role: service.address for service in services})
             for life in lives:
                 life.cancel()
-    except BaseExceptionGroup as errors:  # the first ended all others
+    except BaseExceptionGroup as errors:  # the first error ended all other tasks
         raise errors.exceptions[0] from None
     finally:
         await services[-1].stop()  # the orchestrator closes its sessions on the others first
@@ -146,7 +149,7 @@ async def up(plan: Plan, report: Report = lambda event, fact: None) -> AsyncIter
 
 
 async def _remind(services: list[Service], report: Report) -> None:
-    """Report what does not serve yet, less and less often."""
+    """Report the services that do not serve yet, less and less often."""
     passed, pause = 0.0, REMIND_SECONDS
     while True:
         await asyncio.sleep(pause)
@@ -157,7 +160,9 @@ async def _remind(services: list[Service], report: Report) -> None:
 
 
 async def run(plan: Plan, report: Report, ready: Callable[[str], None]) -> None:
-    """Serve until cancelled, and print where; raises Unusable when it cannot go on."""
+    """Serve until cancelled, and call `ready` with the address of the client API. Raises Unusable
+    if the services cannot go on.
+    """
     async with up(plan, report) as tandem:
         ready(tandem.addresses["orchestrator"])
         await process.until_cancelled()

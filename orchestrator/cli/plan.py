@@ -1,7 +1,7 @@
-"""What `tandem up` starts: services that know each other, each with a command line.
+"""Plan what `tandem up` starts: services that know each other's addresses, and their command lines.
 
-A flag that was given goes on to its service; what is chosen here gives way to the environment and
-to the settings' file.
+A flag of `tandem up` is passed on to its service. A default that is chosen here gives way to the
+environment and to the settings' file.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from tandem.protos.transport import rpc
 
 HOST = "127.0.0.1"
 PORT, HTTP_PORT = 50051, 8000
-SHARED_GPU_COST = 1.0  # draft cost where both are on one GPU, on which processes take turns
-LOADING_SECONDS = 86400  # a verifier that cannot start ends the whole at once
-NO_DRAFTS = Path("none")  # as a draft model: plain decoding
+SHARED_GPU_COST = 1.0  # draft cost if both services share a GPU, on which processes take turns
+LOADING_SECONDS = 86400  # long, since a verifier that cannot start ends `tandem up` at once anyway
+NO_DRAFTS = Path("none")  # given as the draft model, it means decoding without drafts
 Setting = Path | str | int | bool | None
 QUIET: Mapping[str, Setting] = {"log_level": "warning"}  # several services share a terminal
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What was given; None is chosen here. `port` is that of the client API, 0 for a free one, and
-    `threads` are the verifier's.
+    """The flags of `tandem up`, and the command lines that follow from them. A default is chosen
+    here for each flag that is None. `port` is the client API's, 0 for a free one, and `threads` are
+    the verifier's.
 
-    A target without a draft model is drafted for by suffix: the embedded draft model would guess
-    the tokens of another tokenizer, which was slower than no drafts.
+    If only the target is given, drafts come from the method SUFFIX: the embedded draft model would
+    guess the tokens of another tokenizer, which was slower than no drafts.
     """
 
     target: Path | None = None
@@ -46,20 +47,22 @@ class Plan:
     ray: bool | None = None
     threads: int | None = None
     ray_address: str | None = None
-    drafter: tuple[str, ...] = ()  # more of its flags
+    drafter: tuple[str, ...] = ()  # further flags of the drafter
     config: Path | None = None
-    certificates: Path | None = None  # folder of those that all connections use
+    certificates: Path | None = None  # folder of the certificates that all connections use
     http_port: int | None = None
     share_ports: bool | None = None
 
     @cached_property
     def outside(self) -> Outside:
-        """What environment and file set; raises Unusable."""
+        """The settings in the environment and in the file. Raises Unusable."""
         return outside(self.config)
 
     @cached_property
     def models(self) -> tuple[Path, Path | None]:
-        """Target and draft model, downloaded if they are named as on the hub; raises Unusable."""
+        """The target and the draft model, downloaded if they are names on the hub; None without a
+        draft model. Raises Unusable.
+        """
         target, draft = self._named
         if draft is None and target is None:
             draft = models.DRAFT
@@ -68,46 +71,50 @@ class Plan:
 
     @cached_property
     def _named(self) -> tuple[Path | None, Path | None]:
-        """The models that are asked for, here or outside."""
+        """The target and the draft model that flags, environment or file name."""
         target = self.target or self.outside.verifier.get("model")
         draft = self.draft or self.outside.drafter.get("model")
         return Path(target) if target else None, Path(draft) if draft else None
 
     def fetch(self) -> None:
-        """Download what is not here, which takes long and blocks; raises Unusable."""
+        """Download models that are missing, which takes long and blocks. Raises Unusable."""
         assert self.models
 
     @cached_property
     def translates(self) -> bool:
-        """Whether the drafter has to translate between its tokenizer and the target's; raises
+        """Whether the drafter has to translate between its tokenizer and the target's. Raises
         Unusable.
         """
         return likeness(*self._vocabularies) is Likeness.FOREIGN
 
     @property
     def _speaks(self) -> Path | None:
-        """The target, if the draft model has other tokens; raises Unusable."""
+        """The target if the draft model has other tokens, else None. Raises Unusable."""
         spoken, own = self._vocabularies
         return None if spoken == own else self.models[0]
 
     @cached_property
     def _vocabularies(self) -> tuple[dict[int, str], dict[int, str]]:
-        """The tokens of target and drafter, by their ids; without a drafter they are none. Raises
-        Unusable.
+        """The tokens of the target and of the draft model, by their ids; both are empty without a
+        draft model. Raises Unusable.
         """
         target, draft = self.models
         return (tokens_by_id(target), tokens_by_id(draft)) if draft else ({}, {})
 
     @property
     def _draft_cost(self) -> str | None:
-        """Where both services share a GPU; or the drafter knows."""
+        """The draft cost if both services share a GPU. None if the drafter is to find it out, or if
+        a setting gives it.
+        """
         own = self.outside.drafter
         devices = {_device(own), _device(self.outside.verifier)}
         shared = len(devices) == 1 and "cpu" not in devices
         return str(SHARED_GPU_COST) if shared and "draft_cost" not in own else None
 
     def _http_port(self, host: str) -> int | None:
-        """A free one beside a free one of the client API, else the usual one unless it is taken."""
+        """Choose the port of the HTTP API: a free one if the client API's port is to be free too,
+        else HTTP_PORT. None if that is taken, or if a flag or setting gives the port.
+        """
         if self.http_port is not None or "http_port" in self.outside.orchestrator:
             return None
         try:
@@ -116,8 +123,8 @@ class Plan:
             return None
 
     def services(self) -> list[tuple[str, str, list[str]]]:
-        """Role, module and flags of each, the orchestrator last, on ports that are free now; raises
-        Unusable.
+        """Return the role, module and flags of each service, the orchestrator last. Their ports are
+        free now. Raises Unusable.
         """
         target, draft = self.models
         verifier, drafter = self.outside.verifier, self.outside.drafter
@@ -144,7 +151,7 @@ class Plan:
         ]
 
     def _fronting(self, verifier: tuple[str, int], drafter: tuple[str, int]) -> list[str]:
-        """The orchestrator's flags."""
+        """Return the orchestrator's flags, for services at these addresses."""
         (target, draft), front = self.models, self.outside.orchestrator
         client = _address(front if self.port is None else {**front, "port": self.port}, PORT)
         drafts: dict[str, Setting] = {"drafter": joined(*drafter)}
@@ -171,38 +178,40 @@ class Plan:
         )
 
     def _tls(self, role: str) -> list[str]:
-        """Flags of a service's certificate, unless it has another."""
+        """Return the flags for a service's certificate, unless its settings name another one."""
         if self.certificates is None or "tls_ca" in getattr(self.outside, role):
             return []
         return certificates.flags(self.certificates, role)
 
 
 def _device(given: Mapping[str, Setting]) -> str:
-    """Where a service computes; the first GPU has two names."""
+    """Return the device on which a service computes. The first GPU has two names."""
     device = str(given.get("device", "cpu"))
     return "cuda:0" if device == "cuda" else device
 
 
 def _numa(given: Mapping[str, Setting]) -> int | None:
-    """The node that a service is to stay on; what is none, the service refuses by itself."""
+    """Return the NUMA node on which a service is to stay. A value that is no node gives None, as
+    the service itself refuses it.
+    """
     node = str(given.get("numa", ""))
     return int(node) if node.isdecimal() else None
 
 
 def _address(given: Mapping[str, Setting], port: int = 0) -> tuple[str, int]:
-    """Where a service is to listen: a host, and a port that is free; raises Unusable."""
+    """Return the host and a free port at which a service is to listen. Raises Unusable."""
     host, wanted = str(given.get("host", HOST)), given.get("port", port)
     try:
         return host, rpc.free_port(host, int(str(wanted)))
     except (ValueError, OverflowError) as error:
-        raise Unusable(f"port {wanted} is no port") from error
+        raise Unusable(f"port {wanted} is not a port number") from error
 
 
 def _flags(
     outside: Mapping[str, object], given: Mapping[str, Setting], chosen: Mapping[str, Setting]
 ) -> list[str]:
-    """A command line: what is given wins over what is set outside, which wins over what is
-    chosen.
+    """Return a command line. A given flag wins over a setting from outside, which wins over a value
+    that is chosen here.
     """
     chosen = {**chosen, **QUIET}
     settings = {name: value for name, value in chosen.items() if name not in outside}

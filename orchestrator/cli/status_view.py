@@ -1,5 +1,5 @@
-"""What `tandem status` prints, and `tandem top` shows, of a GetStatusResponse; of it, what services
-hold is a table that `tandem up` prints too.
+"""Show a GetStatusResponse in a terminal, for `tandem status` and `tandem top`. `tandem up` prints
+its table of what the services hold too.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ HELD = (
     *("service", "model", "device", "dtype", "weights", "context", "fit", "kernels"),
     *("tokenizer", "exactness"),
 )
-FIGURES = ("weights", "context", "fit")  # never broken
-WIDTH = 124  # of the table of what services hold
-INEXACT = "exact unavailable: "  # before the reason
-NOTHING = "-"
+FIGURES = ("weights", "context", "fit")  # columns whose cells are never broken
+WIDTH = 124  # characters of the table of what services hold
+INEXACT = "exact unavailable: "  # comes before the reason in a service's `exactness`
+NOTHING = "-"  # shown where there is no figure
 Named = tuple[str, api.ReplicaStatus]
 
 
 def is_serving(response: api.GetStatusResponse) -> bool:
-    """Whether a request can be served; it can without a drafter."""
+    """Whether a request can be served, for which a verifier is enough."""
     verifiers = [any(each.serving for each in model.verifiers) for model in response.models]
     return bool(verifiers) and all(verifiers) and not response.problems
 
 
 def show_status(response: api.GetStatusResponse) -> None:
-    """Tables of replicas, the first as wide as it has to be, and lines with figures."""
+    """Print tables of replicas, the first as wide as it has to be, and lines with figures."""
     table = [HEAD, *replica_rows(response)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
@@ -43,12 +43,14 @@ def show_status(response: api.GetStatusResponse) -> None:
 
 
 def replica_rows(response: api.GetStatusResponse) -> list[tuple[str, ...]]:
-    """Cells of all replicas, as in HEAD."""
+    """Return the cells of all replicas, in the columns of HEAD."""
     return [(name, *_cells(each)) for name, each in replicas(response)]
 
 
 def replicas(response: api.GetStatusResponse) -> list[Named]:
-    """All of them, the verifiers first; those of a role are numbered if there are several."""
+    """Return all replicas with their names, the verifiers first. If a role has several replicas,
+    they are numbered.
+    """
     roles = {
         "verifier": [each for model in response.models for each in model.verifiers],
         "drafter": [each for model in response.models for each in model.drafters],
@@ -61,8 +63,8 @@ def replicas(response: api.GetStatusResponse) -> list[Named]:
 
 
 def held_lines(services: Iterable[Named]) -> list[str]:
-    """The table of what services hold, of those that have said it: words that are too long for it
-    go on below.
+    """Return the lines of the table of what services hold. Services that have not reported it are
+    left out. Words that are too long go on in the next line.
     """
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for name in HELD:
@@ -77,7 +79,9 @@ def held_lines(services: Iterable[Named]) -> list[str]:
 
 
 def _held(replica: api.ReplicaStatus) -> tuple[str, ...]:
-    """Cells as in HELD, but for the name. What a service does not report is not known."""
+    """Return the cells in the columns of HELD except the name. A figure that a service does not
+    report is NOTHING.
+    """
     size, inexact = replica.weights_bytes, f"no: {replica.exactness.removeprefix(INEXACT)}"
     return (
         replica.model,
@@ -93,7 +97,7 @@ def _held(replica: api.ReplicaStatus) -> tuple[str, ...]:
 
 
 def _tokenizer(replica: api.ReplicaStatus) -> str:
-    """A drafter's beside the target's."""
+    """Write how a drafter's tokenizer compares with the target's; NOTHING if it is not reported."""
     masked = f", {replica.masked_tokens} masked" if replica.masked_tokens else ""
     return f"{replica.tokenizer}{masked}" if replica.tokenizer else NOTHING
 
@@ -113,7 +117,7 @@ def _cells(replica: api.ReplicaStatus) -> tuple[str, ...]:
 
 
 def status_lines(response: api.GetStatusResponse) -> Iterator[str]:
-    """The last minute, what runs, and why nothing is served."""
+    """Yield lines about the last minute, the reasons why nothing is served, and the requests."""
     for model in response.models:
         yield f"last minute: {recent(model.last_minute)}"
     for problem in response.problems:
@@ -124,7 +128,7 @@ def status_lines(response: api.GetStatusResponse) -> Iterator[str]:
 
 
 def recent(figures: api.RecentFigures) -> str:
-    """A line of figures."""
+    """Write the figures of some time as one line."""
     rate = percent(figures.acceptance_rate) if figures.HasField("acceptance_rate") else NOTHING
     return (
         f"{figures.tokens_per_second:.1f} tokens/s, acceptance rate {rate}, "
@@ -135,7 +139,7 @@ def recent(figures: api.RecentFigures) -> str:
 
 
 def goodput(figures: api.RecentFigures) -> str:
-    """Of one request, with drafts beside without."""
+    """Write the goodput of one request with drafts and without them."""
     drafts = optional(figures, "goodput_with_drafts", ".0f")
     plain = optional(figures, "goodput_without_drafts", ".0f")
     line = f"{drafts} tokens/s with drafts, {plain} without"
@@ -147,11 +151,11 @@ def goodput(figures: api.RecentFigures) -> str:
 
 
 def optional(figures: api.RecentFigures, field: str, form: str) -> str:
-    """A figure, or a sign that nothing was counted."""
+    """Write a figure, or NOTHING if nothing was counted for it."""
     given = any(found.name == field for found, _ in figures.ListFields())
     return format(getattr(figures, field), form) if given else NOTHING
 
 
 def percent(part: float) -> str:
-    """Of a whole."""
+    """Write a fraction of a whole as percent."""
     return f"{100 * part:.0f} %"

@@ -1,4 +1,4 @@
-"""What people see in a terminal: progress, coloured text, tables."""
+"""Print what people see in a terminal: progress, coloured text, tables."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ OWN = "default"  # tokens that the verifier added
 
 
 def console() -> Console:
-    """Where all of it is printed."""
+    """Return the console on which everything is printed."""
     return Console(highlight=False)
 
 
 class StartProgress:
-    """What `tandem up` prints while it starts and when it is ready."""
+    """Prints the progress of `tandem up`, and how to use the system once it is ready."""
 
     def __init__(self, console: Console, asking: Sequence[str] = ()) -> None:
-        """`asking` are flags that a client needs."""
+        """`asking` are the flags that a client of this system needs."""
         self._console, self._asking = console, asking
         self._page = ""  # URL of the status page
-        self._loaded: dict[str, api.ReplicaStatus] = {}  # by role
+        self._loaded: dict[str, api.ReplicaStatus] = {}  # what services hold, by role
 
     def report(self, event: str, fact: dict[str, str]) -> None:
-        """One announcement of a service."""
+        """Print one announcement of a service."""
         role, of = f"{fact['role']:<12}", escape(fact.get("model", ""))
         if "seconds" in fact:
             of = f"for {fact['seconds']} s"
@@ -59,7 +59,7 @@ class StartProgress:
             self._print(f"[yellow]{event:<11}[/] {role}")
 
     def ready(self, address: str) -> None:
-        """Everything serves, the client API at this address."""
+        """Print that everything serves, with the client API at `address`, and commands to try."""
         where = escape(address)
         for line in status_view.held_lines(sorted(self._loaded.items(), reverse=True)):
             self._print(escape(line))
@@ -76,8 +76,8 @@ class StartProgress:
 
 
 def matching_tokenizer(folder: Path, wanted: str) -> Tokenizer | None:
-    """The tokenizer of a model directory, if it is the served one; it shows which text belongs to
-    which token.
+    """Return the tokenizer of a model directory if it is the served one, else None. It shows which
+    text belongs to which token.
     """
     try:
         return load_tokenizer(folder) if fingerprint(folder) == wanted else None
@@ -86,7 +86,7 @@ def matching_tokenizer(folder: Path, wanted: str) -> Tokenizer | None:
 
 
 def ended(done: api.GenerateResponse) -> str:
-    """Why an answer has ended, and by what."""
+    """Write why an answer has ended, and the stop string or token that ended it."""
     why = api.FinishReason.Name(done.finish_reason).removeprefix("FINISH_REASON_").lower()
     match done.WhichOneof("matched_stop"):
         case "matched_text":
@@ -97,7 +97,7 @@ def ended(done: api.GenerateResponse) -> str:
 
 
 class Completion:
-    """A completion as it grows. Without a tokenizer a chunk is coloured as a whole."""
+    """Prints a completion as it grows. Without a tokenizer a chunk is coloured as a whole."""
 
     def __init__(self, console: Console, tokenizer: Tokenizer | None, prompt: str) -> None:
         self._console = console
@@ -105,20 +105,20 @@ class Completion:
         self._prompt = prompt
 
     def show(self, chunk: api.Chunk) -> None:
-        """Print a chunk: all its tokens but the last were guessed."""
+        """Print a chunk. All its tokens except the last were guessed by the drafter."""
         self._print(self._prompt, "dim")
         self._prompt = ""
         drafted = chunk.token_ids[:-1]
         text = self._stream.push(drafted)[0] if self._stream else chunk.text * bool(drafted)
         if self._stream:
             self._stream.push(chunk.token_ids[-1:])
-        if not chunk.text.startswith(text):  # a stop string was cut off, or held back
+        if not chunk.text.startswith(text):  # because a stop string was cut off or held back
             text = ""
         self._print(text, ACCEPTED)
         self._print(chunk.text[len(text) :], OWN)
 
     def summarise(self, done: api.GenerateResponse) -> None:
-        """One line: steps, acceptance and speed."""
+        """Print one line with steps, acceptance and speed."""
         figures, tokens = done.speculation, done.usage.completion_tokens
         speed = tokens / done.timing.total_seconds if done.timing.total_seconds else 0.0
         self._console.print(

@@ -1,4 +1,4 @@
-"""`tandem top`: the status again and again, as one screen."""
+"""The command `tandem top`: show the status as one screen that is updated."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from tandem.v1 import orchestrator_pb2 as api
 
 BARS = " ▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 45
-ADDRESS_WIDTH = 21  # at least, of IPv4 with a port
+ADDRESS_WIDTH = 21  # characters at least, enough for IPv4 with a port
 
 
 async def show(front_end: FrontEnd, every: float, once: bool, console: Console) -> int:
-    """Show the status until cancelled, or once, with exit code 1 if nothing is served."""
+    """Show the status every `every` seconds until cancelled, or once. Shown once, it returns exit
+    code 1 if no request can be served; otherwise the code is 0.
+    """
     address = front_end.address
     async with front_end.connect() as client:
         if once:
@@ -40,7 +42,7 @@ async def show(front_end: FrontEnd, every: float, once: bool, console: Console) 
 
 @contextmanager
 def _screen(console: Console) -> Iterator[Callable[[RenderableType], None]]:
-    """What shows one screen after the other: in its place in a terminal, else below the last."""
+    """Yield a function that shows a screen: in place of the last one in a terminal, else below."""
     if not console.is_terminal:
         yield console.print
         return
@@ -49,7 +51,9 @@ def _screen(console: Console) -> Iterator[Callable[[RenderableType], None]]:
 
 
 async def _now(client: AsyncClient, address: str) -> RenderableType:
-    """A front end that does not answer is shown, too: it may come back."""
+    """Return the screen of the status now. If the front end does not answer, the screen says so, as
+    it may come back.
+    """
     try:
         return frame(await client.status(history=True), address)
     except TandemError as error:
@@ -57,7 +61,7 @@ async def _now(client: AsyncClient, address: str) -> RenderableType:
 
 
 def frame(response: api.GetStatusResponse, address: str) -> RenderableType:
-    """One screen."""
+    """Return one screen that shows a status."""
     serving = view.is_serving(response)
     head = Text.assemble(
         ("tandem top", "bold"),
@@ -74,7 +78,7 @@ def frame(response: api.GetStatusResponse, address: str) -> RenderableType:
 
 
 def _figures(model: api.ModelStatus) -> RenderableType:
-    """The last minute, with the last quarter of an hour as bars."""
+    """Return the figures of the last minute, with those of the last 15 minutes as bars."""
     last = model.last_minute
     rate = view.percent(last.acceptance_rate) if last.HasField("acceptance_rate") else view.NOTHING
     rows: Sequence[tuple[str, str, Callable[[api.RecentFigures], float]]] = (
@@ -123,7 +127,7 @@ def _clients(clients: Sequence[api.ClientStatus]) -> RenderableType:
 
 
 def spark(values: Sequence[float], width: int = SPARK_WIDTH) -> str:
-    """The newest values as bars, each the mean of its neighbours if there are more than fit."""
+    """Return values as bars. If there are more than `width`, each bar is the mean of several."""
     size = max(1, -(-len(values) // width))
     means = [
         sum(part) / len(part)

@@ -1,1 +1,1 @@
-"""The client API: who may ask and when, answers streamed, and how everything is doing."""
+"""The client API: who may call it and when, how answers are streamed, and the service's status."""

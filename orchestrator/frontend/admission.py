@@ -1,4 +1,4 @@
-"""Bounds on the requests that run and those that wait, over all and for each client."""
+"""Limit the requests that run and those that wait, in all and for each client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVERYBODYS = Quota()
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Requests at most; `of` is the end of their settings' names."""
+    """How many requests may run and how many may wait. `of` ends the names of these settings."""
 
     running: int
     waiting: int
@@ -27,14 +27,14 @@ class Limits:
 
 @dataclass(slots=True)
 class Tickets:
-    """Requests that run or wait, all or those of one client."""
+    """Counts the requests that run or wait, either all of them or those of one client."""
 
     limits: Limits
     count: int = 0
     delay: RetryDelay = field(default_factory=RetryDelay)
 
     def check(self) -> None:
-        """Raise Busy if there may be no more."""
+        """Raise Busy if no further request may run or wait."""
         limits = self.limits
         if self.count >= limits.running + limits.waiting:
             whose = " of this client" if limits.of else ""
@@ -43,14 +43,16 @@ class Tickets:
             raise Busy(problem, self.delay.retry_after())
 
     def ended(self) -> None:
-        """One less."""
+        """Note that one request has ended."""
         self.count -= 1
         self.delay.ended(time.monotonic())
 
 
 @dataclass(frozen=True, slots=True)
 class ClientLoad:
-    """Requests of one client that run, and that wait; other clients see it, so not by its name."""
+    """The requests of one client that run and that wait. `name` is not the client's own name, since
+    other clients see the load.
+    """
 
     name: str
     running: int
@@ -59,13 +61,15 @@ class ClientLoad:
 
 @dataclass(slots=True)
 class Place:
-    """Of a request that runs."""
+    """The place of a request that runs."""
 
-    used: int = 0  # tokens, of its prompt and its answer
+    used: int = 0  # tokens of the request's prompt and answer so far
 
 
 class Admission:
-    """Places for so many requests at once, which clients share fairly; so many others may wait."""
+    """Places for requests that run at once, which clients share fairly. Further requests wait, up
+    to a limit.
+    """
 
     def __init__(self, limits: Limits, limits_each: Limits, metrics: FrontMetrics) -> None:
         self._all, self._limits_each = Tickets(limits), limits_each
@@ -77,17 +81,17 @@ class Admission:
 
     @property
     def running(self) -> int:
-        """Requests with a place."""
+        """The number of requests with a place."""
         return self._queue.running
 
     @property
     def waiting(self) -> int:
-        """Requests with a ticket and without a place."""
+        """The number of requests with a ticket but without a place."""
         return self._all.count - self.running
 
     @property
     def clients(self) -> tuple[ClientLoad, ...]:
-        """Those that have requests, the busiest first."""
+        """The loads of all clients that have requests, the busiest client first."""
         loads = []
         for share, tickets in self._clients.items():
             running = self._queue.running_of(share)
@@ -95,12 +99,14 @@ class Admission:
         return tuple(sorted(loads, key=lambda each: (-each.running, -each.waiting, each.name)))
 
     def most_running(self, quota: Quota) -> int:
-        """How many requests of a client may run at once."""
+        """Return how many requests of a client may run at once."""
         return min(self._all.limits.running, self._limits(quota).running)
 
     @contextmanager
     def ticket(self, share: bytes, quota: Quota = EVERYBODYS) -> Iterator[None]:
-        """A scope in which a request may ask for a place; raises Busy when too many run or wait."""
+        """Hold a ticket, with which a request may ask for a place. Raises Busy if too many requests
+        run or wait.
+        """
         client = self._clients.get(share) or Tickets(self._limits_each)
         client.limits = self._limits(quota)
         counted = client, self._all
@@ -121,8 +127,8 @@ class Admission:
     async def place(
         self, share: bytes, cost: int, quota: Quota = EVERYBODYS, part: bytes = b""
     ) -> AsyncIterator[Place]:
-        """A scope in which a request with a ticket runs, and says how many tokens it has used, of
-        `cost` at most; waits until it is the client's turn.
+        """Hold a place, in which a request with a ticket runs. It waits until the client's turn has
+        come. The request notes in the place how many tokens it has used, at most `cost`.
         """
         place = Place()
         weighed = max(1, round(cost / quota.weight))

@@ -1,6 +1,6 @@
-"""Requests in, answers out as they grow; knows no protocol.
+"""Answer requests: admit them, run them, turn tokens into text, and count. Answers are streamed.
 
-Admits requests, runs them, turns tokens into text and counts.
+The module knows no protocol.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from tandem.protos.service.tracing import Span
 from tandem.protos.types import SEEDS
 from tandem.protos.wire.codec import SESSION_ID_BYTES
 
-QUEUE = 64  # chunks
-STALL_SECONDS = 3.0
-IDLE_SECONDS = 0.25
+QUEUE = 64  # chunks that may wait for the client
+STALL_SECONDS = 3.0  # for which the queue of a run may be full, until the run is closed
+IDLE_SECONDS = 0.25  # without a chunk, until None is yielded
 
 
 class Runner(Protocol):
-    """What runs requests; `links.relays.Relays` is one."""
+    """Runs requests, as `links.relays.Relays` does."""
 
     def run(self, request: RunRequest) -> AsyncGenerator[Step, None]:
-        """Steps until the generation ends; raises a TandemError."""
+        """Yield steps until the generation ends. Raises a TandemError."""
 
 
 class Answers:
@@ -75,8 +75,9 @@ class Answers:
     async def generate(
         self, request: Request, course: Course | None = None
     ) -> AsyncGenerator[Chunk | Answer | None, None]:
-        """Chunks with tokens that the client does not have yet, None now and then while there are
-        none, and the complete answer; `course` gets to know the answer early. Raises a TandemError.
+        """Yield chunks with tokens that the client does not have yet, and at last the complete
+        answer. None is yielded every IDLE_SECONDS without a chunk. `course` gets the answer as soon
+        as the request is checked. Raises a TandemError.
         """
         arrived = time.monotonic()
         check_resumable(request, self._served)
@@ -103,8 +104,8 @@ class Answers:
     async def _run(
         self, begun: asyncio.Task[tuple[RunRequest, AnswerBuilder]], request: Request, span: Span
     ) -> AsyncGenerator[Chunk, None]:
-        """Run what is missing of the answer; the session is new, as that of a run that was closed
-        may still end.
+        """Run the missing part of the answer. It gets a new session, as the session of a closed run
+        may not have ended yet.
         """
         run, answer = await begun
         if answer.finished:
@@ -138,7 +139,9 @@ class Answers:
         return await asyncio.to_thread(self._begin, request, arrived)
 
     def _begin(self, request: Request, arrived: float) -> tuple[RunRequest, AnswerBuilder]:
-        """What is run, and the answer as the client has it; takes long for long texts."""
+        """Return the run of a request, and its answer as far as the client has it. This takes long
+        for long texts, so it is called in a thread.
+        """
         run, stopping = checked(request, self._served, self._tokenise), request.stopping
         run = replace(run, traceparent=request.traceparent)
         reading = self._reading(request.prompt, run.prompt)
@@ -152,7 +155,9 @@ class Answers:
         return run, AnswerBuilder(run, stream, self._metrics, arrived, message, prompt)
 
     def _prompt_part(self, request: Request, tokens: tuple[int, ...]) -> PromptPart:
-        """What the answer has of its prompt: a text as it was given, else that of the tokens."""
+        """Return the parts of the prompt for the answer. With `echo` the text is the given one, or
+        else the text of the tokens.
+        """
         text = request.prompt if request.echo else ""
         if not isinstance(text, str):
             text = self._tokenizer.decode(tokens, skip_special_tokens=False)
@@ -160,22 +165,25 @@ class Answers:
         return PromptPart(text, tokens if told else ())
 
     def _reading(self, prompt: object, tokens: tuple[int, ...]) -> Reading | None:
-        """What is looked for in an answer, if the prompt is a chat."""
+        """Return how to parse the answer to a chat; None if the prompt is no chat."""
         if not isinstance(prompt, Conversation):
             return None
         tail = self._tokenizer.decode(tokens[-PROMPT_TAIL:], skip_special_tokens=False)
         return self._chat.reading(prompt, tail)
 
     async def tokens_of(self, request: Request, special: bool) -> tuple[int, ...]:
-        """Those of a prompt, even if they fill the context; raises InvalidRequest, Busy."""
+        """Return the tokens of a prompt, even if they fill the context. Raises InvalidRequest or
+        Busy.
+        """
         assert isinstance(request.prompt, str | Conversation)
         check_size(request, self._served)
         with self.admission.ticket(request.share, request.quota):
             return await asyncio.to_thread(self._tokenise, request.prompt, special)
 
     def _tokenise(self, prompt: str | Conversation, special: bool | None = None) -> tuple[int, ...]:
-        """As a batch of one: `encode` would hold the GIL. A chat template writes special tokens
-        itself; a text has them if it is a prompt. `special` says otherwise.
+        """Turn a prompt into tokens, as a batch of one, since `encode` would hold the GIL. By
+        default a text gets a prompt's special tokens, and a chat only those that its template
+        writes; `special` overrides that.
         """
         text = self._chat.render(prompt) if isinstance(prompt, Conversation) else prompt
         if problem := too_long(len(text.encode()), self._served):
@@ -192,10 +200,10 @@ def _note(course: Course, begun: asyncio.Task[tuple[RunRequest, AnswerBuilder]])
 async def read_ahead(
     begin: Callable[[], AsyncGenerator[Chunk, None]],
 ) -> AsyncGenerator[Chunk | None, None]:
-    """What is written, through a queue to a reader, who may be slow or take nothing at all; None
-    when there was nothing for IDLE_SECONDS. When it was full for STALL_SECONDS, the writer is
-    closed; when the reader has taken half of it, `begin` is called again for the rest. Raises what
-    the writer raises.
+    """Pass chunks from a writer through a queue to a reader, who may be slow or take nothing.
+    Yields None if there was no chunk for IDLE_SECONDS. If the queue is full for STALL_SECONDS, the
+    writer is closed; once the reader has taken half of the queue, `begin` is called again for the
+    rest. Raises any error of the writer.
     """
     queue, added, taken = deque[Chunk](), asyncio.Event(), asyncio.Event()
 

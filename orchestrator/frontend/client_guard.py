@@ -1,4 +1,4 @@
-"""Who may call the client API and register drafters over gRPC: known clients, each what it may."""
+"""Authenticate callers of the client API and of drafter registration, and check their rights."""
 
 from __future__ import annotations
 
@@ -24,47 +24,51 @@ RIGHTS = {
 
 
 class Callers(Protocol):
-    """Knows who calls."""
+    """Finds out who makes a call."""
 
     def identity(self, context: Any) -> Identity | None:
-        """Who it is, None where nobody is asked; raises Unauthenticated, PermissionDenied."""
+        """Return the caller of a gRPC method; None where there is no authentication. Raises
+        Unauthenticated or PermissionDenied.
+        """
 
     def authorized(self, authorization: str, certificate: str) -> Identity | None:
-        """The same of a call over HTTP, by its header or its certificate's common name."""
+        """Return the caller of an HTTP request, by its header or its certificate's common name.
+        Returns None and raises errors as `identity` does.
+        """
 
     def owner(self, context: Any) -> Owner:
-        """The same, as the owner of drafters."""
+        """Return the caller of a gRPC method as the owner of the drafters that it registers."""
 
 
 class Anybody:
-    """There is no authentication."""
+    """Accepts every caller, without authentication."""
 
     def identity(self, context: Any) -> Identity | None:
-        """Nobody is asked."""
+        """Return None, as no caller has to say who it is."""
         return None
 
     def authorized(self, authorization: str, certificate: str) -> Identity | None:
-        """Nobody is asked."""
+        """Return None, as no caller has to say who it is."""
         return None
 
     def owner(self, context: Any) -> Owner:
-        """Nobody is asked."""
+        """Return an owner without a name."""
         return Owner()
 
 
 class OwnersOfCertificates:
-    """Who has a certificate of the CA."""
+    """Accepts every caller with a certificate of the CA."""
 
     def identity(self, context: Any) -> Identity | None:
-        """As its certificate has it."""
+        """Return the caller that the call's certificate names."""
         return _certified(common_name(context))
 
     def authorized(self, authorization: str, certificate: str) -> Identity | None:
-        """As its certificate has it."""
+        """Return the caller that the request's certificate names."""
         return _certified(certificate)
 
     def owner(self, context: Any) -> Owner:
-        """As long as the call lasts."""
+        """Return the owner that the certificate names, as long as the call lasts."""
         return Owner(common_name(context))
 
 
@@ -75,24 +79,26 @@ def _certified(name: str) -> Identity:
 
 
 class KnownClients:
-    """Those of a file."""
+    """Accepts the clients of a file, each with its own rights."""
 
     def __init__(self, identities: Identities) -> None:
         self._identities = identities
 
     def identity(self, context: Any) -> Identity | None:
-        """By its token, or else by its certificate: a drafter may have a token of others."""
+        """Return the caller by its token, or else by its certificate. With a certificate, an
+        unknown token is ignored: a drafter may send a token that is meant for others.
+        """
         token, name = bearer_token(context), common_name(context)
         if token and not (name and self._identities.of_token(token) is None):
             return self._owner_of(token)
         if name:
             if identity := self._identities.of_certificate(name):
                 return identity
-            raise PermissionDenied(f"the certificate of {name!r} is not that of a client")
+            raise PermissionDenied(f"the certificate of {name!r} belongs to no known client")
         raise Unauthenticated("a token is needed, `authorization: Bearer TOKEN`, or a certificate")
 
     def authorized(self, authorization: str, certificate: str) -> Identity | None:
-        """By its token."""
+        """Return the caller by its token."""
         if token := token_of(authorization):
             return self._owner_of(token)
         raise Unauthenticated("a token is needed: `Authorization: Bearer TOKEN`")
@@ -100,30 +106,32 @@ class KnownClients:
     def _owner_of(self, token: str) -> Identity:
         if identity := self._identities.of_token(token):
             return identity
-        raise Unauthenticated("the token is not that of a client")
+        raise Unauthenticated("the token belongs to no known client")
 
     def owner(self, context: Any) -> Owner:
-        """Until the file has it no more, or as another."""
+        """Return the caller as an owner until the file changes or drops its entry."""
         identity = self.identity(context)
         assert identity
         return Owner(identity.name, partial(self._identities.until_changed, identity))
 
 
 def callers_of(config: OrchestratorConfig) -> Callers:
-    """Those that are known by the settings; raises Unusable."""
+    """Return the authentication that the settings ask for. Raises Unusable."""
     if config.clients:
         return KnownClients(Identities(config.clients))
     return OwnersOfCertificates() if config.tls else Anybody()
 
 
 class ClientGuard:
-    """Asked before every call."""
+    """The guard of the client API, which is asked before every gRPC call."""
 
     def __init__(self, callers: Callers) -> None:
         self._callers = callers
 
     def check(self, method: str, context: Any) -> None:
-        """As of every guard; what no right is for, reflection above all, every client may call."""
+        """Raise Unauthenticated or PermissionDenied if a caller may not call a method. Every client
+        may call methods that need no right, above all reflection; health needs no authentication.
+        """
         if method.startswith(HEALTH):
             return
         identity = self._callers.identity(context)

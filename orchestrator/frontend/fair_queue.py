@@ -1,12 +1,12 @@
-"""Whose request runs next: deficit round robin between clients, with the tokens that a request used
-as its cost (Shreedhar and Varghese, 1995); and when one that was refused may be sent again.
+"""Choose whose request runs next: deficit round robin between clients (Shreedhar and Varghese,
+1995), where a request costs the tokens that it used. Also choose when to retry a refused request.
 
-These tokens are known when it has ended. When it starts it is charged what requests of its client
-usually use, those of all where there was none yet, but no more than it may use; and when it ends
-the difference.
+The tokens that a request used are known only when it has ended. When a request starts, it is
+charged the tokens that requests of its client usually use, or those of all requests if the client
+is new, but at most its own limit. When it ends, it is charged the difference.
 
-Pure: time is an argument. A share is that of one client; its requests start in the order in which
-they came.
+The module is pure: time is an argument. Each client has a share, whose requests start in the order
+in which they came.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import inf
 
-WEIGHT = 0.1  # of the newest request in what is usual
-UNKNOWN_RETRY_SECONDS = 0.5  # before two requests have ended
+WEIGHT = 0.1  # weight of the newest value in a moving average
+UNKNOWN_RETRY_SECONDS = 0.5  # retry delay until two requests have ended
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 10.0
-REMEMBERED = 1 << 12  # clients whose usual request is known, 100 bytes each
+REMEMBERED = 1 << 12  # clients whose usual tokens are remembered, in 100 bytes each
 
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """A request that waits for a place, or has one; `cost`: tokens that it may use at most."""
+    """A request that waits for a place or has one. `cost` is the tokens that it may use at most."""
 
     share: bytes
     cost: int
@@ -34,8 +34,8 @@ class Turn:
 
 @dataclass(slots=True)
 class Share:
-    """The requests of one client, of which `places` may run, by the parts that take turns; `credit`
-    is the tokens that it may start and has not.
+    """The requests of one client, of which `places` may run at once. They are grouped by parts,
+    which take turns. `credit` is the tokens that the client may still start requests for.
     """
 
     places: int
@@ -45,11 +45,11 @@ class Share:
 
     @property
     def next(self) -> Turn:
-        """Its next request."""
+        """The next request of the share."""
         return next(iter(self.waiting.values()))[0]
 
     def take(self) -> Turn:
-        """Its next request, which waits no longer; then it is another part's turn."""
+        """Remove and return the next request of the share. Then it is another part's turn."""
         part = next(iter(self.waiting))
         turns = self.waiting.pop(part)
         turn = turns.popleft()
@@ -58,28 +58,30 @@ class Share:
         return turn
 
     def drop(self, turn: Turn) -> None:
-        """A request waits no longer."""
+        """Remove a waiting request."""
         self.waiting[turn.part].remove(turn)
         if not self.waiting[turn.part]:
             del self.waiting[turn.part]
 
 
 class FairQueue:
-    """So many places for all shares and for each."""
+    """The queue of all clients' requests, with a number of places in all and for each share."""
 
     def __init__(self, places: int, places_each: int) -> None:
         self.running = 0
         self._places, self._places_each = places, places_each
-        self._shares: dict[bytes, Share] = {}  # the one that started last is the last
-        self._average = inf  # tokens of a request, smoothed
-        self._usual: dict[bytes, float] = {}  # of a share's, which may have none now
+        self._shares: dict[bytes, Share] = {}  # the share that started a request last is the last
+        self._average = inf  # smoothed tokens of a request of any share
+        self._usual: dict[bytes, float] = {}  # smoothed tokens by share, even if it has ended
 
     def running_of(self, share: bytes) -> int:
-        """Requests of a share that run."""
+        """Return how many requests of a share run."""
         return self._shares[share].running if share in self._shares else 0
 
     def add(self, share: bytes, cost: int, part: bytes = b"", places: int | None = None) -> Turn:
-        """A request waits; `places` of its share may run, by default as many as of each."""
+        """Let a request wait. `places` requests of its share may run at once, by default the number
+        for each share.
+        """
         turn = Turn(share, cost, part)
         places = self._places_each if places is None else places
         known = self._shares.setdefault(share, Share(places))
@@ -88,15 +90,15 @@ class FairQueue:
         return turn
 
     def start(self) -> list[Turn]:
-        """Give free places away; those whose turn has come."""
+        """Give free places to the requests whose turn has come, and return these requests."""
         started = []
         while self.running < self._places and (ready := self._ready()):
             started.append(self._start(ready))
         return started
 
     def leave(self, turn: Turn, used: float | None = None) -> None:
-        """A request has ended, and has used so many tokens, by default what it may use; or it waits
-        no longer.
+        """Remove a request, which has ended or gives up waiting. `used` is the tokens that it has
+        used, by default its cost.
         """
         share = self._shares[turn.share]
         if turn.running:
@@ -118,11 +120,11 @@ class FairQueue:
             del self._shares[turn.share]
 
     def _charge(self, turn: Turn) -> float:
-        """Tokens that a request is charged when it starts."""
+        """Return the tokens that a request is charged when it starts."""
         return min(turn.cost, self._usual.get(turn.share, self._average))
 
     def _lacking(self, share: Share) -> float:
-        """Tokens of credit that the next request of a share needs."""
+        """Return the tokens of credit that a share lacks to start its next request."""
         return max(0.0, self._charge(share.next) - share.credit)
 
     def _ready(self) -> list[Share]:
@@ -130,8 +132,9 @@ class FairQueue:
         return [share for share in shares if share.waiting and share.running < share.places]
 
     def _start(self, ready: list[Share]) -> Turn:
-        """The request of the share that needs least credit; all get that much, so that who waited
-        while others started is ahead of them. A round of this size has exactly one start.
+        """Start the next request of the share that lacks the least credit. All ready shares get
+        that much credit, so that shares that waited get ahead of those that started. A round that
+        gives this credit has exactly one start.
         """
         first = min(ready, key=self._lacking)
         lacking = self._lacking(first)
@@ -149,8 +152,8 @@ class FairQueue:
 
 @dataclass(slots=True)
 class RetryDelay:
-    """How long a request that was refused is to wait, by the service rate: `interval` is the usual
-    seconds between two ends; `refused` requests are still to be sent again.
+    """How long a refused request should wait, by the service rate. `interval` is the usual seconds
+    between the ends of two requests. `refused` requests are expected to be sent again.
     """
 
     interval: float | None = None
@@ -158,7 +161,7 @@ class RetryDelay:
     last: float | None = None
 
     def ended(self, now: float) -> None:
-        """A request ended, so that another one may come."""
+        """Note that a request ended, so that another one may come."""
         if self.last is not None:
             pause = min(now - self.last, MAX_RETRY_SECONDS)
             usual = pause if self.interval is None else self.interval
@@ -167,8 +170,8 @@ class RetryDelay:
         self.refused = max(0, self.refused - 1)
 
     def retry_after(self) -> float:
-        """Seconds for one more that is refused: until as many have ended as were refused before,
-        so that they do not all come back together.
+        """Return the seconds that one more refused request should wait: until as many requests have
+        ended as were refused before it, so that they do not all come back together.
         """
         if self.interval is None:
             return UNKNOWN_RETRY_SECONDS

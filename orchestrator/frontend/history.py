@@ -1,6 +1,6 @@
-"""Figures of the last minutes, made of what was counted until each of some moments.
+"""Compute figures of the last minutes from totals that were taken at several moments.
 
-Pure: time is an argument, and grows.
+The module is pure: time is an argument, and grows.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from itertools import pairwise
 
 BUCKET_SECONDS = 5.0
 BUCKETS = 180  # a quarter of an hour
-FEW = 20  # steps with a draft, or without, from which no gain is told
+FEW = 20  # with fewer steps with a draft, or without one, no gain is given
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What was counted so far; and how many requests run and wait now."""
+    """The counts up to now, and how many requests run and wait at this moment."""
 
     tokens: float = 0.0
     steps: float = 0.0
     steps_with_drafts: float = 0.0
     drafted: float = 0.0
     accepted: float = 0.0
-    tokens_with_drafts: float = 0.0  # of steps but each request's first
+    tokens_with_drafts: float = 0.0  # this and the next three leave out each request's first step
     seconds_with_drafts: float = 0.0
     tokens_without_drafts: float = 0.0
     seconds_without_drafts: float = 0.0
@@ -35,7 +35,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of some seconds; None where nothing was counted that a figure could be made of."""
+    """The figures of a number of seconds. A figure is None if nothing was counted for it."""
 
     seconds: float
     tokens_per_second: float
@@ -43,8 +43,8 @@ class Figures:
     mean_acceptance_length: float | None
     goodput_with_drafts: float | None  # tokens per second of one request
     goodput_without_drafts: float | None
-    steps_with_drafts: float | None  # their part of all steps
-    goodput_gain: float | None  # of all steps, over those without a draft
+    steps_with_drafts: float | None  # fraction of all steps that had a draft
+    goodput_gain: float | None  # goodput of all steps over that of steps without a draft
     finished: int
     failed: int
     running: int
@@ -52,7 +52,7 @@ class Figures:
 
     @classmethod
     def between(cls, older: Totals, newer: Totals, seconds: float) -> Figures:
-        """What was counted in between."""
+        """Return the figures of the time between two totals."""
 
         def per(count: str, unit: str) -> float | None:
             return ratio(
@@ -78,8 +78,8 @@ class Figures:
 
 
 def gain(older: Totals, newer: Totals) -> float | None:
-    """How many times the tokens per second of steps without a draft all steps made, so that it
-    counts how many had one; None where few steps were of either kind.
+    """Return the tokens per second of all steps, divided by those of steps without a draft. So the
+    gain depends on how many steps had a draft. None if few steps were of either kind.
     """
     drafted = newer.steps_with_drafts - older.steps_with_drafts
     if min(drafted, newer.steps - older.steps - drafted) < FEW:
@@ -92,27 +92,29 @@ def gain(older: Totals, newer: Totals) -> float | None:
 
 
 def ratio(count: float, unit: float) -> float | None:
-    """None without a unit."""
+    """Return count per unit; None if there are no units."""
     return count / unit if unit > 0 else None
 
 
 class History:
-    """The last totals of each of so many buckets of time."""
+    """Keeps the last totals of each of the newest buckets of time."""
 
     def __init__(self, seconds: float = BUCKET_SECONDS, buckets: int = BUCKETS) -> None:
         self._seconds = seconds
         self._kept: deque[tuple[float, Totals]] = deque(maxlen=buckets + 1)
 
     def add(self, now: float, totals: Totals) -> None:
-        """What was counted until now; replaces what was added in the same bucket before, but for
-        the very first.
+        """Add the totals up to now. They replace totals that were added in the same bucket before,
+        except the very first ones.
         """
         if len(self._kept) > 1 and self._bucket(self._kept[-1][0]) == self._bucket(now):
             self._kept.pop()
         self._kept.append((now, totals))
 
     def over(self, seconds: float) -> Figures:
-        """Of so many seconds before the newest totals, or of as many as are known."""
+        """Return the figures of the last `seconds` seconds before the newest totals, or of the time
+        that is known if that is shorter.
+        """
         if not self._kept:
             return Figures.between(Totals(), Totals(), 0.0)
         now, newest = self._kept[-1]
@@ -121,7 +123,7 @@ class History:
         return Figures.between(oldest, newest, now - then)
 
     def series(self) -> list[Figures]:
-        """Of each bucket, the oldest first."""
+        """Return the figures of each bucket, the oldest first."""
         return [
             Figures.between(older, newer, now - then)
             for (then, older), (now, newer) in pairwise(self._kept)

@@ -1,6 +1,6 @@
-"""Clients that may call, from a file that is read again when it changes: by token or certificate.
+"""The clients that may call, by token or certificate. Their file is read again when it changes.
 
-Knows no protocol. Tokens are in the file as hashes, so that who reads it cannot use them.
+The module knows no protocol. The file has hashes of tokens, so that its readers cannot use them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from tandem.orchestrator.requests.request import Quota, Request, digest
 from tandem.protos.errors import PermissionDenied, Unusable
 
-LOOK_SECONDS = 1.0  # between two looks of those who wait for a change
+LOOK_SECONDS = 1.0  # between two looks at the file while waiting for a change
 Right: TypeAlias = Literal["generate", "register"]
 GENERATE: Right = "generate"
 REGISTER: Right = "register"
@@ -30,13 +30,13 @@ log = structlog.get_logger()
 
 
 class Identity(BaseModel):
-    """What the file has of one client; what is not given is as for all clients."""
+    """The file's entry for one client. Limits that it does not give are those of all clients."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Name = ""
     token_sha256: Sha256 | tuple[Sha256, ...] = ()
-    certificate: Name | None = None  # its common name
+    certificate: Name | None = None  # common name of the client's certificate
     may: tuple[Right, ...] = (GENERATE,)
     max_running: int | None = Field(default=None, ge=1)
     max_waiting: int | None = Field(default=None, ge=0)
@@ -50,16 +50,18 @@ class Identity(BaseModel):
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """Hashes of its tokens."""
+        """The hashes of the client's tokens."""
         return (self.token_sha256,) if isinstance(self.token_sha256, str) else self.token_sha256
 
     def check(self, right: Right) -> None:
-        """Raise PermissionDenied if it may not do that."""
+        """Raise PermissionDenied if the client does not have this right."""
         if right not in self.may:
             raise PermissionDenied(f"{self.name} may {' and '.join(self.may)}, not {right}")
 
     def owning(self, request: Request) -> Request:
-        """A request of this client: names that it gives subdivide its own share and cache."""
+        """Mark a request as this client's. Client names in the request then only subdivide the
+        client's own share and cache.
+        """
         own = digest(f"identity {self.name}")
         quota = Quota(self.name, self.max_running, self.max_waiting, self.weight)
         client = digest(f"{own.hex()} {request.client.hex()}")
@@ -70,21 +72,27 @@ ENTRIES = TypeAdapter(dict[Name, Identity])
 
 
 def of_certificate(name: str) -> Identity:
-    """Who has a certificate of the CA, where no file has the clients."""
+    """Return the identity of a client with a certificate of the CA, if no file lists the clients.
+    It has all rights.
+    """
     return Identity.model_construct(name=name, certificate=name, may=(GENERATE, REGISTER))
 
 
 class Identities:
-    """Those of a file. One that cannot be used any more changes nothing, with a warning."""
+    """The clients of a file. If the file becomes unusable, a warning is logged and the clients stay
+    as they were.
+    """
 
     def __init__(self, file: Path) -> None:
-        """Raises Unusable."""
+        """Read the file. Raises Unusable."""
         self._file = file
         self._stamp = self._look()
         self._entries = read(file)
 
     def of_token(self, token: str) -> Identity | None:
-        """Whose token it is; how long that takes does not depend on the token."""
+        """Return the client with a token; None for an unknown token. The time that this takes does
+        not depend on the token.
+        """
         self._refresh()
         given, found = hashlib.sha256(token.encode()).hexdigest(), None
         for identity in self._entries.values():
@@ -94,13 +102,13 @@ class Identities:
         return found
 
     def of_certificate(self, name: str) -> Identity | None:
-        """Whose certificate has this common name."""
+        """Return the client whose certificate has a common name; None for an unknown name."""
         self._refresh()
         found = (each for each in self._entries.values() if each.certificate == name)
         return next(found, None) if name else None
 
     async def until_changed(self, identity: Identity) -> None:
-        """Wait until the file has this client no more, or as another."""
+        """Wait until the file changes or drops the entry of a client."""
         while self._entries.get(identity.name) == identity:
             await asyncio.sleep(LOOK_SECONDS)
             self._refresh()
@@ -124,10 +132,10 @@ class Identities:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it has no types
-    """Has no name twice, of which YAML would take the last."""
+    """A YAML loader that refuses a name that is given twice, of which YAML would take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Called by PyYAML."""
+        """Return a mapping; raise YAMLError for a name that is given twice. PyYAML calls this."""
         names = [str(key.value) for key, _ in node.value]
         if len(set(names)) < len(names):
             raise yaml.YAMLError
@@ -136,7 +144,9 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it has no types
 
 
 def read(file: Path) -> dict[str, Identity]:
-    """The clients of a file, by their names; raises Unusable, without what the file has."""
+    """Read the clients of a file, by their names. The Unusable that it raises does not quote the
+    file's values.
+    """
     try:
         entries = ENTRIES.validate_python(yaml.load(file.read_text("utf-8"), _Loader))
     except OSError as error:
@@ -144,7 +154,7 @@ def read(file: Path) -> dict[str, Identity]:
     except ValidationError as error:
         problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
         raise Unusable(f"clients: {file}: {'; '.join(problems)}") from None
-    except (yaml.YAMLError, ValueError, RecursionError):  # of a date that is none, for example
+    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError for an invalid date, e.g.
         raise Unusable(f"clients: {file} is not YAML, or has a name twice") from None
     named = {name: each.model_copy(update={"name": name}) for name, each in entries.items()}
     for kind in ("tokens", "certificates"):

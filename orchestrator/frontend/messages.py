@@ -1,4 +1,4 @@
-"""Messages of the client API: to requests, and from chunks and answers."""
+"""Decode the gRPC API's messages into requests, and encode chunks and answers as messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tandem.protos.types import Rule, TokenLogprobs
 from tandem.protos.wire.drafting import decode_choice
 from tandem.v1 import orchestrator_pb2 as api
 
-MAX_ARGUMENTS_BYTES = 64 << 10  # they are decoded before a request has a place
+MAX_ARGUMENTS_BYTES = 64 << 10  # template arguments, decoded before a request has a place
 
 
 def decode_request(
@@ -42,7 +42,7 @@ def decode_request(
     resume_from: int = 0,
     received: tuple[int, ...] = (),
 ) -> Request:
-    """Message to request; one without a client has the share of its connection."""
+    """Decode a request. Without a client name it gets the share of its connection."""
     sampling, stopping = message.sampling, message.stopping
     speculation, malformed = _given(message.speculation), list[Violation]()
     for field, choice in CHOICES.items():
@@ -84,12 +84,12 @@ def _grammar(name: str, value: Any) -> Grammar | None:
 
 
 def _given(message: ProtoMessage) -> dict[str, Any]:
-    """The fields that are set, zero or not."""
+    """Return the fields that are set, zero or not."""
     return {field.name: value for field, value in message.ListFields()}
 
 
 def decode_prompt(message: api.GenerateRequest) -> str | tuple[int, ...] | Conversation | None:
-    """What is to be continued; None if there is nothing."""
+    """Decode the prompt of a request; None if it has no prompt."""
     match message.WhichOneof("prompt"):
         case "text":
             return message.text
@@ -149,7 +149,7 @@ def _tool(place: int, tool: api.Tool) -> Tool:
 
 
 def _json_object(field: str, text: str) -> dict[str, Any] | None:
-    """None if there is none; raises InvalidRequest."""
+    """Parse a field's text as a JSON object; None if it is empty. Raises InvalidRequest."""
     try:
         return json_object(text) if text else None
     except ValueError as wrong:
@@ -157,7 +157,7 @@ def _json_object(field: str, text: str) -> dict[str, Any] | None:
 
 
 def _whole(value: object) -> object:
-    """A Struct has numbers of one kind; templates count with whole ones."""
+    """Turn whole floats into integers, which templates need: a Struct has only floats."""
     if isinstance(value, dict):
         return {name: _whole(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -166,7 +166,7 @@ def _whole(value: object) -> object:
 
 
 def encode_chunk(chunk: Chunk) -> api.Chunk:
-    """Chunk to message."""
+    """Encode a chunk as a message."""
     message = Message()
     for part in chunk.parts:
         message.add(part)
@@ -182,7 +182,7 @@ def encode_chunk(chunk: Chunk) -> api.Chunk:
 
 
 def encode_answer(answer: Answer) -> api.GenerateResponse:
-    """Answer to message."""
+    """Encode an answer as a message."""
     response = api.GenerateResponse(
         request_id=answer.request_id,
         text=answer.prompt.text + answer.text,
@@ -219,7 +219,7 @@ def _encode_message(message: Message) -> dict[str, Any]:
 
 
 def encode_stats(stats: SpeculationStats, rule: Rule) -> api.SpeculationSummary:
-    """Figures to message."""
+    """Encode the figures of speculation as a message."""
     return api.SpeculationSummary(
         num_spec_steps=stats.steps,
         num_steps_with_guesses=stats.steps_with_guesses,

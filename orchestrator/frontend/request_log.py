@@ -1,7 +1,7 @@
-"""One log line for every request, however it ended: who asked, what came of it, and its figures;
-never a text.
+"""Log one line for every request, however it ended: its client, its outcome and its figures, but
+never its texts.
 
-Knows no protocol: a servicer enters `logged` around all that it does for a request.
+The module knows no protocol: a servicer enters `logged` around all that it does for a request.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tandem.orchestrator.requests.answer import AnswerBuilder
 from tandem.orchestrator.requests.request import Request
 from tandem.protos.errors import TandemError
 
-LONGEST_ID = 128  # characters, of what a client may have chosen
-LONGEST_PROBLEM = 200
+LONGEST_ID = 128  # characters of a request id, which a client may have chosen
+LONGEST_PROBLEM = 200  # characters of an error message
 NOT_REFUSED = ("CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL")
 
 log = structlog.get_logger()
@@ -29,8 +29,9 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class Course:
-    """How far a request has come: `answer` is there once it was checked, and `complete` when all of
-    it was made. A client may leave as soon as it has that, before its call has ended.
+    """How far a request has come. `answer` is set once the request was checked, and `complete` when
+    the whole answer was made. A client may leave as soon as it has the whole answer, before its
+    call has ended.
     """
 
     answer: AnswerBuilder | None = None
@@ -45,8 +46,8 @@ class RequestLog:
         self._ended = ended
 
     def reporting(self, ended: Callable[[str], None]) -> RequestLog:
-        """The same log for a protocol whose requests are counted here alone: `ended` is called with
-        the code of each.
+        """Return a log for another protocol, which shares the counts of this one. Its `ended` is
+        called with the code of each request of that protocol alone.
         """
         log = RequestLog(ended)
         log.ends = self.ends
@@ -56,8 +57,9 @@ class RequestLog:
     def logged(
         self, request: Request, timed_out: Callable[[], bool] = lambda: False
     ) -> Iterator[Course]:
-        """A scope in which a request is served, whose log lines have its id; `timed_out` is asked
-        when it was cancelled. Raises what is raised in it.
+        """Log how a request ends that is served in this scope. All log lines of the scope have the
+        request's id. If the request was cancelled, `timed_out` tells whether its time was over.
+        Raises any error of the scope.
         """
         course, began, code, problem = Course(), time.monotonic(), "INTERNAL", ""
         with structlog.contextvars.bound_contextvars(request_id=request.request_id[:LONGEST_ID]):
@@ -81,8 +83,8 @@ class RequestLog:
 
     @contextmanager
     def decoding(self, request_id: str) -> Iterator[None]:
-        """A scope in which a request is made of what has arrived, if that can fail: then it is
-        logged as refused.
+        """Log a request as refused if decoding it, in this scope, fails. Raises any error of the
+        scope.
         """
         try:
             yield
@@ -92,7 +94,9 @@ class RequestLog:
 
 
 def _log(code: str, facts: dict[str, Any]) -> None:
-    """A request that never had a place, and whose client did not leave, was refused."""
+    """Log the end of a request as finished, failed or refused. A request was refused if it never
+    had a place and its client did not leave.
+    """
     if code == "OK":
         log.info("a request has finished", **facts)
     elif "queue_seconds" in facts or code in NOT_REFUSED:
@@ -102,7 +106,7 @@ def _log(code: str, facts: dict[str, Any]) -> None:
 
 
 def _figures(answer: AnswerBuilder | None) -> dict[str, Any]:
-    """Of an answer as far as it came."""
+    """Return the figures of an answer as far as it came."""
     if answer is None:
         return {}
     now = answer.so_far()

@@ -35,16 +35,16 @@ from tandem.protos.transport.interceptor import REQUEST_ID
 from tandem.v1 import orchestrator_pb2 as api
 from tandem.v1 import orchestrator_pb2_grpc
 
-CLOCK_SECONDS = 0.25  # by which a request may take to arrive
-MUTE_SECONDS = 60.0  # that a client may read nothing
+CLOCK_SECONDS = 0.25  # seconds that a request may take to arrive
+MUTE_SECONDS = 60.0  # seconds for which a client may read nothing
 ANYBODY = Anybody()
 ServicerContext: TypeAlias = "aio.ServicerContext[Any, Any]"
-OWN = ("resume_from", "received")  # of a StreamGenerateRequest itself
+OWN = ("resume_from", "received")  # fields of a StreamGenerateRequest itself
 
 
 def with_stream_paths(handler: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """The handler of a stream, where a field that is wrong is one of its `request`, but for its
-    own.
+    """Wrap the handler of a stream so that its errors name wrong fields as those of its `request`,
+    except fields of the stream's message itself.
     """
 
     @wraps(handler)
@@ -64,7 +64,7 @@ def _inside(violation: Violation) -> Violation:
 
 
 class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
-    """Serves one model."""
+    """The gRPC service for clients of one model."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     async def Generate(
         self, request: api.GenerateRequest, context: ServicerContext
     ) -> api.GenerateResponse:
-        """The whole answer: the last event of the stream."""
+        """Return the whole answer, which is the last event of the stream."""
         asked = await self._identified(
             decode_request(request, client_of(context), context.peer()), context
         )
@@ -94,8 +94,8 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     async def StreamGenerate(  # type: ignore[override]  # it writes through the context
         self, request: api.StreamGenerateRequest, context: ServicerContext
     ) -> None:
-        """The answer as it grows; tokens that the client already has are not sent again. A client
-        that reads nothing is not waited for.
+        """Send the answer as it grows, without tokens that the client already has. A client that
+        reads nothing for MUTE_SECONDS is not waited for.
         """
         asked = decode_request(
             request.request,
@@ -120,9 +120,9 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                     await _send(context, response)
 
     async def _identified(self, request: Request, context: ServicerContext) -> Request:
-        """The request of its caller, with its trace and its id: the field, or else that of the
-        metadata, or else a new one. It is sent back as metadata, also when the request is refused
-        later.
+        """Mark a request with its caller, its trace and its id. The id is the request's field, or
+        else the one in the metadata, or else a new one. The id is sent back as metadata, also if
+        the request is refused later.
         """
         if identity := self._callers.identity(context):
             request = identity.owning(request)
@@ -137,17 +137,19 @@ class OrchestratorService(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     async def GetStatus(
         self, request: api.GetStatusRequest, context: ServicerContext
     ) -> api.GetStatusResponse:
-        """What is served and how it is doing."""
+        """Return the status of the served model, with its history if the request wants it."""
         return encode_status(await self._overview.read(), request.history)
 
 
 def client_of(context: ServicerContext) -> bytes:
-    """Whose cached prefixes may be used."""
+    """Return the digest of the client's name, by which clients share cached prefixes."""
     return client_digest(metadata_value(context.invocation_metadata(), CLIENT_KEY))
 
 
 def timed_out(context: ServicerContext) -> Callable[[], bool]:
-    """Whether the time that the client gave is over; its own clock began a little earlier."""
+    """Return a function that tells whether the client's deadline is over. The deadline counts as
+    over CLOCK_SECONDS early, since the client's clock began a little earlier.
+    """
 
     def over() -> bool:
         left = context.time_remaining()
@@ -157,9 +159,9 @@ def timed_out(context: ServicerContext) -> Callable[[], bool]:
 
 
 async def _send(context: ServicerContext, response: api.StreamGenerateResponse) -> None:
-    """Raises DeadlineExceeded if flow control keeps it here for too long, which the client's own
-    retries take for a reason to continue the stream. gRPC delivers it when the client reads again.
-    Raises CancelledError if the client has left.
+    """Send a response. Raises DeadlineExceeded if flow control delays it for MUTE_SECONDS. gRPC
+    delivers that error when the client reads again, and the client's retries then continue the
+    stream. Raises CancelledError if the client has left.
     """
     try:
         async with asyncio.timeout(MUTE_SECONDS):
@@ -171,7 +173,7 @@ async def _send(context: ServicerContext, response: api.StreamGenerateResponse) 
 
 
 def encode_status(status: Status, with_history: bool) -> api.GetStatusResponse:
-    """Status to message."""
+    """Encode a status as a message."""
     model = api.ModelStatus(
         name=status.model,
         tokenizer_fingerprint=status.tokenizer_fingerprint,
@@ -194,7 +196,7 @@ def encode_status(status: Status, with_history: bool) -> api.GetStatusResponse:
 
 
 def encode_figures(figures: Figures) -> api.RecentFigures:
-    """Figures to message."""
+    """Encode figures as a message."""
     return api.RecentFigures(
         seconds=figures.seconds,
         tokens_per_second=figures.tokens_per_second,
@@ -212,7 +214,7 @@ def encode_figures(figures: Figures) -> api.RecentFigures:
 
 
 def encode_replica(replica: ReplicaStatus) -> api.ReplicaStatus:
-    """Status of a replica to message."""
+    """Encode the status of a replica as a message."""
     known = replica.model
     found = api.ReplicaStatus(
         address=replica.address, serving=not replica.problem, problem=replica.problem

@@ -1,5 +1,5 @@
-"""How everything is doing, as status, `tandem top` and the status page show it; knows no
-protocol.
+"""Collect the status of the service, as `tandem status`, `tandem top` and the status page show it.
+The module knows no protocol.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from tandem.orchestrator.frontend.request_log import RequestLog
 from tandem.orchestrator.metrics import FrontMetrics
 
 SAMPLE_SECONDS = 1.0
-BUSY_SECONDS = 10.0  # between two lines of the log while there are requests
+BUSY_SECONDS = 10.0  # between two log lines while there are requests
 MINUTE = 60.0
 
 log = structlog.get_logger()
 
 
 class Problems(Protocol):
-    """Of what knows why the process cannot serve."""
+    """Something that knows why the process cannot serve."""
 
     @property
     def problems(self) -> Sequence[str]:
-        """Empty: it can."""
+        """The reasons why the process cannot serve; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """At one moment; `problems` are why no request can be served."""
+    """The status at one moment. `problems` are the reasons why no request can be served."""
 
     model: str
     tokenizer_fingerprint: str
@@ -58,8 +58,8 @@ class Recorder:
         self._history.add(time.monotonic(), self._totals())
 
     async def run(self) -> None:
-        """Read the metrics again and again, and log a line now and then while there are requests;
-        until cancelled.
+        """Read the metrics every SAMPLE_SECONDS until cancelled. While there are requests, log a
+        line every BUSY_SECONDS.
         """
         logged = time.monotonic()
         while True:
@@ -70,7 +70,7 @@ class Recorder:
                 _log_activity(history.over(BUSY_SECONDS))
 
     def history(self) -> History:
-        """Up to now."""
+        """Return the history, with the totals up to now."""
         self._history.add(time.monotonic(), self._totals())
         return self._history
 
@@ -95,7 +95,7 @@ class Recorder:
 
 
 def counted(counter: Any) -> float:
-    """What a Prometheus counter shows, with all its labels."""
+    """Return the value of a Prometheus counter, summed over all its labels."""
     samples = (sample for metric in counter.collect() for sample in metric.samples)
     return float(sum(each.value for each in samples if each.name.endswith("_total")))
 
@@ -119,7 +119,7 @@ def _log_activity(figures: Figures) -> None:
 
 
 class Overview:
-    """Reads the status of everything."""
+    """Reads the status of the whole service."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Overview:
         self._recorder, self._health = recorder, health
 
     async def read(self) -> Status:
-        """The status now; asks all replicas."""
+        """Ask all replicas, and return the status now."""
         verifiers, drafters = await self._replicas.status()
         names = [each.model.name for each in verifiers if each.model]
         problems = list(self._health.problems)

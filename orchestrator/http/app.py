@@ -1,6 +1,6 @@
-"""The routes of the HTTP API: bodies to requests, answers to replies.
+"""The routes of the HTTP API: they turn bodies into requests, and answers into replies.
 
-A thin shell over the same answers that gRPC has; knows no gRPC.
+The module is a thin shell over the same `Answers` that the gRPC service uses, and knows no gRPC.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from tandem.protos.service import tracing
 from tandem.protos.types import ModelDescription
 
 REQUEST_ID = "x-request-id"
-IGNORED = "x-tandem-ignored"  # fields of the body that were not used
+IGNORED = "x-tandem-ignored"  # a header that names the fields of the body that were not used
 GIVEN_ID = re.compile(r"[!-~]{1,128}")
 
 Read = TypeVar("Read")
@@ -58,7 +58,7 @@ Read = TypeVar("Read")
 
 @dataclass
 class HttpApi:
-    """Serves one model."""
+    """The HTTP API of one served model."""
 
     frontend: Frontend
     model: ModelDescription
@@ -74,7 +74,7 @@ class HttpApi:
         self._texts = Tokens(self.frontend.answers, self.tokenizer, self.model)
 
     def app(self) -> ASGIApp:
-        """What a server calls."""
+        """Return the ASGI application that a server calls."""
         routes = [
             self._generating(self._completions, "/v1/completions"),
             self._generating(self._chats, "/v1/chat/completions"),
@@ -103,8 +103,8 @@ class HttpApi:
         return Delivery(self.frontend, chat, (Choice(only, reply),), RENAMED)
 
     def _generating(self, decode: Callable[[Request], Awaitable[Delivery]], path: str) -> Route:
-        """A route; what goes wrong before the request is decoded is logged here, later by its
-        delivery.
+        """Return a route whose bodies `decode` turns into deliveries. The route logs errors that
+        occur until the body is decoded; the delivery logs later ones.
         """
 
         async def endpoint(request: Request) -> Delivery:
@@ -118,7 +118,7 @@ class HttpApi:
     async def _read(
         self, request: Request, parse: Callable[[bytes], tuple[Read, tuple[str, ...]]]
     ) -> Read:
-        """What a body says; what is ignored in it is named in the answer."""
+        """Read and parse the body of a request. The answer's headers name the ignored fields."""
         identity, client = request.state.identity, request.client
         owner = identity.name if identity else client.host if client else ""
         async with self._bodies.read(request, owner) as content:
@@ -127,7 +127,7 @@ class HttpApi:
         return body
 
     def _owned(self, request: Request, asked: Iterable[Asked]) -> Iterator[Asked]:
-        """Requests of who asks, and of its trace."""
+        """Mark each request as owned by the caller's identity and as part of the caller's trace."""
         identity = request.state.identity
         trace = tracing.given(request.headers.get(tracing.TRACEPARENT, ""))
         for each in asked:
@@ -147,7 +147,9 @@ class HttpApi:
         return Delivery(self.frontend, body, choices)
 
     def _identity(self, request: Request) -> Identity | None:
-        """Who asks, where clients are known; raises Unauthenticated, PermissionDenied."""
+        """Return the identity of the caller; None where the service does not authenticate clients.
+        Raises Unauthenticated or PermissionDenied.
+        """
         identity = self.callers.authorized(
             request.headers.get("authorization", ""), request.scope["state"].get(CERTIFICATE, "")
         )
@@ -167,8 +169,9 @@ class HttpApi:
         return JSONResponse(await self._texts.to_prompt(asked))
 
     def _named(self, app: ASGIApp) -> ASGIApp:
-        """Every request has an id, its own or one of ours, which is sent back and logged. A service
-        that is stopping has its clients make new connections, elsewhere.
+        """Wrap `app` so that every request has an id, which is logged and sent back: the client's
+        own id, or a random one. While the service drains, each answer closes its connection, so
+        that clients connect to another instance.
         """
 
         async def call(scope: Scope, receive: Receive, send: Send) -> None:
@@ -195,8 +198,9 @@ class HttpApi:
 
 
 def caller_of(request: Request, body: GenerationBody) -> decoding.Caller:
-    """Requests share cached prefixes by name or cache key, and places by name or user; those with
-    neither are of their connection.
+    """Return who sent a request. Requests with the same client name or cache key share cached
+    prefixes. Requests with the same client name or user share their places; requests with neither
+    share the places of their connection.
     """
     name = request.headers.get(CLIENT_KEY)
     end_user = isinstance(body, ChatBody) and body.safety_identifier
@@ -208,6 +212,8 @@ def caller_of(request: Request, body: GenerationBody) -> decoding.Caller:
 
 
 def share_of(request: Request, user: str = "") -> bytes:
-    """Whose share of the places a request takes."""
+    """Return a digest of the client whose share of the places a request takes: of its name or user,
+    or else of its connection.
+    """
     host = f"{request.client.host}:{request.client.port}" if request.client else ""
     return client_digest(request.headers.get(CLIENT_KEY) or user) or connection_digest(host)

@@ -1,4 +1,4 @@
-"""The bodies of requests: neither too long nor too slow, and not too many bytes at once."""
+"""Read the bodies of HTTP requests, within limits on length, on time, and on all bytes held."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ from tandem.protos.errors import Busy, InvalidRequest
 
 MAX_BYTES = 4 << 20
 MAX_BYTES_HELD = 64 << 20
-SHARE = 0.25  # of these bytes, for one owner
+SHARE = 0.25  # fraction of MAX_BYTES_HELD that the bodies of one owner may have
 RETRY_SECONDS = 1.0
 SECONDS = 60.0
 JSON = "application/json"
 
 
 class BodyTooLarge(InvalidRequest):
-    """More than is read."""
+    """The body has more than MAX_BYTES bytes."""
 
 
 class NotJson(InvalidRequest):
-    """Of another type, which a page of any site could have a browser send."""
+    """Refuse a body whose content type is not JSON: a page of any site could make a browser send
+    such a body.
+    """
 
 
 @dataclass(slots=True)
 class Bodies:
-    """All that are held now, with at most so many bytes together; those of one owner have at most
-    a part of them.
+    """The bodies that are held now. Together they have at most `most` bytes, and those of one
+    owner at most the fraction SHARE of `most`.
     """
 
     most: int = MAX_BYTES_HELD
@@ -39,8 +41,9 @@ class Bodies:
 
     @asynccontextmanager
     async def read(self, request: Request, owner: str) -> AsyncIterator[bytes]:
-        """A body, held while the scope lasts. Raises NotJson, BodyTooLarge, Busy if too many bytes
-        are held, or InvalidRequest if it does not come.
+        """Read the body of a request and hold it while the scope lasts. Raises NotJson,
+        BodyTooLarge, Busy if too many bytes are held, or InvalidRequest if the body does not
+        arrive in time.
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != JSON:
@@ -66,7 +69,7 @@ class Bodies:
                         raise BodyTooLarge.of("body", f"has more than {MAX_BYTES} bytes")
                     self._check(owner)
         except TimeoutError:
-            raise InvalidRequest.of("body", f"did not come within {SECONDS:g} s") from None
+            raise InvalidRequest.of("body", f"did not arrive within {SECONDS:g} s") from None
 
     def _check(self, owner: str) -> None:
         own, total, share = self.held[owner], self.held.total(), int(SHARE * self.most)

@@ -1,6 +1,6 @@
-"""An answer on its way to a client: at once, or as server-sent events while it grows.
+"""Deliver an answer to a client: at once, or as server-sent events while it grows.
 
-Generates as long as the client is connected and reads.
+Generation goes on as long as the client is connected and reads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tandem.protos.errors import DeadlineExceeded, Internal, InvalidRequest, Tan
 from tandem.protos.service.drain import Drain
 from tandem.protos.service.tasks import background
 
-MUTE_SECONDS = 60.0  # that a client may read nothing
+MUTE_SECONDS = 60.0  # seconds for which a client may read nothing
 QUIET = 20  # events without a token, a quarter of a second each, until a comment is sent
 BODY = "http.response.body"
 COMMENT = b": alive\n\n"
@@ -42,12 +42,12 @@ log = structlog.get_logger()
 
 
 class ReadsNothing(DeadlineExceeded):
-    """A client."""
+    """The client has read nothing for MUTE_SECONDS."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frontend:
-    """What all protocols share; `serving` is whether requests can be served now."""
+    """The services that all protocols share. `serving` says whether requests can be served now."""
 
     answers: Answers
     drain: Drain
@@ -57,7 +57,7 @@ class Frontend:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer of a response."""
+    """One choice of a response: the request for it, and the reply that writes its answer."""
 
     request: Request
     reply: Reply | ResponsesReply
@@ -65,20 +65,22 @@ class Choice:
 
 @dataclass
 class Delivery:
-    """The response to one body: `choices` in the order of its prompts. Called by the server."""
+    """The response to one body, which the server calls as an ASGI application. `choices` are in the
+    order of the body's prompts.
+    """
 
     frontend: Frontend
     body: GenerationBody
     choices: tuple[Choice, ...]
-    words: Mapping[str, str] = field(default_factory=dict)  # the body's for fields of a chat
+    words: Mapping[str, str] = field(default_factory=dict)  # the body's names of a chat's fields
     _started: bool = field(default=False, init=False)
     _quiet: int = field(default=0, init=False)  # events without a token
-    _answers: dict[int, Answer] = field(default_factory=dict, init=False)  # by choice
+    _answers: dict[int, Answer] = field(default_factory=dict, init=False)  # by the choice's index
     _sending: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises what goes wrong before the first event; after it, it is an event. A client that
-        leaves is no error.
+        """Generate and send the response. An error before the first event is raised; a later error
+        is sent as an event. A client that leaves is no error.
         """
         try:
             await unless_disconnected(receive, self._deliver(scope, receive, send))
@@ -92,7 +94,9 @@ class Delivery:
             await _send(send, type=BODY, body=_event(body_of(_known(error))), more_body=False)
 
     async def _deliver(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As many choices at once as requests of this client may run."""
+        """Generate all choices and send them. As many choices run at once as the client's quota
+        allows requests.
+        """
         quota = self.choices[0].request.quota
         places = asyncio.Semaphore(self.frontend.answers.admission.most_running(quota))
         async with background(*(self._run(each, places, send) for each in self.choices)) as tasks:
@@ -123,7 +127,7 @@ class Delivery:
     async def _stream(
         self, reply: Reply | ResponsesReply, event: Chunk | Answer | None, begun: bool, send: Send
     ) -> None:
-        """Send what an event brings; a comment if no choice has brought anything for long."""
+        """Send the pieces of an event, or a comment if no choice has had a piece for long."""
         pieces = (
             []
             if event is None
@@ -152,7 +156,9 @@ def _known(error: Exception) -> TandemError:
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Do it as long as the client is connected; raises ClientDisconnect, or what it raises."""
+    """Do `work` as long as the client is connected. Raises ClientDisconnect if the client leaves,
+    and any error of `work`.
+    """
 
     async def disconnected() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -171,7 +177,7 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, None])
 
 
 async def _send(send: Send, **message: Any) -> None:
-    """Raises ReadsNothing if that lasts for too long."""
+    """Send a message to the client. Raises ReadsNothing if that takes longer than MUTE_SECONDS."""
     try:
         async with asyncio.timeout(MUTE_SECONDS):
             await send(message)

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape, and the HTTP status of each."""
+"""The errors of the HTTP API in OpenAI's shape, and the HTTP status of each."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ OF_BODIES: dict[type[TandemError], HTTPStatus] = {
     BodyTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     NotJson: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
 }
-GONE = 499  # what nginx logs of a client that left
-LONGEST = 2000  # characters of a message
+GONE = 499  # the status that nginx logs for a client that left
+LONGEST = 2000  # characters of an error message at most
 STATUS = {
     "INVALID_ARGUMENT": HTTPStatus.BAD_REQUEST,
     "UNAUTHENTICATED": HTTPStatus.UNAUTHORIZED,
@@ -42,7 +42,7 @@ log = structlog.get_logger()
 def problem(
     status: HTTPStatus, message: str, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
-    """The body of an error."""
+    """Return the JSON body of an error."""
     kind = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
     if status is HTTPStatus.TOO_MANY_REQUESTS:
         kind = "rate_limit_error"
@@ -51,14 +51,14 @@ def problem(
 
 
 def status_of(error: TandemError) -> HTTPStatus:
-    """Its HTTP status; another model than the one that is served was not found."""
+    """Return the HTTP status of an error. A request for a model that is not served is NOT_FOUND."""
     if isinstance(error, InvalidRequest) and {v.field for v in error.violations} == {"model"}:
         return HTTPStatus.NOT_FOUND
     return STATUS.get(error.status, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def body_of(error: TandemError) -> dict[str, Any]:
-    """What a client reads; of a bug only that there was one."""
+    """Return the JSON body of an error. For a bug the body says only that there was one."""
     status = status_of(error)
     if status is HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, Internal):
         error = Internal("internal error; see the server's log")
@@ -72,7 +72,7 @@ def body_of(error: TandemError) -> dict[str, Any]:
 
 
 def response(error: TandemError) -> JSONResponse:
-    """The whole answer to a request that failed before it began."""
+    """Return the whole HTTP response to a request that failed before its answer began."""
     headers = {}
     if isinstance(error, Busy):
         headers["retry-after"] = str(math.ceil(error.retry_after))

@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's shapes, and in vLLM's those of prompts. Pure."""
+"""Write log-probabilities in OpenAI's shapes, and those of a prompt also in vLLM's. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UTF_8 = partial(codecs.getincrementaldecoder("utf-8"), "replace")
 
 
 def of_chat(texts: TokenTexts, ids: Sequence[int], found: Sequence[TokenLogprobs]) -> Json:
-    """Those of a chat's tokens."""
+    """Return the log-probabilities of a chat's tokens."""
 
     def entry(token: int, logprob: float) -> Json:
         text, content = texts.of(token)
@@ -26,13 +26,15 @@ def of_chat(texts: TokenTexts, ids: Sequence[int], found: Sequence[TokenLogprobs
     content = [
         entry(token, each.logprob) | {"top_logprobs": [entry(*pair) for pair in each.top]}
         for token, each in zip(ids, found, strict=True)
-        if token not in texts.special  # the end, which is no part of the content
+        if token not in texts.special  # an end token is no part of the content
     ]
     return {"content": content, "refusal": None}
 
 
 def of_prompt(texts: TokenTexts, prompt: PromptPart) -> list[Json | None]:
-    """Those of a prompt's tokens, by their numbers; the first has none."""
+    """Return the log-probabilities of a prompt's tokens in vLLM's shape: an object by token id for
+    each token, and None for the first.
+    """
 
     def entry(token: int, logprob: float, rank: int) -> tuple[str, Json]:
         found = {"logprob": logprob, "rank": rank, "decoded_token": texts.of(token)[0]}
@@ -47,19 +49,22 @@ def of_prompt(texts: TokenTexts, prompt: PromptPart) -> list[Json | None]:
 
 @dataclass
 class CompletionLogprobs:
-    """Those of a completion as it grows, and of its prompt, if that comes first."""
+    """The log-probabilities of a completion as it grows, and of its prompt if that is echoed. It
+    counts characters, so that each token has its offset in the text.
+    """
 
     texts: TokenTexts
     _decoder: codecs.IncrementalDecoder = field(default_factory=UTF_8, init=False)
-    _characters: int = field(default=0, init=False)  # of the tokens so far, whole ones
+    _characters: int = field(default=0, init=False)  # whole characters of the tokens so far
 
     def of(self, ids: Sequence[int], found: Sequence[TokenLogprobs]) -> Json:
-        """Those of tokens that come next."""
+        """Return the log-probabilities of the tokens that come next."""
         return self._told(ids, found) | {"text_offset": self._offsets(ids)}
 
     def of_prompt(self, prompt: PromptPart, count: int) -> Json:
-        """Those of the prompt, whose first token has none, with the `count` likeliest beside each.
-        Tokens that are not in its text, as one that begins every text, are before it.
+        """Return the log-probabilities of the prompt's tokens, with the `count` likeliest tokens
+        beside each. The first token has none. Tokens that have no place in the prompt's text, such
+        as one that begins every text, get the offset 0.
         """
         first, *ids = prompt.token_ids
         told = self._told(ids, [TokenLogprobs(p.logprob, p.top[:count]) for p in prompt.logprobs])
@@ -84,7 +89,7 @@ class CompletionLogprobs:
         }
 
     def _offsets(self, ids: Sequence[int]) -> list[int]:
-        """Where tokens that come next begin, in characters."""
+        """Return the offsets in characters at which the tokens that come next begin."""
         offsets = []
         for token in ids:
             offsets.append(self._characters)

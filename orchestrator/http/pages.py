@@ -1,4 +1,4 @@
-"""What clients read of a service beside its answers: its model, health, version and metrics."""
+"""The HTTP pages of a service beside its answers: its model, health, version and metrics."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ OWNER = "tandem"
 
 @dataclass(frozen=True, slots=True)
 class AllNames:
-    """A collector: what a registry has, by our names and by vLLM's."""
+    """A collector that gives the metrics of a registry by Tandem's names and by vLLM's."""
 
     registry: CollectorRegistry
 
     def collect(self) -> Iterator[Metric]:
-        """Called by the encoder."""
+        """Return all metrics. The encoder of Prometheus's client calls this."""
         yield from self.registry.collect()
         yield from VLLMNames(self.registry).collect()
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Of one model. `identify` is called with every request but those for `/health`; it raises
-    Unauthenticated, PermissionDenied.
+    """The pages of one model's service. `identify` is called with every request except those for
+    `/health`; it raises Unauthenticated or PermissionDenied.
     """
 
     frontend: Frontend
@@ -52,7 +52,7 @@ class Pages:
     began: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """Return the routes of all pages."""
         return [
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._model),
@@ -91,7 +91,7 @@ class Pages:
         return JSONResponse({"version": version("tandem-serving")})
 
     async def _metrics(self, request: Request) -> Response:
-        """As on the metrics port, and by vLLM's names beside ours."""
+        """Answer with the metrics, as the metrics port does, by Tandem's names and by vLLM's."""
         self.identify(request)
         encode, kind = choose_encoder(request.headers.get("accept", ""))
         text = await asyncio.to_thread(encode, AllNames(self.registry))

@@ -1,5 +1,5 @@
-"""Answers in OpenAI's shape, whole and in pieces, with log-probabilities that name their tokens.
-Pure: the time is an argument.
+"""Write answers in OpenAI's shape, whole and in pieces, with log-probabilities that name their
+tokens. The module is pure: the time is an argument.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ FINISH = {Finish.STOP: "stop", Finish.LENGTH: "length"}
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What all objects of one response share."""
+    """The fields that all objects of one response share."""
 
     request_id: str
     model: str
     created: int  # seconds since 1970
     chat: bool
-    include_usage: bool = False  # in a stream
-    done: ClassVar = b"data: [DONE]\n\n"  # the end of a stream
+    include_usage: bool = False  # whether a stream ends with an object that has the usage
+    done: ClassVar = b"data: [DONE]\n\n"  # the last event of a stream
 
     def whole(self, choices: Sequence[Json], answers: Sequence[Answer], each: int) -> Json:
-        """All choices at once."""
+        """Return the response that has all choices at once."""
         return self.with_choices(choices, "") | {"usage": usage(answers, each)}
 
     def total(self, answers: Sequence[Answer], each: int) -> Iterator[Json]:
-        """What comes behind the last chunks of all choices."""
+        """Return the objects that a stream sends after the last chunks of all choices."""
         if self.include_usage:
             yield self.with_choices([], ".chunk") | {"usage": usage(answers, each)}
 
     def with_choices(self, choices: Sequence[Json], suffix: str) -> Json:
-        """An object of the response."""
+        """Return an object of the response with these choices."""
         return {
             "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{self.request_id}",
             "object": f"chat.completion{suffix}" if self.chat else "text_completion",
@@ -56,21 +56,21 @@ class Head:
 
 @dataclass
 class Reply:
-    """One choice on its way to a client, and how far it is."""
+    """One choice on its way to a client, and how much of it has been written."""
 
     head: Head
     index: int
     asked: Request
     tokens: TokenTexts
     include_figures: bool = False
-    _calls: int = field(default=0, init=False)  # of tools, so far
+    _calls: int = field(default=0, init=False)  # tool calls so far
     _completion: CompletionLogprobs = field(init=False)
 
     def __post_init__(self) -> None:
         self._completion = CompletionLogprobs(self.tokens)
 
     def whole(self, answer: Answer) -> Json:
-        """The choice at once."""
+        """Return the whole choice at once."""
         before = self._logprobs_of_prompt(answer.prompt)
         found = self._logprobs(answer.token_ids, answer.logprobs)
         if before and found:
@@ -83,7 +83,9 @@ class Reply:
         return {"index": self.index, **content, **extra, **_end(answer)}
 
     def begun(self, prompt: PromptPart) -> Iterator[Json]:
-        """What comes before the first chunk: of a completion, what is wanted of its prompt."""
+        """Return the objects before the first chunk. A chat's has the role; a completion's has the
+        prompt's text or token ids if the request wants them.
+        """
         extra = {"prompt_token_ids": prompt.token_ids} if self.asked.return_token_ids else {}
         if self.head.chat:
             yield self._piece({"delta": {"role": "assistant", "content": ""}}, None) | extra
@@ -92,8 +94,8 @@ class Reply:
             yield self._piece({"text": prompt.text} | extra, found)
 
     def chunk(self, chunk: Chunk) -> Iterator[Json]:
-        """What one step adds, in a chat perhaps nothing; its log-probabilities, and its tokens if
-        they are wanted, are in the first.
+        """Return the objects for the text of one step; a chat may have none. The first object has
+        the step's log-probabilities, and its token ids if the request wants them.
         """
         contents: list[Json] = [{"text": chunk.text}]
         if self.head.chat:
@@ -113,17 +115,19 @@ class Reply:
         return {"content": part}
 
     def ended(self, answer: Answer) -> Iterator[Json]:
-        """What comes after the last chunk."""
+        """Return the object after the last chunk, with the reason why the answer ended."""
         content: Json = {"delta": {}} if self.head.chat else {"text": ""}
         yield self._piece(content, None, _end(answer)) | self.figures(answer)
 
     def extras(self, answer: Answer) -> Json:
-        """What a whole response has beside its choices."""
+        """Return the fields that a whole response has beside its choices."""
         of_prompt = self._of_prompt(answer.prompt) if self.head.chat else {}
         return of_prompt | self.figures(answer)
 
     def figures(self, answer: Answer) -> Json:
-        """Of speculation, where vLLM has them and by the names of gRPC."""
+        """Return the figures of speculation, at vLLM's place and by gRPC's names, if the request
+        wants them.
+        """
         if not self.include_figures:
             return {}
         figures = MessageToDict(
@@ -150,7 +154,7 @@ class Reply:
         )
 
     def _logprobs_of_prompt(self, prompt: PromptPart) -> Json | None:
-        """Those that come before a completion's own."""
+        """Return the log-probabilities of an echoed prompt; None without echo or logprobs."""
         if self.asked.logprobs is None or not self.asked.echo:
             return None
         return self._completion.of_prompt(prompt, self.asked.logprobs)
@@ -159,7 +163,7 @@ class Reply:
         return {"token_ids": ids} if self.asked.return_token_ids else {}
 
     def _of_prompt(self, prompt: PromptPart) -> Json:
-        """What vLLM has of a prompt, where it is asked for."""
+        """Return vLLM's fields about the prompt that the request wants: token ids, logprobs."""
         ids = {"prompt_token_ids": prompt.token_ids} if self.asked.return_token_ids else {}
         if self.asked.prompt_logprobs is None:
             return ids
@@ -167,8 +171,8 @@ class Reply:
 
 
 def usage(answers: Sequence[Answer], each: int) -> Json:
-    """Tokens of all choices, and of the drafts that were verified for them. `each` choices have one
-    prompt, which counts once.
+    """Count the tokens of all choices, and those of the drafts that were verified for them. Every
+    `each` choices share one prompt, whose tokens count once.
     """
     prompt = sum(answer.prompt_tokens for answer in answers[::each])
     completion = sum(len(answer.token_ids) for answer in answers)
@@ -206,7 +210,9 @@ def _call(call: ToolCall) -> Json:
 
 
 def _end(answer: Answer) -> Json:
-    """Why it ended, and by what: vLLM's name for the stop string or token."""
+    """Return the reason why an answer ended and, as vLLM's `stop_reason`, the stop string or token
+    that ended it.
+    """
     reason = FINISH.get(answer.finish, "stop") if answer.finish else "stop"
     if reason == "stop" and answer.message and answer.message.tool_calls:
         reason = "tool_calls"

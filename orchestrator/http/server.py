@@ -1,5 +1,5 @@
-"""An HTTP port on the orchestrator's own event loop: how long its connections live, who has opened
-them, and by which names a port on loopback may be asked.
+"""An HTTP port on the orchestrator's own event loop. It limits how long connections live, tells
+requests whose certificate opened the connection, and limits the host names on loopback.
 """
 
 from __future__ import annotations
@@ -20,23 +20,25 @@ from tandem.orchestrator.http.errors import body_of
 from tandem.protos.address import joined, names_this_machine, unbracketed
 from tandem.protos.errors import PermissionDenied, Unusable
 
-CERTIFICATE = "certificate"  # in the state of a request: the common name, empty without one
+CERTIFICATE = "certificate"  # key in a request's state: the common name, "" without a certificate
 MAX_CONNECTIONS = 4096
-HEAD_SECONDS = 20.0  # that a client may take for the head of a request
-UNREAD_SECONDS = 65.0  # that it may read nothing; a delivery, which logs why, ends before
-USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux
-LAST_SECONDS = 1  # for answers that are on their way when the port is closed
+HEAD_SECONDS = 20.0  # seconds that a client may take for the head of a request
+UNREAD_SECONDS = 65.0  # seconds that a client may read nothing; a delivery logs and ends sooner
+USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)  # only Linux has it
+LAST_SECONDS = 1  # seconds for answers that are on their way when the port is closed
 
 
 class _Connection(H11Protocol):
-    """Is closed when no request has come, or only a part of its head. Who has opened it is in the
-    state of each of its requests.
+    """A connection that is closed when no request, or only a part of its head, arrives within
+    HEAD_SECONDS. The state of each request has the common name of the connection's certificate.
     """
 
     _head: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Called by asyncio after the handshake, which has verified the certificate."""
+        """Note the certificate's common name and wait for a request. Asyncio calls this after the
+        handshake, which has verified the certificate.
+        """
         super().connection_made(transport)
         subject = (transport.get_extra_info("peercert") or {}).get("subject", ())
         names = dict(pair for part in subject for pair in part)
@@ -44,12 +46,12 @@ class _Connection(H11Protocol):
         self._wait()
 
     def on_response_complete(self) -> None:
-        """Called by uvicorn."""
+        """Wait for the next request. Uvicorn calls this when a response has been sent."""
         super().on_response_complete()
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by asyncio."""
+        """Stop waiting for a request. Asyncio calls this when the connection has ended."""
         super().connection_lost(exc)
         if self._head:
             self._head.cancel()
@@ -65,11 +67,11 @@ class _Connection(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to its process."""
+    """A server that leaves signals to its process."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Called by uvicorn."""
+        """Capture no signals. Uvicorn calls this around its main loop."""
         yield
 
 
@@ -81,8 +83,8 @@ async def serving(
     tls: ssl.SSLContext | None = None,
     shared: bool = False,
 ) -> AsyncIterator[str]:
-    """Serve until the scope ends; yields the URL. Port 0 takes a free one. Others may listen at one
-    that is `shared`. Raises Unusable.
+    """Serve until the scope ends; yields the URL. Port 0 takes a free port. Other processes may
+    listen at the same port if it is `shared`. Raises Unusable if the port cannot be opened.
     """
     config = uvicorn.Config(
         app,
@@ -116,7 +118,7 @@ def _listening(host: str, port: int, shared: bool) -> Iterator[socket.socket]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if USER_TIMEOUT:  # or what is not read would be kept for ever, by a closed connection too
+        if USER_TIMEOUT:  # or unread bytes would be kept for ever, even of a closed connection
             listener.setsockopt(socket.IPPROTO_TCP, USER_TIMEOUT, int(UNREAD_SECONDS * 1000))
         try:
             listener.bind((unbracketed(host), port))
@@ -128,9 +130,9 @@ def _listening(host: str, port: int, shared: bool) -> Iterator[socket.socket]:
 
 
 def asked_by_own_names(app: ASGIApp) -> ASGIApp:
-    """The same, but requests for other hosts are refused, as a port on loopback needs that has no
-    authentication: a page in a browser here can ask a server of its own name, and that name can
-    lead to loopback.
+    """Wrap `app` so that requests for other hosts than this machine are refused. A port on loopback
+    without authentication needs this: a page in a browser on this machine can send requests to the
+    page's own host name, and that name can resolve to loopback.
     """
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""Single tokens of a vocabulary as text and as bytes. Pure."""
+"""Write single tokens of a vocabulary as text and as bytes. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tandem.orchestrator.requests.text import REPLACEMENT, special_tokens
 from tandem.protos.tokenizer import SPACE
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-VISIBLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))  # written as they are
+VISIBLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))  # bytes kept as they are
 
 
 def byte_of() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary is written for."""
+    """Return the byte that each character of a byte-level vocabulary stands for."""
     others = (byte for byte in range(0x100) if byte not in VISIBLE)
     shifted = {chr(0x100 + place): byte for place, byte in enumerate(others)}
     written = {chr(byte): byte for byte in VISIBLE} | shifted
@@ -25,7 +25,7 @@ def byte_of() -> dict[str, int]:
 
 
 class TokenTexts:
-    """What single tokens of one vocabulary are, as text and as bytes."""
+    """The text and the bytes of single tokens of one vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer, self._bytes = tokenizer, byte_of()
@@ -33,7 +33,9 @@ class TokenTexts:
         self.of = lru_cache(4096)(self._of)
 
     def _of(self, token: int) -> tuple[str, bytes]:
-        """Its text, with U+FFFD for bytes that are no character by themselves; and its bytes."""
+        """Return a token's text, with U+FFFD for bytes that are no whole character, and its
+        bytes.
+        """
         text = self._tokenizer.decode([token], skip_special_tokens=False)
         raw = self._tokenizer.id_to_token(token) or ""
         if raw.startswith(SPACE) and not text.startswith(" "):  # decoding removes it
@@ -47,7 +49,7 @@ class TokenTexts:
         return text, text.encode()
 
     def name(self, token: int) -> str:
-        """As text; one that is no whole character as its bytes, so that names differ."""
+        """Return a token's text, or its bytes if it is no whole character, so that names differ."""
         text, content = self.of(token)
         if REPLACEMENT not in text:
             return text

@@ -21,15 +21,17 @@ from tandem.protos.types import ModelDescription
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Of one model; raises InvalidRequest for another."""
+    """The answers to `/tokenize` and `/detokenize` for one model. Its methods raise InvalidRequest
+    for another model.
+    """
 
     answers: Answers
     tokenizer: Tokenizer
     model: ModelDescription
 
     async def of_prompt(self, asked: Tokenized, request: Request) -> Json:
-        """Tokens, how many they are, and their texts as the vocabulary writes them if asked for;
-        `request` is whose they are. Raises Busy too.
+        """Return the tokens of a prompt, their number and, if asked for, their texts as the
+        vocabulary writes them. `request` carries the prompt and its owner. Raises Busy too.
         """
         self._check(asked.body.model)
         try:
@@ -44,7 +46,7 @@ class Tokens:
         }
 
     async def to_prompt(self, asked: DetokenizeBody) -> Json:
-        """The text of tokens, special ones included."""
+        """Return the text of tokens, including that of special tokens."""
         self._check(asked.model)
         if above := [token for token in asked.tokens if token >= self.model.vocab_size]:
             last = self.model.vocab_size - 1

@@ -1,1 +1,1 @@
-"""The status page: what is served and how it is doing, for a browser."""
+"""The status page, which shows the served model and its figures in a browser."""

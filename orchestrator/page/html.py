@@ -1,4 +1,4 @@
-"""The status page as HTML: a function of a status. Whatever comes from the status is escaped."""
+"""Write a status as the HTML of the status page. All texts of the status are escaped."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tandem.orchestrator.page.style import STYLE
 
 REFRESH_SECONDS = 5
 SHOWN_SECONDS = BUCKET_SECONDS * BUCKETS
-NOTHING = "–"  # noqa: RUF001  # where nothing was counted
+NOTHING = "–"  # noqa: RUF001  # shown where nothing was counted
 
 Cell = tuple[str, str]  # text, class
 Show = Callable[[float | None], str]
 
 
 def page(status: Status, version: str, now: str) -> str:
-    """The whole page; `now` is the time that it shows."""
+    """Return the whole page. `now` is the time that the page shows."""
     bad = " bad" if status.problems else ""
     state = "not serving" if status.problems else "serving"
     problem = escape("; ".join(status.problems))
@@ -46,14 +46,14 @@ def page(status: Status, version: str, now: str) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three digits that matter, no more."""
+    """Write a number with about three significant digits, and NOTHING for None."""
     if value is None:
         return NOTHING
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def percent(part: float | None) -> str:
-    """Of a whole."""
+    """Write a fraction of a whole as percent, and NOTHING for None."""
     return NOTHING if part is None else f"{100 * part:.0f} %"
 
 
@@ -173,7 +173,7 @@ def _clients(status: Status) -> str:
 
 
 def _table(title: str, head: Sequence[Cell], rows: Sequence[Sequence[str]], empty: str) -> str:
-    """Cells are HTML."""
+    """Return a table under a title, or the text `empty` if there are no rows. Cells are HTML."""
     if not rows:
         return f'<h2>{title}</h2><p class="none">{empty}</p>'
     names = "".join(f'<th scope="col" class="{style}">{name}</th>' for name, style in head)

@@ -1,6 +1,6 @@
-"""Small plots of the last minutes, as SVG that is part of a page; pure.
+"""Draw small plots of the last minutes, as SVG that is part of a page. Pure.
 
-Shapes have no texts, as they are stretched to the width of the page: scales are HTML beside them.
+The SVG has no texts, as it is stretched to the width of the page: scales are HTML beside it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from math import ceil, floor, log10
 
 WIDTH, HEIGHT = 300.0, 72.0
 NICE = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
-LEAST = 1e-6  # less is shown as nothing
+LEAST = 1e-6  # smaller values are shown as zero
 
 Point = tuple[float, float | None]  # seconds ago; a value, or None where there is none
 
@@ -27,12 +27,12 @@ class Line:
 
     @property
     def last(self) -> float | None:
-        """The newest value."""
+        """The value of the newest point; None without one."""
         return self.points[-1][1] if self.points else None
 
 
 def top_of_scale(lines: Sequence[Line]) -> float:
-    """A round number that no value exceeds."""
+    """Return a round number that no value exceeds."""
     most = max((v for line in lines for _, v in line.points if v is not None), default=0.0)
     if most < LEAST:
         return 1.0
@@ -41,7 +41,7 @@ def top_of_scale(lines: Sequence[Line]) -> float:
 
 
 def plot(label: str, lines: Sequence[Line], seconds: float, top: float) -> str:
-    """An SVG of so many seconds up to now, from 0 to `top`."""
+    """Return an SVG of the last `seconds` seconds, with values from 0 to `top`."""
     grid = "".join(
         f'<path class="grid" d="M0 {HEIGHT * part:g}H{WIDTH:g}"/>' for part in (0.0, 0.5, 1.0)
     )
@@ -59,7 +59,7 @@ def _drawn(line: Line, seconds: float, top: float) -> str:
             (WIDTH * (1 - min(ago, seconds) / seconds), HEIGHT * (1 - min(value, top) / top))
             for ago, value in run
         ]
-        if len(places) == 1:  # a point would not be seen
+        if len(places) == 1:  # a single point would be invisible
             (x, y) = places[0]
             places = [(max(0.0, x - 2), y), (min(WIDTH, x + 2), y)]
         paths.append("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places))
@@ -67,7 +67,7 @@ def _drawn(line: Line, seconds: float, top: float) -> str:
 
 
 def _runs(points: Sequence[Point]) -> list[list[tuple[float, float]]]:
-    """Points without a gap in between."""
+    """Split points into runs that have no gap (a value of None) within."""
     runs: list[list[tuple[float, float]]] = [[]]
     for ago, value in points:
         if value is not None:
@@ -78,5 +78,5 @@ def _runs(points: Sequence[Point]) -> list[list[tuple[float, float]]]:
 
 
 def minutes(seconds: float) -> str:
-    """How long a plot reaches back."""
+    """Write how long ago a plot begins, in minutes."""
     return f"{ceil(seconds / 60)} min ago"

@@ -1,5 +1,5 @@
-"""What the orchestrator has over HTTP beside its metrics: the status, `/` for people and
-`/status.json` for programs, and `/targets` for Prometheus. All of them only read.
+"""The pages that the orchestrator serves over HTTP beside its metrics: the status, at `/` for
+people and at `/status.json` for programs, and `/targets` for Prometheus. All of them only read.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from tandem.protos.service.tasks import from_thread
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-FRESH_SECONDS = 1.0  # that all viewers share one reading
-LATE_SECONDS = 5.0
+FRESH_SECONDS = 1.0  # seconds for which all viewers share one reading of the status
+LATE_SECONDS = 5.0  # seconds that a reading may take
 STYLE_HASH = b64encode(sha256(STYLE.encode()).digest()).decode()
 HEADERS = [
     ("Cache-Control", "no-store"),
@@ -45,7 +45,7 @@ HEADERS = [
 
 
 class StatusReader:
-    """Reads the status on the event loop that it is made on, for threads."""
+    """Lets threads read the status. The reading runs on the event loop that made the reader."""
 
     def __init__(self, read: Callable[[], Awaitable[Status]]) -> None:
         self._read, self._loop = read, asyncio.get_running_loop()
@@ -53,7 +53,7 @@ class StatusReader:
         self._known: Status | None = None
 
     def __call__(self) -> Status:
-        """The status now, or a moment ago; raises TimeoutError."""
+        """Return the status, which is at most FRESH_SECONDS old. Raises TimeoutError."""
         with self._lock:
             if self._known is None or time.monotonic() >= self._until:
                 self._known = self._now()
@@ -68,7 +68,7 @@ class StatusReader:
 
 
 def add_status_pages(pages: Pages, read: Callable[[], Awaitable[Status]]) -> None:
-    """Serve all of them; to be called on the event loop on which the status is read."""
+    """Serve all status pages. Call this on the event loop on which `read` is to run."""
     reader = StatusReader(read)
 
     def html(status: Status) -> str:
@@ -86,10 +86,11 @@ def add_status_pages(pages: Pages, read: Callable[[], Awaitable[Status]]) -> Non
 
 def add_targets(pages: Pages, cells: Callable[[], Sequence[str]] | None = None) -> None:
     """Serve the document by which Prometheus finds the metrics of all cells (`http_sd_configs`).
-    `cells` returns their URLs, in a thread, or raises TimeoutError, after which Prometheus goes on
-    with those that it knows; by default there is the asked one alone.
+    `cells` is called in a thread. It returns the URLs of the cells, or raises TimeoutError, after
+    which Prometheus goes on with the cells that it knows. By default the cell that is asked is the
+    only one.
     """
-    asking = threading.Lock()  # one at a time: they may wait for one that hangs
+    asking = threading.Lock()  # held by one call at a time, as `cells` may wait for a hanging cell
 
     def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if not asking.acquire(blocking=False):

@@ -1,4 +1,4 @@
-"""How the status page looks: light and dark, from the width of a telephone on."""
+"""The style sheet of the status page: light and dark, from the width of a telephone on."""
 
 STYLE = """
 :root { color-scheme: light dark; --back: #ffffff; --card: #f5f7f9; --text: #1c2127;

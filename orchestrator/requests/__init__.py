@@ -1,1 +1,3 @@
-"""Requests and answers as plain values, whatever the protocol: checked, as tokens and as text."""
+"""Requests and answers as plain values for every protocol: how requests are checked and become
+tokens, and how the tokens of answers become text.
+"""

@@ -16,38 +16,38 @@ from tandem.protos.types import Rule, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """What an answer has of its prompt, where it was asked for; the log-probabilities are those of
-    all tokens but the first.
+    """The parts of a prompt that its answer repeats, if the request asked for them. There are
+    log-probabilities of all its tokens except the first.
     """
 
-    text: str = ""  # that comes before the answer's
+    text: str = ""  # the text that comes before the answer's own
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one step adds to an answer."""
+    """The text and tokens that one step adds to an answer."""
 
     text: str  # never half a character
     token_ids: tuple[int, ...]
-    completion_tokens: int  # so far, this chunk included
+    completion_tokens: int  # tokens of the answer so far, with those of this chunk
     logprobs: tuple[TokenLogprobs, ...] = ()
-    request_id: str = ""  # in the first chunk, so that the stream can be continued
-    seed: int | None = None  # the same
-    parts: tuple[Part, ...] = ()  # what the text adds to the message of a chat
-    prompt: PromptPart = PromptPart()  # in the first chunk
+    request_id: str = ""  # only in the first chunk, so that the stream can be continued
+    seed: int | None = None  # only in the first chunk, so that the stream can be continued
+    parts: tuple[Part, ...] = ()  # the parts that the text adds to the message of a chat
+    prompt: PromptPart = PromptPart()  # filled only in the first chunk
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The complete answer; times are seconds since the request arrived."""
+    """The complete answer to a request; its times are seconds since the request arrived."""
 
     request_id: str
     text: str
     token_ids: tuple[int, ...]
     finish: Finish | None
-    matched_stop: str | int | None  # the stop string, or the stop token, that ended it
+    matched_stop: str | int | None  # the stop string or the stop token that ended the answer
     prompt_tokens: int
     cached_tokens: int
     queue_seconds: float
@@ -57,13 +57,14 @@ class Answer:
     rule: Rule
     seed: int
     logprobs: tuple[TokenLogprobs, ...] = ()
-    message: Message | None = None  # of a chat
+    message: Message | None = None  # the message, if the prompt was a chat
     prompt: PromptPart = PromptPart()
 
 
 class AnswerBuilder:
-    """Makes chunks of steps, and counts. The client has the request's `completion` already, which
-    no chunk repeats. The request `arrived` at a time of the monotonic clock.
+    """Turns the steps of a run into chunks and an answer, and counts them in the metrics. The
+    client already has the request's `completion`, so no chunk repeats it. The time at which the
+    request `arrived` is one of the monotonic clock.
     """
 
     def __init__(
@@ -75,13 +76,13 @@ class AnswerBuilder:
         message: MessageStream | None = None,
         prompt: PromptPart = PromptPart(),
     ) -> None:
-        """`message` reads the text of an answer in a chat; the log-probabilities of the `prompt`
-        come with the steps.
+        """`message` parses the text of a chat's answer. The log-probabilities of the `prompt` come
+        later, with the steps.
         """
         self._request, self._stream, self._metrics = request, stream, metrics
         self._message, self._prompt = message, prompt
-        self._told: list[TokenLogprobs] = []  # of the prompt
-        self._first_sent = False  # the chunk that names the request
+        self._told: list[TokenLogprobs] = []  # log-probabilities of the prompt so far
+        self._first_sent = False  # whether the chunk that names the request was made
         self._stats = SpeculationStats(requested=request.shape.levels > 0)
         self._logprobs: list[TokenLogprobs] = []
         self._newest = self._received()
@@ -97,12 +98,14 @@ class AnswerBuilder:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is missing: of the text, and of what is told of the prompt."""
+        """Whether the text and the wanted log-probabilities of the prompt are complete."""
         wanted = self._request.prompt_logprobs is not None
         return self._ended and not (wanted and 1 + len(self._told) < len(self._request.prompt))
 
     def started(self) -> RunRequest:
-        """The request was admitted, for the first time or again; what of it is to be run."""
+        """Note that the request was admitted, for the first time or again. Returns the part of it
+        that is left to run.
+        """
         self.has_started = True
         if not self._generated:
             self._began = time.monotonic()
@@ -111,8 +114,8 @@ class AnswerBuilder:
         return self._left()
 
     def add(self, step: Step) -> Chunk:
-        """Take one step; the chunk that it makes ends at a stop string, and has no tokens if the
-        step is about the prompt.
+        """Take one step and return its chunk. The chunk ends before a stop string, and has no
+        tokens if the step is about the prompt.
         """
         if step.prompt_logprobs:
             return self._tell(step)
@@ -137,13 +140,13 @@ class AnswerBuilder:
         )
 
     def complete(self) -> Answer:
-        """The whole answer, which is counted."""
+        """Return the whole answer, and count it in the metrics."""
         answer = self.so_far()
         self._finished(answer.finish, self._first or self._last, self._last)
         return answer
 
     def so_far(self) -> Answer:
-        """The answer as far as it has come."""
+        """Return the answer as far as it has come."""
         matched: str | int | None = self._stream.matched
         finish = self._newest.finish if matched is None else Finish.STOP
         now, first = self._last, self._first or self._last
@@ -170,14 +173,16 @@ class AnswerBuilder:
         return replace(self._prompt, logprobs=tuple(self._told))
 
     def _left(self) -> RunRequest:
-        """What is missing; after the end of the text, only what is to be told of the prompt."""
+        """Return the request for what is missing. If the text has ended, only log-probabilities of
+        the prompt are.
+        """
         told = 1 + len(self._told)
         if self._ended:
             return replace(self._request, completion=(), max_new_tokens=0, told=told)
         return replace(self._request, completion=tuple(self._tokens), told=told)
 
     def _tell(self, step: Step) -> Chunk:
-        """What a step says about the prompt, which may be all that was asked for."""
+        """Take a step with log-probabilities of the prompt, which may be all that was asked for."""
         self._told += step.prompt_logprobs
         self._stats.verified(step)
         self._last = time.monotonic()
@@ -187,14 +192,14 @@ class AnswerBuilder:
         return Chunk("", (), len(self._tokens))
 
     def _parts(self, text: str) -> tuple[Part, ...]:
-        """What a text adds to the message, and all of its rest at the end of the answer."""
+        """Return the parts that a text adds to the message, and the rest when the answer ends."""
         if not self._message:
             return ()
         parts = self._message.push(text)
         return (*parts, *self._message.finish()) if self._ended else parts
 
     def _finished(self, finish: Finish | None, first: float, now: float) -> None:
-        """Count a request that has its whole answer."""
+        """Count a request that has its whole answer in the metrics."""
         metrics = self._metrics
         metrics.total.observe(now - self._arrived)
         if self._generated > 1:
@@ -209,7 +214,7 @@ class AnswerBuilder:
             metrics.finished[finish].inc()
 
     def _received(self) -> Step:
-        """The completion that the client has as one step, up to what ends it."""
+        """Return the completion that the client already has as one step, up to what ends it."""
         generation = Generation.of(replace(self._request, completion=()))
         tokens = generation.extend(generation.length, self._request.completion)
         text, used = self._stream.push(tokens)

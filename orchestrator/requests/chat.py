@@ -1,4 +1,4 @@
-"""A model's chat template: conversations to the text of a prompt, as `transformers` renders it.
+"""A model's chat template, which turns conversations into prompts as `transformers` renders them.
 
 Templates come with models, so they run in Jinja's sandbox and see plain values only.
 """
@@ -25,15 +25,15 @@ from tandem.protos.errors import InvalidRequest, Unusable
 CONFIG, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 SPECIAL = "special_tokens_map.json"
 IN_GGUF = "tokenizer.chat_template"
-OWN = ("messages", "tools", "documents", "add_generation_prompt")  # not a client's to set
-OPTIONAL = ("name", "reasoning_content", "tool_call_id")  # of a message
-AUTO = "auto"  # as the template has it
-CUT = "CONTINUE_FINAL_MESSAGE_TAG"  # as transformers finds the end of a message
+OWN = ("messages", "tools", "documents", "add_generation_prompt")  # not for clients to set
+OPTIONAL = ("name", "reasoning_content", "tool_call_id")  # fields that a message may lack
+AUTO = "auto"  # the format that the template shows
+CUT = "CONTINUE_FINAL_MESSAGE_TAG"  # marks the end of the final message, as in transformers
 
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """How the model writes calls of tools and reasoning: the settings of these names."""
+    """The settings of the formats in which the model writes tool calls and reasoning."""
 
     tools: str = AUTO
     reasoning: str = AUTO
@@ -43,20 +43,20 @@ DEFAULT_FORMATS = Formats()
 
 
 class _Generation(ext.Extension):
-    """`{% generation %}` marks what a model is trained on; its content is rendered as it is."""
+    """Renders the content of `{% generation %}` as it is; the tag marks a model's training text."""
 
     tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Called by Jinja."""
+        """Parse a tag and its content. Jinja calls this."""
         next(parser.stream)
         return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
 
 
 class ChatTemplate:
-    """Renders conversations; every one is refused if there is no template, or one that is broken.
-    `special` are the texts of special tokens, by the names that templates know them by.
-    `for_tools` is the template of conversations with tools, if that is another.
+    """Renders conversations; it refuses all of them if the template is missing or broken.
+    `special` has the texts of special tokens, by the names that templates use for them.
+    `for_tools` is the template for conversations with tools, if they have one of their own.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ChatTemplate:
             self.problem = f"need a chat template, and the model's is broken: {error}"
 
     def _tool_format(self, setting: str) -> tuple[ToolFormat | None, str]:
-        """The format of calls, or why there can be none."""
+        """Return the format of tool calls, or None and the reason why there can be none."""
         if setting == "none":
             return None, "are not supported: --tool-format is none"
         if setting != AUTO:
@@ -95,11 +95,11 @@ class ChatTemplate:
         return None, f"{problem}; --tool-format can be {known}"
 
     def of(self, conversation: Conversation) -> ChatTemplate:
-        """The template that writes a conversation: this one, or that for tools."""
+        """Return the template that writes a conversation: this one, or the one for tools."""
         return self._for_tools if conversation.tools and self._for_tools else self
 
     def render(self, conversation: Conversation) -> str:
-        """The text of a prompt. Raises InvalidRequest for what the template refuses."""
+        """Render a conversation as the text of a prompt. Raises InvalidRequest if it is refused."""
         if (other := self.of(conversation)) is not self:
             return other.render(conversation)
         if self._template is None:
@@ -128,11 +128,11 @@ class ChatTemplate:
         return _cut(text) if conversation.continue_final_message else text
 
     def reading(self, conversation: Conversation, prompt_end: str) -> Reading:
-        """What is looked for in the answer to a conversation."""
+        """Return how to parse the answer to a conversation whose prompt ends with `prompt_end`."""
         if (other := self.of(conversation)) is not self:
             return other.reading(conversation, prompt_end)
         names = [tool.name for tool in conversation.tools]
-        if conversation.tool_choice != "auto":  # by a grammar, nothing but calls
+        if conversation.tool_choice != "auto":  # a grammar then allows only calls
             return Reading(FORMATS["json"], names, conversation.parallel_tool_calls)
         return Reading(
             self.tools if names else None,
@@ -144,7 +144,7 @@ class ChatTemplate:
         )
 
     def _reason(self, error: Exception) -> str:
-        """Only a message that is written in the template: another may hold what a client wrote."""
+        """Write why the template failed; only its own messages, as others may quote the client."""
         reason = str(error)
         known = isinstance(error, TemplateError) and reason and reason in self._source
         return "are refused by the chat template" + (f": {reason}" if known else "")
@@ -164,8 +164,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _cut(text: str) -> str:
-    """A prompt up to the end of its final message, whose own blanks there count if the template
-    has kept them. Raises InvalidRequest for a template that left the message out.
+    """Cut a prompt at the end of its final message. Blanks that end the message stay if the
+    template kept them. Raises InvalidRequest if the template left the message out.
     """
     before, cut, after = text.rpartition(CUT)
     if not cut:
@@ -175,8 +175,8 @@ def _cut(text: str) -> str:
 
 
 def load_chat_template(model: Path, formats: Formats = DEFAULT_FORMATS) -> ChatTemplate:
-    """The template of a model directory or a GGUF file; raises Unusable for a file that cannot be
-    read.
+    """Load the template of a model directory or a GGUF file. Raises Unusable for a file that cannot
+    be read.
     """
     if gguf.is_gguf(model):
         metadata = gguf.metadata(model)
@@ -189,7 +189,7 @@ def load_chat_template(model: Path, formats: Formats = DEFAULT_FORMATS) -> ChatT
     file = model / TEMPLATE
     source = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
     with_tools = None
-    if isinstance(source, list):  # several, by name
+    if isinstance(source, list):  # several templates, each with a name
         named = {each["name"]: each["template"] for each in source}
         source, with_tools = named.get("default"), named.get("tool_use")
     texts = {name: _content(value) for name, value in config.items() if name.endswith("_token")}
@@ -199,7 +199,7 @@ def load_chat_template(model: Path, formats: Formats = DEFAULT_FORMATS) -> ChatT
 
 
 def _plain(message: ChatMessage) -> dict[str, Any]:
-    """As templates know messages: the arguments of calls are objects."""
+    """Return a message as templates read it: the arguments of its calls are objects, not text."""
     given = {name: getattr(message, name) for name in OPTIONAL}
     calls = [
         {
@@ -211,14 +211,14 @@ def _plain(message: ChatMessage) -> dict[str, Any]:
     ]
     known: dict[str, Any] = {name: text for name, text in given.items() if text}
     if message.reasoning_content:
-        known["thinking"] = message.reasoning_content  # as some templates have it
+        known["thinking"] = message.reasoning_content  # the name that some templates use
     if calls:
         known["tool_calls"] = calls
     return {"role": message.role, "content": message.content} | known
 
 
 def _json(file: Path) -> dict[str, Any]:
-    """What a file holds; nothing if there is none. Raises Unusable."""
+    """Read the object in a JSON file; an empty one if there is no file. Raises Unusable."""
     if not file.is_file():
         return {}
     try:
@@ -229,14 +229,14 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _content(token: object) -> str:
-    """A special token's text, as a configuration writes it."""
+    """Return the text of a special token, which a configuration writes as text or object."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else ""
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
-    """Jinja's own filter escapes for HTML."""
+    """Write a value as JSON, without the escapes for HTML of Jinja's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **layout)
 
 

@@ -1,6 +1,6 @@
-"""Checks a client's request against what is served, and completes it with defaults.
+"""Check a client's request against the served model, and complete the request with defaults.
 
-Pure. What is not implemented is refused by the field's name: nothing is silently ignored.
+The module is pure. A field that is not implemented is refused by its name, never silently ignored.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from tandem.protos.types import DraftShape, ModelDescription
 from tandem.protos.wire.sampling import problems
 
 MAX_STOP_STRINGS = 16
-MAX_STOP_CHARACTERS = 1024  # of each: they are searched for at every token
+MAX_STOP_CHARACTERS = 1024  # characters of each stop string, as every token starts a search for it
 MAX_STOP_TOKENS = 4096
 MAX_REQUEST_ID = 128  # characters
-OVERFLOW = "context_length_exceeded"  # OpenAI's code
+OVERFLOW = "context_length_exceeded"  # OpenAI's code for a prompt that is too long
 
 
 class Tokenise(Protocol):
-    """Makes tokens of a prompt, or of a text that stands in the middle of one."""
+    """Turns a prompt, or a text in the middle of a prompt, into tokens."""
 
     def __call__(self, prompt: str | Conversation, special: bool = True) -> tuple[int, ...]:
-        """A text gets the special tokens of a prompt, unless that is switched off."""
+        """Return the tokens of a prompt. A text gets a prompt's special tokens if `special`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What a request is checked against, and what it gets where it says nothing."""
+    """The served model: the limits that requests are checked against, and their defaults."""
 
     description: ModelDescription
-    shape: DraftShape  # the default
-    max_prompt_bytes: int  # of a text that may fit into the context
-    special_tokens: Mapping[str, int]  # they have no text
+    shape: DraftShape  # the default shape of drafts
+    max_prompt_bytes: int  # bytes of the longest text that may fit into the context
+    special_tokens: Mapping[str, int]  # ids of the tokens without text, by how they are written
     generation: GenerationDefaults = NO_DEFAULTS
 
 
 def checked(request: Request, served: ServedModel, tokenise: Tokenise) -> RunRequest:
-    """What is run, but for the session, as every run has its own. Raises
-    InvalidRequest naming every bad field.
+    """Return the run of a request. Its session id is empty, as every run gets one of its own.
+    Raises InvalidRequest, which names every bad field.
     """
     model, stopping = served.description, request.stopping
     check_size(request, served)
@@ -69,7 +69,7 @@ def checked(request: Request, served: ServedModel, tokenise: Tokenise) -> RunReq
     violations += problems(sampling)
     if stopping.min_new_tokens and len(stop_token_ids) >= model.vocab_size:
         violations.append(
-            Violation("stopping.stop_token_ids", "leave no other token to come first")
+            Violation("stopping.stop_token_ids", "leave no token for the first min_new_tokens")
         )
     if violations:
         raise InvalidRequest(*violations)
@@ -89,14 +89,16 @@ def checked(request: Request, served: ServedModel, tokenise: Tokenise) -> RunReq
 
 
 def _known(request: Request, prompt: tuple[int, ...], tokenise: Tokenise) -> tuple[int, ...]:
-    """What was predicted, behind the end of the prompt: that is where it is found first."""
+    """Return the tokens of the prediction behind the end of the prompt, so that the text right
+    after the prompt finds the prediction at once.
+    """
     if not request.speculation.prediction:
         return ()
     return prompt[-LONGEST_MATCH:] + tokenise(request.speculation.prediction, special=False)
 
 
 def check_size(request: Request, served: ServedModel) -> None:
-    """Raise InvalidRequest for a prompt that is too long whatever its tokens are."""
+    """Raise InvalidRequest for a prompt or prediction that is too long whatever its tokens are."""
     prompt, model = request.prompt, served.description
     if isinstance(prompt, Conversation) and len(prompt.messages) > model.context_length:
         problem = f"has {len(prompt.messages)} messages; {_maximum(model)}"
@@ -115,7 +117,7 @@ def check_size(request: Request, served: ServedModel) -> None:
 
 
 def too_long(size: int, served: ServedModel) -> str:
-    """What is wrong with a text of so many bytes; empty if nothing is."""
+    """Return what is wrong with a text of `size` bytes; empty if nothing is wrong."""
     if size <= served.max_prompt_bytes:
         return ""
     most = f"of {served.max_prompt_bytes} bytes at most"
@@ -123,18 +125,20 @@ def too_long(size: int, served: ServedModel) -> str:
 
 
 def _maximum(model: ModelDescription) -> str:
-    """In OpenAI's words, by which clients know what is wrong."""
+    """State the context length in OpenAI's words, by which clients recognise this error."""
     return f"this model's maximum context length is {model.context_length} tokens"
 
 
 def check_resumable(request: Request, served: ServedModel) -> None:
-    """Raise InvalidRequest if an answer that is to be continued cannot be."""
+    """Raise InvalidRequest if a request wants to continue an answer that cannot be continued."""
     if violations := tuple(_resuming(request, served)):
         raise InvalidRequest(*violations)
 
 
 def _resuming(request: Request, served: ServedModel) -> Iterator[Violation]:
-    """The rest of an answer is drawn with the seed of its beginning."""
+    """Yield what keeps an answer from being continued. The rest of an answer is drawn with the
+    seed of its beginning, so a random answer needs one.
+    """
     sampling, received = request.sampling, len(request.received)
     temperature = first(sampling.temperature, served.generation.temperature, 1.0)
     if request.resume_from not in (0, received):
@@ -145,7 +149,7 @@ def _resuming(request: Request, served: ServedModel) -> Iterator[Violation]:
 
 
 def _options(request: Request, model: ModelDescription) -> list[Violation]:
-    """What is wrong whatever the prompt is."""
+    """Return the violations that do not depend on the prompt."""
     return [
         *options.speculation_problems(request.speculation),
         *request.malformed,
@@ -189,13 +193,15 @@ def _stopping(request: Request, most_new: int) -> Iterator[Violation]:
 
 
 def model_problems(name: str, served: ModelDescription) -> Iterator[Violation]:
-    """Whether another model is asked for than the one that is served; no name asks for none."""
+    """Yield a violation if a request names another model than the served one. An empty name is
+    right for every model.
+    """
     if name and name != served.name:
         yield Violation("model", f"is {name!r}; served is {served.name!r}")
 
 
 def is_request_id(given: str) -> bool:
-    """Whether it may be one, which travels as metadata."""
+    """Whether a text can be a request id, which must be short and fit into gRPC metadata."""
     return len(given) <= MAX_REQUEST_ID and given.isascii() and given.isprintable()
 
 
@@ -205,7 +211,7 @@ def _request_id(request_id: str) -> Iterator[Violation]:
 
 
 def _prompt_field(request: Request) -> str:
-    """The name of the prompt, by its kind."""
+    """Return the name of the field that has the prompt, by the prompt's kind."""
     match request.prompt:
         case None:
             return "prompt"

@@ -1,5 +1,5 @@
-"""Grammars of requests, tried in a process of its own before a stream is opened: one that takes too
-long ends that process and nothing else.
+"""Try the grammars of requests in a separate process before a stream is opened. A grammar that
+takes too long ends that process and nothing else.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from tandem.protos.grammar import MAX_BYTES, Grammar, GrammarKind
 from tandem.protos.matching import GrammarCompiler, problem_of, walk
 from tandem.protos.tokenizer import tokenizer_of
 
-SECONDS = 0.5  # of a processor; a schema of 10 kB takes a tenth of it
-NICE = 5  # decoding comes first
-KEPT = 256  # verdicts
+SECONDS = 0.5  # processor time for one grammar; a schema of 10 kB takes a tenth of it
+NICE = 5  # niceness of the process, so that decoding comes first
+KEPT = 256  # verdicts that are remembered
 TOO_LONG = f"takes more than {SECONDS:g} s to compile or to follow"
 
 
 class GrammarTrials:
-    """Tries grammars for the tokenizer of a model, of which `ends` end a text; starts a process for
-    the first.
+    """Tries grammars with the tokenizer of a model, whose tokens `ends` end a text. The first trial
+    starts the process.
     """
 
     def __init__(self, model: Path, ends: Sequence[int]) -> None:
@@ -37,11 +37,11 @@ class GrammarTrials:
         self._thread = ThreadPoolExecutor(1, "grammars")
         self._process: subprocess.Popen[str] | None = None
         self._closed = False
-        self._known: OrderedDict[Grammar, str] = OrderedDict()  # what is wrong with each, if known
+        self._known: OrderedDict[Grammar, str] = OrderedDict()  # problem of each known grammar
 
     async def check(self, grammar: Grammar | None) -> None:
         """Raise InvalidRequest for a grammar that cannot be used."""
-        if grammar is None or len(grammar.text.encode()) > MAX_BYTES:  # which others refuse
+        if grammar is None or len(grammar.text.encode()) > MAX_BYTES:  # refused by other checks
             return
         problem = self._known.get(grammar)
         if problem is None:
@@ -56,7 +56,7 @@ class GrammarTrials:
             raise InvalidRequest.of(grammar.field, problem)
 
     def close(self) -> None:
-        """End the process, and what waits for it."""
+        """End the process and cancel the trials that wait for it."""
         self._closed = True
         if self._process:
             self._process.kill()
@@ -65,7 +65,7 @@ class GrammarTrials:
             _end(self._process)
 
     def _ask(self, grammar: Grammar) -> str:
-        """What is wrong with a grammar; empty if nothing is."""
+        """Ask the process what is wrong with a grammar; empty if nothing is wrong."""
         if self._process and self._process.poll() is not None:
             _end(self._process)
             self._process = None
@@ -76,7 +76,7 @@ class GrammarTrials:
         if answer := process.stdout.readline():
             return str(json.loads(answer))
         _end(process)
-        self._process = None if self._closed else self._started()  # for the next
+        self._process = None if self._closed else self._started()  # for the next grammar
         return TOO_LONG
 
     def _started(self) -> subprocess.Popen[str]:
@@ -91,13 +91,13 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 @asynccontextmanager
 async def trying(model: Path, ends: Sequence[int]) -> AsyncIterator[GrammarTrials]:
-    """Trials while the scope lasts."""
+    """Provide grammar trials while the scope lasts."""
     with closing(GrammarTrials(model, ends)) as trials:
         yield trials
 
 
 def trial(compiler: GrammarCompiler, grammar: Grammar) -> str:
-    """What is wrong with a grammar when it is compiled, and on a way through it."""
+    """Return what is wrong with a grammar: compile it and walk one way through it."""
     try:
         matcher = compiler.fresh(grammar)
     except InvalidRequest as error:
@@ -107,8 +107,8 @@ def trial(compiler: GrammarCompiler, grammar: Grammar) -> str:
 
 
 def main(model: str, *ends: str, limit: Callable[[float], object]) -> None:
-    """Answer the questions of standard input, one in a line, until it ends; `limit` is told how
-    much time an answer may take, and 0 after it.
+    """Try the grammars that standard input has, one a line, until it ends. `limit` is called with
+    the seconds that a trial may take, and with 0 after the trial.
     """
     compiler = GrammarCompiler(lambda: tokenizer_of(Path(model)), tuple(map(int, ends)))
     compiler.compiled(Grammar(GrammarKind.REGEX, "a"))  # reads the tokenizer
@@ -122,6 +122,6 @@ def main(model: str, *ends: str, limit: Callable[[float], object]) -> None:
 
 if __name__ == "__main__":
     os.nice(NICE)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which is for the parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the parent
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, whatever it does
     main(*sys.argv[1:], limit=lambda seconds: signal.setitimer(signal.ITIMER_PROF, seconds))

@@ -1,6 +1,6 @@
-"""An assistant's message, read from the text of a model while it grows: reasoning, content, calls.
+"""Parse an assistant's message from a model's growing text: its reasoning, content and tool calls.
 
-Pure, and the same however the text is cut into pieces.
+The module is pure. The message is the same however the text is cut into pieces.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from tandem.orchestrator.requests.text import overlap
 from tandem.orchestrator.requests.tools import CallFinder, Piece, ToolFormat
 
 THINK, THOUGHT = "<think>", "</think>"
-ID_DIGITS = 9  # of a call: some chat templates refuse others
+ID_DIGITS = 9  # hex digits of a call's id, as some chat templates refuse other lengths
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """A piece of what a model thought before it answered."""
+    """A piece of the text that a model thought before it answered."""
 
     text: str
 
@@ -29,14 +29,14 @@ Part: TypeAlias = str | Reasoning | ToolCall  # a str is content
 
 @dataclass(slots=True)
 class Message:
-    """What has been read."""
+    """The parts of a message that have been parsed so far."""
 
     reasoning_content: str = ""
     content: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
 
     def add(self, part: Part) -> None:
-        """Take what comes next."""
+        """Append the next part of the message."""
         match part:
             case Reasoning(text):
                 self.reasoning_content += text
@@ -47,18 +47,18 @@ class Message:
 
 
 class ReasoningEnd:
-    """Splits a text that grows into what stands between `<think>` and `</think>` at its beginning,
-    and the rest. White space at both ends of either is dropped where there is reasoning.
+    """Splits a growing text into the reasoning between `<think>` and `</think>` at its beginning,
+    and the rest. If there is reasoning, white space around both parts is dropped.
     """
 
     def __init__(self, begun: bool) -> None:
-        """If it has `begun`, the prompt has the first mark."""
+        """`begun` says that the prompt already ends with `<think>`."""
         self._held = ""
         self._begun, self._ended = begun, False
-        self._blank = begun  # nothing but white space came since the last mark
+        self._blank = begun  # whether only white space came since the last mark
 
     def push(self, text: str) -> tuple[str, str]:
-        """What is certain now: (reasoning, rest)."""
+        """Add text, and return what is certain now: (reasoning, rest)."""
         self._held += text
         if not self._begun and not self._ended:
             head = self._held.lstrip()
@@ -70,7 +70,7 @@ class ReasoningEnd:
         return reasoning, self._rest() if self._ended else ""
 
     def finish(self) -> tuple[str, str]:
-        """What is left of a text that ends here."""
+        """End the text, and return what was held back: (reasoning, rest)."""
         rest, self._held = self._held, ""
         return (rest, "") if self._begun and not self._ended else ("", rest)
 
@@ -96,41 +96,41 @@ class ReasoningEnd:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is looked for in an answer."""
+    """How to parse an answer: the tool calls and the reasoning that it may have."""
 
     tools: ToolFormat | None = None
-    known: Collection[str] = ()  # names of tools
-    parallel: bool = True  # else only the first call counts
+    known: Collection[str] = ()  # names of the conversation's tools
+    parallel: bool = True  # if not, only the first call counts
     reasoning: bool = False
-    reasoning_begun: bool = False  # by the prompt
-    strict: Collection[str] = ()  # names of tools
+    reasoning_begun: bool = False  # whether the prompt ends with `<think>`
+    strict: Collection[str] = ()  # names of the strict tools
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Texts that are looked for also where they are special tokens."""
+        """The texts that are looked for even if they are special tokens."""
         marks = (THINK, THOUGHT) if self.reasoning else ()
         return marks + (self.tools.markers if self.tools else ())
 
 
 class MessageStream:
-    """Reads the message of one request, all of which is in `message`."""
+    """Parses the message of one request. `message` has all parts so far."""
 
     def __init__(self, reading: Reading, request_id: str) -> None:
         self.message = Message()
         self._reading, self._request_id = reading, request_id
         thinking = reading.reasoning
         self._reasoning = ReasoningEnd(reading.reasoning_begun) if thinking else None
-        self._count = 0  # of calls
+        self._count = 0  # calls so far
         form, known, strict = reading.tools, reading.known, reading.strict
         self._calls = CallFinder(form, known, strict) if form else None
 
     def push(self, text: str) -> tuple[Part, ...]:
-        """What is certain now of the text so far."""
+        """Add text, and return the parts that are certain now."""
         reasoning, rest = self._reasoning.push(text) if self._reasoning else ("", text)
         return self._add(reasoning, self._calls.push(rest) if self._calls else (rest,))
 
     def finish(self) -> tuple[Part, ...]:
-        """What is left of a text that ends here."""
+        """End the text, and return the parts that were held back."""
         reasoning, rest = self._reasoning.finish() if self._reasoning else ("", "")
         if not self._calls:
             return self._add(reasoning, (rest,))

@@ -1,7 +1,7 @@
-"""A request's options, completed: for sampling with what the model's makers say, or else with what
-is usual; for speculation, how far guesses run ahead, with the server's settings.
+"""Complete a request's options: those of sampling with the defaults of the model's makers or else
+the usual ones, and those of speculation with the server's settings.
 
-Pure. What is not implemented is refused by the field's name.
+The module is pure. An option that is not implemented is refused by its name.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from tandem.protos.types import (
     Schedule,
 )
 
-FEW_LEVELS = 8  # where their number changes with every guess
-LOCKSTEP_LEVELS, LOCKSTEP_NODES = 4, 8  # where all that is guessed is verified
-MOST_TOLD = 1 << 18  # log-probabilities of a prompt: an answer fits into a message of 4 MiB
+FEW_LEVELS = 8  # default for the heuristic schedule, which changes the levels with every guess
+LOCKSTEP_LEVELS, LOCKSTEP_NODES = 4, 8  # fewer than usual, as each guessed node is verified
+MOST_TOLD = 1 << 18  # log-probabilities of a prompt, so that an answer fits into 4 MiB
 
 
 def shape(options: Speculation, default: DraftShape) -> DraftShape:
-    """The shape of drafts. If branches are given, there are levels x branches nodes, else the
-    default number; if levels are given, there are so many at most, unless a schedule is given.
+    """Return the shape of a request's drafts. With given branches a draft has levels x branches
+    nodes, else the default number. With given levels and no schedule, the schedule is CONSTANT:
+    a draft has at most that many levels.
     """
     levels_given = options.num_speculative_tokens is not None
     branches_given = options.branches is not None
@@ -48,7 +49,7 @@ def shape(options: Speculation, default: DraftShape) -> DraftShape:
     elif not levels_given and lockstep:
         levels = min(levels, LOCKSTEP_LEVELS)
     method = options.drafted_by or default.method
-    whole = method is Method.MEDUSA_LITE  # must fit: what is not given is reduced
+    whole = method is Method.MEDUSA_LITE  # its draft must fit: options not given are reduced
     if whole and not levels_given:
         levels = min(levels, MAX_NODES // max(1, branches))
     elif whole and not branches_given:
@@ -67,7 +68,7 @@ def shape(options: Speculation, default: DraftShape) -> DraftShape:
 
 
 def speculation_problems(options: Speculation) -> Iterator[Violation]:
-    """Every option of speculation that cannot be used as it is."""
+    """Yield a violation for every option of speculation that cannot be used as it is."""
     levels, branches = options.num_speculative_tokens or 0, options.branches
     if levels > MAX_LEVELS:
         yield Violation("speculation.num_speculative_tokens", f"is {levels}, above {MAX_LEVELS}")
@@ -91,7 +92,9 @@ def speculation_problems(options: Speculation) -> Iterator[Violation]:
 
 
 def prompt_problems(request: Request, length: int) -> Iterator[Violation]:
-    """What of a prompt of so many tokens cannot be told."""
+    """Yield violations for log-probabilities that a prompt of `length` tokens cannot give, and for
+    a request that asks for neither new tokens nor anything about its prompt.
+    """
     top, wanted = request.prompt_logprobs or 0, request.of_prompt
     if top > MAX_LOGPROBS:
         yield Violation("prompt_logprobs", f"is {top}, above {MAX_LOGPROBS}")
@@ -111,8 +114,8 @@ def sampling_params(
     defaults: GenerationDefaults,
     model_ends: tuple[int, ...] = (),
 ) -> SamplingParams:
-    """How a request's tokens are drawn. A text with a grammar ends where that does; what ends it
-    otherwise is not drawn before, if that is asked for.
+    """Return how a request's tokens are drawn. A text with a grammar ends where the grammar ends;
+    if such a request says `ignore_eos`, the model's end tokens are never drawn before that.
     """
     sampling = request.sampling
     ignored = model_ends if sampling.grammar and request.stopping.ignore_eos else ()
@@ -138,5 +141,5 @@ def sampling_params(
 
 
 def first(given: float | None, default: float | None, otherwise: float) -> float:
-    """What the request says, else what the model's makers say."""
+    """Return the request's value, or else the default of the model's makers, or else the usual."""
     return next(value for value in (given, default, otherwise) if value is not None)

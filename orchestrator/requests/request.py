@@ -1,7 +1,7 @@
-"""A client's request as plain values, whatever protocol it came by; None = not given. Pure.
+"""A client's request as plain values, the same for every protocol; None means not given. Pure.
 
-Clients are known by digests of their names: requests of one client use each other's cached
-prefixes, and share the places.
+Clients are known by digests of their names. Requests of one client use each other's cached prefixes
+and share their places.
 """
 
 from __future__ import annotations
@@ -17,40 +17,45 @@ from tandem.protos.types import Method, Rule, Schedule
 
 DEFAULT_MAX_NEW_TOKENS = 128
 CLIENT_KEY = "x-tandem-client"
-SHARE_DIGITS = 8  # that name a client, of the digest of its name
+SHARE_DIGITS = 8  # hex digits of the digest that name a client in logs and status
 CHOICES: Mapping[str, type[Enum]] = {"rule": Rule, "method": Method, "schedule": Schedule}
 
 
 def digest(text: str) -> bytes:
-    """16 bytes that nobody can guess who does not know the text."""
+    """Return 16 bytes that nobody can guess without knowing the text."""
     return hashlib.sha256(text.encode()).digest()[:16]
 
 
 def client_digest(name: str) -> bytes:
-    """Empty for a client without a name; a name that others cannot guess keeps them out."""
+    """Return the digest of a client's name; empty without a name. A name that others cannot guess
+    keeps them out of the client's cached prefixes.
+    """
     return digest(f"client {name}") if name else b""
 
 
 def scope_of(client: bytes, salt: str) -> bytes:
-    """Whose cached prefixes a request of a client may use: with a salt only those of its own salt,
-    else those of the client, which are everybody's without one.
+    """Return the scope of the cached prefixes that a request may use. With a salt the scope is that
+    of the client's requests with this salt; without one it is the client's, and everybody's if the
+    client has no name either.
     """
     return digest(f"salt {client.hex()} {salt}") if salt else client
 
 
 def connection_digest(peer: str) -> bytes:
-    """Whose share a request has whose client has no name."""
+    """Return the share of a request whose client has no name: that of its connection."""
     return digest(f"connection {peer}")
 
 
 def client_name(share: bytes) -> str:
-    """How a client is called where people read it: its own name may be a secret."""
+    """Return the name of a client for logs and status: a part of a digest, as its own name may be a
+    secret.
+    """
     return share.hex()[:SHARE_DIGITS]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn; what the model's makers may set is None where it was not given."""
+    """The options of sampling. Those that the model's makers may set are None if not given."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -66,7 +71,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """Where the completion ends."""
+    """The options that say where the completion ends."""
 
     max_new_tokens: int | None = None
     min_new_tokens: int = 0
@@ -90,8 +95,9 @@ class Speculation:
 
     @property
     def drafted_by(self) -> Method | None:
-        """How drafts are found: where each step waits for a drafter's guess, a prediction could not
-        be used beside it.
+        """The method that finds drafts. With another rule than MATCH, each step waits for a
+        drafter's guess, and a prediction could not be used beside it. So a request with such a rule
+        and a prediction has the method SUFFIX.
         """
         alone = self.prediction and self.rule is not Rule.MATCH
         return Method.SUFFIX if alone else self.method
@@ -99,12 +105,12 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What a client that is known by `name` may have; None is what all clients may."""
+    """The limits of a client that is known by `name`; None means the limit of all clients."""
 
     name: str = ""
     running: int | None = None
     waiting: int | None = None
-    weight: float = 1.0  # twice as many tokens as a client of half the weight
+    weight: float = 1.0  # a client gets twice the tokens of a client with half its weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +120,10 @@ class Tool:
     name: str
     description: str | None = None
     parameters: Mapping[str, object] | None = None
-    strict: bool = False  # a call has arguments by the schema
+    strict: bool = False  # whether the arguments of a call always fit the schema
 
     def plain(self) -> dict[str, object]:
-        """As OpenAI's API and chat templates have it."""
+        """Return the tool as an object in the form of OpenAI's API and of chat templates."""
         given = {"description": self.description, "parameters": self.parameters}
         known = {name: value for name, value in given.items() if value is not None}
         return {"type": "function", "function": {"name": self.name} | known}
@@ -134,7 +140,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """What one side of a conversation wrote; the result of a tool names the call."""
+    """A message of a conversation. The result of a tool names its call in `tool_call_id`."""
 
     role: str
     content: str
@@ -154,12 +160,12 @@ class Conversation:
     add_generation_prompt: bool = True
     template_arguments: Mapping[str, object] = field(default_factory=dict)  # plain values
     tools: tuple[Tool, ...] = ()
-    tool_choice: str = "auto"  # or required, or the name of the tool that is called
+    tool_choice: str = "auto"  # or "required", or the name of the tool that must be called
     parallel_tool_calls: bool = True
     continue_final_message: bool = False
 
     def size(self) -> int:
-        """Bytes that were written, at least."""
+        """Return the bytes of all contents and arguments, which is the least that a prompt has."""
         return sum(
             len(part.encode())
             for each in self.messages
@@ -169,8 +175,8 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request as it arrived: nothing is checked yet. `malformed` are the fields that could not be
-    decoded; they are reported together with what else is wrong.
+    """A request as it arrived, not yet checked. `malformed` has the fields that could not be
+    decoded, which are reported together with all other violations.
     """
 
     prompt: str | tuple[int, ...] | Conversation | None = None
@@ -181,25 +187,27 @@ class Request:
     speculation: Speculation = Speculation()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    echo: bool = False  # the text begins with the prompt's, and log-probabilities with the prompt's
+    echo: bool = False  # whether text and log-probabilities begin with those of the prompt
     return_token_ids: bool = False
-    resume_from: int = 0  # how many of those there are, as older clients say
+    resume_from: int = 0  # number of `received` tokens, which older clients give
     received: tuple[int, ...] = ()  # completion tokens that the client already has
-    client: bytes = b""  # whose cached prefixes may be used; empty = everybody's
-    share: bytes = b""  # whose share of the places it takes; the connection's without a client
+    client: bytes = b""  # scope of the cached prefixes it may use; empty means everybody's
+    share: bytes = b""  # digest of the client, or else the connection, whose places it takes
     malformed: tuple[Violation, ...] = ()
-    traceparent: str = ""  # W3C: of the client's span
-    part: bytes = b""  # of the share, whose parts take turns
+    traceparent: str = ""  # the client's span, as in W3C's header of this name
+    part: bytes = b""  # a part of the share; the parts of a share take turns
     quota: Quota = Quota()
     default_new_tokens: int = DEFAULT_MAX_NEW_TOKENS  # or what the context still holds, if less
 
     @property
     def of_prompt(self) -> int | None:
-        """How many of the likeliest tokens beside each of the prompt; None: not even its own."""
+        """The number of likeliest tokens to report beside each token of the prompt; None if not
+        even the prompt's own log-probabilities are wanted.
+        """
         wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
         return max((each for each in wanted if each is not None), default=None)
 
     @property
     def caller(self) -> str:
-        """How its client is called in logs."""
+        """The name of the request's client in logs."""
         return self.quota.name or client_name(self.share)

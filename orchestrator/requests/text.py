@@ -1,6 +1,6 @@
-"""Tokens to text as they come: never half a character, never a part of a stop string.
+"""Turn tokens into text as they come: never half a character, never a part of a stop string.
 
-Wraps a Hugging Face tokenizer; holds one completion's state.
+`TextStream` wraps a Hugging Face tokenizer and holds the state of one completion.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from tokenizers.decoders import DecodeStream
 from tandem.protos.tokenizer import tokenizer_of
 
 PROMPT_TAIL = 8  # tokens of the prompt that decide how its continuation is decoded
-CHARACTER_TOKENS = 4  # at the most: each byte of a character may be a token
-REPLACEMENT = "\ufffd"  # decoded from bytes that are no character
+CHARACTER_TOKENS = 4  # tokens of a character at most, as each of its bytes may be one
+REPLACEMENT = "\ufffd"  # the text of bytes that are no character
 NO_TOKENS: Mapping[int, str] = {}
 
 
 def load_tokenizer(model: Path) -> Tokenizer:
-    """The tokenizer of a model, which neither cuts nor pads; raises Unusable."""
+    """Load the tokenizer of a model, set to neither truncate nor pad. Raises Unusable."""
     tokenizer = tokenizer_of(model)
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -28,21 +28,21 @@ def load_tokenizer(model: Path) -> Tokenizer:
 
 
 def longest_token(tokenizer: Tokenizer) -> int:
-    """Bytes of the longest token as the vocabulary writes it, at least four for a character of its
-    own.
+    """Return the bytes of the longest token as the vocabulary writes it; at least 4, since a token
+    may stand for any one character.
     """
     return max(4, *(len(token.encode()) for token in tokenizer.get_vocab()))
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """The tokens that have no text, by what they are written as."""
+    """Return the ids of the special tokens, which have no text, by how they are written."""
     added = tokenizer.get_added_tokens_decoder()
     return {token.content: number for number, token in added.items() if token.special}
 
 
 class TextStream:
-    """The text of a growing completion of a prompt; a stop string that ends within the first
-    `min_tokens` tokens is ignored. `visible` are special tokens that have a text here.
+    """The text of a growing completion of a prompt. It ignores a stop string that ends within the
+    first `min_tokens` tokens. `visible` has the special tokens that appear in this text.
     """
 
     def __init__(
@@ -57,17 +57,19 @@ class TextStream:
         self.matched: str | None = None
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
-        self._newest: list[int] = []  # the newest token that added to the text
+        self._newest: list[int] = []  # the newest token that added to the text, if any
         self._stop = stop
         self._min_tokens, self._visible = min_tokens, visible
         self._held = ""
-        self._ignored = 0  # characters of what is held, where no stop string may end
+        self._ignored = 0  # characters of the held text in which no stop string may end
         tail = self._tail(prompt)
         decoded = "".join(map(self._decoded, tail))
         self._pending = tokenizer.decode(tail).removeprefix(decoded)  # the prompt's own end
 
     def push(self, tokens: Iterable[int]) -> tuple[str, int]:
-        """Add tokens up to the first stop string: (text that is final now, tokens used)."""
+        """Add tokens up to the first stop string. Returns the text that is final now, and how many
+        tokens were used.
+        """
         fresh, used = "", 0
         for token in tokens:
             if self.matched is not None:
@@ -82,16 +84,16 @@ class TextStream:
         return fresh, used
 
     def finish(self) -> str:
-        """The text that was held back in case a stop string would come; it did not."""
+        """Return the text that was held back because it might have become a stop string."""
         rest, self._held = self._held, ""
         self.text += rest
         return rest
 
     def _decoded(self, token: int) -> str:
-        """What a token adds to the text, empty if it ends within a character."""
+        """Return the text that a token adds; empty if the token ends within a character."""
         try:
             piece = self._stream.step(self._tokenizer, token)
-        except Exception:  # bytes that were held never became a character; they are dropped
+        except Exception:  # the held bytes never became a character, and are dropped
             self._stream = DecodeStream(skip_special_tokens=True)
             for newest in self._newest:
                 self._stream.step(self._tokenizer, newest)
@@ -101,13 +103,15 @@ class TextStream:
         return piece or ""
 
     def _tail(self, prompt: Sequence[int]) -> Sequence[int]:
-        """The newest tokens of the prompt, from the first byte of a character on."""
+        """Return the last tokens of the prompt, beginning with the first byte of a character."""
         tails = (prompt[-size:] for size in range(PROMPT_TAIL, PROMPT_TAIL - CHARACTER_TOKENS, -1))
         whole = (tail for tail in tails if not self._tokenizer.decode(tail).startswith(REPLACEMENT))
         return next(whole, ())
 
     def _take(self, piece: str, may_end: bool) -> str:
-        """Add a piece, in which a stop string may end or not; what may become one is held back."""
+        """Add a piece and return the text that is final now. Text that may become a stop string is
+        held back. `may_end` says whether a stop string may end within the piece.
+        """
         self._held += piece
         if not may_end:
             self._ignored = len(self._held)
@@ -127,6 +131,6 @@ class TextStream:
 
 
 def overlap(text: str, stop: str) -> int:
-    """The length of the longest end of the text that is a prefix of the stop string, not all."""
+    """Return the length of the longest end of `text` that begins `stop` but is not all of it."""
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

@@ -1,7 +1,7 @@
-"""Grammars of answers that have to call a tool, or that call strict ones.
+"""Write grammars for answers that must call a tool, or that may call strict tools.
 
-Pure. They are Lark, in which each schema of arguments is a document of its own, so that references
-within it stay right.
+The module is pure. The grammars are in Lark, in which each schema of arguments is a document of its
+own, so that references within a schema stay right.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tandem.orchestrator.requests.tools import ToolFormat, head_of
 from tandem.protos.errors import InvalidRequest
 from tandem.protos.grammar import STYLE, Grammar, GrammarKind
 
-AUTO, REQUIRED = "auto", "required"  # others are names of tools
+AUTO, REQUIRED = "auto", "required"  # any other `tool_choice` is the name of a tool
 TEXT = r"/(.|\n)*/"
 ANY = {"type": "object"}
 NO_TOKENS: Mapping[str, int] = {}
@@ -25,9 +25,9 @@ NO_TOKENS: Mapping[str, int] = {}
 def with_calls(
     request: Request, chat: ChatTemplate, special: Mapping[str, int] = NO_TOKENS
 ) -> Request:
-    """The same request, whose answer has to be what its conversation asks of calls, in the format
-    of the template that writes it; `special` are the tokens without a text. Raises InvalidRequest
-    for what cannot be asked.
+    """Give a request the grammar that its conversation's tools need, in the tool format of its chat
+    template. `special` has the tokens without text. Raises InvalidRequest for a tool choice that
+    cannot be met.
     """
     conversation = request.prompt
     if not isinstance(conversation, Conversation):
@@ -52,9 +52,10 @@ def with_calls(
 def grammar_of(
     conversation: Conversation, form: ToolFormat | None, special: Mapping[str, int] = NO_TOKENS
 ) -> Grammar | None:
-    """What an answer must be: one call or more, each on a line, if some tool has to be called; or
-    any text with calls in the model's own `form`, if one is strict. None if it is free. Raises
-    InvalidRequest for strict tools in a format where nothing tells that a call begins.
+    """Return the grammar of an answer. If a tool must be called, it is one call or more, each on a
+    line; if a tool is strict, it is any text with calls in the model's own `form`. Other answers
+    have no grammar: None. Raises InvalidRequest for strict tools in a format that does not mark
+    where a call ends.
     """
     tools, choice = conversation.tools, conversation.tool_choice
     if choice not in (AUTO, REQUIRED):
@@ -76,8 +77,8 @@ def grammar_of(
 
 
 def _headed(tools: Sequence[Tool], marker: int | None) -> Grammar:
-    """Any text in which arguments follow the head of each call; a marker may be a special token,
-    which is in no text.
+    """Return the grammar of any text in which valid arguments follow the head of each call. The
+    `marker` is a special token, which no text contains, so the grammar allows it separately.
     """
     numbers = range(len(tools))
     parts = [f"call_{number}" for number in numbers]

@@ -1,6 +1,6 @@
-"""Calls of tools in the text of a model, found while it grows.
+"""Find tool calls in the text of a model while the text grows.
 
-Pure. A `ToolFormat` holds in what the ways differ in which models write calls: the rest is JSON.
+Pure. A `ToolFormat` has how a model marks its calls, in which models differ; the rest is JSON.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from pydantic_core import from_json
 from tandem.orchestrator.requests.request import ToolCall
 
 Piece: TypeAlias = str | ToolCall  # content, or a call without an id
-ARGUMENTS = ("arguments", "parameters")  # the key that has them, by the model
+ARGUMENTS = ("arguments", "parameters")  # keys under which models write a call's arguments
 VALUE = r'\{\s*["}]|\[\s*\{\s*"'  # how the JSON of a call begins
-BEGUN = r"(?:\{\s*|\[\s*(?:\{\s*)?)?\Z"  # how it may begin at the end of a text
+BEGUN = r"(?:\{\s*|\[\s*(?:\{\s*)?)?\Z"  # how a call's JSON may begin at the end of a text
 NAME, SEPARATORS = r"[\w.-]{1,128}", (";", ",")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model writes a call: JSON behind `begin`, and at the start of a line if it is `bare`.
-    Markers may be special tokens. If it is `named`, the name may come before its arguments.
+    """How a model writes a call: as JSON behind `begin` and, if `bare`, also at the start of a
+    line. Markers may be special tokens. If `named`, a call's name may come before its arguments.
     """
 
     name: str
     begin: str = ""
     end: str = ""
-    named: str = ""  # what may come between the name and the arguments
+    named: str = ""  # the marker that may come between the name and the arguments
     bare: bool = False
-    signs: tuple[str, ...] = ()  # what the chat templates of its models have
+    signs: tuple[str, ...] = ()  # texts that show this format in a chat template
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What is part of a call though it may have no text."""
+        """The markers of a call, which may be special tokens without text."""
         return tuple(filter(None, (self.begin, self.end, self.named)))
 
     def start(self) -> re.Pattern[str]:
-        """Where a call starts in a text, and the place of its JSON."""
+        """Return a pattern that finds the start of a call in a text, and ends before its JSON."""
         name = rf"(?:(?P<name>{NAME})(?:{re.escape(self.named)})?\s*)?" if self.named else ""
         marked = [rf"{re.escape(self.begin)}\s*{name}"] if self.begin else []
         return re.compile("|".join(rf"(?:{each})(?={VALUE})" for each in [*marked, *self._lines()]))
 
     def started(self) -> re.Pattern[str]:
-        """Where a call may start at the end of a text."""
+        """Return a pattern that finds where a call may be starting at the end of a text."""
         named = f"(?:{NAME}(?:{_beginnings(self.named)})?)?" if self.named else ""
         marked = [rf"{re.escape(self.begin)}\s*{named}\s*{BEGUN}"] if self.begin else []
         lines = [rf"{each}{BEGUN}" for each in self._lines()]
@@ -58,13 +58,13 @@ class ToolFormat:
 
 
 def head_of(name: str) -> str:
-    """A pattern of how a call of a tool begins, up to its arguments, in Python and in Rust."""
+    """Return a pattern, for Python and Rust, of a tool call's beginning up to its arguments."""
     kind = r'("type"\s*:\s*"function"\s*,\s*)?'
     return rf'\{{\s*{kind}"name"\s*:\s*"{re.escape(name)}"\s*,\s*"({"|".join(ARGUMENTS)})"\s*:'
 
 
 def _beginnings(marker: str) -> str:
-    """A pattern of all beginnings of a marker, the longest first."""
+    """Return a pattern for all beginnings of a marker, the longest first."""
     sizes = range(len(marker), 0, -1)
     return "|".join(re.escape(marker[:size]) for size in sizes) or r"(?!)"
 
@@ -82,7 +82,7 @@ OTHERS = ("<function=", "<arg_key>", "<\uff5ctool")  # signs of formats that are
 
 
 def format_of(template: str) -> ToolFormat | None:
-    """The format in which a chat template has calls written; None if it is not known."""
+    """Return the format in which a chat template has calls written; None for an unknown one."""
     if any(sign in template for sign in OTHERS):
         return None
     plain = template.replace('\\"', '"')
@@ -92,15 +92,15 @@ def format_of(template: str) -> ToolFormat | None:
 
 @dataclass(slots=True)
 class JsonEnd:
-    """Looks for the end of an object or list in a text that grows, by its brackets alone."""
+    """Finds the end of a JSON object or list in a growing text, by its brackets alone."""
 
-    place: int  # of the next character
+    place: int  # index of the next character to look at
     depth: int = 0
     quoted: bool = False
     escaped: bool = False
 
     def find(self, text: str) -> int:
-        """The place behind it; -1 if that has not come."""
+        """Return the index behind the end of the object or list; -1 while the end is missing."""
         for place in range(self.place, len(text)):
             character = text[place]
             if self.quoted:
@@ -119,33 +119,33 @@ class JsonEnd:
 
 
 class CallFinder:
-    """Splits a text that grows into content and calls, in the same way however it is cut into
-    pieces. What looks like a call and is none is content; white space beside calls is dropped.
+    """Splits a growing text into content and calls, in the same way however the text is cut. Text
+    that only looks like a call is content. White space beside calls is dropped.
     """
 
     def __init__(
         self, form: ToolFormat, known: Collection[str], strict: Collection[str] = ()
     ) -> None:
-        """Without a marker, a call is one of a `known` tool, and of a `strict` one if it begins
-        with its head, as the grammar has it.
+        """A call without a marker counts only if it names a `known` tool. In a bare format, a call
+        of a `strict` tool counts only if it begins with the tool's head, as in the grammar.
         """
         self._form, self._known = form, frozenset(known)
         self._heads = {name: re.compile(head_of(name)) for name in strict if form.bare}
         self._start, self._started = form.start(), form.started()
-        self._held = ""  # that may belong to a call
-        self._json: JsonEnd | None = None  # of a call that has begun
-        self._from, self._name, self._marked = 0, "", False  # its place there; its head
+        self._held = ""  # text that may belong to a call
+        self._json: JsonEnd | None = None  # finds the end of a call that has begun
+        self._from, self._name, self._marked = 0, "", False  # where its JSON starts; its head
         self._after_call = False
-        self._in_line = False  # content that is no longer held has begun the line
+        self._in_line = False  # whether content that is no longer held began the line
 
     def push(self, text: str) -> Iterator[Piece]:
-        """What is certain now."""
+        """Add text, and yield the pieces that are certain now."""
         self._held += text
         while (pieces := self._next()) is not None:
             yield from pieces
 
     def finish(self) -> Iterator[Piece]:
-        """The rest of a text that ends here."""
+        """End the text, and yield the text that was held back."""
         rest, self._held, self._json = self._held, "", None
         if self._after_call and self._form.end.startswith(rest.strip()):
             return
@@ -153,7 +153,7 @@ class CallFinder:
             yield rest.lstrip() if self._after_call else rest
 
     def _next(self) -> Sequence[Piece] | None:
-        """What comes next; None if more text has to."""
+        """Return the next pieces; None if more text must come first."""
         if self._json is not None:
             return self._ended(self._json.find(self._held))
         if self._after_call and not self._passed():
@@ -175,7 +175,7 @@ class CallFinder:
         return [content] if content else []
 
     def _ended(self, end: int) -> Sequence[Piece] | None:
-        """The calls that end there, or what else it was."""
+        """Return the calls that end at `end`, or the text if it was no call; None for end -1."""
         if end < 0:
             return None
         whole, self._held, self._json = self._held[:end], self._held[end:], None
@@ -190,7 +190,7 @@ class CallFinder:
         return found or (whole,)
 
     def _passed(self) -> bool:
-        """Drop what belongs to the call before; whether that has ended."""
+        """Drop text that belongs to the call before; return whether that call has ended."""
         rest, end = self._held.lstrip(), self._form.end
         if end and rest.startswith(end):
             rest = rest.removeprefix(end).lstrip()
@@ -207,8 +207,8 @@ class CallFinder:
 
 
 def calls_in(text: str, name: str = "") -> tuple[ToolCall, ...]:
-    """The calls that a JSON object or list has, or the one of `name` with these arguments; nothing
-    if it is not made of calls.
+    """Return the calls that a JSON object or list has, or the one call of `name` with `text` as its
+    arguments; empty if the text is not made of calls.
     """
     try:
         value = json.loads(text, parse_constant=_no_constant)
@@ -220,7 +220,7 @@ def calls_in(text: str, name: str = "") -> tuple[ToolCall, ...]:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """The JSON object that a text is; raises ValueError that names what it is not."""
+    """Parse a text as a JSON object. The ValueError that it raises names what the text is not."""
     try:
         found = from_json(text, allow_inf_nan=False)
     except ValueError:
@@ -231,7 +231,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def _call(value: Any) -> ToolCall:
-    """Raises ValueError for what is no call."""
+    """Return a call from its JSON value. Raises ValueError if the value is no call."""
     name = value.get("name") if isinstance(value, dict) else None
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
         raise ValueError

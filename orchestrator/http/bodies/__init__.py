@@ -1,1 +1,1 @@
-"""Bodies of requests to values: begin with `schema`, which has every field that is taken."""
+"""Turn the bodies of requests into values. Begin with `schema`, which has every accepted field."""

@@ -1,6 +1,6 @@
-"""Bodies to requests, and the names of a request's fields to those of a body.
+"""Turn bodies into requests, and the field names of a request into those of its body.
 
-Pure. Who asks, and under which name, comes from the headers.
+The module is pure. The caller's name and identity come from the headers, so they are arguments.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tandem.orchestrator.requests.request import (
 )
 from tandem.protos.errors import InvalidRequest
 
-COMPLETION_TOKENS = 16  # OpenAI's default for completions; that for chats is all that fits
+COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat's default is all that fits
 RENAMED = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -52,14 +52,14 @@ SAMPLING = (
     "frequency_penalty",
     "seed",
 )
-LONGEST_ID = 120  # of a request, so that its number fits too
+LONGEST_ID = 120  # characters of a request id, so that the number of a choice fits behind it
 IDS = TypeAdapter[list[int]](TokenIds, config=ConfigDict(strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: whose cached prefixes may be used, whose share of the places it takes, and under
-    which id.
+    """The sender of a request: `client` says whose cached prefixes the request may use, `share`
+    whose share of the places it takes, and `request_id` names it.
     """
 
     client: bytes
@@ -68,7 +68,9 @@ class Caller:
 
 
 def completions(body: CompletionBody, caller: Caller) -> tuple[Request, ...]:
-    """Requests to continue texts, one for each choice; raises InvalidRequest."""
+    """Return the requests to continue the body's prompts, one for each choice. Raises
+    InvalidRequest.
+    """
     prompts, count = _prompts(body.prompt), body.n or 1
     if len(prompts) * count > MOST_CHOICES:
         problem = f"has {len(prompts)} prompts, times n {count}, above {MOST_CHOICES} choices"
@@ -78,12 +80,12 @@ def completions(body: CompletionBody, caller: Caller) -> tuple[Request, ...]:
 
 
 def chats(body: ChatBody, caller: Caller) -> tuple[Request, ...]:
-    """Requests to answer a conversation, one for each choice; raises InvalidRequest."""
+    """Return the requests to answer a conversation, one for each choice. Raises InvalidRequest."""
     return _numbered(_choices(_chat(body, caller), body.n or 1))
 
 
 def _choices(request: Request, count: int) -> Iterator[Request]:
-    """The same request so many times, each with a seed that follows from that of the first."""
+    """Repeat a request `count` times; each copy's seed is one above that of the copy before."""
     for place in range(count):
         sampling = request.sampling
         if sampling.seed is not None:
@@ -92,7 +94,7 @@ def _choices(request: Request, count: int) -> Iterator[Request]:
 
 
 def _numbered(requests: Iterable[Request]) -> tuple[Request, ...]:
-    """Each with an id of its own: the first has that of the whole."""
+    """Give each request an id of its own. The first keeps the id of the whole response."""
     first, *others = requests
     named = (f"{first.request_id[:LONGEST_ID]}-{place}" for place in range(1, 1 + len(others)))
     pairs = zip(others, named, strict=True)
@@ -111,7 +113,7 @@ def _chat(body: ChatBody, caller: Caller) -> Request:
 
 
 def conversation_of(body: ChatBody) -> Conversation:
-    """What the chat template writes."""
+    """Return the conversation of a chat body, from which the chat template writes the prompt."""
     tools = body.tools if body.tools and body.tool_choice != "none" else []
     chosen = body.tool_choice
     choice = chosen.function.name if isinstance(chosen, ChoiceBody) else chosen
@@ -153,12 +155,12 @@ def _template_arguments(body: ChatBody) -> dict[str, Any]:
 
 
 def needs_stream() -> InvalidRequest:
-    """What is wrong with options of a stream where there is none."""
+    """Return the error for a body that has `stream_options` but does not ask for a stream."""
     return InvalidRequest.of("stream_options", "needs stream")
 
 
 def renamed(error: InvalidRequest, body: GenerationBody) -> InvalidRequest:
-    """The same error in the words of the body."""
+    """Return the error with the field names that the body uses."""
     names, (grammar, place) = dict(RENAMED), grammar_of(body)
     if isinstance(body, ChatBody):
         names["logprobs"] = "top_logprobs"
@@ -189,9 +191,9 @@ def _request(
     given = {name: getattr(body, name) for name in SAMPLING}
     sampling = {name: value for name, value in given.items() if value is not None}
     if body.seed is not None:
-        sampling["seed"] = body.seed % (MOST_64 + 1)  # gRPC's have no sign
+        sampling["seed"] = body.seed % (MOST_64 + 1)  # gRPC's seeds have no sign
     if body.top_k is not None:
-        sampling["top_k"] = max(0, body.top_k)  # vLLM's -1 is off
+        sampling["top_k"] = max(0, body.top_k)  # vLLM's -1 means off
     biases = sorted((int(token), bias) for token, bias in (body.logit_bias or {}).items())
     return Request(
         prompt,
@@ -217,7 +219,9 @@ def _request(
 
 
 def _speculation(body: GenerationBody) -> Speculation:
-    """A prediction has a place of its own in a chat."""
+    """Return the speculation options of a body. A chat gives its prediction in a field of its own,
+    outside `speculation`.
+    """
     given = body.speculation.model_dump(exclude_none=True) if body.speculation else {}
     for name, kind in CHOICES.items():
         if name in given:
@@ -228,7 +232,7 @@ def _speculation(body: GenerationBody) -> Speculation:
 
 
 def _prompts(prompt: str | list[Any]) -> list[str | tuple[int, ...]]:
-    """A text or token ids, or a list of these."""
+    """Return the prompts of a body whose `prompt` is a text, token ids, or a list of either."""
     several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
     return [_prompt(each) for each in (prompt if several else [prompt])]
 

@@ -1,6 +1,6 @@
-"""What a body says of the grammar of its answer, in OpenAI's words and in vLLM's.
+"""Find the grammar that a body asks for, in OpenAI's fields or in vLLM's.
 
-Pure.
+The module is pure.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ OLDER = {"json_": "json", "regex": "regex", "choice": "choice", "grammar": "gram
 
 
 def grammar_of(body: GenerationBody) -> tuple[Grammar | None, str]:
-    """The grammar of a body, and the field that it is from; raises InvalidRequest if there are
-    several.
+    """Return the grammar of a body and the field that gives it; None and "" for a body without a
+    grammar. Raises InvalidRequest if several fields give a grammar.
     """
     found = [*_asked_for(body)]
     if len(found) > 1:

@@ -1,4 +1,4 @@
-"""The content of a request to its body, and the names of the fields that are wrong. Pure."""
+"""Parse the content of an HTTP request into a body, and name the fields that are wrong. Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 def read(content: bytes) -> tuple[Json, tuple[str, ...]]:
-    """What of a body may change a text, and the names of what is ignored in it; raises
-    InvalidRequest.
+    """Return the fields of a body that may change a text, and the names of its ignored fields.
+    Raises InvalidRequest if the content is not a JSON object.
     """
     try:
         body = from_json(content)
@@ -34,8 +34,8 @@ def read(content: bytes) -> tuple[Json, tuple[str, ...]]:
 
 
 def fitted(kind: type[Parsed], body: Json, words: Mapping[str, str] = UNCHANGED) -> Parsed:
-    """A body of its kind; raises InvalidRequest naming every field that is wrong, by other `words`
-    if the client used others, and no value.
+    """Validate a body as a `kind`. Raises InvalidRequest, which names every field that is wrong
+    but no value. `words` maps the names of fields to those that the client used.
     """
     try:
         return kind.model_validate(body)
@@ -44,13 +44,13 @@ def fitted(kind: type[Parsed], body: Json, words: Mapping[str, str] = UNCHANGED)
 
 
 def parsed(kind: type[Parsed], content: bytes) -> tuple[Parsed, tuple[str, ...]]:
-    """Both."""
+    """Read and validate a body. Returns it with the names of its ignored fields."""
     left, ignored = read(content)
     return fitted(kind, left), ignored
 
 
 def in_words(error: InvalidRequest, words: Mapping[str, str]) -> InvalidRequest:
-    """The same error, with other names for its fields, or for what these begin with."""
+    """Return the error with the first part of each field's name replaced as `words` says."""
 
     def word(field: str) -> str:
         first = re.split(r"[.\[]", field, maxsplit=1)[0]
@@ -63,7 +63,7 @@ def _violations(error: ValidationError) -> Iterator[Violation]:
     if error.error_count() > MOST_MISTAKES:
         yield Violation("body", f"has {error.error_count()} mistakes")
         return
-    deepest: dict[str, Violation] = {}  # of a field, of whose kinds of values each was tried
+    deepest: dict[str, Violation] = {}  # by place; a field of several kinds fails once for each
     for found in error.errors(include_url=False, include_input=False):
         kind, place = found["type"], _place(found["loc"])
         field = next((each for each in deepest if place.startswith((f"{each}[", f"{each}."))), "")
@@ -76,7 +76,7 @@ def _violations(error: ValidationError) -> Iterator[Violation]:
 
 
 def _place(location: tuple[int | str, ...]) -> str:
-    """`messages[0].content`, without the kinds of values that were tried."""
+    """Write a location as `messages[0].content`, without the kinds of values that were tried."""
     first, *others = location or ("body",)
     place = str(first)[:LONGEST_NAME]
     for part in others:

@@ -1,6 +1,6 @@
-"""What bodies are made of: numbers, messages, tools, forms of an answer.
+"""The parts of bodies: numbers, messages, tools, and forms of an answer.
 
-What is not here is refused by its name, unless `tolerance` has taken it out.
+A field that no model here has is refused by its name, unless `tolerance` has removed it before.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from tandem.orchestrator.requests.tools import NAME, json_object
 
-MOST_CHOICES = 128  # of one request, of all its prompts, as at OpenAI
+MOST_CHOICES = 128  # choices of one request, counted over all its prompts, as at OpenAI
 MOST_32, LEAST_64, MOST_64 = (1 << 32) - 1, -(1 << 63), (1 << 64) - 1
 
 
 def _json_object(value: str) -> str:
-    """The arguments of a call, which templates write as objects; some clients send none as ""."""
+    """Check that a call's arguments are a JSON object, since templates write them as one. Some
+    clients send "" for no arguments.
+    """
     try:
         json_object(value or "{}")
     except ValueError as wrong:
@@ -26,7 +28,7 @@ def _json_object(value: str) -> str:
 
 
 def _single(value: float) -> float:
-    """As gRPC carries it, so that both give the same text."""
+    """Round a number to 32 bits, as gRPC does, so that both APIs give the same text."""
     try:
         (rounded,) = struct.unpack("<f", struct.pack("<f", value))
     except OverflowError:
@@ -43,19 +45,19 @@ Texts: TypeAlias = Annotated[list[str], Field(fail_fast=True)]
 
 
 class Body(BaseModel):
-    """Of any kind: no field is unknown, no value is converted."""
+    """The base of all bodies: it refuses unknown fields and converts no value."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
 class StreamOptions(Body):
-    """What a stream has beside the text."""
+    """The options of a stream: whether its last event has the usage."""
 
     include_usage: bool | None = None
 
 
 class SpeculationBody(Body):
-    """How this request is drafted for, as over gRPC."""
+    """The options of speculation for one request, as over gRPC."""
 
     rule: Literal["match", "reject", "top1"] | None = None
     num_speculative_tokens: Count | None = None
@@ -67,7 +69,7 @@ class SpeculationBody(Body):
 
 
 class JsonSchema(Body):
-    """Of OpenAI's `response_format`. An answer is always valid by it, strict or not."""
+    """The schema in OpenAI's `response_format`. An answer always fits the schema, strict or not."""
 
     name: str | None = None
     description: str | None = None
@@ -76,14 +78,14 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """What an answer is."""
+    """The form of an answer: text, any JSON object, or JSON by a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class StructuredOutputs(Body):
-    """The same as vLLM has it: one of these."""
+    """The form of an answer in vLLM's fields, of which a body gives one."""
 
     json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
     json_object: bool | None = None
@@ -93,7 +95,7 @@ class StructuredOutputs(Body):
 
 
 class TextPart(Body):
-    """A part of a message."""
+    """A text part of a message."""
 
     type: Literal["text"]
     text: str
@@ -103,33 +105,33 @@ Content: TypeAlias = str | Annotated[list[TextPart], Field(fail_fast=True)]
 
 
 class Written(Body):
-    """What has a text, whole or in parts."""
+    """The base of bodies that have a text, whole or in parts."""
 
     content: Content | None = None
 
     @property
     def text(self) -> str:
-        """All parts of it."""
+        """The whole text; its parts are joined by line ends."""
         content = self.content or ""
         return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
 class PredictionBody(Written):
-    """What much of an answer may repeat."""
+    """A text that much of the answer may repeat, as OpenAI's `prediction`."""
 
     type: Literal["content"]
     content: Content
 
 
 class CalledBody(Body):
-    """What an assistant called."""
+    """The name and arguments of a function that an assistant called."""
 
     name: str
     arguments: Annotated[str, AfterValidator(_json_object)]
 
 
 class CallBody(Body):
-    """A call in an assistant's message."""
+    """A tool call in an assistant's message."""
 
     id: str = ""
     type: Literal["function"] = "function"
@@ -137,7 +139,7 @@ class CallBody(Body):
 
 
 class FunctionBody(Body):
-    """What a model may call."""
+    """A function that the model may call."""
 
     name: Annotated[str, Field(pattern=rf"^{NAME}$")]
     description: str | None = None
@@ -146,20 +148,20 @@ class FunctionBody(Body):
 
 
 class ToolBody(Body):
-    """A tool of a chat."""
+    """A tool that a chat offers the model; only functions are supported."""
 
     type: Literal["function"]
     function: FunctionBody
 
 
 class ChosenBody(Body):
-    """The name of a tool."""
+    """The name of the tool that the model must call."""
 
     name: str
 
 
 class ChoiceBody(Body):
-    """The tool that is called."""
+    """The `tool_choice` that names one tool, which the model must call."""
 
     type: Literal["function"]
     function: ChosenBody
@@ -171,7 +173,7 @@ class MessageBody(Written):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     name: str | None = None
     reasoning_content: str | None = None
-    reasoning: str | None = None  # the same
+    reasoning: str | None = None  # another name of `reasoning_content`
     tool_calls: Annotated[list[CallBody], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
 
@@ -180,5 +182,5 @@ class MessageBody(Written):
         if self.content is None and not (self.role == "assistant" and self.tool_calls):
             raise ValueError("content is missing")
         if self.tool_calls and self.role != "assistant":
-            raise ValueError(f"tool_calls are not of the role {self.role}")
+            raise ValueError(f"tool_calls need the role assistant, not {self.role}")
         return self

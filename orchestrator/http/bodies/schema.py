@@ -28,7 +28,7 @@ from tandem.orchestrator.http.bodies.parts import (
 
 
 class GenerationBody(Body):
-    """What completions and chats share."""
+    """The fields that completions and chats share."""
 
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
@@ -42,16 +42,16 @@ class GenerationBody(Body):
     seed: Seed | None = None
     stop: str | Texts | None = None
     max_tokens: Count | None = None
-    user: str | None = None  # whose share of the places it takes
-    prompt_cache_key: str | None = None  # whose requests find each other's cached prefixes
+    user: str | None = None  # names whose share of the places the request takes
+    prompt_cache_key: str | None = None  # requests with the same key share cached prefixes
     response_format: ResponseFormat | None = None
-    # vLLM's
+    # Fields that vLLM adds to OpenAI's
     structured_outputs: StructuredOutputs | None = None
-    guided_json: str | dict[str, Any] | None = None  # older names of the same
+    guided_json: str | dict[str, Any] | None = None  # older names, as the next three
     guided_regex: str | None = None
     guided_choice: Texts | None = None
     guided_grammar: str | None = None
-    cache_salt: str | None = None  # no request without it may use what is cached of this one
+    cache_salt: str | None = None  # only requests with the same salt share cached prefixes
     top_k: Annotated[int, Field(ge=-1, le=MOST_32)] | None = None
     min_p: Number | None = None
     repetition_penalty: Number | None = None
@@ -60,11 +60,11 @@ class GenerationBody(Body):
     min_tokens: Count | None = None
     prompt_logprobs: Count | None = None
     return_token_ids: bool | None = None
-    speculation: SpeculationBody | None = None  # Tandem's; the answer has its figures then
+    speculation: SpeculationBody | None = None  # Tandem's own; makes the answer report figures
 
 
 class CompletionBody(GenerationBody):
-    """`/v1/completions`."""
+    """The body of `/v1/completions`."""
 
     prompt: str | list[Any]
     logprobs: Count | None = None
@@ -72,13 +72,13 @@ class CompletionBody(GenerationBody):
 
 
 class ChatBody(GenerationBody):
-    """`/v1/chat/completions`."""
+    """The body of `/v1/chat/completions`."""
 
     messages: Annotated[list[MessageBody], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Count | None = None
-    add_generation_prompt: bool | None = None  # vLLM's, as the next
+    add_generation_prompt: bool | None = None  # vLLM's, as the next field
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None  # for templates that have such an argument
     safety_identifier: str | None = None
@@ -86,7 +86,7 @@ class ChatBody(GenerationBody):
     tools: Annotated[list[ToolBody], Field(fail_fast=True)] | None = None
     tool_choice: Literal["auto", "none", "required"] | ChoiceBody | None = None
     parallel_tool_calls: bool | None = None
-    continue_final_message: bool | None = None  # vLLM's, as the next
+    continue_final_message: bool | None = None  # vLLM's, as the next field
     echo: Literal[False] | None = None
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Bodies of `/tokenize` and `/detokenize`, as vLLM has them. Pure."""
+"""The bodies of `/tokenize` and `/detokenize`, as vLLM has them. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tandem.protos.errors import InvalidRequest
 
 
 class TokenizeOptions(Body):
-    """What the body of a completion or a chat has beside its own fields. A text has the special
-    tokens of a prompt unless it says otherwise, a chat those that its template writes.
+    """The fields that `/tokenize` adds to the body of a completion or a chat. By default a text
+    gets the special tokens of a prompt, and a chat only those that its template writes.
     """
 
     add_special_tokens: bool | None = None
@@ -22,7 +22,7 @@ class TokenizeOptions(Body):
 
 
 class DetokenizeBody(Body):
-    """Tokens."""
+    """The body of `/detokenize`: token ids."""
 
     model: str | None = None
     tokens: TokenIds
@@ -30,7 +30,9 @@ class DetokenizeBody(Body):
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """What is to be tokens, with special ones added or not, and the body that it is from."""
+    """A prompt to turn into tokens, whether to add special tokens, whether to return each token's
+    text, and the body that asked for it.
+    """
 
     body: GenerationBody
     prompt: str | Conversation
@@ -39,7 +41,9 @@ class Tokenized:
 
 
 def tokenized(content: bytes) -> tuple[Tokenized, tuple[str, ...]]:
-    """What a body asks for, and the names of what is ignored in it; raises InvalidRequest."""
+    """Parse the body of `/tokenize`. Returns what it asks for and the names of its ignored fields.
+    Raises InvalidRequest.
+    """
     fields, ignored = read(content)
     own = {name: fields.pop(name) for name in TokenizeOptions.model_fields if name in fields}
     options = fitted(TokenizeOptions, own)
@@ -58,5 +62,7 @@ def tokenized(content: bytes) -> tuple[Tokenized, tuple[str, ...]]:
 
 
 def detokenized(content: bytes) -> tuple[DetokenizeBody, tuple[str, ...]]:
-    """The same of tokens."""
+    """Parse the body of `/detokenize`. Returns it with the names of its ignored fields. Raises
+    InvalidRequest.
+    """
     return parsed(DetokenizeBody, content)

@@ -1,5 +1,5 @@
-"""What changes no text in a body, and is taken out of it before it is checked: nulls, values that
-do nothing, and what clients say for others than the model. Pure.
+"""Remove the fields of a body that change no text before the body is checked: nulls, values that
+mean the default, and fields that are meant for other systems than the model. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "verbosity": ("medium",),
-    "skip_special_tokens": (True,),  # vLLM's, as the following
+    "skip_special_tokens": (True,),  # a field of vLLM's, as all that follow
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
     "use_beam_search": (False,),
@@ -25,18 +25,20 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "return_tokens_as_token_ids": (False,),
 }
 IGNORED = ("metadata", "priority", "prompt_cache_retention", "service_tier", "store")
-OF_OPTIONS = ("continuous_usage_stats", "include_obfuscation")  # of a stream
-OF_MESSAGES = ("annotations", "id")  # that are sent back
-OF_CALLS = ("index",)  # in these
-OF_PARTS = ("cache_control",)  # of messages, and of tools
-VERBATIM = (  # a schema may have nulls
+OF_OPTIONS = ("continuous_usage_stats", "include_obfuscation")  # in `stream_options`
+OF_MESSAGES = ("annotations", "id")  # in messages that a client sends back
+OF_CALLS = ("index",)  # in the tool calls of such messages
+OF_PARTS = ("cache_control",)  # in parts of messages, and in tools
+VERBATIM = (  # fields that keep their nulls, since a schema may have nulls
     *("tools", "text"),
     *("guided_json", "response_format", "structured_outputs"),
 )
 
 
 def without_effect(body: Json) -> tuple[Json, tuple[str, ...]]:
-    """What is left to be checked, and the names of what was ignored though it is not neutral."""
+    """Return the fields that are left to check, and the names of those that were ignored though
+    their values are not neutral.
+    """
     left = {
         name: value if name in VERBATIM else _present(value)
         for name, value in body.items()
@@ -60,17 +62,17 @@ def without_effect(body: Json) -> tuple[Json, tuple[str, ...]]:
 
 
 def is_neutral(name: str, value: object) -> bool:
-    """Whether an option is as if it were not there; `1` is not `true`."""
+    """Whether an option's value means the same as leaving it out. The value `1` is not `true`."""
     return any(type(value) is type(each) and value == each for each in NEUTRAL[name])
 
 
 def accepted(name: str) -> str:
-    """The values with which an option is taken."""
+    """Return the values with which an option is accepted, joined by "or"."""
     return " or ".join(json.dumps(each) for each in NEUTRAL[name])
 
 
 def _present(value: Any) -> Any:
-    """Without members of objects that are null, at every level."""
+    """Return a value without the members of objects that are null, at every level."""
     if isinstance(value, dict):
         return {name: _present(each) for name, each in value.items() if each is not None}
     if isinstance(value, list):

@@ -1,3 +1,3 @@
-"""OpenAI's `/v1/responses`, without state: its bodies are those of chats, its answers are made of
-items. Begin with `body`, which says what becomes of each field; nothing here generates.
+"""OpenAI's `/v1/responses`, without state: its bodies become bodies of chats, and its answers are
+made of items. Begin with `body`, which maps each field to a chat's. No module here generates.
 """

@@ -1,4 +1,4 @@
-"""Bodies of `/v1/responses` to bodies of chats. Pure."""
+"""Turn the bodies of `/v1/responses` into bodies of chats. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAME = (  # fields that chats have too, some of which OpenAI's responses do not 
     *("cache_salt", "ignore_eos", "min_tokens", "stop_token_ids", "chat_template_kwargs"),
     *("speculation", "prediction"),
 )
-RENAMED = {  # of chats, for errors
+RENAMED = {  # a chat's fields to those of `/v1/responses`, for errors
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
@@ -28,7 +28,7 @@ RENAMED = {  # of chats, for errors
 
 
 class InputPart(Body):
-    """A text in an item; what is sent back has annotations too, which nothing is done with."""
+    """A text in an item. A text that a client sends back also has annotations, which are unused."""
 
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
     text: str
@@ -40,7 +40,9 @@ Content: TypeAlias = str | Annotated[list[InputPart], Field(fail_fast=True)]
 
 
 class InputItem(Body):
-    """A message, a call, the output of one, or reasoning that is sent back."""
+    """An item of the input: a message, a tool call, a call's output, or reasoning that the client
+    sends back.
+    """
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -68,7 +70,7 @@ class InputItem(Body):
 
 
 class FunctionTool(Body):
-    """What a model may call."""
+    """A function that the model may call."""
 
     type: Literal["function"]
     name: str
@@ -78,17 +80,17 @@ class FunctionTool(Body):
 
 
 class ChosenTool(Body):
-    """The one that has to be called."""
+    """The `tool_choice` that names the one function that the model must call."""
 
     type: Literal["function"]
     name: str
 
 
 class Reasoning(Body):
-    """How much a model thinks."""
+    """The options of a model's reasoning: how much it thinks."""
 
     effort: str | None = None
-    summary: str | None = None  # there is none: the reasoning itself is in the answer
+    summary: str | None = None  # unused, since the answer has the reasoning itself
 
 
 class Text(Body):
@@ -99,7 +101,7 @@ class Text(Body):
 
 
 class ResponsesBody(Body):
-    """`/v1/responses`, but for the fields that chats have by the same name."""
+    """The body of `/v1/responses`, without the fields that chats have by the same name."""
 
     input: str | Annotated[list[InputItem], Field(min_length=1, fail_fast=True)]
     instructions: str | None = None
@@ -110,13 +112,13 @@ class ResponsesBody(Body):
     text: Text | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
-    include: list[str] | None = None  # of outputs that there are none of
+    include: list[str] | None = None  # unused, since it asks for outputs that no answer has
     top_logprobs: Literal[0] | None = None
 
 
 def as_chat(content: bytes) -> tuple[tuple[ChatBody, ResponsesBody], tuple[str, ...]]:
-    """The chat that a body asks for, and the body; and the names of what is ignored in it. Raises
-    InvalidRequest in the words of the body.
+    """Parse a body into the chat that it asks for. Returns the chat and the body, and the names of
+    the ignored fields. Raises InvalidRequest with the body's own field names.
     """
     body, ignored = read(content)
     own = {name: value for name, value in body.items() if name not in SAME}
@@ -147,7 +149,9 @@ def _chat(asked: ResponsesBody) -> Json:
 
 
 def _format(given: Json | None) -> Json | None:
-    """A schema is an object of its own in a chat."""
+    """Return a chat's `response_format`, in which a schema is an object of its own; None for
+    plain text.
+    """
     if given is None or given.get("type") == "text":
         return None
     if given.get("type") != "json_schema":
@@ -157,13 +161,15 @@ def _format(given: Json | None) -> Json | None:
 
 
 def _messages(asked: ResponsesBody) -> Iterator[Json]:
-    """Calls that follow each other, and the reasoning before them, are of one message."""
+    """Return the messages of the input. Calls that follow each other, and the reasoning before
+    them, become one message.
+    """
     if asked.instructions:
         yield {"role": "system", "content": asked.instructions}
     if isinstance(asked.input, str):
         yield {"role": "user", "content": asked.input}
         return
-    held: Json = {}  # the assistant's, which may go on
+    held: Json = {}  # the assistant's message, to which further items may belong
     for item in asked.input:
         if item.type == "reasoning":
             held["reasoning_content"] = _text(item.content or item.summary or "")

@@ -1,4 +1,4 @@
-"""Answers of `/v1/responses`: an object with items, and the events that make it. Pure."""
+"""Write answers of `/v1/responses`: an object with items, and the events that build it. Pure."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from tandem.orchestrator.rounds.generation import Finish
 
 @dataclass(frozen=True, slots=True)
 class WholeResponse:
-    """The response, of which there is only one choice; its last event says that it is the last."""
+    """The head of a response, which has only one choice. The response's last event says that it is
+    the last, so a stream needs no further end.
+    """
 
     done = b""
 
     def whole(self, choices: Sequence[Json], answers: Sequence[Answer], each: int) -> Json:
-        """It stands for itself."""
+        """Return the only choice, which is the whole response."""
         return choices[0]
 
     def total(self, answers: Sequence[Answer], each: int) -> Iterator[Json]:
-        """Nothing comes behind its last event."""
+        """Return no objects, since nothing follows the last event of a response."""
         return iter(())
 
 
 @dataclass
 class ResponsesReply:
-    """One response on its way to a client: the items that are whole, and the one that grows."""
+    """One response on its way to a client: its complete items, and the item that still grows."""
 
     request_id: str
     model: str
@@ -41,12 +43,12 @@ class ResponsesReply:
     index: int = field(default=0, init=False)
     head: WholeResponse = field(default_factory=WholeResponse, init=False)
     _items: list[Json] = field(default_factory=list, init=False)
-    _kind: str = field(default="", init=False)  # of the item that grows
-    _text: str = field(default="", init=False)  # of it
-    _number: int = field(default=0, init=False)  # of the next event
+    _kind: str = field(default="", init=False)  # kind of the item that grows; "" without one
+    _text: str = field(default="", init=False)  # text of the item that grows, so far
+    _number: int = field(default=0, init=False)  # the sequence number of the next event
 
     def whole(self, answer: Answer) -> Json:
-        """The response at once."""
+        """Return the whole response at once."""
         message = answer.message or Message(content=answer.text)
         parts: list[Part] = []
         if message.reasoning_content:
@@ -59,21 +61,21 @@ class ResponsesReply:
         return self._response(answer)
 
     def extras(self, answer: Answer) -> Json:
-        """There are none."""
+        """Return no extra fields, since the response has none beside its choice."""
         return {}
 
     def begun(self, prompt: PromptPart) -> Iterator[Json]:
-        """What comes before the first chunk."""
+        """Return the events before the first chunk: that the response was created and goes on."""
         for name in ("created", "in_progress"):
             yield self._event(name, response=self._response(None))
 
     def chunk(self, chunk: Chunk) -> Iterator[Json]:
-        """What one step adds, perhaps nothing."""
+        """Return the events for the text of one step; there may be none."""
         for part in chunk.parts:
             yield from self._add(part)
 
     def ended(self, answer: Answer) -> Iterator[Json]:
-        """What comes after the last chunk."""
+        """Return the events after the last chunk: the last item's end and the whole response."""
         if not self._items and not self._kind:
             yield from self._add("")
         yield from self._close()
@@ -110,7 +112,7 @@ class ResponsesReply:
             yield self._of_part("content_part.added", part=self._part())
 
     def _close(self, call: ToolCall | None = None) -> Iterator[Json]:
-        """The item that grows, if there is one, is whole."""
+        """Complete the item that grows, if there is one, and return the events that say so."""
         if not self._kind:
             return
         if call:
@@ -180,7 +182,7 @@ class ResponsesReply:
 
 
 def _usage(answer: Answer) -> Json:
-    """The same figures by other names; of the tokens of its reasoning nothing is known."""
+    """Return the usage by the names of `/v1/responses`. Tokens of reasoning are not counted."""
     counted = usage([answer], 1)
     return {
         "input_tokens": counted["prompt_tokens"],
