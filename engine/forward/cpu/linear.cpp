@@ -67,9 +67,10 @@ struct PlainPanel {
 };
 
 // Steps from..to of one or several panels for COUNT rows, one every `stride` inputs, added to their
-// sums, [PANELS, COUNT, WIDTH]. Meanwhile `ahead` bytes from `next` on are fetched for each step.
+// sums, [PANELS, COUNT, WIDTH]. Meanwhile `ahead` bytes from `next` on are fetched for each step. GCC
+// must not inline it: beside others it keeps the sums of five rows in memory, which takes twice as long.
 template <class Panel, int COUNT, int PANELS = 1>
-void block(const Panel* panels, const typename Panel::Input* __restrict rows, long stride,
+[[gnu::noinline]] void block(const Panel* panels, const typename Panel::Input* __restrict rows, long stride,
            float* __restrict sums, long from, long to, const char* next, long ahead) {
   Vector low[PANELS][COUNT], high[PANELS][COUNT];
 #pragma GCC unroll 12
