@@ -32,7 +32,7 @@ from tandem.protos.wire.drafting import encode_guess
 from tandem.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 
 MOST = 200  # guesses per message: 3 MB if each has 64 nodes and their distributions
-LARGEST = 1e6  # of any number in a message
+LARGEST = 1e6  # upper limit of any number in a message
 INBOX = 1024  # facts of a session that may wait for its next step
 
 RpcContext: TypeAlias = "aio.ServicerContext[Any, Any]"

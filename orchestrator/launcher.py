@@ -116,8 +116,8 @@ def running(config: OrchestratorConfig, folder: str) -> Iterator[None]:
         os.environ |= private_environment()
     else:
         _check_address(address)
-    # Ray reads this when it is imported: cells stream without the control plane, and must not end
-    # when it is lost
+    # Ray reads these when it is imported. A lost control plane must not end cells: they stream
+    # without it.
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "86400")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # each line is an event
     os.environ.setdefault("RAY_COLOR_PREFIX", "0")

@@ -38,7 +38,7 @@ def local(model: Path, files: tuple[str, ...]) -> Path:
     except ModuleNotFoundError as error:
         problem = f"{model} is not here; to download it: pip install huggingface_hub; {advice}"
         raise Unusable(problem) from error
-    except Exception as error:  # of the library, of the network, of the disk
+    except Exception as error:  # errors of the library, the network, the disk
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         problem = f"{model} is not here and was not downloaded ({reason}); by hand: {advice}"
         raise Unusable(problem) from error

@@ -19,7 +19,7 @@ from tandem.protos.grammar import STYLE, Grammar, GrammarKind
 
 KEPT = 32  # compiled grammars that are cached
 ANY_OBJECT = '{"type": "object"}'
-STEPS, STRIDE = 32, 7919  # of a walk that tries a grammar
+STEPS, STRIDE = 32, 7919  # length and stride of a walk that tries a grammar
 LONGEST_PROBLEM = 300  # characters of a message of the library
 UNKNOWN_KEYS = re.compile(r"Unimplemented keys: (\[.*\])")
 LIMITS = LLParserLimits(

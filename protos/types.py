@@ -96,7 +96,7 @@ class SamplingParams:
     min_new_tokens: int = 0
     end_tokens: tuple[int, ...] = ()
     rule: Rule = Rule.MATCH
-    logprobs: int | None = None  # how many of the likeliest tokens beside each emitted one
+    logprobs: int | None = None  # number of likeliest tokens to report beside each emitted one
     suppress_tokens: tuple[int, ...] = ()
     begin_suppress_tokens: tuple[int, ...] = ()
     grammar: Grammar | None = None

@@ -111,5 +111,5 @@ class SuffixSources:
         """Remember the session's answer at its end: other sessions of its scope may repeat it."""
         text = self._text.array
         if self._shape.levels and len(text) > self._answered:
-            begin = max(0, self._answered - LONGEST_MATCH)  # prompts' ends tell answers apart
+            begin = max(0, self._answered - LONGEST_MATCH)  # a prompt's end tells answers apart
             self._answers.remember(self._scope, text[begin:].tolist())

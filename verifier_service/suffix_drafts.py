@@ -185,7 +185,7 @@ def suffix_guess(
     matched, ends = places_to_follow(searched, suffix, max(least, needed))
     if not len(ends):
         return Guess(behind)
-    steps = np.arange(shape.levels) % (len(searched) - ends)[:, None]  # repeated at the end
+    steps = np.arange(shape.levels) % (len(searched) - ends)[:, None]  # past the end, repeat
     followers = Followers(searched[ends[:, None] + steps].tolist(), matched.tolist())
     most = -math.log(max(LEAST, price))
     tokens, parents, scores = list[int](), list[int](), list[float]()

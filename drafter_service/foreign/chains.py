@@ -168,8 +168,8 @@ class ChainJob:
             self._text = replace(self._text, tokens=self._text.tokens + array("I", tokens))
 
     def _rewind(self) -> None:
-        """Cut the session down to the prefix that it shares with the translated text. The text's
-        newest token is always fed again.
+        """Cut the session down to the prefix that it shares with the translated text, but leave at
+        least the text's newest token to be fed.
         """
         held = self._session.common_prefix_with(self._draft_tokens[:-1])
         count = self._engine.sessions.cut(self._session, held)

@@ -48,7 +48,7 @@ class TokenTree:
         self.floor = self._least = math.log(LEAST) if worth else -math.inf
         self._source, self._worth = source, worth
         self._live: list[DraftNode] = []  # best first; among equals the older one
-        self._fed: list[DraftNode] = []  # by place
+        self._fed: list[DraftNode] = []  # in the order of their places
         self._sent = 0
 
     @property

@@ -61,7 +61,7 @@ class DraftSkill:
     """How good the likeliest guess after a token is, smoothed."""
 
     right: float = BELIEVED  # share of the guesses that were right
-    shares: list[float] = field(default_factory=lambda: [0.0] * BINS)  # of guesses, by chance
+    shares: list[float] = field(default_factory=lambda: [0.0] * BINS)  # share of guesses per bin
 
     def __post_init__(self) -> None:
         if not any(self.shares):

@@ -42,7 +42,7 @@ class RunRequest:
     shape: DraftShape = NO_DRAFT_SHAPE
     client: bytes = b""
     completion: tuple[int, ...] = ()
-    traceparent: str = ""  # of the span that runs it
+    traceparent: str = ""  # of the span in which the request runs
     known: tuple[int, ...] = ()  # tokens that the completion may repeat
     prompt_logprobs: int | None = None
     told: int = 1  # the first token has none

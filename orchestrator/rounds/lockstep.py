@@ -19,10 +19,7 @@ from functools import partial
 from tandem.orchestrator.rounds.stream import Timer, TimerHandle
 from tandem.protos.streams import Fact, Guess
 
-WEIGHT, GAIN_WEIGHT = (
-    0.25,
-    0.125,
-)  # of the newest seconds and tokens, which vary more
+WEIGHT, GAIN_WEIGHT = 0.25, 0.125  # weights of the newest seconds, and tokens, which vary more
 OUTLIER = 2.0  # times an average: longer steps count as that long
 LONGEST = 2  # times the seconds that a guess saves: the longest wait for it
 OVERDUE = 4  # times the seconds that a guess may save: the delay of a guess that did not come

@@ -27,7 +27,7 @@ PAUSE_AT, RESUME_AT = 64, 16  # steps that the reader has not taken
 VERIFIER_PAUSES = (0.05, 1.0)  # seconds before a verifier is opened again: least, most
 DRAFTER_PAUSES = (0.2, 2.0)
 VERIFIER_LOST_SECONDS = 30.0  # without a verifier, after which the request ends
-VERIFIER_BUSY_SECONDS = 600.0  # of answers Busy from the verifier, after which the request ends
+VERIFIER_BUSY_SECONDS = 600.0  # with only Busy from the verifier, after which the request ends
 LARGEST_GUESS = 256 << 10  # bytes; a whole tree with its distributions is smaller
 
 ToVerifier: TypeAlias = Decoding | EncodedGuess | Guess | Flow

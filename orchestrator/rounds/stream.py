@@ -123,7 +123,7 @@ class SessionStream(Generic[Sent, Received]):
     on_item: Callable[[Received], None]
     on_failure: Callable[[TandemError], None]
     number: int = 0  # 0 = no stream is open
-    turn: int = 0  # of the newest opening
+    turn: int = 0  # the turn of the newest opening
     openings: int = 0
     switches: int = 0  # openings after one that the service had answered
     _answered: bool = False

@@ -105,7 +105,7 @@ class Health(health_pb2_grpc.HealthServicer):
                 if status != sent:
                     yield Response(status=status)
                 sent = status
-                if closed:  # as it was with this status, not by now: the end is to be sent first
+                if closed:  # with this status; the process may have closed since, unreported
                     return
                 await changed.wait()
         finally:
