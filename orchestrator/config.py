@@ -167,13 +167,19 @@ class OrchestratorConfig(ServiceConfig):
     @model_validator(mode="after")
     def _has_what_a_certificate_port_needs(self) -> OrchestratorConfig:
         if self.certificate_port is not None and not (self.clients and self.tls_ca):
-            raise ValueError("certificate_port needs clients and tls_ca; without clients all do")
+            raise ValueError(
+                "certificate_port needs clients and tls_ca: without clients, every port asks for"
+                " certificates"
+            )
         return self
 
     @model_validator(mode="after")
     def _has_one_way_to_register(self) -> OrchestratorConfig:
         if self.registration_token and self.clients:
-            raise ValueError("registration_token is for no clients: they register as who they are")
+            raise ValueError(
+                "registration_token cannot be used with clients: they register with their own"
+                " tokens or certificates"
+            )
         return self
 
     @model_validator(mode="after")

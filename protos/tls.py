@@ -46,7 +46,7 @@ class Tls:
         also if key and certificate do not fit.
         """
         if bool(self.cert) != bool(self.key):
-            raise Unusable("tls_cert and tls_key belong together")
+            raise Unusable("tls_cert and tls_key belong together: set both or neither")
         for path in self.files:
             try:
                 path.read_bytes()

@@ -15,7 +15,7 @@ class Source(IntEnum):
     TEXT = 1  # tokens that followed before in the text itself
     PREDICTION = 2  # tokens that the client expects
     ANSWERS = 3  # tokens that followed in recent answers
-    GRAMMAR = 4  # tokens without a choice
+    GRAMMAR = 4  # the only tokens that the grammar allows
 
 
 class Claim(NamedTuple):

@@ -127,7 +127,7 @@ def verdict_of(draft: Draft, fact: Fact) -> Verdict:
         siblings = children[accepted[-1] + 1 if accepted else 0]
         node = next((each for each in siblings if draft.tokens[each] == token), None)
         if node is None:
-            raise Internal("the verifier accepted what was not drafted")
+            raise Internal("the verifier accepted a token that was not drafted")
         accepted.append(node)
     held = fact.start + len(path)
     return Verdict(tuple(accepted), next_token, held, fact.epoch, fact.reused, fact.logprobs)

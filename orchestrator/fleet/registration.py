@@ -151,7 +151,7 @@ class Registry:
         if older and older.owner != drafter.owner:
             raise PermissionDenied(f"another client's drafter is registered as {name!r}")
         if not older and len(self._drafters) >= limit:
-            raise Busy(f"max_registered is {limit}, and as many are", RETRY_SECONDS)
+            raise Busy(f"max_registered is {limit}, and as many drafters are", RETRY_SECONDS)
         if older:
             older.end(f"a newer drafter is registered as {name!r}")
             self._remove(older)

@@ -26,7 +26,7 @@ def _listed(check: Callable[[str], object]) -> BeforeValidator:
             return given
         names = [each.strip() for each in given]
         if not all(names) or len(set(names)) < len(names):
-            raise ValueError("has an address that is empty or there twice")
+            raise ValueError("has an address that is empty or listed twice")
         for name in names:
             check(name)
         return ",".join(names)

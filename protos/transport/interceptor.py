@@ -72,7 +72,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
     def _counted(self) -> Iterator[None]:
         """A scope in which a call runs; raises Busy."""
         if self._running >= MAX_CONCURRENT_CALLS:
-            raise Busy(f"{self._running} calls run, the most at once")
+            raise Busy(f"{self._running} calls run, which is the most at once")
         self._running += 1
         try:
             yield
