@@ -1,4 +1,7 @@
-"""What a drafter does for an opening: with the tokens of its own model, or with a target's."""
+"""The drafters, which start a drafting job for each opening.
+
+A TreeDrafter uses the draft model's own tokens; a ChainDrafter translates from and to a target's.
+"""
 
 from __future__ import annotations
 
@@ -41,20 +44,20 @@ class Drafter(Protocol):
     def draft(
         self, opening: Drafting, stream: JobStream[FactTokens, Guess], conditions: Conditions
     ) -> Job:
-        """A job that guesses after an opening; raises SessionMiss, StaleTurn, Busy, Internal, or
-        InvalidRequest.
+        """Return a job that sends guesses for an opening. The job raises SessionMiss, StaleTurn,
+        Busy, Internal, or InvalidRequest.
         """
 
     def close(self, session_id: bytes, turn: int) -> None:
-        """Forget a session that has not been opened since `turn`; called by the model thread."""
+        """Forget a session that was not opened again after `turn`. The model thread calls this."""
 
     def describe(self) -> ModelDescription:
-        """What callers need to know."""
+        """Describe the draft model to callers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """The tokens of a target, which a drafter was told, beside the drafter's own ones."""
+    """The tokens of the target that the drafter is configured to speak, beside its own tokens."""
 
     model: Path  # the target's directory or file
     fingerprint: str
@@ -64,12 +67,14 @@ class Spoken:
 
     @classmethod
     def of(cls, speaks: Path, draft: Path) -> Spoken:
-        """Those of two model directories or files; raises Unusable."""
+        """Read the tokens of two model directories or files; raises Unusable."""
         tokens, own = tokens_by_id(speaks), tokens_by_id(draft)
         return cls(speaks, fingerprint(speaks), tokens, own, likeness(own, tokens))
 
     def as_spoken(self, model: ModelDescription, masked: int = 0) -> ModelDescription:
-        """A draft model with these tokens, which never proposes `masked` of its own."""
+        """Describe a draft model as one that speaks the target's tokens and never proposes `masked`
+        tokens of its own.
+        """
         return replace(
             model,
             tokenizer_fingerprint=self.fingerprint,
@@ -81,7 +86,9 @@ class Spoken:
 
 
 class TreeDrafter:
-    """Draft model and target share their tokens; or, of those that are `spoken`, nearly all."""
+    """Drafts trees for a target with the draft model's tokens or, if `spoken`, with nearly all of
+    them.
+    """
 
     def __init__(self, host: Host, spoken: Spoken | None = None) -> None:
         self._host, self._sessions = host, host.sessions
@@ -99,7 +106,9 @@ class TreeDrafter:
     def draft(
         self, opening: Drafting, stream: JobStream[FactTokens, Guess], conditions: Conditions
     ) -> Job:
-        """A tree that grows, or whole drafts; no node lies after the draft model's context."""
+        """Grow a tree ahead of the text, or send whole drafts. No node lies beyond the draft
+        model's context.
+        """
         params = opening.sampling
         special = is_whole(opening.shape, params)
         whole = special or opening.lockstep or opening.once
@@ -130,7 +139,7 @@ class TreeDrafter:
         self._sessions.close(session_id, turn)
 
     def describe(self) -> ModelDescription:
-        """The draft model, with the target's tokens."""
+        """Describe the draft model, as one with the target's tokens where they are spoken."""
         model = self._host.describe()
         if self._spoken:
             return self._spoken.as_spoken(model, len(self._vocabulary.foreign))
@@ -138,7 +147,7 @@ class TreeDrafter:
 
 
 class ChainDrafter:
-    """The target has another tokenizer, whose tokens are `spoken`."""
+    """Drafts chains for a target with another tokenizer, whose tokens are `spoken`."""
 
     def __init__(self, host: Host, spoken: Spoken) -> None:
         self._host, self._spoken = host, spoken
@@ -151,7 +160,7 @@ class ChainDrafter:
     def draft(
         self, opening: Drafting, stream: JobStream[FactTokens, Guess], conditions: Conditions
     ) -> Job:
-        """Chains."""
+        """Send chains of tokens, translated to the target's."""
         return ChainJob(self._engine, opening, stream).run()
 
     def close(self, session_id: bytes, turn: int) -> None:
@@ -160,13 +169,14 @@ class ChainDrafter:
         self._host.sessions.close(session_id, turn)
 
     def describe(self) -> ModelDescription:
-        """The draft model with the target's tokens, as far as its tokenizer knows them."""
+        """Describe the draft model as one with the target's tokens."""
         return self._spoken.as_spoken(self._host.describe())
 
 
 def drafter_of(host: Host) -> Drafter:
-    """As configured: it translates where the target's tokenizer is another one than its own, and
-    not only nearly the same; raises Unusable.
+    """Return the drafter that the configuration asks for; raises Unusable.
+
+    The drafter translates if the target's tokenizer is neither the draft model's nor nearly so.
     """
     config = host.config
     spoken = Spoken.of(config.speaks, config.model) if config.speaks else None

@@ -1,7 +1,7 @@
-"""A drafter that connects to front ends by itself, because they cannot connect to it.
+"""Registration of a drafter that connects to front ends itself, because they cannot reach it.
 
-It registers at each, again and again, and serves the requests that come on the very call that
-registers it, like those of calls at its own port.
+The drafter registers at each front end, again whenever the call is lost. Requests come on the very
+call that registers the drafter, which serves them like those of calls at its own port.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tandem.protos.wire.registration import TOKEN, encode_registration
 from tandem.v1 import drafter_pb2, registration_pb2, registration_pb2_grpc
 
 BACK_OFF_SECONDS = (0.25, 10.0)
-DESCRIBE_SECONDS = 1.0  # between two messages with the model
+DESCRIBE_SECONDS = 1.0  # between two messages that describe the model, at least
 
 Serve: TypeAlias = Callable[
     [AsyncIterator[drafter_pb2.GuessRequest], str], AsyncGenerator[drafter_pb2.GuessResponse, None]
@@ -41,10 +41,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Registrant:
-    """A drafter as a front end knows it, and what serves its requests."""
+    """A drafter as a front end knows it, and the function that serves its requests."""
 
     name: str
-    metadata: tuple[tuple[str, str], ...]  # of its calls
+    metadata: tuple[tuple[str, str], ...]  # of the calls that register the drafter
     health: Health
     describe: Callable[[], ModelDescription]
     serve: Serve
@@ -59,17 +59,17 @@ class Registration:
         self._received = 0
 
     async def run(self) -> None:
-        """Register as often as it is lost, while the drafter can serve."""
+        """Register again whenever the registration is lost, while the drafter can serve."""
         least, most = BACK_OFF_SECONDS
         pause = least
         while True:
             await self._drafter.health.until(True)
-            began, problem = monotonic(), "the front end has ended it"
+            began, problem = monotonic(), "the front end has ended the call"
             try:
                 await self._register()
             except Exception as error:  # whatever a front end does, the drafter must come back
                 problem = described(error)
-            if monotonic() - began > most:  # and was not replaced by its own name at once
+            if monotonic() - began > most:  # a drafter of the same name has not replaced it at once
                 pause = least
             if self._drafter.health.serving:
                 log.warning("not registered", front_end=self._address, problem=problem)
@@ -86,8 +86,9 @@ class Registration:
             call.cancel()
 
     async def _serve(self, call: aio.StreamStreamCall[Any, Any]) -> None:
-        """Answer what the front end sends until it ends the call; a message now and then has the
-        model as it is now. While the drafter cannot serve it takes no new sessions.
+        """Answer the front end's requests until the front end ends the call. Some messages describe
+        the model as it is now. While the drafter cannot serve, its messages say that it is leaving,
+        so that it gets no new sessions.
         """
         drafter, told = self._drafter, monotonic()
         async with aclosing(drafter.serve(self._requests(call), self._address)) as responses:
@@ -112,20 +113,22 @@ class Registration:
 
 
 def described(error: Exception) -> str:
-    """Why a call has ended, in a line."""
+    """Return in one line why a call has ended."""
     return str(status.decode(error) if isinstance(error, aio.AioRpcError) else error) or repr(error)
 
 
 def chosen_name(config: ModelServiceConfig) -> str:
-    """The name as configured, or the host's with a random part, so that no two drafters share
-    one.
+    """Return the configured name, or the host's name with a random part, so that no two drafters
+    share a name.
     """
     host = "".join(c for c in socket.gethostname().split(".")[0] if c.isascii() and c.isalnum())
     return config.register_name or f"{host[:32] or 'drafter'}-{secrets.token_hex(4)}"
 
 
 def _metadata(token: str) -> tuple[tuple[str, str], ...]:
-    """A token is that of all drafters of a front end, or the drafter's own as a client."""
+    """Return call metadata with a token, which is either the one that all drafters of a front end
+    share or the drafter's own as a client.
+    """
     return ((TOKEN, token), (AUTHORIZATION, f"Bearer {token}")) if token else ()
 
 
@@ -136,8 +139,8 @@ async def registering(
     describe: Callable[[], ModelDescription],
     serve: Serve,
 ) -> AsyncIterator[None]:
-    """Registered at every front end of `config.register_at` while the scope lasts and `health` has
-    no problem.
+    """Keep the drafter registered at every front end of `config.register_at` while the scope lasts
+    and `health` has no problem.
     """
     metadata = _metadata(config.register_token.get_secret_value() if config.register_token else "")
     drafter = Registrant(chosen_name(config), metadata, health, describe, serve)

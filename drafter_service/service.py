@@ -31,16 +31,16 @@ from tandem.protos.wire import codec
 from tandem.protos.wire.drafting import encode_guess
 from tandem.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc
 
-MOST = 200  # guesses of a message: 3 MB if each has 64 nodes and what they were drawn from
-LARGEST = 1e6  # of any number in a message
-INBOX = 1024  # facts of a session that wait for its next step
+MOST = 200  # guesses per message: 3 MB if each has 64 nodes and their distributions
+LARGEST = 1e6  # upper limit of any number in a message
+INBOX = 1024  # facts of a session that may wait for its next step
 
 RpcContext: TypeAlias = "aio.ServicerContext[Any, Any]"
 Caller: TypeAlias = Call[FactTokens, Guess]
 
 
 class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
-    """Holds the draft model."""
+    """The gRPC service of a drafter, which holds the draft model."""
 
     def __init__(self, host: Host, drain: Drain | None = None) -> None:
         self._drafter = drafter_of(host)
@@ -53,20 +53,20 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
     def Guess(
         self, requests: AsyncIterator[drafter_pb2.GuessRequest], context: RpcContext
     ) -> AsyncGenerator[drafter_pb2.GuessResponse, None]:
-        """All sessions of one caller."""
+        """Serve all sessions of one caller on one call."""
         return self.serve(requests, common_name(context))
 
     def serve(
         self, requests: AsyncIterator[drafter_pb2.GuessRequest], peer: str
     ) -> AsyncGenerator[drafter_pb2.GuessResponse, None]:
-        """The same for a caller that is known already."""
+        """Serve the requests of a caller whose name is known already, as `Guess` does."""
         receive = partial(self._receive, Conditions())
         return self.streams.serve(requests, receive, self._respond, peer)
 
     async def DescribeDrafter(
         self, request: drafter_pb2.DescribeDrafterRequest, context: RpcContext
     ) -> drafter_pb2.DescribeDrafterResponse:
-        """The model and how full it is."""
+        """Describe the draft model and how full its cache is."""
         return drafter_pb2.DescribeDrafterResponse(model=codec.encode_model(self.describe()))
 
     def _receive(
@@ -98,7 +98,9 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         )
 
     def _receive_fact(self, fact: common_pb2.Fact, caller: Caller) -> None:
-        """One that cannot be used is dropped; then the next does not fit, which ends the job."""
+        """Put a fact into its session's inbox. A fact that cannot be used is dropped; then the next
+        fact leaves a gap in the text, which ends the job.
+        """
         stream = caller.streams.get(fact.stream)
         tokens = tuple(fact.tokens)
         if stream and len(stream.inbox) < INBOX and max(tokens, default=0) < self._vocab_size:
@@ -138,7 +140,7 @@ async def serving(
     drain: Drain | None = None,
     pages: Pages | None = None,
 ) -> AsyncIterator[str]:
-    """A drafter while the scope lasts; yields its address. `pages` are the process's own."""
+    """Run a drafter while the scope lasts; yields its address. `pages` are the process's own."""
     exact = False if config.exact is None else config.exact
     async with hosting(config, "draft", exact, registry) as host:
         service = DrafterService(host, drain)

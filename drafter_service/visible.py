@@ -1,4 +1,4 @@
-"""Which tokens a reader would see."""
+"""Tells which tokens a reader would see."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 
 from tandem.protos.tokenizer import texts_of
 
-REPLACEMENT = "\ufffd"  # a part of a character alone
+REPLACEMENT = "\ufffd"  # stands in the text of a token that is only a part of a character
 
 
 def visible_tokens(model: Path, count: int) -> torch.Tensor:
-    """Whether each of a model's first `count` tokens has a character that is neither white nor
-    broken, [count] bool.
+    """Tell which of a model's first `count` tokens have a visible character and no broken one,
+    [count] bool.
     """
     return torch.tensor([_is_visible(text) for text in texts_of(model, count)])
 

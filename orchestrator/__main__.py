@@ -11,7 +11,7 @@ ROLE = "orchestrator"
 
 
 def serve(config: OrchestratorConfig) -> None:
-    """Cells on Ray Serve, or one as this process; raises ModuleNotFoundError without Ray."""
+    """Run cells on Ray Serve, or one as this process; raises ModuleNotFoundError without Ray."""
     if not config.ray:
         command.serve(ROLE, config, "tandem.orchestrator.server")
         return

@@ -31,15 +31,15 @@ from tandem.protos.service.pages import Pages
 from tandem.protos.transport import rpc
 
 ROLE = "orchestrator"
-CELLS = 16  # of one node at most: each takes the next free port
-FILLED, ENOUGH = "filled", 0.75  # part of its places that the requests of a cell take
-STOP_SECONDS = 15.0  # beside those of the settings that say how long it takes to stop
+CELLS = 16  # cells per node at most: each takes the next free port
+FILLED, ENOUGH = "filled", 0.75  # share of a cell's places that its requests take
+STOP_SECONDS = 15.0  # for a cell to stop, beside the seconds of its settings
 ANY = re.compile(r"(?<=//)(0\.0\.0\.0|\[::\])(?=:)")
 STOPPING = "lame_duck_seconds", "drain_seconds"
 DEPLOYMENT: dict[str, Any] = {
     "ray_actor_options": {"num_cpus": 1},
     "health_check_period_s": 2,
-    "health_check_timeout_s": 5,  # after which its event loop hangs
+    "health_check_timeout_s": 5,  # after which the cell's event loop counts as hanging
 }
 
 Settings: TypeAlias = Mapping[str, Any]
@@ -47,13 +47,13 @@ log = structlog.get_logger()
 
 
 class Cell:
-    """The replica: an orchestrator on the event loop that Serve has for it."""
+    """A replica of the deployment: an orchestrator on the event loop that Serve runs for it."""
 
     _serving: asyncio.Task[None] | None = None
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
-        """Settings of the orchestrator, which win over its node's environment and file. Returns
-        when the port is open; raises Unusable or IncompatibleModels.
+        """Start an orchestrator with these settings, which override its node's environment and
+        file. Returns when the port is open; raises Unusable or IncompatibleModels.
         """
         check_token_mode(get_node_ip_address())
         config = await asyncio.to_thread(completed, OrchestratorConfig, ROLE, settings)
@@ -89,52 +89,56 @@ class Cell:
                 await self._stop.wait()
 
     def addresses(self) -> dict[str, str]:
-        """The `address` of the client API, the URL of its `metrics`, and that of `http`, if any."""
+        """Return the `address` of the client API, the URL of the cell's `metrics`, and that of
+        `http`, if any.
+        """
         return self._addresses
 
     def metrics(self) -> str:
-        """The URL of its metrics for those on other nodes, where it listens at all addresses."""
+        """Return the URL of the cell's metrics as other nodes reach it, if it listens at all
+        addresses.
+        """
         node = joined(get_node_ip_address(), 0).removesuffix(":0")
         return ANY.sub(node, self._addresses["metrics"])
 
     def check_health(self) -> None:
-        """Called by Serve on the event loop that serves; it replaces a cell if this raises or does
-        not return. A lost verifier is no reason, as no other cell would have it: that is for the
-        health that the port reports.
+        """Raise RuntimeError if the cell has ended. Serve calls this on the event loop that serves,
+        and replaces a cell if this raises or does not return. A lost verifier is no reason to
+        raise, because no other cell would have it; the health that the port reports tells of it.
         """
         if self._serving is None or self._serving.done():
             raise RuntimeError("the cell has ended")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Called by Serve again and again."""
+        """Return the share of the cell's places that is filled. Serve calls this periodically."""
         states = "running", "waiting"
         counts = (REGISTRY.get_sample_value(f"tandem_num_requests_{state}") for state in states)
         return {FILLED: sum(count or 0 for count in counts) / self._config.max_running}
 
     async def __del__(self) -> None:
-        """Called by Serve when it removes the cell: what runs may finish."""
+        """Let running requests finish. Serve calls this when it removes the cell."""
         if self._serving is not None:
             self._stop.set()
             await asyncio.wait((self._serving,))
 
 
 def policy(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-    """The number of cells whose places would be filled to the part that is enough; Serve applies
-    its bounds and delays to it.
+    """Return the number of cells at which the share of filled places is ENOUGH. Serve applies its
+    bounds and delays to this number.
     """
     filled = (context.aggregated_metrics or {}).get(FILLED, {})
     return math.ceil(sum(filled.values()) / ENOUGH), {}
 
 
 def app(args: dict[str, Any]) -> serve.Application:
-    """What a Serve config names as `import_path`; its `args` are settings of the orchestrator.
-    Raises Unusable for a name that there is not; values are checked where the cells start.
+    """Build the application that a Serve config names as `import_path`. Its `args` are settings of
+    the orchestrator. Raises Unusable for an unknown name; values are checked where the cells start.
     """
     return deployment(args, autoscaling_config={"policy": {"policy_function": policy}})
 
 
 def deployment(args: Settings, **options: Any) -> serve.Application:
-    """The same with options of Serve's own."""
+    """Build the application with settings of the orchestrator and `options` of Serve's own."""
     if unknown := args.keys() - OrchestratorConfig.model_fields.keys():
         raise Unusable(f"{', '.join(sorted(unknown))}: no such setting of the orchestrator")
     fields = OrchestratorConfig.model_fields
@@ -149,7 +153,9 @@ def deployment(args: Settings, **options: Any) -> serve.Application:
 
 
 def metrics_of_all() -> list[str]:
-    """The URLs of the metrics pages of all cells, for a thread; raises TimeoutError."""
+    """Return the URLs of the metrics pages of all cells; raises TimeoutError. To be called in a
+    thread.
+    """
     try:
         cells = serve.get_deployment_handle(Cell.__name__, serve.get_replica_context().app_name)
         return sorted(cells.broadcast(Cell.metrics.__name__).results(timeout_s=LATE_SECONDS))
@@ -161,10 +167,10 @@ def metrics_of_all() -> list[str]:
 def on_free_ports(
     config: OrchestratorConfig, pages: Pages
 ) -> Iterator[tuple[OrchestratorConfig, str]]:
-    """The pages of a cell while the scope lasts, and with them its ports; yields its settings and
-    their URL. All ports are moved up by the least number at which they are free, so that they are
-    those of no other cell of this node, but for those that cells share; 0 and None stay what they
-    are. Raises Unusable.
+    """Serve a cell's pages while the scope lasts, and choose the cell's ports. Yields its settings
+    and the URL of the pages. All ports that cells do not share are moved up by the least number at
+    which all are free, so that no two cells of this node have the same port; 0 and None stay as
+    they are. Raises Unusable.
     """
     own = () if config.share_ports else ("port", "http_port", "certificate_port")
     wanted = {name: port for name in (*own, "metrics_port") if (port := getattr(config, name))}

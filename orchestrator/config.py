@@ -1,4 +1,4 @@
-"""How the orchestrator is configured."""
+"""The configuration of the orchestrator."""
 
 from __future__ import annotations
 
@@ -17,34 +17,35 @@ from tandem.protos.types import MAX_LEVELS, MAX_NODES
 
 
 class OrchestratorConfig(ServiceConfig):
-    """A cell, or several on Ray Serve."""
+    """The settings of a cell, or of several cells on Ray Serve."""
 
     verifier: Sources = Field(
         min_length=1,
         description="HOST:PORT of the verifier, or several with commas; dns:///NAME:PORT and "
-        "file:///PATH stand for all that they have",
+        "file:///PATH stand for all addresses there",
     )
-    drafter: Sources = Field(default="", description="the same of drafters; none by default")
+    drafter: Sources = Field(
+        default="", description="addresses of drafters, as for verifier; none by default"
+    )
     tokenizer: hub.TokenizerPath = Field(description="model whose tokenizer is used")
     port: int = Field(
-        default=50051, ge=0, le=65535, description="of the client API; 0 takes a free one"
+        default=50051, ge=0, le=65535, description="port of the client API; 0 takes a free one"
     )
     http_port: int | None = Field(
         default=None,
         ge=0,
         le=65535,
-        description="of the same API over HTTP, as OpenAI clients speak it; 0 takes a free one, "
-        "none by default",
+        description="port of the OpenAI-compatible HTTP API; 0 takes a free one, none by default",
     )
-    ray: bool = Field(default=True, description="cells on Ray Serve, or one as this process")
+    ray: bool = Field(default=True, description="run cells on Ray Serve, not one as this process")
     ray_address: str = Field(
-        default="local", description="a cluster to deploy on; local starts a private one"
+        default="local", description="Ray cluster to deploy on; local starts a private one"
     )
     cells: int = Field(default=1, ge=1, description="processes on Ray Serve that answer requests")
     share_ports: bool = Field(
         default=False,
-        description="cells of a machine listen at one port, and Linux spreads connections over them"
-        "; by default each takes the next free one",
+        description="all cells of a machine listen at one port, and Linux spreads connections over "
+        "them; by default each takes the next free port",
     )
     max_running: int = Field(default=32, ge=1, description="requests that are decoded at once")
     max_waiting: int = Field(default=256, ge=0, description="requests that may wait for a place")
@@ -81,18 +82,18 @@ class OrchestratorConfig(ServiceConfig):
     )
     generation_config: Literal["auto", "none"] = Field(
         default="auto",
-        description="auto: what a request does not say is as the model's generation_config.json"
-        " has it; none: it is the API's default",
+        description="defaults of a request's options; auto: those of the model's"
+        " generation_config.json; none: the API's",
     )
     tool_format: Literal["auto", "none", "hermes", "llama3", "mistral", "json"] = Field(
         default="auto",
-        description="how the model writes calls of tools; auto: as its chat template has it; none:"
-        " tools are refused",
+        description="how the model writes tool calls; auto: as in its chat template; none: requests"
+        " with tools are refused",
     )
     reasoning_format: Literal["auto", "none", "think"] = Field(
         default="auto",
-        description="think: what is between <think> and </think> is apart from the answer; auto: if"
-        " the chat template has them",
+        description="think: the text between <think> and </think> is separate from the answer;"
+        " auto: think if the chat template has these tags",
     )
     clients: Path | None = Field(
         default=None,
@@ -102,17 +103,17 @@ class OrchestratorConfig(ServiceConfig):
         default=None,
         ge=0,
         le=65535,
-        description="with clients and TLS, another port, for those that have a certificate",
+        description="with clients and TLS, another port, for clients that have a certificate",
     )
     registration_token: Token | None = Field(
-        default=None, description="that drafters must know to register; by default none may"
+        default=None, description="token that drafters register with; by default none may register"
     )
     max_registered: int = Field(default=64, ge=1, description="drafters registered at once")
     lame_duck_seconds: float = Field(
         default=0.0,
         ge=0,
-        description="for which a stopping orchestrator still takes requests, until load balancers"
-        " have noticed that it is NOT_SERVING",
+        description="how long a stopping orchestrator still takes requests, so that load balancers"
+        " notice that it is NOT_SERVING",
     )
     start_seconds: float = Field(
         default=120.0, gt=0, description="how long to wait for the verifier at the start"
@@ -120,24 +121,26 @@ class OrchestratorConfig(ServiceConfig):
     expected_verifiers: int | None = Field(
         default=None,
         ge=0,
-        description="how many should serve; fewer are reported as missing. By default one for each "
-        "address or name",
+        description="how many verifiers should serve; fewer are reported as missing. By default one"
+        " for each address or name",
     )
-    expected_drafters: int | None = Field(default=None, ge=0, description="the same of drafters")
+    expected_drafters: int | None = Field(
+        default=None, ge=0, description="how many drafters should serve, as for verifiers"
+    )
 
     @property
     def folder(self) -> Path:
-        """The directory that is loaded."""
+        """The directory from which the tokenizer is loaded."""
         return self.tokenizer
 
     @property
     def verifiers(self) -> tuple[str, ...]:
-        """Sources of the addresses of verifiers, which serve the same model."""
+        """The sources of the addresses of verifiers, which serve the same model."""
         return tuple(self.verifier.split(","))
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Sources of the addresses of drafters."""
+        """The sources of the addresses of drafters."""
         return tuple(filter(None, self.drafter.split(",")))
 
     @property
@@ -154,8 +157,9 @@ class OrchestratorConfig(ServiceConfig):
 
     @property
     def each_client(self) -> tuple[int, int]:
-        """Requests of one client that may run and wait. Running ones need no bound by default, as
-        those that wait share the places fairly; half of those that may wait leaves some for others.
+        """How many requests of one client may run and wait. By default running ones have no bound
+        of their own, because waiting clients share the places fairly. By default one client may
+        fill only half of the queue, which leaves room for others.
         """
         running, waiting = self.max_running_per_client, self.max_waiting_per_client
         return running or self.max_running, self.max_waiting // 2 if waiting is None else waiting
@@ -163,13 +167,19 @@ class OrchestratorConfig(ServiceConfig):
     @model_validator(mode="after")
     def _has_what_a_certificate_port_needs(self) -> OrchestratorConfig:
         if self.certificate_port is not None and not (self.clients and self.tls_ca):
-            raise ValueError("certificate_port needs clients and tls_ca; without clients all do")
+            raise ValueError(
+                "certificate_port needs clients and tls_ca: without clients, every port asks for"
+                " certificates"
+            )
         return self
 
     @model_validator(mode="after")
     def _has_one_way_to_register(self) -> OrchestratorConfig:
         if self.registration_token and self.clients:
-            raise ValueError("registration_token is for no clients: they register as who they are")
+            raise ValueError(
+                "registration_token cannot be used with clients: they register with their own"
+                " tokens or certificates"
+            )
         return self
 
     @model_validator(mode="after")

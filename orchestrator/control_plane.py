@@ -1,4 +1,4 @@
-"""Whether the processes of Ray are there that start cells again."""
+"""Tells whether the processes of Ray that start cells again are there."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ CONNECT_SECONDS = 5.0
 
 
 class ControlPlane:
-    """Of the Ray that this process has joined: its control plane, and of a private one, that is
-    `local`, its node.
+    """The control plane of the Ray that this process has joined and, if that is private (`local`),
+    its node.
     """
 
     def __init__(self, local: bool) -> None:
@@ -23,11 +23,11 @@ class ControlPlane:
         self._addresses = [ray.get_runtime_context().gcs_address, *own]
 
     async def listens(self) -> bool:
-        """Whether all of them do."""
+        """Tell whether the control plane, and the node of a private Ray, listen."""
         return await asyncio.to_thread(lambda: all(map(listens, self._addresses)))
 
     async def until_gone(self, seconds: float, missed: int) -> None:
-        """Return when one of them has not listened so many times in a row, so far apart."""
+        """Return when `listens` was false `missed` times in a row, `seconds` apart."""
         times = 0
         while times < missed:
             await asyncio.sleep(seconds)
@@ -35,7 +35,7 @@ class ControlPlane:
 
 
 def listens(address: str) -> bool:
-    """Whether anybody listens at HOST:PORT."""
+    """Tell whether a process listens at HOST:PORT."""
     host, port = split(address)
     try:
         socket.create_connection((unbracketed(host), port), CONNECT_SECONDS).close()

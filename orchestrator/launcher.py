@@ -1,8 +1,8 @@
-"""Starts Ray and deploys cells on Ray Serve: a private Ray on loopback, or a cluster that is there.
+"""Deploys cells on Ray Serve, on a private Ray that it starts on loopback or an existing cluster.
 
 This process is Ray's driver. It carries no request: whatever becomes of it or of Ray's control
-plane, cells go on as long as their node does. It ends when they are lost for good, so that who
-started it starts it again.
+plane, cells go on as long as their node does. The process ends when the cells are lost for good, so
+that whoever started it starts it again.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ from tandem.protos.transport import rpc
 from tandem.protos.transport.health import answers
 
 ROLE, APPLICATION = "orchestrator", "tandem"
-TOKEN = secrets.token_hex(32)  # of a private Ray, which is started by this process alone
+TOKEN = secrets.token_hex(32)  # token of a private Ray, which only this process starts
 LOCAL = "local"
-STORE_BYTES = 80 << 20  # the smallest that Ray takes; nothing is stored
-PROBLEM_LENGTH = 500  # of what Ray says
-CONSTRUCTIONS = 1  # of a cell on a private Ray: what it cannot start with does not change
+STORE_BYTES = 80 << 20  # smallest object store that Ray accepts; nothing is stored
+PROBLEM_LENGTH = 500  # characters of an error of Ray
+CONSTRUCTIONS = 1  # attempts to start a cell on a private Ray: another would fail the same way
 LOOK_SECONDS = 1.0
-MISSED = 3  # looks at a cell in a row without an answer, after which it is lost
+MISSED = 3  # looks at a cell in a row without an answer, after which the cell is lost
 
 log = structlog.get_logger()
 
 
 def serve(config: OrchestratorConfig) -> None:
-    """Cells on Ray Serve until a signal ends them; in the main thread. Raises Unusable. When all
-    cells are lost for good, the process ends at once with exit code 1: Ray would not end in order.
+    """Run cells on Ray Serve until a signal ends them; to be called in the main thread. Raises
+    Unusable. When all cells are lost for good, the process ends at once with exit code 1, because
+    Ray would not end in order.
     """
     process.raise_on_signals()
     with TemporaryDirectory(prefix="tandem-", ignore_cleanup_errors=True) as folder:
@@ -62,25 +63,27 @@ def serve(config: OrchestratorConfig) -> None:
 
 
 def _end_ray() -> None:
-    """End what a private Ray has left, known by its token: an agent that had just started would try
-    for minutes to reach its node.
+    """End the processes that a private Ray has left, which have its token. Otherwise an agent that
+    had just started would try for minutes to reach its node.
     """
     mark = f"RAY_AUTH_TOKEN={TOKEN}".encode()
     for each in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended, or is somebody else's
+        with suppress(OSError):  # the process has ended, or belongs to another user
             marked = mark in (each / "environ").read_bytes().split(b"\0")
             if marked and int(each.name) != os.getpid():
                 os.kill(int(each.name), signal.SIGKILL)
 
 
 async def _serve(config: OrchestratorConfig) -> str:
-    """Until a signal comes, or until the cells are lost for good: then returns what is lost."""
+    """Run cells until a signal comes or the cells are lost for good. Returns what is lost, or an
+    empty string.
+    """
     async with process.parent_watched():
         ray = ControlPlane(local=config.ray_address == LOCAL)
         deployed = asyncio.create_task(_deployed(config))
         gone = asyncio.create_task(ray.until_gone(LOOK_SECONDS, MISSED))
         await asyncio.wait((deployed, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not deployed.done():  # whoever waits for a lost Ray waits for ever
+        if not deployed.done():  # a wait for a lost Ray would last for ever
             return "Ray was lost before its cells served"
         gone.cancel()
         first, *more = deployed.result()
@@ -102,17 +105,19 @@ async def _serve(config: OrchestratorConfig) -> str:
 
 @contextmanager
 def running(config: OrchestratorConfig, folder: str) -> Iterator[None]:
-    """Ray while the scope lasts: a cluster joined, or a small private one on loopback, which writes
-    to a folder alone. Raises Unusable.
+    """Join a Ray cluster while the scope lasts, or run a small private one on loopback, which
+    writes only to `folder`. Raises Unusable.
 
-    Enter it in the main thread, before gRPC is used: Ray starts processes and sets signal handlers.
+    Enter the scope in the main thread, before gRPC is used: Ray starts processes and sets signal
+    handlers.
     """
     address, private = config.ray_address, config.ray_address == LOCAL
     if private:
         os.environ |= private_environment()
     else:
         _check_address(address)
-    # read at import: a lost control plane must not end cells, which stream without it
+    # Ray reads these when it is imported. A lost control plane must not end cells: they stream
+    # without it.
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "86400")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # each line is an event
     os.environ.setdefault("RAY_COLOR_PREFIX", "0")
@@ -136,19 +141,19 @@ def running(config: OrchestratorConfig, folder: str) -> Iterator[None]:
 
 
 def private_environment() -> dict[str, str]:
-    """What a Ray on loopback has in its environment, which it reads when it is imported."""
+    """Return the environment of a Ray on loopback, which Ray reads when it is imported."""
     return {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every socket on loopback
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": TOKEN,  # else Ray writes one into the home directory
+        "RAY_AUTH_TOKEN": TOKEN,  # without it, Ray writes a token into the home directory
         "RAY_USAGE_STATS_ENABLED": os.environ.get("RAY_USAGE_STATS_ENABLED", "0"),
         "RAY_memory_monitor_refresh_ms": "0",
-        "RAY_worker_niceness": "0",  # else cells give way to models
+        "RAY_worker_niceness": "0",  # otherwise cells give way to models
     }
 
 
 async def _deployed(config: OrchestratorConfig) -> list[dict[str, str]]:
-    """Have cells started; the addresses of each, the first port first. Raises Unusable."""
+    """Start the cells and return the addresses of each, the first port first. Raises Unusable."""
     from ray import serve
     from ray.serve.schema import LoggingConfig
 
@@ -162,7 +167,7 @@ async def _deployed(config: OrchestratorConfig) -> list[dict[str, str]]:
 
     def deploy() -> Any:
         serve.start(proxy_location="Disabled", logging_config=quiet)
-        settings = config.model_dump(exclude_unset=True, exclude={"config"})  # it was read here
+        settings = config.model_dump(exclude_unset=True, exclude={"config"})  # file was read here
         application = cells.deployment(settings, **options)
         return serve.run(application, name=APPLICATION, route_prefix=None)
 
@@ -175,7 +180,9 @@ async def _deployed(config: OrchestratorConfig) -> list[dict[str, str]]:
 
 
 def _reported() -> str:
-    """What Serve says of the cells: the traceback of one that could not start."""
+    """Return Serve's messages about the cells, such as the traceback of one that could
+    not start.
+    """
     from ray import serve
 
     with suppress(Exception):  # whatever Serve raises
@@ -185,12 +192,12 @@ def _reported() -> str:
 
 
 async def _removed(config: OrchestratorConfig) -> None:
-    """Have the cells removed once what runs has finished, as far as Ray still answers."""
+    """Remove the cells once running requests have finished, as far as Ray still answers."""
     from ray import serve
 
     from tandem.orchestrator import cells
 
-    with suppress(Exception):  # whatever Serve raises, or it takes too long
+    with suppress(Exception):  # whatever Serve raises, or a timeout
         async with asyncio.timeout(
             sum(getattr(config, name) for name in cells.STOPPING) + 2 * cells.STOP_SECONDS
         ):
@@ -198,7 +205,7 @@ async def _removed(config: OrchestratorConfig) -> None:
 
 
 async def _lost(config: OrchestratorConfig, ray: ControlPlane, address: str) -> None:
-    """Return when the cell does not answer, and nobody is there to replace it: Serve does while
+    """Return when the cell does not answer and nothing replaces it. Serve replaces a cell while
     Ray's control plane is there.
     """
     missed = 0
@@ -211,7 +218,7 @@ async def _lost(config: OrchestratorConfig, ray: ControlPlane, address: str) -> 
 
 
 def _with_ports(config: OrchestratorConfig) -> OrchestratorConfig:
-    """On a private Ray, with ports that a cell takes again when it is replaced."""
+    """Choose free ports for a private Ray, so that a cell that is replaced takes the same again."""
     if config.ray_address != LOCAL:
         return config
     names = "port", "http_port", "certificate_port", "metrics_port"
@@ -220,14 +227,18 @@ def _with_ports(config: OrchestratorConfig) -> OrchestratorConfig:
 
 
 def _line(error: Exception, more: str = "") -> str:
-    """What a Tandem error in it says, or in `more`; else all of it in a line."""
+    """Return the message of a Tandem error in an error of Ray or in `more`, or else the whole error
+    in one line.
+    """
     text = str(error)
     found = re.findall(r"tandem\.protos\.errors\.\w+: (.+)", f"{text}\n{more}")
     return found[-1] if found else " ".join(text.split())[:PROBLEM_LENGTH] or repr(error)
 
 
 def _check_address(address: str) -> None:
-    """Raise Unusable if who reaches the cluster may run programs on it, or if nobody does."""
+    """Raise Unusable if whoever reaches the cluster may run programs on it, or if it does not
+    answer.
+    """
     found = re.fullmatch(r"(?:ray://)?(.+):(\d+)", address)
     check_token_mode(found[1] if found else address)
     if found and not listens(f"{found[1]}:{found[2]}"):  # Ray itself tries for minutes

@@ -1,4 +1,4 @@
-"""What the front end counts: for one request, and for Prometheus.
+"""The front end's counts: for one request, and for Prometheus.
 
 A request's figures and the counters grow by the same steps, so they always agree.
 """
@@ -31,7 +31,7 @@ Histograms: TypeAlias = Callable[..., Histogram]
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """The speculation figures of one request; `requested` is whether guesses were."""
+    """The speculation figures of one request. `requested` tells whether guesses were requested."""
 
     requested: bool = True
     steps: int = 0
@@ -50,17 +50,17 @@ class SpeculationStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Emitted tokens per step."""
+        """The number of emitted tokens per step."""
         return self.emitted / self.steps if self.steps else 0.0
 
     @property
     def draft_acceptance_rate(self) -> float:
-        """Accepted of the verified draft tokens."""
+        """The share of the verified draft tokens that were accepted."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
     def fallback_steps(self) -> int:
-        """Steps without guesses although some were requested."""
+        """The number of steps without guesses although some were requested."""
         return self.steps - self.steps_with_guesses if self.requested else 0
 
     def add(self, step: Step) -> None:
@@ -80,7 +80,7 @@ class SpeculationStats:
         self.acceptance_histogram[step.fact.accepted] += 1
 
     def verified(self, step: Step) -> None:
-        """Count what a step says about who verifies."""
+        """Count the changes of the verifier that a step reports."""
         self.verifier_switches = max(self.verifier_switches, step.verifier_switches)
         if step.verifier_group:
             self.verifier_group_changes += self.verifier_group not in ("", step.verifier_group)
@@ -88,7 +88,7 @@ class SpeculationStats:
 
 
 def makers(registry: CollectorRegistry) -> tuple[Counters, Gauges, Histograms]:
-    """Functions that make counters, gauges and histograms with our prefix."""
+    """Return functions that make counters, gauges and histograms with the prefix `tandem_`."""
 
     def counter(name: str, text: str, *labels: str) -> Counter:
         return Counter(f"tandem_{name}", text, labels, registry=registry)
@@ -103,7 +103,7 @@ def makers(registry: CollectorRegistry) -> tuple[Counters, Gauges, Histograms]:
 
 
 class FrontMetrics:
-    """The front end's Prometheus metrics; suffixes are vLLM's so that existing queries port."""
+    """The front end's Prometheus metrics. Suffixes are vLLM's, so that existing queries port."""
 
     def __init__(self, registry: CollectorRegistry, drafters: Acceptance | None = None) -> None:
         counter, gauge, _ = makers(registry)
@@ -178,12 +178,12 @@ class FrontMetrics:
         self.inference = of_requests("request_inference_time_seconds", "Place to last token")
 
     def ended(self, code: str) -> None:
-        """A request ended with the status of this name."""
+        """Count a request that ended with the status of this name."""
         self._ended.get(code, self._ended["OTHER"]).inc()
 
     def add(self, step: Step, requested: bool, first: bool, drafter: str = "") -> None:
-        """Count one step, with a draft of this drafter if it is known. The first is no measure of
-        speed: it waits for the prompt.
+        """Count one step, and its draft for this drafter if the drafter is known. The first step
+        does not count for speed, because it waits for the prompt.
         """
         self.steps.inc()
         if step.fact.drafted:

@@ -1,4 +1,4 @@
-"""The cell put together: relays, client API, metrics, all on one event loop."""
+"""Puts a cell together: relays, client API and metrics, all on one event loop."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from tandem.protos.types import DraftShape, Method, ModelDescription, Schedule
 
 SERVICE = "/tandem.v1.OrchestratorService/"
 ANSWERING = (f"{SERVICE}Generate", f"{SERVICE}StreamGenerate")  # the calls that are requests
-LOOKS = 20  # at services that may be away: two seconds
+LOOKS = 20  # looks, within two seconds, whether services are connected
 Announce: TypeAlias = Callable[..., None]
 log = structlog.get_logger()
 
@@ -61,7 +61,9 @@ log = structlog.get_logger()
 def registration(
     config: OrchestratorConfig, target: ModelDescription, registered: Registry, callers: Callers
 ) -> tuple[RegistrationService, ...]:
-    """What drafters register at, if they may: not at one cell of those that share its port."""
+    """Return the service at which drafters register, if they may. They may not register at a cell
+    that shares its port with others.
+    """
     if config.share_ports or (config.registration_token is None and config.clients is None):
         return ()
     secret = config.registration_token
@@ -73,7 +75,7 @@ def registration(
 def served_model(
     config: OrchestratorConfig, target: ModelDescription, tokenizer: Tokenizer
 ) -> ServedModel:
-    """What requests are checked against."""
+    """Return the model and the settings that requests are checked against."""
     shape = DraftShape(
         config.draft_levels,
         config.draft_branches,
@@ -90,19 +92,19 @@ def served_model(
 
 
 def chat_of(config: OrchestratorConfig) -> ChatTemplate:
-    """The model's chat template, and how its answers are read; raises Unusable."""
+    """Return the model's chat template, with the formats of its answers; raises Unusable."""
     formats = Formats(config.tool_format, config.reasoning_format)
     return load_chat_template(config.tokenizer, formats)
 
 
 def admission_of(config: OrchestratorConfig, metrics: FrontMetrics) -> Admission:
-    """How many requests run and wait, of all and of each client."""
+    """Return the admission, which limits running and waiting requests, in all and per client."""
     each = Limits(*config.each_client, "_per_client")
     return Admission(Limits(config.max_running, config.max_waiting), each, metrics)
 
 
 def security_of(config: OrchestratorConfig, callers: Callers) -> rpc.Security:
-    """How the port of the client API is protected."""
+    """Return how the port of the client API is protected."""
     asked = config.clients is None
     return rpc.Security(config.tls, ClientGuard(callers), asked, config.certificate_port)
 
@@ -111,7 +113,7 @@ def security_of(config: OrchestratorConfig, callers: Callers) -> rpc.Security:
 async def http_port(
     config: OrchestratorConfig, api: HttpApi, announce: Announce
 ) -> AsyncIterator[None]:
-    """The HTTP API while the scope lasts, if it has a port; raises Unusable."""
+    """Serve the HTTP API while the scope lasts, if it has a port; raises Unusable."""
     if config.http_port is None:
         yield
         return
@@ -133,8 +135,8 @@ async def known(
     registered: Registry,
     registry: CollectorRegistry,
 ) -> AsyncIterator[tuple[Replicas, ModelDescription]]:
-    """The replicas while the scope lasts, and the model that the verifiers serve; raises Unusable
-    or IncompatibleModels.
+    """Follow the replicas while the scope lasts. Yields them and the model that the verifiers
+    serve; raises Unusable or IncompatibleModels.
     """
     async with discovery.running() as membership:
         replicas = Replicas(config, membership, registered)
@@ -146,8 +148,8 @@ async def known(
 
 
 async def connected(services: Services, drafting: bool) -> None:
-    """Wait for a verifier, and for a drafter if there is to be `drafting`, so that the first
-    request has drafts; not for long, as a service may be away.
+    """Wait for a verifier and, if `drafting`, for a drafter, so that the first request has drafts.
+    The wait is short, because a service may be away.
     """
     for _ in range(LOOKS):
         if services.verifier.connected and (services.drafter.connected or not drafting):
@@ -163,8 +165,8 @@ async def serving(
     pages: Pages | None = None,
     announce: Announce = process.announce,
 ) -> AsyncIterator[str]:
-    """The client API while the scope lasts; yields its address. `pages` are the process's own; the
-    HTTP port is announced. Raises Unusable or IncompatibleModels.
+    """Serve the client API while the scope lasts; yields its address. `pages` are the process's
+    own. The HTTP port is announced. Raises Unusable or IncompatibleModels.
     """
     tokenizer, chat = load_tokenizer(config.tokenizer), chat_of(config)
     discovery, callers = Discovery(config.verifiers, config.drafters), callers_of(config)

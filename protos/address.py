@@ -1,5 +1,5 @@
-"""HOST:PORT as people write it; the host of IPv6 has brackets there, as in a URL. And sources,
-which stand for several addresses.
+"""Addresses, which are HOST:PORT with brackets around an IPv6 host as in a URL, and sources, which
+stand for several addresses.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ NEVER_PUBLIC = (".localhost", ".internal")  # names that nobody can register
 
 
 def joined(host: str, port: int) -> str:
-    """An address: `127.0.0.1:50051`, `[::1]:50051`."""
+    """Return an address, such as `127.0.0.1:50051` or `[::1]:50051`."""
     host = unbracketed(host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def unbracketed(host: str) -> str:
-    """The host alone, however it was given: `::1`."""
+    """Return a host without brackets, whether it has them or not, such as `::1`."""
     return host.removeprefix("[").removesuffix("]")
 
 
 def split(address: str) -> tuple[str, int]:
-    """Host, without brackets, and port of an address; raises ValueError if it is none."""
+    """Return an address's host, without brackets, and port; raises ValueError if it is none."""
     host, _, port = address.rpartition(":")
     if not host or "@" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise ValueError(f"{address!r} is not HOST:PORT")
@@ -32,7 +32,7 @@ def split(address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to what listens there."""
+    """Tell whether only this machine can connect to a port of this host."""
     try:
         return ip_address(unbracketed(host)).is_loopback
     except ValueError:
@@ -49,13 +49,15 @@ def check_encrypted(secret: str, addresses: Iterable[str]) -> None:
 
 
 def check_source(source: str) -> None:
-    """Raise ValueError if it is neither an address nor `dns:///HOST:PORT` nor `file:///PATH`."""
+    """Raise ValueError if a source is neither an address nor `dns:///HOST:PORT` nor
+    `file:///PATH`.
+    """
     if not source.startswith(f"{FILE}/"):
         split(source.removeprefix(DNS))
 
 
 def names_this_machine(host: str) -> bool:
-    """Whether a request's Host header, if there is one, is a name that leads here by itself."""
+    """Tell whether a request's Host header is empty or a name that can only mean this machine."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:

@@ -1,4 +1,4 @@
-"""Every error that crosses a process border, and its gRPC status: one table for both ends.
+"""Every error that crosses a process border, and its gRPC status, in one table for both ends.
 
     TandemError
     |- InvalidRequest      INVALID_ARGUMENT     names every offending field
@@ -14,7 +14,7 @@
     |- Internal            INTERNAL             a bug; the message has nothing of the request
     `- Unusable            (never sent)         a process cannot start: what, and why
 
-Knows gRPC's status codes by name alone; nothing here does I/O.
+This module knows gRPC's status codes by name only, and does no I/O.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import ClassVar
 
 
 class TandemError(Exception):
-    """The root: a message of one line that never holds prompt text."""
+    """The root of all errors. Its message is one line that never holds prompt text."""
 
-    status: ClassVar[str] = "INTERNAL"  # the name of a code
+    status: ClassVar[str] = "INTERNAL"  # the name of a gRPC status code
     reason: ClassVar[str] = "INTERNAL"
 
 
@@ -55,7 +55,7 @@ class InvalidRequest(TandemError):
 
     @classmethod
     def of(cls, field: str, problem: str) -> InvalidRequest:
-        """The common case of one field."""
+        """Return an error about a single field, which is the common case."""
         return cls(Violation(field, problem))
 
 
@@ -74,7 +74,7 @@ class StaleTurn(TandemError):
 
 
 class Busy(TandemError):
-    """No capacity now."""
+    """The service has no capacity now."""
 
     status = "RESOURCE_EXHAUSTED"
     reason = "BUSY"
@@ -85,7 +85,7 @@ class Busy(TandemError):
 
 
 class IncompatibleModels(TandemError):
-    """Drafter, verifier or front end have different vocabularies."""
+    """The drafter, the verifier and the front end do not have the same vocabulary."""
 
     status = "FAILED_PRECONDITION"
     reason = "INCOMPATIBLE_MODELS"
@@ -149,5 +149,5 @@ BY_REASON: dict[str, type[TandemError]] = {
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same call may succeed a little later."""
+    """Tell whether the same call may succeed a little later."""
     return isinstance(error, Unavailable | Busy | DeadlineExceeded)

@@ -1,8 +1,8 @@
-"""The tokens of a tokenizer, their fingerprint, and how alike two are: a drafter's ids have to mean
-what they mean to its target, all of them or nearly all.
+"""The tokens of a tokenizer, their fingerprint, and the likeness of two tokenizers. All or nearly
+all ids have to mean the same to a drafter and its target.
 
-Reads `tokenizer.json` or the head of a GGUF file; loads no tokenizer library, so that every
-service can afford it.
+This module reads `tokenizer.json` or the head of a GGUF file. It loads no tokenizer library, so
+that every service can afford it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any
 from tandem.protos import gguf
 from tandem.protos.errors import Unusable
 
-NEARLY = 0.99  # of the ids of the smaller vocabulary mean the same: they differ in special tokens
+NEARLY = 0.99  # share of the smaller vocabulary's ids that mean the same in nearly equal tokenizers
 
 
 class Likeness(StrEnum):
     """How alike the tokenizers of a drafter and of its target are."""
 
     EQUAL = "equal"  # every id means the same
-    NEARLY = "nearly equal"  # ids that do not are masked: drafts are trees of the target's ids
+    NEARLY = "nearly equal"  # ids that differ are masked: drafts are trees of the target's ids
     FOREIGN = "foreign"  # drafts are text, translated into the target's tokens
 
 
 def tokens_by_id(folder: Path) -> dict[int, str]:
-    """The token of every id, of the tokenizer of a directory or a GGUF file; raises Unusable."""
+    """Return the token of every id of a directory's or a GGUF file's tokenizer; raises Unusable."""
     if gguf.is_gguf(folder):
         return gguf.tokens(folder)
     path = folder / "tokenizer.json"
@@ -48,14 +48,15 @@ def tokens_by_id(folder: Path) -> dict[int, str]:
 
 
 def fingerprint(folder: Path) -> str:
-    """A short hash of the token of every id, e.g. `9f86d081884c7d65`; raises Unusable."""
+    """Return a short hash of the token of every id, e.g. `9f86d081884c7d65`; raises Unusable."""
     lines = (f"{index} {token!r}" for index, token in sorted(tokens_by_id(folder).items()))
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def likeness(one: Mapping[int, str], other: Mapping[int, str]) -> Likeness:
-    """How alike two vocabularies are, in either order. Nearly equal ones agree in 99 of 100 ids of
-    the smaller one: tokens that only the larger one has cost no drafts of the others.
+    """Return how alike two vocabularies are, in either order. Nearly equal vocabularies agree in 99
+    of 100 ids of the smaller one: tokens that only the larger one has do not spoil drafts of the
+    others.
 
     Merges and rules that split a text do not count. A drafter reads and proposes ids, so it is
     enough that an id means the same string.

@@ -31,7 +31,9 @@ def generate(out: Path) -> None:
 
 
 def stale(fresh: Path) -> list[str]:
-    """Names of committed stubs that differ from the fresh ones, or that only one side has."""
+    """Return the names of committed stubs that differ from the fresh ones or that only one side
+    has.
+    """
     names = {path.name for side in (ROOT, fresh) for path in (side / STUBS).glob("*_pb2*")}
 
     def content(side: Path, name: str) -> bytes:
@@ -42,7 +44,7 @@ def stale(fresh: Path) -> list[str]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="make the gRPC stubs")
     parser.add_argument(
         "--check", action="store_true", help="change nothing, fail if a stub is stale"

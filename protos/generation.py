@@ -1,4 +1,4 @@
-"""What requests that set no options are given, by the makers of their model. Plain values."""
+"""A model maker's defaults for the options that a request does not set, as plain values."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """What a model's makers set for requests that do not set it themselves; None: nothing. The
-    names are those of `generation_config.json`.
+    """The options that a model's makers set for requests that do not set them. None means that the
+    makers set nothing. The names are those of `generation_config.json`.
     """
 
     temperature: float | None = None

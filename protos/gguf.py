@@ -1,6 +1,6 @@
-"""The head of a GGUF file: its metadata, its tokens, and where its tensors are.
+"""Reads the head of a GGUF file: its metadata, its tokens, and the places of its tensors.
 
-Reads no weights.
+The weights are not read.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ NUMBERS = dict(enumerate("BbHhIif?", 0)) | {
     10: "Q",
     11: "q",
     12: "d",
-}  # by type, as `struct` names them
+}  # formats of `struct`, by GGUF's type numbers
 STRING, LIST = 8, 9
 COMPARABLE = ("gpt2", "llama")  # vocabularies whose tokens are written as in a tokenizer.json
 DAMAGED = (OSError, struct.error, ValueError, LookupError, ArithmeticError, EOFError)
-TOO_MUCH = (MemoryError, RecursionError)  # nested, or long, as no file is that is whole
-UNUSED = 5  # a token that only fills the vocabulary up
-ALIGNMENT = 32  # of the first tensor, unless a file says so
+TOO_MUCH = (MemoryError, RecursionError)  # an intact file has no values so nested or long
+UNUSED = 5  # the type of a token that only fills the vocabulary up
+ALIGNMENT = 32  # alignment of the first tensor in bytes, unless a file sets another
 VOCABULARY = tuple(
     f"tokenizer.ggml.{each}" for each in ("tokens", "scores", "token_type", "merges")
 )
 ENDS = ("eos", "eot", "eom")
-CONTROL = 3  # a token that is never text
-TURN_ENDS = {  # which converters often do not name; those that llama.cpp looks for
+CONTROL = 3  # the type of a token that is never text
+TURN_ENDS = {  # tokens that llama.cpp looks for too, because converters often do not name them
     "<|eot_id|>",
     "<|eom_id|>",
     "<|im_end|>",
@@ -48,13 +48,13 @@ TURN_ENDS = {  # which converters often do not name; those that llama.cpp looks 
 
 
 def is_gguf(model: Path) -> bool:
-    """Whether a model is such a file rather than a directory."""
+    """Tell whether a model is a GGUF file rather than a directory."""
     return model.suffix == ".gguf"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor of a file: `kind` is ggml's number of its type; where its bytes begin."""
+    """A tensor of a file. `kind` is ggml's number of its type; its bytes begin at `offset`."""
 
     name: str
     shape: tuple[int, ...]
@@ -63,13 +63,13 @@ class StoredTensor:
 
     @property
     def numbers(self) -> int:
-        """How many it has."""
+        """The count of numbers that the tensor has."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a file says before its weights. `light`: the same bytes without the vocabulary, which
+    """The part of a file before its weights. `light` is its bytes without the vocabulary, which
     takes long to read.
     """
 
@@ -79,7 +79,7 @@ class Head:
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a text, a turn or a message, named as such or known by their text."""
+        """The tokens that end a text, a turn or a message, named as such or known by their text."""
         known, ends = self.metadata, set[int]()
         ends |= {known[key] for end in ENDS if (key := f"tokenizer.ggml.{end}_token_id") in known}
         tokens = known.get("tokenizer.ggml.tokens", ())
@@ -90,18 +90,18 @@ class Head:
             if kind == CONTROL
         }
         if "<|return|>" in controls:
-            controls.pop("<|end|>", None)  # it ends a part of a turn
+            controls.pop("<|end|>", None)  # ends only a part of a turn in such a model
         ends |= {controls[token] for token in TURN_ENDS & controls.keys()}
         return tuple(sorted(ends))
 
 
 def metadata(file: Path) -> dict[str, Any]:
-    """All keys and values; raises Unusable."""
+    """Return all keys and values of a file's metadata; raises Unusable."""
     return head(file).metadata
 
 
 def head(file: Path) -> Head:
-    """All that precedes the weights; raises Unusable."""
+    """Read the part of a file before the weights; raises Unusable."""
     try:
         with file.open("rb") as stream:
             if stream.read(4) != MAGIC:
@@ -131,7 +131,9 @@ def head(file: Path) -> Head:
 
 
 def tokens(file: Path) -> dict[int, str]:
-    """The token of every id; raises Unusable if it cannot be compared with a tokenizer's."""
+    """Return the token of every id of a file; raises Unusable if the vocabulary cannot be compared
+    with a tokenizer's.
+    """
     found = metadata(file)
     kind, listed = found.get("tokenizer.ggml.model"), found.get("tokenizer.ggml.tokens", [])
     if kind not in COMPARABLE or not listed:
@@ -158,7 +160,7 @@ def _entry(stream: BinaryIO) -> tuple[str, Any]:
 
 
 def _again(stream: BinaryIO, start: int) -> bytes:
-    """What was read from a place on."""
+    """Read the bytes from `start` up to the present place again."""
     count = stream.tell() - start
     stream.seek(start)
     return stream.read(count)

@@ -1,6 +1,6 @@
-"""What a completion must be: a grammar, as its client wrote it.
+"""The grammar that a completion must follow, as its client wrote it.
 
-Pure; compiled by `matching` alone.
+Pure. Only `matching` compiles grammars.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": 
 
 
 class GrammarKind(Enum):  # the numbers are the wire's
-    """How a grammar is written."""
+    """The ways in which a grammar is written."""
 
     JSON_SCHEMA = 1
     JSON_OBJECT = 2
@@ -27,7 +27,7 @@ class GrammarKind(Enum):  # the numbers are the wire's
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A grammar of a kind; the text of a choice is a JSON array of texts, that of any JSON object
+    """A grammar of a kind. The text of a choice is a JSON array of texts; the text of JSON_OBJECT
     is empty.
     """
 
@@ -36,10 +36,10 @@ class Grammar:
 
     @classmethod
     def choice(cls, texts: Iterable[str]) -> Grammar:
-        """One of some texts."""
+        """Return a grammar that admits exactly these texts."""
         return cls(GrammarKind.CHOICE, json.dumps(list(texts), ensure_ascii=False))
 
     @property
     def field(self) -> str:
-        """The client's name for it."""
+        """The client's name of the request's field that has the grammar."""
         return f"sampling.{self.kind.name.lower()}"

@@ -1,6 +1,6 @@
-"""Models by their names on the Hugging Face hub: downloaded into its cache, by its own library.
+"""Downloads models by their names on the Hugging Face hub into the hub's cache, with its library.
 
-Only what is loaded here: configuration, tokenizer, safetensors.
+Only files that are loaded here are downloaded: configuration, tokenizer, safetensors.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tandem.protos.gguf import is_gguf
 NAME = re.compile(r"[\w.-]+/[\w.-]+")
 TOKENIZER = ("*.json", "*.jinja")
 MODEL = (*TOKENIZER, "*.safetensors")
-OTHER_FORMATS = "*/*"  # the same weights in other formats
+OTHER_FORMATS = "*/*"  # folders of a model, with the same weights in other formats
 CACHED = "snapshots"
 
 
 def local(model: Path, files: tuple[str, ...]) -> Path:
-    """A model that is here as it is; one that is not, but could be on the hub, as it is in the
-    hub's cache, downloaded if need be. Raises Unusable.
+    """Return the local path of a model. A model that is not here, but could be on the hub, is
+    downloaded into the hub's cache if need be. Raises Unusable.
     """
     if model.exists() or not NAME.fullmatch(str(model)) or model.parent.exists():
         return model
@@ -38,7 +38,7 @@ def local(model: Path, files: tuple[str, ...]) -> Path:
     except ModuleNotFoundError as error:
         problem = f"{model} is not here; to download it: pip install huggingface_hub; {advice}"
         raise Unusable(problem) from error
-    except Exception as error:  # of the library, of the network, of the disk
+    except Exception as error:  # errors of the library, the network, the disk
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         problem = f"{model} is not here and was not downloaded ({reason}); by hand: {advice}"
         raise Unusable(problem) from error
@@ -46,7 +46,7 @@ def local(model: Path, files: tuple[str, ...]) -> Path:
 
 
 def served(model: Path) -> Path:
-    """The local place of a model that is to be loaded; raises Unusable if nothing is there."""
+    """Return the local path of a model that is to be loaded; raises Unusable if none is there."""
     found = local(model, MODEL)
     if is_gguf(found) and not found.is_file():
         raise Unusable(f"{found} is not there")
@@ -60,7 +60,7 @@ TokenizerPath: TypeAlias = Annotated[Path, AfterValidator(partial(local, files=T
 
 
 def name_of(model: Path) -> str:
-    """What people call it: the end of its path, or its name on the hub."""
+    """Return the name that people call a model: the end of its path, or its name on the hub."""
     path = model.resolve()
     if path.parent.name == CACHED:
         return path.parent.parent.name.removeprefix("models--").replace("--", "/")

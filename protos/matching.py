@@ -1,6 +1,6 @@
-"""Grammars compiled for a tokenizer, by llguidance: what may follow a text that one of them began.
+"""Grammars compiled for a tokenizer by llguidance, which tells the tokens that may come next.
 
-Masks, and what is refused, depend on the grammar and the tokens alone: fuel is counted, not time.
+Masks and refusals depend only on the grammar and the tokens: fuel is counted, not time.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tokenizers import Tokenizer
 from tandem.protos.errors import InvalidRequest
 from tandem.protos.grammar import STYLE, Grammar, GrammarKind
 
-KEPT = 32  # compiled grammars
+KEPT = 32  # compiled grammars that are cached
 ANY_OBJECT = '{"type": "object"}'
-STEPS, STRIDE = 32, 7919  # of a walk through a grammar, to try it
-LONGEST_PROBLEM = 300  # characters of what the library says
+STEPS, STRIDE = 32, 7919  # length and stride of a walk that tries a grammar
+LONGEST_PROBLEM = 300  # characters of a message of the library
 UNKNOWN_KEYS = re.compile(r"Unimplemented keys: (\[.*\])")
 LIMITS = LLParserLimits(
     step_lexer_fuel=50_000,
@@ -31,8 +31,8 @@ LIMITS = LLParserLimits(
 
 
 class GrammarCompiler:
-    """Compiles for one model, whose tokenizer is read for the first grammar: `ends` are the tokens
-    with which its texts end. May be called by any thread.
+    """Compiles grammars for one model, whose tokenizer is read for the first grammar. `ends` are
+    the tokens with which the model's texts end. Any thread may call a compiler.
     """
 
     def __init__(self, tokenizer: Callable[[], Tokenizer], ends: Sequence[int]) -> None:
@@ -41,13 +41,13 @@ class GrammarCompiler:
         self._words = lru_cache(1)(self._read)
 
     def compiled(self, grammar: Grammar) -> LLMatcher:
-        """A matcher before the first token; raises InvalidRequest. It shares what was learned of
-        the grammar with others, and so the limit of that.
+        """Return a matcher before the first token; raises InvalidRequest. The matcher shares its
+        learned states, and their limit, with others of the same grammar.
         """
         return self._kept(grammar).deep_copy()
 
     def fresh(self, grammar: Grammar) -> LLMatcher:
-        """The same, that shares nothing."""
+        """Return a matcher before the first token that shares nothing; raises InvalidRequest."""
         try:
             matcher = LLMatcher(self._words(), _written(grammar), log_level=0, limits=LIMITS)
         except (ValueError, TypeError, RecursionError) as error:
@@ -63,7 +63,9 @@ class GrammarCompiler:
 
 
 def problem_of(matcher: LLMatcher) -> str:
-    """Why a matcher can do no more; empty if it can. It stops where a text is complete, too."""
+    """Return why a matcher cannot go on because of an error; empty if there is none. A matcher also
+    stops where a text is complete, which is no error.
+    """
     if not matcher.is_error():
         return ""
     if matcher.get_error().startswith("NoExtensionBias"):
@@ -72,7 +74,7 @@ def problem_of(matcher: LLMatcher) -> str:
 
 
 def walk(matcher: LLMatcher, steps: int = STEPS) -> None:
-    """Follow tokens of all kinds that may come, to an end or a limit at the latest."""
+    """Feed a matcher possible tokens of all kinds, until the text or the steps end."""
     for step in range(steps):
         possible = int.from_bytes(matcher.compute_bitmask(), "little")
         if matcher.is_stopped():
@@ -85,7 +87,7 @@ def walk(matcher: LLMatcher, steps: int = STEPS) -> None:
 
 
 def _written(grammar: Grammar) -> str:
-    """As the library reads it; raises ValueError."""
+    """Return a grammar in the form that the library reads; raises ValueError."""
     text = grammar.text
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
@@ -109,7 +111,7 @@ def _texts(choice: str) -> list[str]:
 
 
 def _problem(grammar: Grammar, message: str) -> str:
-    """What is wrong with a grammar, and where, as far as the library says so."""
+    """Return what is wrong with a grammar, and where, as far as the library says so."""
     unknown = UNKNOWN_KEYS.search(message)
     if not unknown or grammar.kind is not GrammarKind.JSON_SCHEMA:
         return f"cannot be used: {_line(message)}"
@@ -119,7 +121,7 @@ def _problem(grammar: Grammar, message: str) -> str:
 
 
 def _places(schema: Any, keys: Sequence[str], here: str = "#") -> Iterator[str]:
-    """Where in a schema all of some keywords are, as JSON pointers."""
+    """Yield the places in a schema that have all of the keywords, as JSON pointers."""
     if isinstance(schema, dict) and schema.keys() >= set(keys):
         yield here
     parts = schema.items() if isinstance(schema, dict) else enumerate(schema)
@@ -129,7 +131,7 @@ def _places(schema: Any, keys: Sequence[str], here: str = "#") -> Iterator[str]:
 
 
 def _line(message: object) -> str:
-    """The one line that says it."""
+    """Return the line of a message that names the problem."""
     lines = str(message).strip().splitlines() or ["?"]
     said = next((line for line in lines if line.startswith("error: ")), lines[0])
     return said.removeprefix("error: ")[:LONGEST_PROBLEM]

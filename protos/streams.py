@@ -13,13 +13,13 @@ from tandem.protos.types import (
     TokenLogprobs,
 )
 
-LONGEST_MATCH = 32  # tokens of a suffix that are compared at the most
+LONGEST_MATCH = 32  # tokens of a suffix that are compared, at most
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """How likely the model finds the tokens of a context from `first` on, below `until`, and the
-    `top` likeliest ones in the place of each. The first token of a text has no log-probability.
+    """A request for the log-probabilities of a context's tokens from `first` on, below `until`, and
+    of the `top` likeliest tokens in the place of each. The first token of a text has none.
     """
 
     first: int
@@ -33,11 +33,12 @@ class Decoding:
     `until` tokens in all.
 
     In `lockstep` each step waits for the guess made after exactly its length and verifies all of
-    it; `once` ends after one step. `suffix_shape`: guess what followed the newest tokens where
-    they occurred before, in the text, in `known` tokens or in recent answers of the scope, and
-    remember the answer. `forced`: guess so many tokens at once that the grammar leaves no choice
-    about. `group` of verifiers that the text is from: it is not sent.
-    `prompt_logprobs` come before all else; an `until` of the context's length wants nothing else.
+    it; `once` ends after one step. With `suffix_shape` the verifier guesses what followed the
+    newest tokens where they occurred before, in the text, in `known` tokens or in recent answers of
+    the scope, and remembers the answer. `forced` is how many tokens to guess at once about which
+    the grammar leaves no choice. `group` is the group of verifiers that the text is from; it is not
+    sent. `prompt_logprobs` come before all else; an `until` of the context's length asks for
+    nothing else.
     """
 
     context: Context
@@ -55,7 +56,9 @@ class Decoding:
     prompt_logprobs: PromptLogprobs | None = None
 
     def cut(self, start: int, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
-        """The tokens from `start` on up to the end of the text, and whether it is reached."""
+        """Cut tokens, which begin at `start`, at the end of the text. Returns them and whether the
+        end is reached.
+        """
         tokens = tokens[: self.until - start]
         stops = (place for place, token in enumerate(tokens) if token in self.stop_token_ids)
         if (end := next(stops, None)) is not None:
@@ -65,8 +68,8 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """Opens a stream at a drafter: guess after `context`; in `lockstep`, one whole guess after
-    every fact; `once`, one guess.
+    """Opens a stream at a drafter: guess after `context`. In `lockstep` the drafter sends one whole
+    guess after every fact; with `once` it sends one guess.
     """
 
     context: Context
@@ -80,8 +83,9 @@ class Drafting:
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """Seconds that forward passes of a model take: the one that runs or, if it took longer, the one
-    before, 0 = there is no work; and one over a single token at that pace, 0 = not known.
+    """The seconds that forward passes of a model take. `newest` is the time of the running pass or,
+    if that took longer, of the pass before; 0 = there is no work. `light` is the time of a pass
+    over a single token at that pace; 0 = not known.
     """
 
     newest: float = 0.0
@@ -90,13 +94,13 @@ class PassTimes:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """From token `start` on, the text is `tokens`: the accepted ones, then the next token; or a
+    """From token `start` on, the text is `tokens`: the accepted tokens, then the next token; or a
     piece of the prompt, if `prompt_logprobs` are wanted.
 
     `drafted` guessed nodes were verified and `accepted` of them emitted, where the verifier
-    expected `expected`; since the fact before, `late` nodes arrived after their step, and `unused`
-    ones that arrived in time were never verified. Of those verified and accepted, `found` and
-    `found_accepted` were sent by no drafter: the verifier found them by itself.
+    expected `expected`. Since the fact before, `late` nodes arrived after their step; `unused`
+    nodes that arrived in time were never verified. Of the verified and the accepted nodes, `found`
+    and `found_accepted` were sent by no drafter: the verifier found them by itself.
     """
 
     start: int
@@ -114,16 +118,16 @@ class Fact:
 
     @property
     def sent(self) -> int:
-        """Nodes of a drafter that were verified."""
+        """The number of a drafter's nodes that were verified."""
         return self.drafted - self.found
 
     @property
     def sent_accepted(self) -> int:
-        """Nodes of a drafter that were emitted."""
+        """The number of a drafter's nodes that were emitted."""
         return max(0, self.accepted - self.found_accepted)
 
     def committing(self, tokens: tuple[int, ...]) -> Fact:
-        """The same fact about these of its tokens alone."""
+        """Return the same fact with only these of its tokens."""
         return replace(
             self,
             tokens=tokens,
@@ -153,7 +157,7 @@ class Guess:
 
 @dataclass(frozen=True, slots=True)
 class EncodedGuess:
-    """A guess that is passed on as it came: `message` is read by the verifier alone."""
+    """A guess that is passed on as it came. Only the verifier reads `message`."""
 
     behind: int
     size: int  # bytes
@@ -163,6 +167,6 @@ class EncodedGuess:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Whether the verifier shall pause a session."""
+    """A message that tells the verifier to pause a session, or to go on."""
 
     paused: bool

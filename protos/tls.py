@@ -1,6 +1,6 @@
 """TLS from PEM files, which may be replaced at any time.
 
-Reads and checks them; what ports and channels make of them is the business of `transport`.
+This module reads and checks the files. `transport` applies them to ports and channels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 
 class Pem(NamedTuple):
-    """The contents of the files; a client without a certificate has only a CA."""
+    """The contents of the PEM files. A client without a certificate has only a CA."""
 
     ca: bytes
     cert: bytes | None
@@ -28,8 +28,8 @@ class Pem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Files of the CA that signs the certificates of all peers, and of an own certificate and its
-    key.
+    """The files of the CA that signs the certificates of all peers, and of the process's own
+    certificate and its key.
     """
 
     ca: Path
@@ -38,15 +38,15 @@ class Tls:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Those that there are."""
+        """The files that are set."""
         return tuple(path for path in (self.ca, self.cert, self.key) if path)
 
     def read(self) -> tuple[Pem, ssl.SSLContext]:
-        """What the files have, and a server's context of it; raises Unusable, also if key and
-        certificate do not fit.
+        """Return the contents of the files, and a server's context made of them. Raises Unusable,
+        also if key and certificate do not fit.
         """
         if bool(self.cert) != bool(self.key):
-            raise Unusable("tls_cert and tls_key belong together")
+            raise Unusable("tls_cert and tls_key belong together: set both or neither")
         for path in self.files:
             try:
                 path.read_bytes()
@@ -69,7 +69,7 @@ class Tls:
 
 
 class CertificateFiles:
-    """The newest contents that can be used: files are replaced one after the other."""
+    """The newest usable contents of the files, which are replaced one after the other."""
 
     def __init__(self, tls: Tls) -> None:
         """Raises Unusable."""
@@ -78,7 +78,7 @@ class CertificateFiles:
         self.pem, self.context = tls.read()
 
     def refresh(self) -> bool:
-        """Look at the files; whether their contents are others than before."""
+        """Look at the files again. Returns whether their contents have changed."""
         try:
             stamps = self._stamps()
             if stamps == self._seen:
@@ -88,7 +88,7 @@ class CertificateFiles:
         except (OSError, Unusable) as error:
             log.warning("certificates cannot be read again", problem=str(error))
             return False
-        if changed_again:  # amid the reading: the next look finds it
+        if changed_again:  # the files changed during the reading: the next look reads them
             return False
         self._seen = stamps
         changed = pem != self.pem
@@ -110,15 +110,18 @@ class CertificateFiles:
 def server_context(
     tls: Tls, certificates: ssl.VerifyMode = ssl.VerifyMode.CERT_REQUIRED
 ) -> ssl.SSLContext:
-    """For HTTPS, with the newest files for each connection; clients must have `certificates`, may,
-    or are not asked for them. Raises Unusable.
+    """Return a context for HTTPS that uses the newest files for each connection. `certificates`
+    tells whether clients must have certificates, may have them, or are not asked for them. Raises
+    Unusable.
     """
     files, looking = CertificateFiles(tls), threading.Lock()
     used = _asking(files.context, certificates)
     first = used
 
     def look(connection: ssl.SSLSocket | ssl.SSLObject, *_: object) -> None:
-        """Called in every handshake, before certificates are shown."""
+        """Use the newest files. TLS calls this in every handshake, before certificates
+        are shown.
+        """
         nonlocal used
         with looking:  # handshakes are in threads
             if files.refresh():
@@ -130,7 +133,9 @@ def server_context(
 
 
 def _asking(context: ssl.SSLContext, certificates: ssl.VerifyMode) -> ssl.SSLContext:
-    """Who comes again shows its certificate again: nobody goes on with that of an older CA."""
+    """Set how clients are asked for certificates. Sessions are not resumed: a client that comes
+    again shows its certificate again, so none goes on with a certificate of an older CA.
+    """
     context.verify_mode = certificates
     context.minimum_version, context.num_tickets = ssl.TLSVersion.TLSv1_3, 0
     return context

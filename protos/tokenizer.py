@@ -1,7 +1,7 @@
 """The tokenizer of a model: a directory's own, or that of a GGUF file.
 
-A file has a vocabulary, and the name of the rules by which a text is split. If those are not known
-here, the model's `tokenizer.json` has to be in the same folder.
+A GGUF file has a vocabulary, and the name of the rules by which a text is split. If this module
+does not know the rules, the model's `tokenizer.json` has to be in the same folder.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tandem.protos.errors import Unusable
 from tandem.protos.fingerprint import tokens_by_id
 
 NAME = "tokenizer.json"
-SPACE = "\u2581"  # how SentencePiece writes one
-SPECIAL = (3, 4)  # tokens that control, or that users defined
+SPACE = "\u2581"  # SentencePiece's character for a space
+SPECIAL = (3, 4)  # GGUF's types of control tokens and of user-defined tokens
 CONTROL = 3
 
 # How byte-level tokenizers split a text before they merge, by the names that GGUF files give them.
 # The patterns are those of the models' own tokenizers.
 GPT2, DIGITS = "gpt-2", "digits"
-"""As GPT-2 does, and the same with each digit apart."""
+"""The splits of GPT-2, and of GPT-2 with each digit apart."""
 _CONTRACTED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LINES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = _CONTRACTED + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _LINES
@@ -66,13 +66,13 @@ SPLITS = {
     "llama4": _GPT4O,
 }
 WHOLE_WORDS = ("llama-bpe", "llama-v3", "llama3", "falcon3", "tekken")
-"""Those that take a piece that is a token as it is, without merging."""
+"""The splits whose tokenizers take a piece that is a token as it is, without merging."""
 COMPOSED = ("qwen2",)
-"""Those that compose letters and their accents first (NFC)."""
+"""The splits whose tokenizers compose letters and their accents first (NFC)."""
 
 
 def tokenizer_of(model: Path) -> Tokenizer:
-    """The tokenizer of a model directory or file; raises Unusable."""
+    """Return the tokenizer of a model directory or file; raises Unusable."""
     folder = model.parent if gguf.is_gguf(model) else model
     if gguf.is_gguf(model) and not _beside(model):
         return _built(model)
@@ -82,8 +82,8 @@ def tokenizer_of(model: Path) -> Tokenizer:
 
 
 def texts_of(model: Path, count: int) -> list[str]:
-    """What each of a model's first `count` tokens is by itself, with U+FFFD for parts of letters;
-    raises Unusable.
+    """Return the text of each of a model's first `count` tokens alone, with U+FFFD for parts of
+    letters; raises Unusable.
     """
     if not gguf.is_gguf(model):
         ids = [[token] for token in range(count)]
@@ -97,8 +97,8 @@ def texts_of(model: Path, count: int) -> list[str]:
 
 
 def _beside(file: Path) -> bool:
-    """Whether the rules of a file are in a tokenizer.json beside it: its own, which is checked, or
-    another model's, which is of no use here. Raises Unusable if the file's own are not known.
+    """Tell whether a GGUF file needs the tokenizer.json beside it, because its own rules are not
+    known here. Raises Unusable if there is no tokenizer.json then, or if it has other tokens.
     """
     known, folder = gguf.metadata(file), file.parent
     split = known.get("tokenizer.ggml.pre", "default")
@@ -120,7 +120,7 @@ def _beside(file: Path) -> bool:
 
 
 def _built(file: Path) -> Tokenizer:
-    """Made from the file's metadata."""
+    """Build a tokenizer from a GGUF file's metadata."""
     metadata, tokens = gguf.metadata(file), tokens_by_id(file)
     of_bytes = metadata["tokenizer.ggml.model"] == "gpt2"
     tokenizer = _of_bytes(metadata, tokens) if of_bytes else _of_pieces(metadata, tokens)
@@ -137,7 +137,7 @@ def _built(file: Path) -> Tokenizer:
 
 
 def _of_bytes(metadata: Mapping[str, Any], tokens: Mapping[int, str]) -> Tokenizer:
-    """Byte-level BPE."""
+    """Build a byte-level BPE tokenizer."""
     split = metadata["tokenizer.ggml.pre"]
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
     vocabulary = {text: index for index, text in tokens.items()}
@@ -159,7 +159,9 @@ def _of_bytes(metadata: Mapping[str, Any], tokens: Mapping[int, str]) -> Tokeniz
 
 
 def _of_pieces(metadata: Mapping[str, Any], tokens: Mapping[int, str]) -> Tokenizer:
-    """SentencePiece's BPE, whose merges follow from the scores of the tokens."""
+    """Build a tokenizer of SentencePiece's BPE, whose merges follow from the scores of
+    the tokens.
+    """
     vocabulary = {text: index for index, text in tokens.items()}
     scores = metadata.get("tokenizer.ggml.scores") or [-index for index in range(len(tokens))]
     merges = []

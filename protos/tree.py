@@ -1,6 +1,6 @@
-"""Token trees: what follows from `parents` alone. A chain is a tree of width one.
+"""Properties of token trees that follow from `parents` alone. A chain is a tree of width one.
 
-Pure; parents come in topological order and -1 is the root, which is not a node.
+Pure. Parents come in topological order, and -1 is the root, which is not a node.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from itertools import pairwise
 
 
 def chain(length: int) -> tuple[int, ...]:
-    """The parents of a straight tree."""
+    """Return the parents of a chain of nodes."""
     return tuple(range(-1, length - 1))
 
 
 def is_chain(parents: Sequence[int]) -> bool:
-    """Whether no node has a sibling."""
+    """Tell whether the tree is a chain: each node is the child of the one before."""
     return all(parent == node - 1 for node, parent in enumerate(parents))
 
 
 def problem(parents: Sequence[int]) -> str | None:
-    """Why these are not the parents of a tree in topological order, or None."""
+    """Return why these are not the parents of a tree in topological order, or None if they are."""
     for node, parent in enumerate(parents):
         if not -1 <= parent < node:
             return f"of node {node} is {parent}, not in -1..{node - 1}"
@@ -28,7 +28,7 @@ def problem(parents: Sequence[int]) -> str | None:
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """Levels below the root: its children have depth 0."""
+    """Return each node's depth; the root's children have depth 0."""
     result: list[int] = []
     for parent in parents:
         result.append(0 if parent < 0 else result[parent] + 1)
@@ -36,7 +36,7 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 
 def children(parents: Sequence[int]) -> list[list[int]]:
-    """Children in order, of the root first: [0] is the root's, [n + 1] is node n's."""
+    """Return all children in order: [0] are the root's, [n + 1] are node n's."""
     result: list[list[int]] = [[] for _ in range(len(parents) + 1)]
     for node, parent in enumerate(parents):
         result[parent + 1].append(node)
@@ -44,19 +44,19 @@ def children(parents: Sequence[int]) -> list[list[int]]:
 
 
 def hang(length: int, parents: Sequence[int]) -> tuple[int, ...]:
-    """The parents of a chain of `length` nodes with the tree hung below its last node."""
+    """Return the parents of a chain of `length` nodes with the tree hung below its last node."""
     return chain(length) + tuple(length + parent for parent in parents)
 
 
 def trunk(parents: Sequence[int]) -> int:
-    """How many leading nodes form a chain from the root: the principal path when the likeliest
-    child comes first.
+    """Return how many leading nodes form a chain from the root. This chain is the principal path if
+    the likeliest child comes first.
     """
     return next((node for node, parent in enumerate(parents) if parent != node - 1), len(parents))
 
 
 def path(parents: Sequence[int], node: int) -> list[int]:
-    """The nodes from the root down to a node."""
+    """Return the nodes on the path from the root, which is not among them, down to a node."""
     result = []
     while node >= 0:
         result.append(node)
@@ -65,6 +65,8 @@ def path(parents: Sequence[int], node: int) -> list[int]:
 
 
 def runs(parents: Sequence[int], first: int) -> list[range]:
-    """The nodes from `first` on, cut wherever one is not the child of the one before."""
+    """Return the nodes from `first` on as ranges, cut wherever a node is not the child of the node
+    before it.
+    """
     starts = [node for node in range(first + 1, len(parents)) if parents[node] != node - 1]
     return [range(*pair) for pair in pairwise([first, *starts, len(parents)])]

@@ -1,6 +1,6 @@
-"""What the services exchange, as plain values.
+"""The plain values that the services exchange.
 
-Frozen and compared by value; their messages are known to `wire` alone.
+They are frozen and compared by value. Only `wire` knows their messages.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from enum import Enum
 from tandem.protos.generation import NO_DEFAULTS, GenerationDefaults
 from tandem.protos.grammar import Grammar
 
-MAX_NODES = 64  # of one draft
+MAX_NODES = 64  # nodes per draft
 MAX_LEVELS = 32
 MAX_CHOICES = 256  # tokens that a sent distribution may give a chance
 LAST_TURN = (1 << 32) - 1  # closes a session whatever its turn is
-EXACT = "exact"  # what a batch-invariant model service reports
+EXACT = "exact"  # the exactness that a batch-invariant model service reports
 MAX_LOGPROBS = 20  # most likely tokens reported beside an emitted one
 MAX_BIASES = 1024
-SEEDS = 1 << 53  # a random seed is below it, as JSON's numbers are exact there
+SEEDS = 1 << 53  # random seeds are below this number: up to it, JSON's numbers are exact
 
 
-class Rule(Enum):  # the numbers of these are the wire's
-    """How draft tokens are accepted: by the target's own draws, by rejection sampling, or, which
-    does not preserve its distribution, by its most likely token.
+class Rule(Enum):  # the numbers of this enum and the next two are the wire's
+    """The rules by which draft tokens are accepted: by the target's own draws, by rejection
+    sampling, or by its most likely token, which does not preserve its distribution.
     """
 
     MATCH = 1
@@ -32,16 +32,18 @@ class Rule(Enum):  # the numbers of these are the wire's
 
 
 class Method(Enum):
-    """How a draft is found."""
+    """The methods by which a draft is found."""
 
     TREE = 1
     MEDUSA_LITE = 2
     SUFFIX = 3
-    NGRAM = 3  # noqa: PIE796  # as older clients call it
+    NGRAM = 3  # noqa: PIE796  # older clients' name of SUFFIX
 
 
 class Schedule(Enum):
-    """How many levels guesses run ahead: what may help, a fixed number, or one that adapts."""
+    """How many levels guesses run ahead: as many as may help, a fixed number, or a number that
+    adapts.
+    """
 
     GOODPUT = 1
     CONSTANT = 2
@@ -50,12 +52,12 @@ class Schedule(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a call reports about the committed tokens: keep `base` cached tokens, drop the rest,
-    append `tokens`.
+    """A call's report about the committed tokens: keep `base` cached tokens, drop the rest, append
+    `tokens`.
 
-    `turn` grows with every call of a session on a service; `epoch` is the one that the session was
-    answered with last, 0 when it is opened. `tokens` is never empty: the newest committed token was
-    never fed. `client` is, when a session is opened, whose cached prefixes it may use.
+    `turn` grows with every call of a session on a service. `epoch` is the epoch that the session
+    was answered with last, 0 when it is opened. `tokens` is never empty: the newest committed token
+    was never fed. `client` tells, when a session is opened, whose cached prefixes it may use.
     """
 
     session_id: bytes
@@ -67,17 +69,18 @@ class Context:
 
     @property
     def length(self) -> int:
-        """Committed tokens in all."""
+        """The number of committed tokens in all."""
         return self.base + len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is drawn; by default all options are off, and temperature 0 is greedy.
+    """The options by which the next token is drawn. By default all are off; temperature 0 is
+    greedy.
 
-    Tokens from `prompt_length` on are the completion: presence and frequency count in it alone, and
-    it has no `end_tokens` before there are `min_new_tokens`. It has no `suppress_tokens`, and does
-    not begin with `begin_suppress_tokens`.
+    Tokens from `prompt_length` on are the completion. Presence and frequency count only in the
+    completion. It has no `end_tokens` before there are `min_new_tokens`, has no `suppress_tokens`,
+    and does not begin with `begin_suppress_tokens`.
     """
 
     temperature: float = 0.0
@@ -93,7 +96,7 @@ class SamplingParams:
     min_new_tokens: int = 0
     end_tokens: tuple[int, ...] = ()
     rule: Rule = Rule.MATCH
-    logprobs: int | None = None  # how many of the likeliest tokens beside each emitted one
+    logprobs: int | None = None  # number of likeliest tokens to report beside each emitted one
     suppress_tokens: tuple[int, ...] = ()
     begin_suppress_tokens: tuple[int, ...] = ()
     grammar: Grammar | None = None
@@ -110,7 +113,7 @@ class SamplingParams:
 
     @property
     def historic(self) -> bool:
-        """Whether it must be known where the completion begins."""
+        """Whether drawing needs to know where the completion begins."""
         begun = self.begin_suppress_tokens or self.grammar
         return self.penalised or self.min_new_tokens > 0 or bool(begun)
 
@@ -123,8 +126,8 @@ class SamplingParams:
 @dataclass(frozen=True, slots=True)
 class DraftShape:
     """How far guesses may run ahead of the committed tokens: at most `nodes` nodes on `levels`
-    levels, at most `branches` children each. Nothing is drafted after a token that the draft model
-    gives less than `confidence`.
+    levels, with at most `branches` children each. Nothing is drafted after a token to which the
+    draft model gives a probability below `confidence`.
     """
 
     levels: int
@@ -136,7 +139,7 @@ class DraftShape:
 
     @classmethod
     def chain(cls, levels: int) -> DraftShape:
-        """A straight draft."""
+        """Return the shape of a chain with so many levels."""
         return cls(levels, 1, levels)
 
 
@@ -145,7 +148,9 @@ NO_DRAFT_SHAPE = DraftShape(0)
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """What a node's children were drawn from, in order and none twice, in whole weights."""
+    """The distribution that a node's children were drawn from, in order and without replacement.
+    The weights are whole numbers.
+    """
 
     tokens: tuple[int, ...] = ()
     weights: tuple[int, ...] = ()
@@ -155,8 +160,8 @@ class Distribution:
 class Draft:
     """A token tree in topological order; parent -1 is the root, the last committed token.
 
-    A sampled draft has what it was drawn from: `distributions[0]` after the root, [n + 1] after
-    node n. Without them every token counts as certain to have been proposed.
+    A sampled draft has the distributions that it was drawn from: `distributions[0]` after the root,
+    [n + 1] after node n. Without them every token counts as certain to have been proposed.
     """
 
     tokens: tuple[int, ...] = ()
@@ -165,7 +170,7 @@ class Draft:
 
     @classmethod
     def chain(cls, tokens: tuple[int, ...]) -> Draft:
-        """A straight draft."""
+        """Return a draft whose tokens form a chain."""
         return cls(tokens, tuple(range(-1, len(tokens) - 1)))
 
     def __len__(self) -> int:
@@ -177,7 +182,9 @@ NO_DRAFT = Draft()
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A drafter's answer; it caches `cached_len` tokens: committed ones, then leading nodes."""
+    """A drafter's answer. The drafter caches `cached_len` tokens: committed ones, then leading
+    nodes.
+    """
 
     draft: Draft
     cached_len: int
@@ -190,7 +197,7 @@ class TokenLogprobs:
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    rank: int = 0  # of a token of the prompt: 1 = none is likelier
+    rank: int = 0  # rank of a token of the prompt: 1 = no token is likelier
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +214,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """What a model service holds."""
+    """The description of a model service's model, and of its memory."""
 
     name: str
     tokenizer_fingerprint: str
@@ -220,16 +227,16 @@ class ModelDescription:
     exactness: str = ""
     cache_usage: float = 0.0
     kernels: str = ""
-    fingerprint: str = ""  # of what decides the text
+    fingerprint: str = ""  # hash of everything that decides the text
     weights_fingerprint: str = ""
     generation: GenerationDefaults = NO_DEFAULTS
-    weights_bytes: int = 0  # in memory
+    weights_bytes: int = 0  # size of the weights in memory
     cache_positions: int = 0  # cached tokens that there is memory for
-    full_sessions: int = 0  # that have their whole context in them at once
-    tokenizer: str = ""  # a drafter's beside the target's: equal, nearly equal, or foreign
-    masked_tokens: int = 0  # that a drafter never proposes, as the target's differ
+    full_sessions: int = 0  # sessions that can have their whole context cached at once
+    tokenizer: str = ""  # likeness of a drafter's and the target's: equal, nearly equal, foreign
+    masked_tokens: int = 0  # tokens that a drafter never proposes, because the target's differ
 
     @property
     def identity(self) -> str:
-        """The same for the same model, however it is computed, if that is known."""
+        """The fingerprint of the model, however it is computed, or the most exact one known."""
         return self.weights_fingerprint or self.fingerprint

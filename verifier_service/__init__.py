@@ -1,1 +1,1 @@
-"""Decides which draft tokens are accepted."""
+"""The verifier: runs the target model and decides which draft tokens are accepted."""

@@ -1,6 +1,6 @@
-"""Which draft tokens are accepted: the acceptance walk, and the rules that decide at each node.
+"""Decides which draft tokens are accepted: the acceptance walk, and the rules for each node.
 
-Pure: the target's distributions come in as values and randomness as functions, nothing is drawn
+Pure: the target's distributions come in as values and randomness as functions, so nothing is drawn
 here. `match` and `reject` preserve the target's distribution, `top1` does not.
 """
 
@@ -14,15 +14,16 @@ from tandem.protos import tree
 from tandem.protos.types import Distribution, Draft
 
 Decision = tuple[int | None, int]
-"""The accepted child, if there is one, and its token or else the next token."""
+"""The accepted child, or None, and its token or else the token that is emitted instead."""
 
 
 def walk(
     parents: Sequence[int], decide: Callable[[int, Sequence[int]], Decision]
 ) -> tuple[tuple[int, ...], int]:
-    """Follow the accepted children: (accepted nodes as a path from the root, next token).
+    """Follow the accepted children. Returns the accepted nodes, as a path from the root, and the
+    next token.
 
-    `decide(node, children)` is asked only at nodes that are reached, -1 being the root.
+    `decide(node, children)` is called only for nodes that are reached, -1 being the root.
     """
     children = tree.children(parents)
     path: list[int] = []
@@ -36,7 +37,7 @@ def walk(
 
 
 def match(draft: Draft, children: Sequence[int], token: int) -> Decision:
-    """The target's own draw decides: the child that has it is accepted. What is emitted is always
+    """Accept the child that has the target's own draw as its token. The token emitted is always
     that draw, so no draft can change the text.
     """
     return next((child for child in children if draft.tokens[child] == token), None), token
@@ -45,7 +46,7 @@ def match(draft: Draft, children: Sequence[int], token: int) -> Decision:
 def top1(
     draft: Draft, children: Sequence[int], likeliest: int, draw: Callable[[], int]
 ) -> Decision:
-    """The child that is the target's likeliest token is accepted; else one token is drawn."""
+    """Accept the child that has the target's likeliest token; if there is none, draw a token."""
     child, token = match(draft, children, likeliest)
     return (child, token) if child is not None else (None, draw())
 
@@ -58,11 +59,11 @@ def reject(
     uniform: Callable[[int], float],
     draw: Callable[[torch.Tensor], int],
 ) -> Decision:
-    """Rejection sampling in rounds, one per child, siblings being drawn without replacement
-    (2211.17192; trees: 2305.09781, 2402.14160).
+    """Decide by rejection sampling in rounds, one per child, for siblings that were drawn without
+    replacement (2211.17192; trees: 2305.09781, 2402.14160).
 
-    `target` is the target's distribution after the node, [vocab] float64; `uniform(token)` gives
-    numbers in (0, 1) and `draw(weights)` a token.
+    `target` is the target's distribution after the node, [vocab] float64. `uniform(token)` returns
+    a number in (0, 1) and `draw(weights)` a token.
     """
     chances, residual = acceptance_chances(draft, node, children, target)
     for child, chance in zip(children, chances, strict=True):
@@ -74,11 +75,11 @@ def reject(
 def acceptance_chances(
     draft: Draft, node: int, children: Sequence[int], target: torch.Tensor
 ) -> tuple[list[float], torch.Tensor]:
-    """The chance of each child to be accepted once those before it were rejected, min(1, p / q),
-    and what is left of the target when all were rejected, [vocab].
+    """Return each child's chance to be accepted once those before it were rejected, min(1, p / q),
+    and the rest of the target's distribution when all were rejected, [vocab].
 
-    A rejected child leaves max(0, p - q) of the target, and is not drawn again. A draft without the
-    distributions it was drawn from counts as certain: q is 1 for each child in turn.
+    A rejected child leaves max(0, p - q) of the target, and is not drawn again. A draft without
+    distributions counts as certain: q is 1 for each child in turn.
     """
     certain = not draft.distributions
     weights = (
@@ -93,7 +94,7 @@ def acceptance_chances(
         proposed = weights / weights.sum()
         chances.append(min(1.0, float(left[token] / proposed[token])))
         rest = (left - proposed).clamp(min=0.0)
-        if rest.sum() <= 0:  # the two agree, so this child is accepted
+        if rest.sum() <= 0:  # target and proposal agree, so this child is accepted
             return chances + [1.0] * (len(children) - len(chances)), left
         left = rest / rest.sum()
         weights[token] = 0.0

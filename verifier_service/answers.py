@@ -1,6 +1,6 @@
 """The newest answers of each scope, in which drafts are looked up. Pure.
 
-A scope is what pages are shared by: nothing of one is ever seen in another.
+Sessions share pages only within a scope, so no answer of one scope is ever seen in another.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import numpy as np
 
 from tandem.verifier_service.suffix_drafts import BOUNDARY, Tokens
 
-SCOPES = 16  # whose answers fit in memory if each has as many tokens as it may
+SCOPES = 16  # scopes whose answers fit in memory if each has as many tokens as it may
 NONE: Tokens = np.empty(0, np.int32)
 
 
 class RecentAnswers:
-    """At most `tokens` tokens of each scope, the newest, and SCOPES times as many in all: then the
-    scope that was asked for the longest time ago is forgotten. A token takes 4 bytes.
+    """The newest `tokens` tokens of each scope's answers, and SCOPES times as many in all. Beyond
+    that, the least recently used scope is forgotten. A token takes 4 bytes.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -26,18 +26,18 @@ class RecentAnswers:
         self._scopes: OrderedDict[bytes, Tokens] = OrderedDict()
 
     def __len__(self) -> int:
-        """Tokens of all scopes."""
+        """Return the number of tokens of all scopes."""
         return self._total
 
     def of(self, scope: bytes) -> Tokens:
-        """All answers of a scope, each with a boundary behind it: int32 [tokens]."""
+        """Return all answers of a scope, each with a boundary behind it: int32 [tokens]."""
         if (known := self._scopes.get(scope)) is None:
             return NONE
         self._scopes.move_to_end(scope)
         return known
 
     def remember(self, scope: bytes, answer: Sequence[int]) -> None:
-        """Another answer, and what of its prompt was before it."""
+        """Add an answer, which begins with the end of its prompt, to a scope."""
         if not self._tokens:
             return
         older, newest = self.of(scope), np.array([*answer, BOUNDARY], np.int32)[-self._tokens :]

@@ -1,7 +1,7 @@
 """The target's draws for all drafts of a step at once.
 
-What may be asked of a draft is computed after all of its nodes, for all drafts, and read in one
-copy, for which a device is waited for. What of it counts is still decided by the walk.
+The samples after all nodes of all drafts are computed together and read in one copy, because each
+copy waits for the device. The walk still decides which of the samples count.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tandem.engine.sampling.likeliest import logprobs
 from tandem.protos.types import Rule, SamplingParams, TokenLogprobs
 from tandem.verifier_service.target_sampler import NodeSample, TargetSampler
 
-LIKELIEST = SamplingParams()  # of all tokens the likeliest one is drawn
+LIKELIEST = SamplingParams()  # draws the likeliest of all tokens
 TOGETHER = 64  # rows whose log-probabilities are computed at once
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A sampler, and which of a batch's rows are its own: those that are drawn from, those of which
-    the likeliest token is looked for, and those that show whether its logits are numbers.
+    """A sampler with the indices of its rows in a batch: the rows to draw from, the rows to find
+    the likeliest tokens of, and the rows that show whether its logits are numbers.
     """
 
     sampler: TargetSampler
@@ -36,14 +36,15 @@ class Asked:
 
     @property
     def told(self) -> int | None:
-        """How many of the likeliest tokens are told before the walk, if any. On a processor they
-        are told of the nodes alone where the walk came by.
+        """How many of the likeliest tokens are reported with log-probabilities before the walk;
+        None if none are. On a CPU the log-probabilities are computed after the walk, only for the
+        nodes that it reached.
         """
         return None if has_kernel(self.sampler.logits) else self.sampler.params.logprobs
 
 
 def sample_batch(samplers: Sequence[TargetSampler]) -> None:
-    """Give samplers the draws after all nodes, but for those that sample by themselves."""
+    """Give samplers the draws after all nodes, except those that sample during the walk."""
     samplers = [sampler for sampler in samplers if samples_before_walk(sampler)]
     if not samplers:
         return
@@ -65,9 +66,9 @@ def sample_batch(samplers: Sequence[TargetSampler]) -> None:
 
 
 def samples_before_walk(sampler: TargetSampler) -> bool:
-    """Whether all nodes are sampled, and not those alone where the walk comes by. The rule `reject`
-    looks at whole distributions. On a processor the kernel draws in little time, but to adjust
-    logits takes more.
+    """Tell whether all nodes are sampled before the walk, not only those that the walk reaches. The
+    rule `reject` samples during the walk, because it looks at whole distributions. On a CPU the
+    kernel draws quickly, but adjusting the logits of all nodes takes longer.
     """
     if sampler.params.rule is Rule.REJECT:
         return False
@@ -76,7 +77,7 @@ def samples_before_walk(sampler: TargetSampler) -> bool:
 
 
 def _adjusted(samplers: Sequence[TargetSampler]) -> list[torch.Tensor]:
-    """The logits of each as its options want them, [1 + nodes, vocab]."""
+    """Return the logits of each sampler, adjusted by its options, [1 + nodes, vocab]."""
     adjusting = [sampler for sampler in samplers if sampler.params.adjusting]
     if not adjusting:
         return [sampler.logits for sampler in samplers]
@@ -87,7 +88,7 @@ def _adjusted(samplers: Sequence[TargetSampler]) -> list[torch.Tensor]:
 
 
 def _asked(sampler: TargetSampler, logits: torch.Tensor, batch: list[Rows]) -> Asked:
-    """Add the rows of a sampler to a batch, with its adjusted logits."""
+    """Add a sampler's rows, with its adjusted logits, to a batch."""
 
     def added(rows: Rows) -> int:
         batch.append(rows)
@@ -97,13 +98,13 @@ def _asked(sampler: TargetSampler, logits: torch.Tensor, batch: list[Rows]) -> A
     drawn = likeliest = checked = added(rows)
     if sampler.params.rule is Rule.TOP1 and not sampler.params.greedy:
         likeliest = added(rows._replace(params=LIKELIEST))
-    if sampler.params.adjusting:  # which may have removed what is not a number
+    if sampler.params.adjusting:  # adjusting may have removed logits that are not numbers
         checked = added(Rows(sampler.logits, LIKELIEST, rows.positions))
     return Asked(sampler, drawn, likeliest, checked)
 
 
 def _by_count(asked: Sequence[Asked]) -> dict[int, list[Asked]]:
-    """Those of which log-probabilities are told before the walk."""
+    """Group the samplers that report log-probabilities before the walk by the count asked for."""
     told = defaultdict[int, list[Asked]](list)
     for each in asked:
         if each.told is not None:
@@ -112,8 +113,8 @@ def _by_count(asked: Sequence[Asked]) -> dict[int, list[Asked]]:
 
 
 def _logprobs(same: Sequence[Asked], tokens: Sequence[torch.Tensor], count: int) -> torch.Tensor:
-    """Log-probabilities after all nodes, float64 [nodes, 2 + 2 count]: of the token that was drawn
-    and of the likeliest one; then the ids of the likeliest ones, and theirs.
+    """Return log-probabilities after all nodes, float64 [nodes, 2 + 2 count]: those of the drawn
+    and of the likeliest token, then the ids and log-probabilities of the `count` likeliest tokens.
     """
     drawn = torch.cat([tokens[each.drawn] for each in same])
     likeliest = torch.cat([tokens[each.likeliest] for each in same])
@@ -130,7 +131,7 @@ def _logprobs(same: Sequence[Asked], tokens: Sequence[torch.Tensor], count: int)
 
 
 def _joined(tokens: Sequence[torch.Tensor], tables: Sequence[torch.Tensor]) -> torch.Tensor:
-    """All numbers of all, one after the other."""
+    """Return all numbers of the tokens and the tables, one after the other."""
     every = torch.cat(list(tokens))
     if not tables:
         return every
@@ -138,10 +139,10 @@ def _joined(tokens: Sequence[torch.Tensor], tables: Sequence[torch.Tensor]) -> t
 
 
 def _samples(each: Asked, batch: Sequence[Rows], drawn: Sequence[list[int]]) -> list[NodeSample]:
-    """What may be asked about each node."""
+    """Return the sample after each node."""
     overflowed = [token == NAN for token in drawn[each.checked]]
     own, likeliest = drawn[each.drawn], drawn[each.likeliest]
-    if not any(overflowed):  # else nothing is asked about them
+    if not any(overflowed):  # otherwise the draws are not used
         own = decided(batch[each.drawn], own)
         if each.likeliest == each.drawn:
             likeliest = own
@@ -151,7 +152,9 @@ def _samples(each: Asked, batch: Sequence[Rows], drawn: Sequence[list[int]]) -> 
 
 
 def _tell(sampler: TargetSampler, node: int, columns: Sequence[float] | None, count: int) -> None:
-    """Add log-probabilities to the sample after a node, those in `columns` if they are known."""
+    """Add log-probabilities to the sample after a node: those in `columns` if they are given, else
+    computed from its logits.
+    """
     sample = sampler.samples[node]
     tokens = sample.drawn, sample.likeliest
     if columns:

@@ -1,7 +1,8 @@
 """Decoding one session: a job that steps whenever it can and takes the guesses that came in time.
 
-Each step feeds the root, the newest token, and as many guessed nodes as pay; walks them; and
-reports the tokens that it found. In lockstep each step waits for one guess and verifies all of it.
+Each step feeds the root (the newest token) and as many guessed nodes as pay, walks the accepted
+nodes, and reports the tokens that it found. In lockstep each step waits for one guess and verifies
+all of it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tandem.verifier_service.target_sampler import TargetSampler
 
 
 def sample_step(fed: Sequence[tuple[object, torch.Tensor]]) -> None:
-    """Sample for all drafts of a step in one go, before any of their jobs goes on."""
+    """Sample for all drafts of a step at once, before any of the jobs goes on."""
     sample_batch(
         [
             step_input.sampler_of(rows)
@@ -47,26 +48,26 @@ def sample_step(fed: Sequence[tuple[object, torch.Tensor]]) -> None:
 
 @dataclass(slots=True, eq=False)
 class DecodeJob:
-    """One opening of a session, as a step input and the job that makes it."""
+    """The decoding of one opening of a session: both the job and the step input that it yields."""
 
     sessions: Sessions
     opening: Decoding
     stream: JobStream[Guess, Fact]
     sources: Sources
     clock: Callable[[], float]
-    grammar: Future[GrammarMatcher] | None = None  # that is not compiled yet
+    grammar: Future[GrammarMatcher] | None = None  # until it is compiled and in use
     price: Callable[[], float] = lambda: 0.0  # the chance below which a node gets no row
     guesses: Guesses = field(init=False)
     suffixes: SuffixSources = field(init=False)
     session: Session = field(init=False)
     adjustment: LogitsProcessor = field(init=False)
-    sampler: TargetSampler | None = None  # of what was fed, if that is known before the job goes on
+    sampler: TargetSampler | None = None  # of the step, if it sampled before the job goes on
     pending: tuple[int, ...] = ()  # committed tokens that were not fed
-    draft: Draft = NO_DRAFT  # what the step verifies
-    expected: float = 0.0  # nodes of it to be accepted
-    verified: int = 0  # nodes, in all steps
+    draft: Draft = NO_DRAFT  # nodes that the step verifies
+    expected: float = 0.0  # number of the draft's nodes that should be accepted
+    verified: int = 0  # number of nodes in all steps
     timing: GuessTiming = field(default_factory=GuessTiming)
-    waited: bool = False  # for a guess, before the step
+    waited: bool = False  # whether the step waited for a guess
     forced_at: int = 0  # the length of the text after which forced tokens were guessed last
 
     def run(self) -> Job:
@@ -88,7 +89,7 @@ class DecodeJob:
                 self.suffixes.remember()
 
     def _decode(self, start: int, reused: int) -> Job:
-        """All steps."""
+        """Decode step by step until the text is finished."""
         opened, finished = (self.session.epoch, reused), False
         while not finished:
             self.draft, self.expected = NO_DRAFT, 0.0
@@ -109,14 +110,14 @@ class DecodeJob:
             opened = (0, 0)
 
     def sampler_of(self, logits: torch.Tensor) -> TargetSampler:
-        """What the target draws after each node of the draft: logits [1 + nodes, vocab]."""
+        """Return the sampler of draws after the root and all nodes; logits [1 + nodes, vocab]."""
         self.sampler = self.sampler or TargetSampler(
             self.draft, self.opening.sampling, logits, self.adjustment
         )
         return self.sampler
 
     def ready(self) -> Segment | None:
-        """The newest tokens, and in lockstep the draft after them; None while it waits."""
+        """Return the newest tokens and, in lockstep, the draft after them; None while waiting."""
         length = self.session.length + len(self.pending)
         if self.grammar and self.grammar.done():
             self.adjustment.matcher, self.grammar = self.grammar.result(), None
@@ -130,11 +131,11 @@ class DecodeJob:
         return self._segment()
 
     def chances(self) -> Iterator[float]:
-        """Of the guessed nodes."""
+        """Return the chances of the guessed nodes to be accepted, likeliest first."""
         return iter(()) if self.opening.lockstep else self.guesses.chances()
 
     def segment(self, rows: int) -> Segment:
-        """With so many of them, or as there is memory for."""
+        """Return the step's tokens with `rows` guessed nodes, or as many as there is memory for."""
         length = self.session.length + len(self.pending)
         if not self.sessions.try_reserve(self.session, length + rows):
             rows = self.session.table.capacity - length
@@ -142,7 +143,7 @@ class DecodeJob:
         return self._segment()
 
     def wait_seconds(self, now: float, step: float) -> float:
-        """How long to wait for a drafter whose guesses come in time, if more are worth waiting."""
+        """Return how long to wait for guesses that come in time; 0 if none is worth the wait."""
         if self.opening.lockstep or self.stream.paused:
             return 0.0
         self._take()
@@ -162,7 +163,7 @@ class DecodeJob:
         )
 
     def _take(self) -> None:
-        """Take in what has arrived and is possible, and what followed the text elsewhere."""
+        """Take in guesses: forced tokens, those that have arrived, and those of suffixes."""
         inbox, matcher = self.stream.inbox, self.adjustment.matcher
         if matcher and self.forced_at != self.guesses.root.position:
             self.forced_at = self.guesses.root.position
@@ -181,8 +182,9 @@ class DecodeJob:
             self.guesses.prune(matcher.following)
 
     def _found(self, length: int) -> bool:
-        """Whether the guess made after exactly this length has come; it is the draft then. One
-        that is no tree, or too deep, is none, unless it is all that was asked for.
+        """Tell whether the guess for exactly this length has come, and make it the draft if so. A
+        guess that is no tree, or too deep, leaves the draft empty; in a single step (`once`) it
+        raises InvalidRequest.
         """
         inbox = self.stream.inbox
         while inbox and inbox[0].behind != length:
@@ -200,7 +202,7 @@ class DecodeJob:
         return True
 
     def _learn(self, token: int, accepted: Sequence[int]) -> None:
-        """The next token was this one, and these nodes were accepted."""
+        """Let the sources learn from the step's first token and the nodes that it accepted."""
         if self.opening.lockstep:
             return
         vain = self.waited and self.timing.answered
@@ -216,8 +218,8 @@ class DecodeJob:
         logprobs: tuple[TokenLogprobs, ...],
         finished: bool,
     ) -> None:
-        """Report what a step found; `opened` is the epoch and the tokens found cached, reported
-        once.
+        """Report the tokens that a step found. `opened`, which is reported once, is the epoch and
+        the number of tokens that were found cached.
         """
         guesses, drafted = self.guesses, len(self.draft)
         awaited = self.opening.lockstep or not drafted

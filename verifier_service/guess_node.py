@@ -1,4 +1,4 @@
-"""A guessed node, and what each source of guesses claims of it. Pure."""
+"""A guessed node, and the chances that the sources of guesses claim for it. Pure."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from typing import NamedTuple
 
 
 class Source(IntEnum):
-    """Who guesses."""
+    """The sources of guesses."""
 
     DRAFTER = 0
-    TEXT = 1  # what followed in the text itself
-    PREDICTION = 2  # what the client expects
-    ANSWERS = 3  # what followed in recent answers
-    GRAMMAR = 4  # which leaves no choice
+    TEXT = 1  # tokens that followed before in the text itself
+    PREDICTION = 2  # tokens that the client expects
+    ANSWERS = 3  # tokens that followed in recent answers
+    GRAMMAR = 4  # the only tokens that the grammar allows
 
 
 class Claim(NamedTuple):
-    """What a source claims of a node: the chance that it is accepted if its parent is, and with how
-    much of that it is trusted, as a logarithm.
+    """A source's claim about a node: the chance that the node is accepted if its parent is, and the
+    logarithm of that chance, corrected by the trust in the source.
     """
 
     chance: float
     gain: float
 
 
-CERTAIN = Claim(0.0, 0.0)  # claimed by nobody, and true
+CERTAIN = Claim(0.0, 0.0)  # no source is judged by it, and its corrected chance is 1
 
 
 class GuessNode:
-    """A token at a place of the text, `position` tokens with it. What its sources claim of it, and
-    the sum of what each claims of its children: what is above 1, they share. It is `checked` once
-    it is known to be possible by the grammar.
+    """A guessed token, with which the text has `position` tokens. `claims` are the sources' claims
+    about it. `claimed` is the sum of the chances that each source claims for the children, which
+    are scaled down if the sum is above 1. The node is `checked` once the grammar is known to allow
+    it.
     """
 
     __slots__ = ("checked", "children", "claimed", "claims", "position", "token")
@@ -46,12 +47,12 @@ class GuessNode:
         self.checked = False
 
     def shares(self) -> Iterable[tuple[GuessNode, float]]:
-        """The children, and the logarithm of each one's chance if this one is accepted: what the
-        source that is surest of it says.
+        """Return the children, and for each the logarithm of its chance if this node is accepted,
+        by the source that is surest of the child.
         """
         children = (self.children or {}).values()
         sharing = {source: math.log(max(1.0, sum_)) for source, sum_ in self.claimed.items()}
-        if len(sharing) == 1:  # usual, and quick
+        if len(sharing) == 1:  # a shortcut for the usual case
             ((source, less),) = sharing.items()
             return [(child, child.claims[source].gain - less) for child in children]
         gains = [
@@ -62,7 +63,7 @@ class GuessNode:
         return ((child, gain - excess) for child, gain in zip(children, gains, strict=True))
 
     def claims_of(self, child: GuessNode) -> dict[Source, float]:
-        """What each source claims of a child."""
+        """Return the chance that each source claims for a child."""
         return {
             source: claim.chance / max(1.0, self.claimed[source])
             for source, claim in child.claims.items()

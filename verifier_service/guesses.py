@@ -1,8 +1,8 @@
 """The guessed nodes of one session that are still possible, and how likely each is.
 
-Pure. A guess is never trusted: what is late, repeated or impossible is dropped on arrival, and a
-node's chance is what its source claims, corrected by how right that source has been (`Trust`). What
-several sources claim after one node is made to fit into one chance.
+Pure. A guess is never trusted: late, repeated or impossible nodes are dropped on arrival, and a
+node's chance is the one its source claims, corrected by how right that source has been (`Trust`).
+The chances that several sources claim after one node are scaled to add up to 1 at most.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tandem.protos.types import MAX_NODES, Draft
 from tandem.verifier_service.guess_node import CERTAIN, Claim, GuessNode, Source
 
 REMEMBERED = 256  # committed tokens after which a late guess may still arrive
-MOST = 16 * MAX_NODES  # nodes that are remembered by number, and that may lie after the root
+MOST = 16 * MAX_NODES  # nodes remembered by number, and nodes after the root, at most
 
 
 class PickedNode(NamedTuple):
-    """A node that may get a row, its parent, that one's place among those, and the chance that it
-    is accepted.
+    """A node that may get a row, its parent `above`, the parent's place among the picked nodes (-1
+    for the root), and the chance that the node is accepted.
     """
 
     node: GuessNode
@@ -33,8 +33,8 @@ class PickedNode(NamedTuple):
 
 
 class Guesses:
-    """Nodes after a text of `length` tokens, of at most `until` tokens in all: a node at the
-    last place would be of no use.
+    """The possible nodes after a text of `length` tokens that ends with `until` tokens at most. A
+    node at the last place would be of no use, and is dropped.
     """
 
     def __init__(self, length: int, until: int) -> None:
@@ -45,18 +45,18 @@ class Guesses:
         self._live = 0  # nodes after the root, at the most
         self._text = {length: self.root}  # the newest committed tokens, by position
         self._numbered: dict[int, GuessNode] = {}
-        self._source = 0  # whose numbers these are
+        self._source = 0  # the guesses' source to which the numbers belong
         self._picked: list[PickedNode] = []
-        self._claims: Sequence[Mapping[Source, float]] = ()  # of the nodes of the newest draft
+        self._claims: Sequence[Mapping[Source, float]] = ()  # for the nodes of the newest draft
 
     @property
     def sources(self) -> set[Source]:
-        """Those of which the next token is guessed."""
+        """The sources that have guessed the next token."""
         return {source for child in (self.root.children or {}).values() for source in child.claims}
 
     def add(self, guess: Guess, trust: float = 0.0, source: Source = Source.DRAFTER) -> None:
-        """Take in the nodes of a guess that may still come true. Nodes of a drafter may hang on
-        those that it sent before.
+        """Take in the nodes of a guess that may still come true. Parents of a drafter's nodes may
+        be nodes that it sent before.
         """
         if source is not Source.DRAFTER:
             self._hang(guess, trust, source, {})
@@ -95,8 +95,8 @@ class Guesses:
             numbered[number] = node
 
     def prune(self, following: Callable[[Sequence[int], Sequence[int]], Collection[int]]) -> None:
-        """Drop the nodes that are impossible by a grammar: `following(path, tokens)` are those of
-        some tokens that may follow a path from the root.
+        """Drop the nodes that a grammar makes impossible. `following(path, tokens)` returns those
+        of the tokens that may follow a path from the root.
         """
         stack: list[tuple[GuessNode, list[int]]] = [(self.root, [])]
         while stack:
@@ -113,7 +113,7 @@ class Guesses:
             stack += ((child, [*path, token]) for token, child in children.items())
 
     def force(self, tokens: Sequence[int]) -> None:
-        """The text goes on with these, and nothing else: a grammar leaves no choice."""
+        """Make these tokens the only nodes after the root, because a grammar leaves no choice."""
         node = self.root
         for token in tokens:
             if node.position + 1 >= self._until:
@@ -126,14 +126,18 @@ class Guesses:
             node.children, node.claimed, node = {token: known}, {Source.GRAMMAR: 0.0}, known
 
     def likeliest(self) -> int | None:
-        """The token that the drafter finds most likely to be next, if it has guessed."""
+        """Return the token that the drafter finds most likely to be next, or None if it has not
+        guessed one.
+        """
         children = (self.root.children or {}).values()
         claims = {each.token: each.claims.get(Source.DRAFTER) for each in children}
         gains = {token: claim.gain for token, claim in claims.items() if claim}
         return max(gains, key=gains.__getitem__) if gains else None
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """The text goes on with these: nodes beside them are impossible now."""
+        """Move the root along the tokens that the text goes on with. Nodes beside them are
+        impossible now.
+        """
         for token in tokens:
             children, self.root.children = self.root.children or {}, None
             node = children.get(token) or GuessNode(token, self.root.position + 1)
@@ -143,7 +147,9 @@ class Guesses:
             self._forget()
 
     def chances(self) -> Iterator[float]:
-        """The chance of each node to be accepted, likeliest first and none before its parent."""
+        """Yield the chance of each node to be accepted, likeliest first and none before
+        its parent.
+        """
         picked: list[PickedNode] = []
         self._picked = picked
         heap: list[tuple[float, int, GuessNode, GuessNode, int]] = []
@@ -160,9 +166,9 @@ class Guesses:
             yield chance
 
     def expected_gain(self, promise: float) -> tuple[float, float]:
-        """How many nodes should be accepted of as many as a step takes, and about how many more
-        with another level: the chance of the likeliest node after which nothing is known, or what a
-        first level should bring.
+        """Return how many of the nodes that fit in a step should be accepted, and about how many
+        more with another level. The latter is the chance of the likeliest node without children,
+        or `promise`, the gain of a first level, if there are no nodes.
         """
         expected, promise = 0.0, 0.0 if self.root.children else promise
         for chance in islice(self.chances(), MAX_NODES):
@@ -172,8 +178,8 @@ class Guesses:
         return expected, promise
 
     def draft(self, rows: int) -> tuple[Draft, float]:
-        """The first `rows` nodes of those, as a tree with the likeliest child first, and how many
-        of them should be accepted.
+        """Return the first `rows` nodes of the latest `chances` as a tree, the likeliest child
+        first, and how many of them should be accepted.
         """
         picked = self._picked[:rows]
         children: list[list[int]] = [[] for _ in range(len(picked) + 1)]
@@ -193,24 +199,28 @@ class Guesses:
     def claimed(
         self, draft: Draft, accepted: Sequence[int], source: Source = Source.DRAFTER
     ) -> float:
-        """How many tokens after the root and after `accepted` nodes a source claimed to know in the
-        newest draft: at most one after each.
+        """Return how many tokens after the root and after `accepted` nodes a source claimed to know
+        in the newest draft, at most one after each.
         """
         reached = {-1, *accepted}
         pairs = zip(draft.parents, self._claims, strict=True)
         return sum(claims.get(source, 0.0) for parent, claims in pairs if parent in reached)
 
     def right(self, accepted: Sequence[int], source: Source = Source.DRAFTER) -> int:
-        """How many `accepted` nodes of the newest draft a source claimed to know."""
+        """Return how many `accepted` nodes of the newest draft a source claimed to know."""
         return sum(self._claims[node].get(source, 0.0) > 0 for node in accepted)
 
     def found(self, accepted: Sequence[int]) -> tuple[int, int]:
-        """How many nodes of the newest draft no drafter has sent, and how many `accepted` ones."""
+        """Count the nodes of the newest draft that no drafter has sent, and the `accepted` ones
+        among them.
+        """
         found = [Source.DRAFTER not in claims for claims in self._claims]
         return sum(found), sum(found[node] for node in accepted)
 
     def _late(self, above: GuessNode, token: int) -> GuessNode | None:
-        """The node of a token where the text is known already; None if that is another token."""
+        """Return the node of a token at a place where the text is known already; None if the text
+        has another token there.
+        """
         self.late += 1
         if self._text.get(above.position) is not above:
             return None
@@ -218,7 +228,7 @@ class Guesses:
         return known if known.token == token else None
 
     def _forget(self) -> None:
-        """Forget the numbers of nodes that are impossible, and count those after the root."""
+        """Forget the numbers of impossible nodes, and count the nodes after the root."""
         alive = {id(node) for node in self._text.values()}
         self._live, stack = -len(alive), [self.root]
         while stack:

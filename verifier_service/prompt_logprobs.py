@@ -1,5 +1,5 @@
-"""How likely the model finds the tokens of a prompt: they are fed piece by piece, and what a piece
-tells is reported before the next one.
+"""Log-probabilities of a prompt's tokens. The prompt is fed piece by piece, and the
+log-probabilities of a piece are reported before the next piece is fed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tandem.protos import tree
 from tandem.protos.streams import Decoding, Fact, Guess, PromptLogprobs
 from tandem.protos.types import Context
 
-PIECE = 64  # rows, as of a whole draft: logits of 40 MB with 152,000 tokens
+PIECE = 64  # rows, as many as a whole draft has: logits of 40 MB with 152,000 tokens
 
 
 def read_prompt(
     sessions: Sessions, session: Session, opening: Decoding, stream: JobStream[Guess, Fact]
 ) -> Generator[StepInput, torch.Tensor, int]:
-    """Report the log-probabilities that are wanted before anything is decoded, if any are. Returns
-    how many tokens of the context were found cached and used; raises Busy, Internal.
+    """Report the log-probabilities of the prompt, if any are wanted, before decoding begins.
+    Returns how many tokens of the context were found cached and used; raises Busy, Internal.
     """
     if not opening.prompt_logprobs:
         return session.length - opening.context.base
@@ -45,8 +45,8 @@ class PromptReading(FixedInput):
     stream: JobStream[Guess, Fact]
 
     def run(self) -> Generator[StepInput, torch.Tensor, int]:
-        """Feed the context up to the newest token that is wanted. What is cached is used as far as
-        the log-probability of no token behind it is wanted.
+        """Feed the context up to the last token whose log-probability is wanted. Cached tokens are
+        used only up to the first such token. Returns how many were used.
         """
         text, first = self.context.tokens, self.wanted.first
         if self.session.length >= first:
@@ -63,7 +63,7 @@ class PromptReading(FixedInput):
         return reused
 
     def ready(self) -> Segment | None:
-        """The next piece."""
+        """Return the next piece, or None while the stream is paused."""
         if self.stream.paused:
             return None
         start = self.session.length

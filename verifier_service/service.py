@@ -30,15 +30,15 @@ from tandem.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from tandem.verifier_service.decoding import DecodeJob, sample_step
 from tandem.verifier_service.sources import Sources
 
-INBOX = 64  # guesses of a session that wait for its next step
-MOST = 200  # facts of a message: 2 MB if each has 65 tokens with 20 log-probabilities
+INBOX = 64  # guesses of a session that may wait for its next step
+MOST = 200  # facts per message: 2 MB if each has 65 tokens with 20 log-probabilities
 
 RpcContext: TypeAlias = "aio.ServicerContext[Any, Any]"
 Caller: TypeAlias = Call[Guess, Fact]
 
 
 class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
-    """Holds the target model."""
+    """The gRPC service of a verifier, which holds the target model."""
 
     def __init__(self, host: Host, drain: Drain | None = None) -> None:
         self._host = host
@@ -53,13 +53,13 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
     def Decode(
         self, requests: AsyncIterator[verifier_pb2.DecodeRequest], context: RpcContext
     ) -> AsyncIterator[verifier_pb2.DecodeResponse]:
-        """All sessions of one caller."""
+        """Serve all sessions of one caller on one call."""
         return self.streams.serve(requests, self._receive, self._respond, common_name(context))
 
     async def DescribeVerifier(
         self, request: verifier_pb2.DescribeVerifierRequest, context: RpcContext
     ) -> verifier_pb2.DescribeVerifierResponse:
-        """The model and how full it is."""
+        """Describe the target model and how full its cache is."""
         return verifier_pb2.DescribeVerifierResponse(
             model=codec.encode_model(self._host.describe())
         )
@@ -99,11 +99,13 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             stream.strict = opening.once
 
     def _price(self) -> float:
-        """Of a row."""
+        """Return the price of a row: the chance below which a guessed node gets none."""
         return self._host.thread.price
 
     def _guess(self, message: common_pb2.Guess, caller: Caller) -> None:
-        """One that cannot be verified is taken for an empty one, or ends a strict stream."""
+        """Put a guess into its session's inbox. A guess that cannot be verified is replaced by an
+        empty one, or ends a strict stream.
+        """
         stream = caller.streams.get(message.stream)
         if stream is None:
             return
@@ -152,7 +154,7 @@ async def serving(
     drain: Drain | None = None,
     pages: Pages | None = None,
 ) -> AsyncIterator[str]:
-    """A verifier while the scope lasts; yields its address. `pages` are the process's own."""
+    """Run a verifier while the scope lasts; yields its address. `pages` are the process's own."""
     if config.speaks:
         raise Unusable("speaks is for drafters: a verifier's tokens are its model's own")
     if config.weights != "full":

@@ -1,4 +1,4 @@
-"""Where the guesses for a session come from, and what each source is trusted with. Pure."""
+"""The sources of guesses for a session, and how far each source is trusted. Pure."""
 
 from __future__ import annotations
 
@@ -20,37 +20,39 @@ from tandem.verifier_service.suffix_drafts import (
 )
 from tandem.verifier_service.trust import Trust
 
-SEVERAL = 2  # tokens that have to match in other texts
+SEVERAL = 2  # tokens that have to match, at least, in other texts
 LEARNED = tuple(source for source in Source if source is not Source.GRAMMAR)
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What the sources of a session are trusted with, or those of all; and the recent answers."""
+    """How far the sources of one session, or of all, are trusted; and the recent answers."""
 
     answers: RecentAnswers
     trusts: Mapping[Source, Trust]
 
     @classmethod
     def of_all(cls, tokens: int = 0) -> Sources:
-        """What sessions begin with; so many tokens of the answers of a scope are remembered."""
+        """Return the sources that sessions begin with. They remember `tokens` tokens of each
+        scope's answers.
+        """
         return cls(RecentAnswers(tokens), {source: Trust.of_all() for source in LEARNED})
 
     def begun(self) -> Sources:
-        """Of a new session."""
+        """Return the sources of a new session."""
         trusts = {source: it.begun() for source, it in self.trusts.items()}
         return Sources(self.answers, trusts)
 
     @property
     def drafter(self) -> Trust:
-        """Of its guesses."""
+        """The trust in the drafter's guesses."""
         return self.trusts[Source.DRAFTER]
 
     def observe(
         self, guesses: Guesses, draft: Draft, token: int, accepted: Sequence[int], waited: bool
     ) -> None:
-        """A step has accepted these nodes of the newest draft, the first token is this one, and the
-        drafter was waited for or not before.
+        """Learn from a step that accepted these nodes of the newest draft and whose first token is
+        `token`. `waited` tells whether the step had waited for the drafter.
         """
         for source, trust in self.trusts.items():
             claimed = guesses.claimed(draft, accepted, source) if len(draft) else 0.0
@@ -69,24 +71,24 @@ class SuffixSources:
     ) -> None:
         self._shape: DraftShape = opening.suffix_shape
         self._text = GrowingTokens.of(text if self._shape.levels else ())
-        alone = opening.sampling.rule is not Rule.MATCH  # its text depends on what is guessed
+        alone = opening.sampling.rule is not Rule.MATCH  # the text then depends on the guesses
         self._answers, self._scope = RecentAnswers(0) if alone else answers, scope
         self._answered = opening.sampling.prompt_length or len(text)
         known = (*opening.known, BOUNDARY) if opening.known else ()
         self._prediction: Tokens = np.array(known, np.int32)
         self._looked = 0  # the length of the text after which guesses were made last
-        self._found: dict[Source, int] = {}  # and where some were
+        self._found: dict[Source, int] = {}  # the length after which each source last had a guess
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """The text goes on."""
+        """Add the tokens with which the text goes on."""
         self._text.extend(tokens)
 
     def guesses(
         self, known: Collection[Source], trusts: Mapping[Source, Trust], price: float
     ) -> Iterator[tuple[Source, Guess]]:
-        """What may follow, by those sources of which nothing is `known`, or little by now; once for
-        each text. Nothing that is not worth the price of a row, with how far they are trusted: it
-        would only take time.
+        """Yield guesses of the sources of which no node is `known`, or which guessed a while ago;
+        once for each length of the text. Nodes that are not worth the price of a row, given the
+        trust in their source, are left out: they would only take time.
         """
         text = self._text.array
         if (length := len(text)) == self._looked or not self._shape.levels:
@@ -106,8 +108,8 @@ class SuffixSources:
                     yield source, guess
 
     def remember(self) -> None:
-        """The session ends: what it answered may be repeated by others of its scope."""
+        """Remember the session's answer at its end: other sessions of its scope may repeat it."""
         text = self._text.array
         if self._shape.levels and len(text) > self._answered:
-            begin = max(0, self._answered - LONGEST_MATCH)  # what answers follow tells them apart
+            begin = max(0, self._answered - LONGEST_MATCH)  # a prompt's end tells answers apart
             self._answers.remember(self._scope, text[begin:].tolist())

@@ -1,8 +1,8 @@
-"""Guessing without a model: what followed the newest tokens of a text where they occurred before.
+"""Guesses without a model: tokens that followed a text's newest tokens where these occurred before.
 
-Pure: knows no session, clock or randomness. As SuffixDecoding (arXiv 2411.04975) does, it follows
-the longest suffixes that recur, and takes counts for chances. The places are found by comparing the
-tokens, not in a suffix tree: nothing is built when a prompt arrives, what is old is dropped by a
+Pure: knows no session, clock or randomness. Like SuffixDecoding (arXiv 2411.04975), it follows the
+longest suffixes that recur, and takes counts for chances. The places are found by comparing the
+tokens, not in a suffix tree: nothing is built when a prompt arrives, old tokens are dropped by a
 slice, and a token takes 4 bytes.
 """
 
@@ -24,13 +24,13 @@ from tandem.protos.types import DraftShape
 
 Tokens = npt.NDArray[np.int32]
 Numbers = npt.NDArray[np.intp]
-PLACES = 32  # that are followed
-FEW, RECENT, COMPARED = 4, 4096, 256  # of more than FEW tokens, places that are still looked at
-REPLACED = 8  # tokens before a token that may stand for another one
-DOUBT = 1.5  # tokens of a match whose place is wrong as often as right
-LEAST = 0.01  # chance of a node that is guessed
+PLACES = 32  # matching places that are followed, at most
+FEW, RECENT, COMPARED = 4, 4096, 256  # longer matches than FEW are sought in RECENT places only
+REPLACED = 8  # tokens that have to match before a token that may stand for another one
+DOUBT = 1.5  # length of a match, in tokens, that is wrong as often as right
+LEAST = 0.01  # the least chance of a node that is guessed
 NOWHERE: Numbers = np.empty(0, np.intp)
-BOUNDARY = -1  # behind a text that another follows: no token
+BOUNDARY = -1  # stands, in place of a token, between two texts
 
 
 @dataclass(slots=True)
@@ -42,11 +42,11 @@ class GrowingTokens:
 
     @classmethod
     def of(cls, tokens: Sequence[int]) -> GrowingTokens:
-        """It begins with these."""
+        """Return a text that begins with these tokens."""
         return cls(np.array(tokens, np.int32), len(tokens))
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """It goes on with these."""
+        """Add these tokens to the text."""
         length = self._length + len(tokens)
         if length > len(self._room):
             self._room = np.concatenate((self.array, np.empty(length, np.int32)))
@@ -55,12 +55,12 @@ class GrowingTokens:
 
     @property
     def array(self) -> Tokens:
-        """All of it: int32 [length]."""
+        """The whole text: int32 [length]."""
         return self._room[: self._length]
 
 
 class Following(NamedTuple):
-    """A token that followed, its chance, and the places, by their ranks, where it did."""
+    """A token that followed, its chance, and the ranks of the places where it followed."""
 
     token: int
     chance: float
@@ -69,19 +69,19 @@ class Following(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Followers:
-    """What followed at each of several places, [places][levels], of which so many tokens before
-    `matched`, the longest first.
+    """The tokens that followed at each of several places, [places][levels], and how many tokens
+    before each place `matched`, the longest match first.
     """
 
     tokens: list[list[int]]
     matched: list[int]
 
     def after(self, ranks: Sequence[int], depth: int) -> list[Following]:
-        """What may follow `depth` tokens that are the same at the places of these ranks, the
-        likeliest first: as often as it did where most tokens match; and as far as such a match is
-        no proof, as it did where fewer do too.
+        """Return the tokens that may follow `depth` tokens that are equal at the places of these
+        ranks, the likeliest first. A token is as likely as it was frequent where most tokens match.
+        As far as such a match leaves doubt, places where fewer tokens match count too.
         """
-        if len(ranks) == 1:  # usual below the first levels, and quick
+        if len(ranks) == 1:  # a shortcut for the usual case below the first levels
             (rank,) = ranks
             token = self.tokens[rank][depth]
             chance = 1 - doubt_after(self.matched[rank] + depth)
@@ -104,13 +104,15 @@ class Followers:
 
 
 def doubt_after(matched: int) -> float:
-    """That what followed where so many tokens match will follow."""
+    """Return the doubt, from 0 to 1, that what followed where so many tokens match will follow
+    again.
+    """
     return DOUBT / (matched + DOUBT)
 
 
 def least_match(chance: float) -> int:
-    """How many tokens have to match at least for a chance, even if whatever matches agrees; more
-    than ever are compared if there is no such number.
+    """Return how many tokens have to match at least for a chance, even if all matches agree. The
+    result is above LONGEST_MATCH if no match suffices.
     """
     left, matched = 1.0, 0
     while 1 - left < chance and matched <= LONGEST_MATCH:
@@ -120,8 +122,9 @@ def least_match(chance: float) -> int:
 
 
 def places(searched: Tokens, suffix: Tokens, least: int) -> tuple[Numbers, Numbers]:
-    """Where in the tokens searched a suffix of at least `least` tokens ended before their last one:
-    how many tokens match, and the place behind them; the longest matches first, then the latest.
+    """Find where in the tokens searched a suffix of at least `least` tokens ends before their last
+    token. Returns how many tokens match, and the places behind the matches; the longest matches
+    first, then the latest.
     """
     longest = min(LONGEST_MATCH, len(suffix), len(searched) - 1)
     if longest < least:
@@ -147,8 +150,9 @@ def places(searched: Tokens, suffix: Tokens, least: int) -> tuple[Numbers, Numbe
 
 
 def places_to_follow(searched: Tokens, suffix: Tokens, least: int) -> tuple[Numbers, Numbers]:
-    """The same, and where few tokens match also the places behind those where all tokens but the
-    newest do, which may stand for another, as a name that is changed: a quarter of them counts.
+    """Find places as `places` does. If few tokens match, add the places where all tokens but the
+    newest match, because the newest may stand for another one, like a changed name. A quarter of
+    the tokens of such a match counts.
     """
     matched, ends = places(searched, suffix, least)
     if len(ends) and matched[0] >= FEW:
@@ -172,16 +176,16 @@ def suffix_guess(
     price: float = 0.0,
     trust: float = 0.0,
 ) -> Guess:
-    """What may follow a suffix after what did in the tokens searched: the likeliest nodes, if at
-    least so many tokens match. One whose chance is below the `price` of a row would get none; what
-    is claimed of a node is trusted with so much of it, as a logarithm.
+    """Guess the likeliest nodes after a suffix from what followed it in the tokens searched, where
+    at least `least` tokens match. `trust`, a logarithm, corrects each chance. Nodes whose chance is
+    below the `price` of a row are left out, because they would get no row.
     """
     if (needed := least_match(price / math.exp(trust))) > LONGEST_MATCH:
         return Guess(behind)
     matched, ends = places_to_follow(searched, suffix, max(least, needed))
     if not len(ends):
         return Guess(behind)
-    steps = np.arange(shape.levels) % (len(searched) - ends)[:, None]  # what was copied follows
+    steps = np.arange(shape.levels) % (len(searched) - ends)[:, None]  # past the end, repeat
     followers = Followers(searched[ends[:, None] + steps].tolist(), matched.tolist())
     most = -math.log(max(LEAST, price))
     tokens, parents, scores = list[int](), list[int](), list[float]()

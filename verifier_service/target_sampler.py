@@ -1,4 +1,4 @@
-"""What the target draws after each node of a draft, and the rule that decides there."""
+"""The target's draws after each node of a draft, and the rule that decides what is accepted."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tandem.verifier_service.acceptance import Decision, match, reject, top1
 
 @dataclass(slots=True)
 class NodeSample:
-    """What may be asked about one node, or the root: what is drawn after it, the likeliest token,
-    whether the logits are not numbers, and how likely the model finds either token.
+    """The target's sample after a node or the root: the token drawn, the likeliest token, whether
+    the logits are not numbers, and the log-probabilities of both tokens, if asked for.
     """
 
     drawn: int
@@ -31,11 +31,11 @@ class NodeSample:
 
 @dataclass(slots=True)
 class TargetSampler:
-    """The target's draws along a draft: `logits` [1 + nodes, vocab] are those after the root, then
-    after each node, and `adjustment` is of the committed tokens.
+    """Samples the target's draws along a draft. `logits` [1 + nodes, vocab] are those after the
+    root, then after each node; `adjustment` is for the committed tokens.
 
-    Most have their `samples` after the root and all nodes before the walk begins
-    (`batched_sampling`); the others sample where the walk comes by.
+    Most samplers get the `samples` after the root and all nodes before the walk begins
+    (`batched_sampling`). The others sample at the nodes that the walk reaches.
     """
 
     draft: Draft
@@ -49,10 +49,10 @@ class TargetSampler:
         """Whether any logits are not numbers."""
         if self.samples:
             return any(sample.overflowed for sample in self.samples)
-        return bool(self.logits.amax().isnan())  # a maximum is NaN if anything is
+        return bool(self.logits.amax().isnan())  # the maximum is NaN if any logit is
 
     def decide(self, node: int, children: Sequence[int]) -> Decision:
-        """Which child of a node is accepted, by the rule that was asked for."""
+        """Decide which child of a node is accepted, by the rule that was asked for."""
         if self.params.rule is Rule.REJECT:
             return self._reject(node, children)
         sample = self.samples[node + 1] if self.samples else self._sample(node)
@@ -61,7 +61,7 @@ class TargetSampler:
         return match(self.draft, children, sample.drawn)
 
     def logprobs(self, accepted: Sequence[int], token: int) -> tuple[TokenLogprobs, ...]:
-        """Of the accepted tokens and the next one, if asked for."""
+        """Return the log-probabilities of the accepted tokens and the next one, if asked for."""
         count = self.params.logprobs
         if count is None:
             return ()
@@ -73,23 +73,25 @@ class TargetSampler:
         return tuple(logprobs(self.logits[row], token, count) for row, token in pairs)
 
     def adjustments(self) -> list[Adjustment]:
-        """What the options want of the logits after the root and each node."""
+        """Return how the options adjust the logits after the root and each node."""
         vocabulary = self.logits.shape[-1]
         return [self.adjustment.adjustment(path, vocabulary) for path in self._paths()]
 
     def positions(self) -> list[int]:
-        """Of what follows the root and each node."""
+        """Return the positions of the tokens that follow the root and each node."""
         return [self.adjustment.length + len(path) for path in self._paths()]
 
     def _paths(self) -> list[list[int]]:
         return [self._path(node) for node in range(-1, len(self.draft))]
 
     def _path(self, node: int) -> list[int]:
-        """The tokens from after the root down to a node."""
+        """Return the tokens from after the root down to a node."""
         return [self.draft.tokens[each] for each in tree.path(self.draft.parents, node)]
 
     def _adjusted(self, node: int) -> tuple[torch.Tensor, int]:
-        """The row after a node as the options want it, and the position of what follows."""
+        """Return the logits after a node, adjusted by the options, and the position of the token
+        that follows.
+        """
         path = self._path(node)
         row = self.adjustment.apply(self.logits[node + 1], path)
         return row, self.adjustment.length + len(path)

@@ -1,4 +1,4 @@
-"""How right the guesses of a session, or of all, have been of late. Pure."""
+"""Measures how right the guesses of one session, or of all sessions, have been of late. Pure."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import math
 from dataclasses import dataclass
 
 MOST_TRUST = 0.7
-PACE, SHARED_PACE = 0.05, 0.005  # of what is learned from one step, of a session and of all
-FADE = 0.2  # of that pace, at which a step that teaches nothing has what was learned forgotten
-BORROWED = 2.0  # claimed tokens at most, that a session takes over from what all have shown
+PACE, SHARED_PACE = 0.05, 0.005  # weight of one step in what a session and all sessions learn
+FADE = 0.2  # share of the pace at which knowledge fades in a step that teaches nothing
+BORROWED = 2.0  # claimed tokens, at most, that a session takes over from all sessions
 PRIOR = 0.5  # tokens that a drafter has claimed, and was right with, before anything is known
-IN_VAIN = 4.0  # of that pace, of a promise that is lost if it is not kept
-DRIFT = 0.002  # of a promise, that is given again in a step
+IN_VAIN = 4.0  # times the pace: share of the promise that is lost if a wait was in vain
+DRIFT = 0.002  # share of a lost promise that is restored in each step
 
 
 @dataclass(slots=True)
 class Trust:
-    """What the guesses of a session are trusted with, or those of all sessions: `right` of the
-    `claimed` tokens were accepted of late, of those after accepted ones. What a session shows is
-    shown to the `shared` trust too.
+    """The trust in the guesses of one session or of all sessions: `right` of the `claimed` tokens
+    were accepted of late, counting only tokens after accepted ones. The `shared` trust learns from
+    each observation of a session too.
     """
 
     claimed: float = 0.0
@@ -29,24 +29,24 @@ class Trust:
 
     @classmethod
     def of_all(cls) -> Trust:
-        """What a session begins with: it learns slowly, from all of them."""
+        """Return a trust that sessions begin with. It learns slowly, from all sessions."""
         return cls(pace=SHARED_PACE)
 
     def begun(self) -> Trust:
-        """Of a new session: this one, until its own guesses have shown a little. So wrong guesses
-        of other sessions cannot keep its own from being tried.
+        """Return the trust of a new session. It equals this one until the session's own guesses
+        have shown a little, so other sessions' wrong guesses cannot keep them from being tried.
         """
         weight = min(1.0, BORROWED / self.claimed) if self.claimed else 1.0
         return Trust(weight * self.claimed, weight * self.right, self.promise, shared=self)
 
     @property
     def log(self) -> float:
-        """By how much drafters misjudge a chance, as a logarithm."""
+        """The log of the factor that corrects a chance that the source claims."""
         return min(MOST_TRUST, math.log((self.right + PRIOR) / (self.claimed + PRIOR)))
 
     def observe(self, claimed: float, right: int) -> None:
-        """A step verified tokens that a drafter claimed to know so many of; one without any shows
-        nothing, and what was learned fades.
+        """Learn from a step: a source claimed to know so many of its tokens, and so many were
+        right. A step without claims shows nothing, and lets what was learned fade.
         """
         self.promise += DRIFT * (1 - self.promise)
         keep = 1 - self.pace * (FADE + (1 - FADE) * min(1.0, claimed))
@@ -56,13 +56,13 @@ class Trust:
             self.shared.observe(claimed, right)
 
     def observe_likeliest(self, right: bool) -> None:
-        """The likeliest token after the root was right, or not."""
+        """Learn whether the likeliest token after the root was right."""
         self.promise += self.pace * (right - self.promise)
         if self.shared:
             self.shared.observe_likeliest(right)
 
     def waited_in_vain(self) -> None:
-        """A step waited for a guess, and what came has no token after the root."""
+        """Learn that a step waited for a guess in vain: none with a token after the root came."""
         self.promise -= IN_VAIN * self.pace * self.promise
         if self.shared:
             self.shared.waited_in_vain()

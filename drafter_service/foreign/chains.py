@@ -1,7 +1,7 @@
 """Drafting for a target with another tokenizer: translate its text, draft a chain, translate back.
 
-A job for the model thread. The engine's session holds tokens of the draft model; the target's
-tokens, which callers count, are in a `TargetText`.
+The chains of an opening are a job for the model thread. The engine's session holds tokens of the
+draft model; a `TargetText` holds the target's tokens, which callers count.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ from tandem.protos import tree
 from tandem.protos.streams import Drafting, Guess
 from tandem.protos.types import DraftShape, Rule
 
-LONGEST = 8  # times the draft model's context: an opening of more tokens is not translated
-SPARE = 4  # tokens beyond the levels asked for: a word may take more of them than of the target's
-LEAST_LEFT = 2  # tokens of a chain that are left, with which no other is drafted
-LEAST_CHANCE = 0.2  # no token is drafted after one that is accepted with less: of a chain of 4, at
-# temperature 0, 1.47 are accepted instead of 1.53, for 3.4 steps instead of 4.1; of one of 8, 1.64
-# of 1.81 for 4.1 of 8.4
+LONGEST = 8  # times the draft model's context: a longer opening is not translated
+SPARE = 4  # tokens beyond the levels asked for: a word may have more tokens here than at the target
+LEAST_LEFT = 2  # with so many tokens of a chain left, no other chain is drafted
+LEAST_CHANCE = 0.2  # no token is drafted after one with a lower chance to be accepted. This was
+# measured at temperature 0: of a chain of 4, 1.47 tokens are accepted instead of 1.53, for 3.4
+# steps instead of 4.1; of a chain of 8, 1.64 instead of 1.81, for 4.1 steps instead of 8.4
 
 
 @dataclass(frozen=True, slots=True)
 class ChainSetup:
-    """What chains are made with; `tokens` of the draft model's vocabulary are the tokenizer's."""
+    """The parts that chains are made with. The tokenizer has the first `tokens` ids of the draft
+    model's vocabulary.
+    """
 
     sessions: Sessions
     translation: Translation
@@ -50,8 +52,8 @@ class ChainSetup:
 
 @dataclass(slots=True)
 class Chain:
-    """A growing chain of the draft model's tokens: `chances` are those of each and all before it to
-    be accepted.
+    """A growing chain of the draft model's tokens. `chances` are, for each token, those that it and
+    all before it are accepted.
     """
 
     shape: DraftShape
@@ -60,30 +62,31 @@ class Chain:
     chances: list[float] = field(default_factory=list)
 
     def add(self, logits: torch.Tensor) -> bool:
-        """Add the likeliest token of [vocab]; returns whether to draft after it."""
+        """Add the likeliest token by logits [vocab]; returns whether to draft after it."""
         likely = (logits / math.hypot(self.temperature, LOGIT_ERROR)).softmax(-1)
         self.tokens.append(int(likely.argmax()))
         self.chances.append(float(likely.max()) * (self.chances[-1] if self.chances else 1.0))
         return self.chances[-1] >= LEAST_CHANCE and self._is_confident(logits)
 
     def gains(self, count: int) -> tuple[float, ...]:
-        """The log-probabilities of the same text as `count` tokens, each to be
-        accepted if the one before it is.
+        """Return log-probabilities for the chain's text as `count` tokens of the target: for each
+        token, that it is accepted if the token before it is.
         """
         length = len(self.tokens)
         ends = [math.log(self.chances[-(-length * n // count) - 1]) for n in range(1, count + 1)]
         return tuple(end - before for end, before in zip(ends, [0.0, *ends], strict=False))
 
     def _is_confident(self, logits: torch.Tensor) -> bool:
-        """Whether the draft model itself finds its likeliest token likely enough."""
+        """Tell whether the draft model itself finds its likeliest token likely enough."""
         least = self.shape.confidence
         warm = logits / (self.temperature or 1.0)
         return not least or float(warm.softmax(-1).max()) >= least
 
 
 class ChainJob:
-    """The chains of one opening. Where the translated text does not fit into the draft model's
-    context, they are empty; if the opening's does not, all are. Raises SessionMiss.
+    """The job that sends the chains of one opening. Chains are empty after a translated text that
+    does not fit into the draft model's context. If the opening's text does not fit, all chains are
+    empty. Raises SessionMiss.
     """
 
     def __init__(
@@ -91,10 +94,10 @@ class ChainJob:
     ) -> None:
         self._engine, self._opening, self._stream = engine, opening, stream
         self._shape = opening.shape
-        self._sent = 0  # nodes
-        self._drafted: tuple[int, ...] = ()  # in their tokens, as far as it lies ahead of the text
+        self._sent = 0  # number of nodes
+        self._drafted: tuple[int, ...] = ()  # target's tokens of the chain ahead of the text
         self._session: Session
-        self._pending: PendingTokens  # own tokens to be fed
+        self._pending: PendingTokens  # the draft model's tokens to be fed
         self._text = engine.texts.find(opening.context)
         self._draft_tokens = array("I")
         self._possible = opening.context.length <= LONGEST * engine.sessions.context_length
@@ -102,7 +105,7 @@ class ChainJob:
         self._possible = bool(self._draft_tokens) and self._fits  # half a character is no text
 
     def run(self) -> Job:
-        """Draft after the opening, and after facts; raises StaleTurn, Busy, Internal."""
+        """Draft after the opening and then after facts; raises StaleTurn, Busy, Internal."""
         context, sessions = self._opening.context, self._engine.sessions
         if not self._fits:
             self._emit(epoch=context.epoch, held=context.base)
@@ -128,7 +131,9 @@ class ChainJob:
                     known = self._pending.read()
 
     def _ready(self) -> Segment | None:
-        """Own tokens after which a chain is wanted."""
+        """Take in facts. Returns the draft model's tokens to feed, after which a chain is wanted,
+        or None.
+        """
         if tokens := new_tokens(self._stream.inbox, len(self._text.tokens)):
             self._extend(tokens)
             accepted = all(a == b for a, b in zip(self._drafted, tokens, strict=False))
@@ -149,8 +154,8 @@ class ChainJob:
 
     @property
     def _fits(self) -> bool:
-        """Whether the context has space for a chain after the translated text, as it had after the
-        opening's.
+        """Whether the draft model's context has space for a chain after the translated text, as it
+        had after the opening's.
         """
         end = len(self._draft_tokens) + self._levels + SPARE
         return self._possible and self._levels > 0 and end <= self._engine.sessions.context_length
@@ -163,15 +168,17 @@ class ChainJob:
             self._text = replace(self._text, tokens=self._text.tokens + array("I", tokens))
 
     def _rewind(self) -> None:
-        """Of what the session holds, keep the prefix that it shares with the translated text, whose
-        newest token is always fed.
+        """Cut the session down to the prefix that it shares with the translated text, but leave at
+        least the text's newest token to be fed.
         """
         held = self._session.common_prefix_with(self._draft_tokens[:-1])
         count = self._engine.sessions.cut(self._session, held)
         self._pending.pending, self._drafted = self._draft_tokens[count:].tolist(), ()
 
     def _draft(self, logits: torch.Tensor) -> Generator[StepInput, torch.Tensor, None]:
-        """Send a chain. The session keeps what was fed of it: the text may go on so."""
+        """Draft a chain and send it. The session keeps the tokens that were fed, because the text
+        may go on with them.
+        """
         session, sessions = self._session, self._engine.sessions
         greedy = self._opening.sampling.rule is Rule.TOP1
         chain = Chain(self._shape, 0.0 if greedy else self._opening.sampling.temperature)
@@ -187,7 +194,7 @@ class ChainJob:
         self._emit(chain, session.epoch, len(self._text.tokens))
 
     def _reaches(self, chain: Chain) -> bool:
-        """Whether a chain has the levels asked for, or cannot go on."""
+        """Tell whether a chain has the levels asked for, or cannot go on."""
         count = len(chain.tokens)
         return (
             count == self._levels + SPARE
@@ -199,7 +206,7 @@ class ChainJob:
         return self._engine.translation.to_target(self._text.tokens, chain.tokens)
 
     def _emit(self, chain: Chain | None = None, epoch: int = 0, held: int = 0) -> None:
-        """Send what was drafted."""
+        """Send the drafted tokens."""
         tokens, first = self._drafted, self._sent + 1
         self._sent += len(tokens)
         guess = Guess(

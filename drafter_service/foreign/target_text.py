@@ -10,7 +10,7 @@ from tandem.drafter_service.foreign.translation import Translation
 from tandem.protos.errors import SessionMiss
 from tandem.protos.types import Context
 
-TAIL = 32  # newest tokens, at least, that are translated again after every fact
+TAIL = 32  # number of newest tokens, at least, that are translated again after every fact
 
 
 def _none() -> array[int]:
@@ -19,8 +19,8 @@ def _none() -> array[int]:
 
 @dataclass(frozen=True, slots=True)
 class TargetText:
-    """The target's committed `tokens`. The translation of the first `settled` is `head` and does
-    not change any more. As of `epoch`, and for which client.
+    """The target's committed `tokens`, as of a session's `epoch` and for a client. `head` is the
+    translation of the first `settled` tokens, which does not change any more.
     """
 
     tokens: array[int] = field(default_factory=_none)
@@ -30,18 +30,20 @@ class TargetText:
     client: bytes = b""
 
     def cut(self, base: int) -> TargetText:
-        """The first `base` tokens."""
+        """Return the text's first `base` tokens as a text."""
         known = self if base >= self.settled else TargetText(epoch=self.epoch, client=self.client)
         return replace(known, tokens=self.tokens[:base])
 
     def extended(
         self, tokens: Sequence[int], translation: Translation
     ) -> tuple[TargetText, array[int]]:
-        """With more tokens; and the translation of all, of which only the tail is done again."""
+        """Return the text with more tokens, and the translation of all its tokens. Only the tail is
+        translated again.
+        """
         tokens = self.tokens + array("I", tokens)
         settled, head, tail = self.settled, self.head, tokens[self.settled :]
         border = translation.border(tail, near=TAIL) if len(tail) > 2 * TAIL else 0
-        if len(tail) > 4 * TAIL and not border:  # a language that writes no spaces
+        if len(tail) > 4 * TAIL and not border:  # a text in a language that writes no spaces
             border = translation.character(tail, near=TAIL)
         if border:
             head = head + array("I", translation.to_draft(tail[:border], opening=not settled))
@@ -51,8 +53,8 @@ class TargetText:
 
 
 class TargetTexts:
-    """The texts of at most `most` sessions that were asked for single drafts; the one used least
-    recently goes for another.
+    """The texts of at most `most` sessions that were asked for single drafts. A new text replaces
+    the least recently used one.
     """
 
     def __init__(self, most: int) -> None:
@@ -63,7 +65,7 @@ class TargetTexts:
         return len(self._texts)
 
     def find(self, context: Context) -> TargetText:
-        """The text that an opening builds on; raises SessionMiss."""
+        """Return the text that an opening builds on; raises SessionMiss."""
         if not context.epoch and not context.base:
             return TargetText(client=context.client)
         text = self._texts.get(context.session_id, TargetText())
@@ -72,12 +74,12 @@ class TargetTexts:
         return text.cut(context.base)
 
     def keep(self, session_id: bytes, text: TargetText) -> None:
-        """Remember a session as used just now."""
+        """Keep a session's text, as the one used most recently."""
         self._texts.pop(session_id, None)
         self._texts[session_id] = text
         if len(self._texts) > self._most:
             del self._texts[next(iter(self._texts))]
 
     def close(self, session_id: bytes) -> None:
-        """Forget a session; unknown ones are no error."""
+        """Forget a session's text. An unknown session is no error."""
         self._texts.pop(session_id, None)

@@ -1,8 +1,7 @@
-"""Between two tokenizers: committed tokens of the target to those of the draft model, and a draft
-back.
+"""Translates the target's committed tokens to the draft model's, and a draft back to the target's.
 
-Goes through the text, so it knows no pair of vocabularies in particular. Pure; a draft that cannot
-be written in the target's tokens becomes shorter or empty, never an error.
+The translation goes through the text, so it works for any pair of vocabularies. Pure. A draft that
+cannot be written in the target's tokens becomes shorter or empty, never an error.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from itertools import groupby
 
 from tokenizers import Tokenizer
 
-LOST = "\ufffd"  # what is decoded where bytes are no character, or not yet
+LOST = "\ufffd"  # decoded in place of bytes that are no character, or not yet one
 CONTEXTS = ("a", ".", "\n")  # texts put before a piece, so that it is not the start of a text
 SPACES = ("Ġ", "▁", " ")  # how vocabularies write the space before a word
 WHITE = (*SPACES, "Ċ", "ċ", "č", "ĉ", "\n")
@@ -27,11 +26,13 @@ ENDS = (
     "<end_of_turn>",
     "<|end|>",
 )
-NEAR, FAR = 3, 24  # a border that is looked for lies so many tokens before the end of a text
+NEAR, FAR = 3, 24  # least and most tokens between a border and the end of a text
 
 
 class Fragments:
-    """A tokenizer for pieces of a text: it adds nothing, and takes no words for special tokens."""
+    """A tokenizer for pieces of a text. It adds no tokens, and takes no words of the text for
+    special tokens.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = Tokenizer.from_str(
@@ -48,7 +49,9 @@ class Fragments:
         self._contexts = [(context, ids) for context in CONTEXTS if (ids := self._ids(context))]
 
     def encode(self, text: str, opening: bool = False) -> list[int]:
-        """The tokens of a text, as they are in the middle of one unless it is the `opening`."""
+        """Return the tokens of a text, as they are in the middle of a text unless this one is the
+        `opening`.
+        """
         for context, ids in () if opening else self._contexts:
             found = self._ids(context + text)
             if found[: len(ids)] == ids:
@@ -56,7 +59,9 @@ class Fragments:
         return self._ids(text)
 
     def decode(self, ids: Sequence[int], opening: bool = False) -> str:
-        """The text of tokens, as it is in the middle of one unless it is the `opening`."""
+        """Return the text of tokens, as it is in the middle of a text unless this one is the
+        `opening`.
+        """
         plain: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         if opening or not self._contexts:
             return plain
@@ -65,8 +70,8 @@ class Fragments:
         return text[len(context) :] if text.startswith(context) else plain
 
     def borders(self, ids: Sequence[int], at: int) -> bool:
-        """Whether token `at` begins a word after something else, so that a text may be cut there
-        and both parts are encoded as in one.
+        """Tell whether a text may be cut before token `at`, because a word begins there. Both parts
+        then have the same tokens as in the whole text.
         """
         before, token = (self._tokenizer.id_to_token(i) or " " for i in ids[at - 1 : at + 1])
         return (
@@ -77,7 +82,7 @@ class Fragments:
         )
 
     def _leading(self) -> list[int]:
-        """The special tokens that every text of this model begins with."""
+        """Return the special tokens that every text of this model begins with."""
         whole = self._tokenizer.encode("a").ids
         rest = self._ids("a")
         starts = range(len(whole) - len(rest) + 1)
@@ -86,13 +91,13 @@ class Fragments:
     def _ids(self, text: str) -> list[int]:
         try:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        except Exception:  # a vocabulary without an unknown token; the library has no class for it
+        except Exception:  # the vocabulary has no unknown token; the library has no error class
             return []
         return ids
 
 
 class Translation:
-    """From the target's tokens to the draft model's and back."""
+    """Translates tokens of the target to tokens of the draft model and back."""
 
     def __init__(self, draft: Tokenizer, target: Tokenizer) -> None:
         self._draft, self._target = Fragments(draft), Fragments(target)
@@ -100,9 +105,9 @@ class Translation:
         self._target_specials = _special_tokens(self._draft, self._target)
 
     def to_draft(self, tokens: Sequence[int], opening: bool = True) -> list[int]:
-        """The committed tokens, or some from a `border` on if they are not the `opening`, in those
-        of the draft model. Half a character at the end is left out, and so are special tokens that
-        it lacks.
+        """Return committed tokens in the draft model's tokens. They are the `opening` of the text,
+        or else some that begin at a `border`. Half a character at the end is left out, and so are
+        special tokens that the draft model lacks.
         """
         draft: list[int] = []
         lead = self._target.lead
@@ -119,8 +124,9 @@ class Translation:
         return draft
 
     def to_target(self, committed: Sequence[int], drafted: Sequence[int]) -> list[int]:
-        """The draft in the target's tokens, after the committed ones, up to its end of
-        text if it has one. The last token may be half a word; it is a guess as any other.
+        """Return the draft in the target's tokens, as it follows the committed tokens, up to the
+        draft's end of text if it has one. The last token may be half a word; it is a guess like any
+        other.
         """
         count = next((at for at, token in enumerate(drafted) if self.is_special(token)), None)
         text = self._draft.decode(drafted[:count]).partition(LOST)[0]
@@ -129,38 +135,42 @@ class Translation:
         return [*tokens, *ends]
 
     def is_special(self, token: int) -> bool:
-        """Whether a token of the draft model is no text: nothing is translated after it."""
+        """Tell whether a token of the draft model is no text. Nothing is translated after such a
+        token.
+        """
         return token in self._draft.specials
 
     def border(self, committed: Sequence[int], near: int = NEAR, far: int | None = None) -> int:
-        """Where the committed tokens may be cut, the last such place from `far` to `near` tokens
-        before the end; 0 if there is none.
+        """Return the last place from `far` to `near` tokens before the end at which the committed
+        tokens may be cut between words; 0 if there is none.
         """
         stop = 0 if far is None else max(0, len(committed) - far)
         places = range(len(committed) - near, stop, -1)
         return next((at for at in places if at and self._target.borders(committed, at)), 0)
 
     def character(self, committed: Sequence[int], near: int) -> int:
-        """Where they may be cut if there is no `border`: within a word perhaps, but not within a
-        character; 0 if there is no such place.
+        """Return a place at which the committed tokens may be cut if there is no `border`, perhaps
+        within a word, but not within a character; 0 if there is none.
         """
         places = range(len(committed) - near, max(0, len(committed) - near - 4), -1)
         ends = ((at, self._target.decode(committed[max(0, at - 8) : at])) for at in places)
         return next((at for at, text in ends if not text.endswith(LOST)), 0)
 
     def _behind(self, committed: Sequence[int], text: str) -> list[int]:
-        """Their tokens for a text after the committed ones, which stay as they are."""
+        """Return the target's tokens for a text after the committed tokens, which stay as they
+        are.
+        """
         tail, tail_text, opening = self._tail(committed)
         both = self._target.encode(tail_text.rstrip(LOST) + text, opening)
         if both[: len(tail)] == tail:
             return both[len(tail) :]
         if tail_text.endswith(LOST):
-            return []  # half a character, and the draft is not its other half
-        return self._target.encode(text)  # the border would be another, and is what it is
+            return []  # the text ends with half a character, and the draft is not its other half
+        return self._target.encode(text)  # a joint encoding would change the committed tokens
 
     def _tail(self, committed: Sequence[int]) -> tuple[list[int], str, bool]:
-        """The last committed tokens, from a place where they may be cut; their text; and whether
-        they are all.
+        """Return the last committed tokens, from a place at which they may be cut; their text; and
+        whether they are all committed tokens.
         """
         start = self.border(committed, far=FAR) or max(0, len(committed) - FAR)
         for at in range(start, len(committed)):
@@ -171,13 +181,15 @@ class Translation:
             tail_text = self._target.decode(tail, opening)
             if not tail_text.startswith(
                 LOST
-            ):  # it was not cut within a character, of 4 bytes at most
+            ):  # the cut is not within a character, which has 4 bytes at most
                 break
         return tail, tail_text, opening
 
 
 def _special_tokens(source: Fragments, target: Fragments) -> dict[int, int]:
-    """Special tokens that both have: of the same name, and the end of a text under any."""
+    """Map the source's special tokens to the target's: those of the same name, and the end of a
+    text under any name.
+    """
     names = {name: index for index, name in target.specials.items()}
     same = {index: names[name] for index, name in source.specials.items() if name in names}
     if source.end is not None and target.end is not None:

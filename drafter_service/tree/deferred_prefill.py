@@ -1,4 +1,4 @@
-"""Reading a text: as soon as guesses after it are worth that, with all that is known by then."""
+"""Reads a text as late as guesses after it are worth that, with all tokens known by then."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tandem.protos.types import Context
 
 
 class DeferredPrefill:
-    """A scope in which the session is at work once `step_input` was fed; `worth` None = read at
-    once.
+    """A scope that acquires an opening's session when `step_input` is ready to be fed. With `worth`
+    None the text is read at once.
     """
 
     session: Session
@@ -48,7 +48,9 @@ class DeferredPrefill:
         return self._scope.__exit__(*error)  # type: ignore[arg-type]
 
     def _ready(self) -> Segment | None:
-        """Raises SessionMiss, StaleTurn, Busy."""
+        """Return the text's unread tokens once it should be read; raises SessionMiss, StaleTurn,
+        Busy.
+        """
         if self._segment:
             return self._segment
         if self._worth:

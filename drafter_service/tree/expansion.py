@@ -1,8 +1,8 @@
-"""What may follow: from the draft model's logits to the children of a node.
+"""Turns the draft model's logits into the children of a node.
 
-Three ways to guess: the tokens most likely to be the target's draw; tokens drawn as rejection
-sampling wants them; and the branches of Medusa-lite. All of them only guess, so each may look at a
-few likely tokens alone.
+There are three ways to guess: the tokens most likely to be the target's draw; tokens drawn as
+rejection sampling wants them; and the branches of Medusa-lite. A guess may be wrong, so each way
+may look at a few likely tokens only.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from tandem.engine.sampling.noise import NoiseStream, gumbel
 from tandem.engine.sampling.sampler import warp
 from tandem.protos.types import Distribution, DraftShape, Method, Rule, SamplingParams
 
-LARGE = 16384  # vocabulary from which on noise for all tokens takes more time than it is worth
+LARGE = 16384  # tokens of a vocabulary from which on noise for all of them is not worth its time
 SHORTLIST = 256  # likeliest tokens of a large vocabulary that get noise
 FEW = 16  # tokens with the highest sums of logit and noise, among which the target's draw should be
-SENT = 32  # tokens of a distribution that is drawn from, and sent
-WEIGHTS = 1 << 16  # what its probabilities are rounded to
+SENT = 32  # likeliest tokens of a distribution, which are drawn from and sent
+WEIGHTS = 1 << 16  # the integer weight of probability 1, to which probabilities are rounded
 LOGIT_ERROR = (
     0.6  # how far a draft logit is typically off; measured by `make acceptance`, flat over 0.5-0.7
 )
-HOTTEST = 1e6  # temperature; of what is above it only the noise counts anyway
-FIRST_TEMPERATURE = 0.9  # of Medusa-lite's first tokens where the target is greedy
-FIRST_TOP_P = 0.95
+HOTTEST = 1e6  # highest temperature computed with; above it only the noise counts anyway
+FIRST_TEMPERATURE = 0.9  # for Medusa-lite's first tokens where the target is greedy
+FIRST_TOP_P = 0.95  # for Medusa-lite's first tokens
 PLAIN = SamplingParams(temperature=1.0)
 
 Expander = Callable[[torch.Tensor, Sequence[int]], list[Expansion]]
-"""From adjusted logits [rows, vocab], and the position of each row's next token, to what may follow
-each row."""
+"""A function from adjusted logits [rows, vocab] and the position of each row's next token to the
+children of each row's node."""
 
 
 def likeliest_children(params: SamplingParams, count: int, sure: bool = False) -> Expander:
-    """The `count` tokens that most likely are the target's draw, with log-probabilities, and if
-    `sure` how probable the draft model finds them.
+    """Guess the `count` tokens that most likely are the target's draw, with log-probabilities and,
+    if `sure`, with their probabilities by the draft model.
 
     The target draws argmax(logit + temperature x noise). The drafter's logits are off by some
     scale, so softmax((logit + temperature x noise) / scale) predicts who wins.
@@ -65,8 +65,9 @@ def likeliest_children(params: SamplingParams, count: int, sure: bool = False) -
 def _favoured(
     logits: torch.Tensor, params: SamplingParams, positions: Sequence[int], few: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `few` tokens of each row [rows, vocab] that the target draws most likely, and their
-    logits with its noise, but for what normalises, highest first; both [rows, few], or less.
+    """Return the `few` tokens of each row [rows, vocab] that the target draws most likely, and
+    their unnormalised logits with the target's noise, highest first. Both are [rows, few], or
+    narrower for a smaller vocabulary.
     """
     heat, ids = min(params.temperature, HOTTEST), None
     if logits.shape[-1] >= LARGE or logits.device.type != "cpu":
@@ -84,13 +85,15 @@ def _favoured(
 
 @lru_cache(maxsize=1024)
 def _noise(seed: int, position: int, count: int) -> torch.Tensor:
-    """Of all tokens, [count]; as the tree grows, most of its levels look for positions again."""
+    """Return the noise of all tokens at a position, [count]. The result is cached: as a tree grows,
+    most of its levels need the noise of the same positions again.
+    """
     return gumbel(seed, position, torch.arange(count))
 
 
 def sampled_children(params: SamplingParams, branches: int, root: int) -> Expander:
-    """Tokens drawn without replacement from the draft model's distribution, as far as it is sent:
-    `branches` after the root, at position `root`, and one after other nodes.
+    """Guess tokens drawn without replacement from the part of the draft model's distribution that
+    is sent: `branches` after the root, at position `root`, and one after other nodes.
     """
 
     def guess(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
@@ -106,7 +109,7 @@ def _drawn(row: torch.Tensor, params: SamplingParams, position: int, count: int)
         return Expansion([Child(token, 0.0, math.exp(score))], Distribution((token,), (1,)))
     (likeliest,), (scores,) = leading(row[None], params, SENT)
     weights = (scores.exp().double() * WEIGHTS).round()
-    kept = weights > 0  # the likeliest at least: it has 1 / vocabulary or more, unless that is huge
+    kept = weights > 0  # true for the likeliest token, unless the vocabulary is huge
     kept[0] = True
     ids, weights = likeliest[kept], weights[kept].clamp(min=1)
     keys = weights.log() + gumbel(params.seed, position, ids, NoiseStream.DRAFT)
@@ -120,12 +123,12 @@ def _drawn(row: torch.Tensor, params: SamplingParams, position: int, count: int)
 def medusa_lite_children(
     params: SamplingParams, branches: int, root: int, visible: torch.Tensor
 ) -> Expander:
-    """`branches` first tokens drawn without replacement from the nucleus of the `visible` tokens,
-    [vocab], among those that the target may draw; each is continued by the likeliest ones.
+    """Guess `branches` first tokens, drawn without replacement from the `visible` [vocab] ones of
+    the nucleus of what the target may draw, and continue each with the likeliest tokens.
 
-    The draws share the target's noise, so among them tends to be what the target draws.
+    The draws share the target's noise, so the target's draw tends to be among them.
     """
-    if params.greedy:  # what it draws from shall not matter then
+    if params.greedy:  # a greedy target's other sampling parameters must not matter
         params = SamplingParams(FIRST_TEMPERATURE, seed=params.seed)
 
     def guess(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
@@ -145,8 +148,8 @@ def medusa_lite_children(
 
 
 def _nucleus(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
-    """The likeliest tokens of a row [1, vocab], ids and log-probabilities: all whose probabilities
-    add up to no more than they may, or else the likeliest one.
+    """Return ids and log-probabilities of the likeliest tokens of a row [1, vocab]: as many as have
+    probabilities that add up to FIRST_TOP_P at most, but at least one.
     """
     for count in (SHORTLIST, logits.shape[-1]):
         (ids,), (scores,) = leading(logits, params, count)
@@ -157,26 +160,29 @@ def _nucleus(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor
 
 
 def _sized(token: int, logprob: float) -> Child:
-    """A child whose chance is that of the draft model."""
+    """Return a child whose chance to be accepted is its probability by the draft model."""
     return Child(token, logprob, math.exp(logprob))
 
 
 def is_whole(shape: DraftShape, params: SamplingParams) -> bool:
-    """Whether drafts are made as a whole: their nodes are not the likeliest ones, or must come with
-    what they were drawn from.
+    """Tell whether drafts are made as a whole, because their nodes are not the likeliest ones or
+    must come with the distributions that they were drawn from.
     """
     return shape.method is Method.MEDUSA_LITE or params.rule is Rule.REJECT
 
 
 def branching(shape: DraftShape) -> DraftShape:
-    """The shape of branches of equal length that part at the root, as many as the nodes allow."""
+    """Return the shape of equally long branches that part at the root, as many as `shape` allows
+    nodes for.
+    """
     branches = max(1, min(shape.branches, shape.nodes // max(1, shape.levels)))
     return replace(shape, branches=branches, nodes=branches * shape.levels)
 
 
 def where_possible(guess: Expander) -> Expander:
-    """The same guesses, but none after a row in which no token is possible: all that a grammar
-    allows there may be tokens that the draft model does not share with the target.
+    """Return an expander that guesses like `guess`, but nothing after a row in which no token is
+    possible. Such a row occurs if the draft model shares none of the tokens that a grammar allows
+    with the target.
     """
 
     def guess_or_not(logits: torch.Tensor, positions: Sequence[int]) -> list[Expansion]:
@@ -191,13 +197,13 @@ def where_possible(guess: Expander) -> Expander:
 def expander(
     shape: DraftShape, params: SamplingParams, root: int, visible: torch.Tensor
 ) -> Expander:
-    """How to guess after a text of `root` tokens; `visible` [tokens]: which of the tokenizer's
-    tokens can be seen.
+    """Return how to guess after a text of `root` tokens. `visible` [tokens] tells which of the
+    tokenizer's tokens a reader can see.
     """
     if shape.method is Method.MEDUSA_LITE:
         return medusa_lite_children(params, shape.branches, root, visible)
     if params.rule is Rule.REJECT:
         return sampled_children(params, shape.branches, root)
-    if params.rule is Rule.TOP1:  # what is accepted is the target's likeliest token, not its draw
+    if params.rule is Rule.TOP1:  # accepts the target's likeliest token, not its draw
         params = replace(params, temperature=0.0)
     return likeliest_children(params, shape.branches, sure=shape.confidence > 0)

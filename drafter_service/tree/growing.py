@@ -1,8 +1,8 @@
-"""A tree that grows ahead of its text without end: facts re-root it, and what becomes one of its
-best nodes is sent.
+"""A tree that grows ahead of its text without end. Facts re-root the tree, and a node is sent when
+it becomes one of the best.
 
-A step input to the model thread; what may be fed is known to `session_text`, what is best to
-`token_tree`.
+The tree is a step input to the model thread. `session_text` knows which nodes may be fed,
+`token_tree` which are best.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class GrowingTree:
         self._text, self._guess, self._stream = text, guess, stream
         self._worth, self._clock = worth, clock
         self._frontier: Sequence[DraftNode] = ()
-        self._asked: Sequence[DraftNode] = ()  # what is to be fed; none if it is committed tokens
-        self._held = False  # whether the best nodes were not sent
+        self._asked: Sequence[DraftNode] = ()  # nodes to be fed; empty for committed tokens
+        self._held = False  # whether the best nodes were held back, because the stream is paused
         self._expand([text.tree.root], first)
 
     def ready(self) -> Segment | None:
-        """The newest committed tokens, if a tree after them pays or if they are many, or the
-        likeliest node that was not fed.
+        """Return the newest committed tokens, if a tree after them pays or if they are many, or
+        else the likeliest node that was not fed. None if there is nothing to feed.
         """
         self._update()
         if self._stream.paused or self._text.tree.full:
@@ -59,21 +59,23 @@ class GrowingTree:
         return self.segment(0) if self._frontier else None
 
     def chances(self) -> Iterator[float]:
-        """Of the nodes of the frontier after the first: all their parents are fed."""
+        """Return the chances of the nodes of the frontier after the first. All their parents are
+        fed.
+        """
         root = self._text.tree.root.score
         return (math.exp(node.score - root) for node in self._frontier[1:])
 
     def segment(self, rows: int) -> Segment:
-        """The first of the frontier, and `rows` more."""
+        """Return the first node of the frontier and up to `rows` more, to be fed."""
         self._asked = self._frontier[: rows + 1]
         return self._text.segment(self._asked)
 
     def wait_seconds(self, now: float, step: float) -> float:
-        """It waits for nothing."""
+        """Return 0: a growing tree need not wait before a step."""
         return 0.0
 
     def take(self, logits: torch.Tensor) -> None:
-        """The logits of what was fed, [rows, vocab]."""
+        """Take the logits of the tokens that were fed, [rows, vocab]."""
         if self._asked:
             self._text.tree.feed(self._asked)
             self._expand(self._asked, logits)

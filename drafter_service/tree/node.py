@@ -1,4 +1,4 @@
-"""A guessed token in a growing tree, and what may follow one."""
+"""A guessed token in a growing tree, and the tokens that may follow a node."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tandem.protos.types import Distribution
 
 
 class Child(NamedTuple):
-    """A token that may follow, the log-probability that it is accepted if what precedes it is, and
-    its probability by the draft model.
+    """A token that may follow a node. `gain` is the log-probability that the token is accepted if
+    the node is; `probability` is the draft model's.
     """
 
     token: int
@@ -21,7 +21,9 @@ class Child(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """Children, likeliest or first drawn first, and what they were drawn from if they were."""
+    """A node's children, likeliest or first drawn first, and the distribution that they were drawn
+    from, if any.
+    """
 
     children: Sequence[Child]
     drawn: Distribution | None = None
@@ -29,9 +31,9 @@ class Expansion:
 
 @dataclass(slots=True, eq=False)
 class DraftNode:
-    """A guessed token. `position` is the tokens of the text up to and with it; `place` is where its
-    keys lie after the root once it was fed, and the root's own is -1. Its `number` is 0 until it
-    is sent.
+    """A guessed token. `position` counts the tokens of the text up to and including this one.
+    `place` is where the node's keys lie after the root, once the node was fed; the root's place is
+    -1. `number` is 0 until the node is sent.
     """
 
     token: int

@@ -16,11 +16,11 @@ from tandem.protos import tree
 from tandem.protos.types import Context
 
 Read: TypeAlias = Callable[[Sequence[int]], tuple[int, ...]]
-"""From tokens of a text to those that the draft model is fed for them, one for each."""
+"""A function from tokens of a text to the tokens that the draft model is fed, one for each."""
 
 
 class PendingTokens:
-    """`pending` are a session's; while there are any, nothing can be guessed after the text."""
+    """A session's `pending` tokens. While there are any, nothing can be guessed after the text."""
 
     def __init__(
         self, sessions: Sessions, session: Session, context: Context, read: Read = tuple
@@ -30,23 +30,23 @@ class PendingTokens:
         self._sessions, self._context, self._as_fed = sessions, context, read
 
     def next(self) -> Segment:
-        """The pending tokens, or as many as are fed at once; raises Busy."""
+        """Return the pending tokens, or as many as are fed at once; raises Busy."""
         tokens = self.pending[:SHORT]
         self._sessions.reserve(self.session, self.session.length + len(tokens))
         return chain_segment(self.session, self._as_fed(tokens))
 
     def read(self) -> bool:
-        """Those were fed; returns whether they were all."""
+        """Note that the tokens of `next` were fed. Returns whether none are pending any more."""
         tokens = self.pending[:SHORT]
         self._sessions.advance(self.session, tokens, range(len(tokens)))
         del self.pending[:SHORT]
         return not self.pending
 
     def feed(self, step_input: StepInput) -> Generator[StepInput, torch.Tensor, torch.Tensor]:
-        """Have something fed and return its logits; raises Internal."""
+        """Have a step input fed and return its logits; raises Internal."""
         return self._sessions.feed(self._context, step_input)
 
 
 def chain_segment(session: Session, tokens: Sequence[int]) -> Segment:
-    """Tokens that follow those of a session; logits are wanted for the last."""
+    """Return a segment of tokens that follow those of a session, with logits for the last token."""
     return Segment(session.table, session.length, tuple(tokens), tree.chain(len(tokens)), 1)

@@ -1,7 +1,7 @@
-"""One session's text and the tree ahead of it: what of both is cached, and what may be fed next.
+"""One session's text and the tree ahead of it: the cached part of both, and what may be fed next.
 
-Does to the session's memory what `token_tree` decides; when to feed what is decided by `growing`
-and `whole`.
+This module applies to the session's memory what `token_tree` decides. `growing` and `whole` decide
+what to feed when.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tandem.protos.errors import InvalidRequest, SessionMiss
 from tandem.protos.streams import Drafting
 
 FactTokens: TypeAlias = tuple[int, tuple[int, ...]]
-"""Of a fact: from where on the text has which tokens."""
+"""A fact's tokens, after the position in the text of the first of them."""
 
 
 def new_tokens(inbox: deque[FactTokens], length: int) -> list[int]:
-    """The tokens of facts that have arrived, after the first `length` of the text; raises
-    SessionMiss if something between them is missing.
+    """Take the facts that have arrived from the inbox and return their tokens after the first
+    `length` of the text. Raises SessionMiss if tokens in between are missing.
     """
     tokens: list[int] = []
     while inbox:
@@ -46,8 +46,8 @@ def new_tokens(inbox: deque[FactTokens], length: int) -> list[int]:
 
 
 class SessionText(PendingTokens):
-    """A session at work that holds its text, or will when what is pending was fed; then there is a
-    tree.
+    """A session at work that holds its text, or will hold it once the pending tokens are fed. The
+    tree grows once none are pending.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class SessionText(PendingTokens):
         vocabulary: Vocabulary,
         grammar: Future[GrammarMatcher] | None = None,
     ) -> None:
-        """`grammar` is of the opening; guesses keep to it once it is compiled."""
+        """`grammar` is the opening's. Guesses keep to it once it is compiled."""
         super().__init__(sessions, session, opening.context, vocabulary.read)
         sampling = opening.sampling
         self.tree = tree
@@ -69,8 +69,8 @@ class SessionText(PendingTokens):
         self._grammar, self._missed = grammar, list(session.tokens[opening.context.length :])
 
     def take_facts(self, inbox: deque[FactTokens], restart: bool = False) -> int:
-        """Take in the facts that have arrived; the tree goes on from where the text is now, or is
-        begun again with `restart`. Returns how many tokens were new; raises SessionMiss.
+        """Take in the facts that have arrived. The tree goes on from the new end of the text, or
+        begins again with `restart`. Returns how many tokens were new; raises SessionMiss.
         """
         tokens = new_tokens(inbox, self.session.length + len(self.pending))
         if not tokens:
@@ -84,18 +84,20 @@ class SessionText(PendingTokens):
         return len(tokens)
 
     def keep(self, tokens: Sequence[int], places: Sequence[int]) -> int:
-        """Hold a path of the tree too, though it is not committed; returns the length held."""
+        """Keep a path of the tree in the session, though it is not committed; returns the length
+        that the session then holds.
+        """
         self._sessions.advance(self.session, tokens, places, guessed=len(tokens))
         return self.session.length
 
     def fit(self, nodes: list[DraftNode]) -> list[DraftNode]:
-        """Those of some nodes to be fed that there is memory for."""
+        """Return the leading ones of the nodes to feed, as many as there is memory for."""
         base = self.session.length + self.tree.fed
         self._sessions.try_reserve(self.session, base + len(nodes))
         return nodes[: max(0, self.session.table.capacity - base)]
 
     def segment(self, nodes: Sequence[DraftNode]) -> Segment:
-        """Nodes of the tree whose parents are fed."""
+        """Return a segment of nodes of the tree whose parents are fed."""
         return Segment(
             table=self.session.table,
             context=self.session.length,
@@ -105,7 +107,9 @@ class SessionText(PendingTokens):
         )
 
     def expand(self, nodes: Sequence[DraftNode], logits: torch.Tensor, guess: Expander) -> None:
-        """Guess what follows the root, or nodes that were fed, from their logits [nodes, vocab]."""
+        """Add guesses after the root, or after nodes that were fed, from their logits
+        [nodes, vocab].
+        """
         rows = self._vocabulary.proposable(logits)
         self._constrain()
         if self._adjusted:
@@ -113,8 +117,8 @@ class SessionText(PendingTokens):
         self.tree.expand(nodes, guess(rows, [node.position for node in nodes]))
 
     def _constrain(self) -> None:
-        """Have guesses keep to the grammar from now on, if it is compiled. One that cannot be used
-        is the target's to refuse.
+        """Make guesses keep to the grammar from now on, if it is compiled. A grammar that cannot be
+        used is ignored here, because the target refuses it.
         """
         if self._grammar and self._grammar.done():
             with suppress(InvalidRequest):

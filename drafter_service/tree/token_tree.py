@@ -1,10 +1,10 @@
 """A token tree that grows ahead of a text and is re-rooted as the text goes on.
 
-Pure: children and committed tokens come in; nodes to feed, guesses, and where the keys of nodes
-must go come out. A node's score is the predicted log-probability that it is accepted, the sum over
+Pure: children and committed tokens come in; nodes to feed, guesses, and new places for the keys of
+nodes come out. A node's score is the predicted log-probability that it is accepted, the sum over
 its path; children never score above their parent. So a node that is not among the best `nodes`
-known has no descendant among them, and feeding only those that are gives the exact best-first tree
-(2402.12374, 2406.16858). Scores are absolute: a new root changes nothing but what is subtracted.
+known has no descendant among them, and feeding only the best nodes gives the exact best-first tree
+(2402.12374, 2406.16858). Scores are absolute: a new root changes only what is subtracted from them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tandem.protos.streams import Guess
 from tandem.protos.types import MAX_LEVELS, MAX_NODES, Distribution, DraftShape, Schedule
 
 ALL_PAY = FeedThreshold()
-FED_PER_NODE = 4  # nodes fed ahead of the text, at most, for one of the window
+FED_PER_NODE = 4  # nodes fed ahead of the text, at most, for each node of the window
 
 
 class TokenTree:
@@ -29,9 +29,9 @@ class TokenTree:
     tokens.
 
     `floor` is the log-probability below which a node is neither fed nor sent. `source` goes into
-    guesses. With `worth`, children that can never be worth being fed are not kept, but for the
-    likeliest one, and `worth` learns from the likeliest child of each token of the text: its
-    chance, and whether it was what followed.
+    guesses. With `worth`, children that can never be worth being fed are not kept, except for the
+    likeliest child, and `worth` learns from the likeliest child of each token of the text: the
+    child's chance, and whether the text went on with that child.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class TokenTree:
         self.floor = self._least = math.log(LEAST) if worth else -math.inf
         self._source, self._worth = source, worth
         self._live: list[DraftNode] = []  # best first; among equals the older one
-        self._fed: list[DraftNode] = []  # by place
+        self._fed: list[DraftNode] = []  # in the order of their places
         self._sent = 0
 
     @property
     def fed(self) -> int:
-        """How many nodes are fed."""
+        """The number of fed nodes."""
         return len(self._fed)
 
     @property
@@ -78,7 +78,7 @@ class TokenTree:
         self._live.sort(key=attrgetter("score"), reverse=True)  # stable: no child before its parent
 
     def window(self) -> list[DraftNode]:
-        """The best nodes, best first: those that may be fed and sent."""
+        """Return the nodes that may be fed and sent, best first."""
         deepest, floor = self._deepest, self.root.score + self.floor
         within = (n for n in self._live if n.position <= deepest and n.score > floor)
         return list(islice(within, self.shape.nodes))
@@ -86,8 +86,8 @@ class TokenTree:
     def frontier(
         self, window: Iterable[DraftNode], threshold: FeedThreshold = ALL_PAY
     ) -> list[DraftNode]:
-        """Those of the window to look after, best first: unfed, above the last level, sure, and
-        worth it.
+        """Return the nodes of the window to feed next, best first: unfed ones above the last level
+        that are sure and worth being fed.
         """
         deepest, left = self._deepest, FED_PER_NODE * self.shape.nodes - self.fed
         base, start = self.root.score, self.root.position
@@ -96,18 +96,20 @@ class TokenTree:
         return list(islice(worth, max(0, left)))
 
     def feed(self, nodes: Iterable[DraftNode]) -> None:
-        """These were fed, in this order."""
+        """Note that the nodes were fed, in this order."""
         for place, node in enumerate(nodes, self.fed):
             node.place = place
             self._fed.append(node)
 
     def parents(self, nodes: Sequence[DraftNode]) -> tuple[int, ...]:
-        """All fed nodes and then these as a tree, in the order of their places."""
+        """Return the tree of all fed nodes and then these, in the order of their places: the place
+        of each node's parent.
+        """
         above = (node.parent for node in (*self._fed, *nodes))
         return tuple(a.place for a in above if a is not None and a.place is not None)
 
     def path(self, node: DraftNode) -> list[int]:
-        """The tokens from the root down to a node."""
+        """Return the tokens from the root, exclusively, down to a node."""
         tokens: list[int] = []
         while node is not self.root:
             tokens.append(node.token)
@@ -116,11 +118,12 @@ class TokenTree:
         return tokens[::-1]
 
     def follow(self, tokens: Sequence[int], restart: bool = False) -> tuple[int, list[int]]:
-        """The text went on with these tokens: how many leading ones are fed nodes, and the places
-        of their keys and then of those of all nodes that are still possible, in their new order.
+        """Re-root the tree, because the text went on with these tokens. Returns how many leading
+        tokens are fed nodes, and the places of their keys, followed by the places of all nodes that
+        are still possible, in their new order.
 
-        If they are not all fed, or with `restart`, it is empty, and its root has to
-        be fed.
+        If not all tokens are fed nodes, or with `restart`, the new tree is empty, and its root has
+        to be fed.
         """
         if self.root.children:
             self.shape = adapted(self.shape, self._observe(tokens))
@@ -140,8 +143,8 @@ class TokenTree:
         return len(path), path + places
 
     def unsent(self, window: Iterable[DraftNode], level: int = 0) -> Guess | None:
-        """What of the window was not sent yet, if anything; nodes above a level only as the parents
-        of others.
+        """Return a guess of the nodes of the window that were not sent yet, or None if there are
+        none. Nodes above a level are sent only as the parents of others.
         """
         nodes: set[DraftNode] = set()
         for node in (n for n in window if n.position >= self.root.position + level):
@@ -152,8 +155,8 @@ class TokenTree:
         return self._guess(sorted(nodes, key=attrgetter("position"))) if nodes else None
 
     def whole(self) -> tuple[Guess, list[int]]:
-        """The best tree in one guess, the likeliest child first; and the places of its leading
-        nodes as far as they were fed.
+        """Return the best tree in one guess, the likeliest child first, and the places of its
+        leading nodes as far as they were fed.
         """
         kept, nodes = set(self.window()), list[DraftNode]()
         stack = [self.root]
@@ -180,7 +183,9 @@ class TokenTree:
         return min(self.root.position + self.shape.levels, self.limit)
 
     def _guess(self, nodes: Sequence[DraftNode]) -> Guess:
-        """These, numbered; their parents are among them, or were sent."""
+        """Number the nodes and return them as a guess. Their parents must be among them or have
+        been sent.
+        """
         first = self._sent + 1
         self._sent += len(nodes)
         for number, node in enumerate(nodes, first):
@@ -195,20 +200,22 @@ class TokenTree:
         )
 
     def _set_root(self, root: DraftNode) -> None:
-        """Forget all nodes that are not after the new root, and how it came about."""
+        """Forget all nodes that are not after the new root, and the new root's parent."""
         possible, live = set[DraftNode | None]({root}), list[DraftNode]()
         for node in self._live:
             if node.parent in possible:
                 possible.add(node)
                 live.append(node)
             else:
-                node.parent = None  # or what is forgotten would be garbage in cycles
+                node.parent = None  # otherwise forgotten nodes would be garbage in cycles
         self._live = live
         self._fed = [node for node in self._fed if node in possible and node is not root]
         self.root, root.parent, root.number, root.place = root, None, 0, -1
 
     def _observe(self, tokens: Iterable[int]) -> bool:
-        """Whether the tree was right about these as far as it reached."""
+        """Learn from the tokens that the text went on with. Returns whether the tree was right
+        about them as far as it reached.
+        """
         node = self.root
         for token in tokens:
             if not node.children:
@@ -223,9 +230,9 @@ class TokenTree:
 
 
 def adapted(shape: DraftShape, accepted: bool) -> DraftShape:
-    """By a schedule that asks for it, two levels more after a guess that was accepted to its end,
-    else one less, and as many nodes to each as at first (transformers' assisted generation,
-    `num_assistant_tokens_schedule`).
+    """Return the next guess's shape. The heuristic schedule adds two levels after a guess that was
+    accepted to its end and else takes one away, with as many nodes per level as at first
+    (transformers' assisted generation, `num_assistant_tokens_schedule`).
     """
     if shape.schedule is not Schedule.HEURISTIC or not shape.levels:
         return shape

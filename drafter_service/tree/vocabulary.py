@@ -1,7 +1,8 @@
-"""The tokens of a draft model beside those of its target: what it may propose, and how it reads.
+"""The tokens of a draft model beside its target's: which it may propose, and how it reads a text.
 
-Of nearly the same tokenizers all but a few ids mean the same token. An id that does not is never
-proposed, so a draft is one in the target's tokens, whatever is made of the logits. Pure.
+In nearly equal tokenizers, all but a few ids mean the same token. An id that means another token is
+never proposed, so each draft consists of the target's tokens, however it is made from the logits.
+Pure.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import torch
 from tandem.drafter_service.tree.expansion import Expander, expander, where_possible
 from tandem.protos.types import DraftShape, SamplingParams
 
-NEUTRAL = ("Ċ", "\n", "<0x0A>", "Ġ", "▁", " ")  # is read where the draft model lacks a token
+NEUTRAL = ("Ċ", "\n", "<0x0A>", "Ġ", "▁", " ")  # read in place of a token the draft model lacks
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The first `count` ids of a draft model. The `foreign` ones of them mean something else to the
-    target; `other` are its own ids for ids of the target that mean something else to it.
+    """The first `count` ids of a draft model. The `foreign` ids among them mean something else to
+    the target. `other` maps ids of the target that mean something else to the draft model to the
+    ids that the draft model reads instead.
     """
 
     count: int
@@ -30,9 +32,10 @@ class Vocabulary:
 
     @classmethod
     def shared(cls, count: int, own: Mapping[int, str], target: Mapping[int, str]) -> Vocabulary:
-        """Of a draft model with its own tokens and a target with nearly the same. The target's
-        tokens are read as those of the same name, or as a neutral one if there is none. Tokens that
-        the draft model has no logits for, which a tokenizer may list, are none of its own.
+        """Return the vocabulary of a draft model with its `own` tokens and a target with nearly the
+        same tokens. A token of the target is read as the draft model's token of the same name, or
+        as a neutral token if there is none. A tokenizer may list tokens that the draft model has no
+        logits for; these do not count as its own.
         """
         own = {index: token for index, token in own.items() if index < count}
         ids = {token: index for index, token in own.items()}
@@ -46,14 +49,14 @@ class Vocabulary:
         )
 
     def read(self, tokens: Iterable[int]) -> tuple[int, ...]:
-        """Tokens of a text as the draft model is fed them, one for each."""
+        """Return the tokens that the draft model is fed for tokens of a text, one for each."""
         if not self.other:
             return tuple(tokens)
         return tuple(self.other.get(token, token) for token in tokens)
 
     def proposable(self, logits: torch.Tensor) -> torch.Tensor:
-        """Of logits [rows, vocab] those that may be proposed, [rows, count], the others among them
-        being minus infinity.
+        """Return the first `count` columns of logits [rows, vocab], as [rows, count], with minus
+        infinity for each token that may not be proposed.
         """
         rows = logits[:, : self.count]
         if not self.foreign:
@@ -63,7 +66,7 @@ class Vocabulary:
     def expander(
         self, shape: DraftShape, params: SamplingParams, root: int, visible: torch.Tensor
     ) -> Expander:
-        """How to guess from logits that may be proposed, as `expansion.expander` does."""
+        """Return how to guess from proposable logits, as `expansion.expander` does."""
         guess = expander(shape, params, root, visible)
         return where_possible(guess) if self.foreign else guess
 

@@ -1,4 +1,4 @@
-"""A step input to the model thread by a job that waits for facts."""
+"""The step input that a job gives the model thread while it waits for facts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from tandem.engine.forward.step_input import FixedInput
 
 @dataclass(frozen=True, slots=True)
 class WaitingInput(FixedInput):
-    """Waits until `ready` returns a segment; has no rows to add."""
+    """A step input that waits until `ready` returns a segment, and has no rows to add."""
 
     ready: Callable[[], Segment | None]

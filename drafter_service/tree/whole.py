@@ -1,5 +1,5 @@
-"""Drafts made as a whole: from scratch after the newest fact, level by level to the end, each sent
-in one guess.
+"""Makes drafts as a whole: each from scratch after the newest fact, level by level to the end, and
+sent in one guess.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def whole_drafts(
     logits: torch.Tensor,
     once: bool,
 ) -> Generator[StepInput, torch.Tensor, None]:
-    """Sends one draft, or one after every fact. `logits` are the root's, [1, vocab]; `guess` is
-    called with the length of the text.
+    """Send one draft if `once`, else one after every fact. `logits` are the root's, [1, vocab];
+    `guess` takes the length of the text and returns how to guess after it.
 
-    After the only one, the session holds the text and the draft's leading nodes as far as they were
-    fed.
+    After the only draft, the session holds the text and the draft's leading nodes as far as they
+    were fed.
     """
     tree = text.tree
     while True:
@@ -54,8 +54,8 @@ def whole_drafts(
 
 
 def _newest(text: SessionText, stream: JobStream[FactTokens, Guess]) -> Segment | None:
-    """The newest committed tokens. Those after which a draft does not fit are answered with an
-    empty one.
+    """Return the newest committed tokens, to be fed, or None if there are none. If no draft fits
+    after them, an empty draft is sent instead.
     """
     tree, changed = text.tree, text.take_facts(stream.inbox, restart=True)
     if tree.full and changed:

@@ -1,5 +1,5 @@
-"""Single calls to a drafter or a verifier, each a stream of one opening: for examples, benchmarks
-and tests. The system itself has a `link` to each.
+"""Single calls to a drafter or a verifier, each a stream of one opening, for examples, benchmarks
+and tests. The system itself has a `link` to each service instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STREAM = 1
 
 
 async def _ask(start: Callable[..., Any], request: Any, seconds: float, field: str) -> Any:
-    """Send one message; the first item that comes back. Raises a TandemError.
+    """Send one message and return the first item that comes back. Raises a TandemError.
 
     A service ends the call of a caller that is silent, so each of its heartbeats is answered.
     """
@@ -79,12 +79,12 @@ def _closing(session_id: bytes) -> common_pb2.Closing:
 
 
 class DrafterClient(DrafterProbe):
-    """A drafter at an address."""
+    """A client of the drafter at an address."""
 
     async def propose(
         self, context: Context, shape: DraftShape, sampling: SamplingParams
     ) -> Proposal:
-        """A draft for the context."""
+        """Return a draft for the context."""
         opening = Drafting(context, sampling, shape, lockstep=True, once=True)
         request = drafter_pb2.GuessRequest(open=[codec.encode_drafting(STREAM, opening)])
         message = await _ask(self._stub.Guess, request, PROPOSE_SECONDS, "guesses")
@@ -97,10 +97,10 @@ class DrafterClient(DrafterProbe):
 
 
 class VerifierClient(VerifierProbe):
-    """A verifier at an address."""
+    """A client of the verifier at an address."""
 
     async def verify(self, context: Context, draft: Draft, sampling: SamplingParams) -> Verdict:
-        """Which nodes are accepted, and the next token."""
+        """Return which nodes of a draft are accepted, and the next token."""
         levels = max(tree.depths(draft.parents), default=-1) + 1
         until = context.length + levels + 1
         opening = Decoding(context, sampling, until, lockstep=True, once=True)
@@ -117,7 +117,9 @@ class VerifierClient(VerifierProbe):
 
 
 def verdict_of(draft: Draft, fact: Fact) -> Verdict:
-    """Which nodes of a draft a fact accepted; raises Internal if it is none about the draft."""
+    """Return which nodes of a draft a fact accepted; raises Internal if the fact is about another
+    draft.
+    """
     *path, next_token = fact.tokens
     accepted: list[int] = []
     children = tree.children(draft.parents)
@@ -125,7 +127,7 @@ def verdict_of(draft: Draft, fact: Fact) -> Verdict:
         siblings = children[accepted[-1] + 1 if accepted else 0]
         node = next((each for each in siblings if draft.tokens[each] == token), None)
         if node is None:
-            raise Internal("the verifier accepted what was not drafted")
+            raise Internal("the verifier accepted a token that was not drafted")
         accepted.append(node)
     held = fact.start + len(path)
     return Verdict(tuple(accepted), next_token, held, fact.epoch, fact.reused, fact.logprobs)

@@ -1,5 +1,5 @@
-"""Where the addresses of replicas come from: they are given, or a DNS name or a file has them,
-which is read again and again.
+"""Finds the addresses of replicas: they are given, or come from a DNS name or a file, which is
+read periodically.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from tandem.protos.address import DNS, FILE, joined, split
 from tandem.protos.service.tasks import background
 
 LOOKUP_SECONDS = 1.0  # between two lookups of a source
-REMOVAL_THRESHOLD = 5  # lookups in a row without an address, after which it is gone
-NAMES = ThreadPoolExecutor(2, "names")  # else a dead name server takes the threads of others
+REMOVAL_THRESHOLD = 5  # lookups in a row without an address, after which the address is gone
+NAMES = ThreadPoolExecutor(2, "names")  # own threads: a dead name server blocks them
 
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class Resolved:
-    """The addresses of one source. A name server that is overloaded, or a file that is being
-    written, answers with a part of them, so one is removed only after some lookups without it.
+    """The addresses of one source. An overloaded name server, or a file that is being written, has
+    only some of the addresses, so an address is removed only after several lookups without it.
     """
 
-    _missed: dict[str, int] = field(default_factory=dict)  # lookups in a row that each was not in
+    _missed: dict[str, int] = field(default_factory=dict)  # address -> lookups in a row without it
 
     def after(self, found: Iterable[str]) -> tuple[str, ...]:
-        """The addresses that there are after a successful lookup."""
+        """Return the addresses that there are after a successful lookup."""
         missed = dict.fromkeys(found, 0)
         for address, count in self._missed.items():
             if address not in missed and count + 1 < REMOVAL_THRESHOLD:
@@ -46,9 +46,9 @@ class Resolved:
 
 
 async def resolve(source: str) -> tuple[str, ...]:
-    """The addresses that a source has now; of a name with both families, those of one, as a replica
-    has one of each. Raises OSError if it cannot be reached, ValueError if it has
-    something that is no address.
+    """Return the addresses that a source has now. If a name has addresses of both IP families,
+    those of one are returned, because each replica has one of each. Raises OSError if the source
+    cannot be reached, ValueError if it has something that is no address.
     """
     if source.startswith(DNS):
         host, port = split(source.removeprefix(DNS))
@@ -65,7 +65,7 @@ async def resolve(source: str) -> tuple[str, ...]:
 
 
 class Discovery:
-    """All members: those that sources have, and drafters that have registered."""
+    """Finds all members: the replicas that sources have, and drafters that have registered."""
 
     def __init__(self, verifiers: tuple[str, ...], drafters: tuple[str, ...]) -> None:
         self.membership = Membership()
@@ -76,18 +76,18 @@ class Discovery:
         self._registered: dict[str, None] = {}
 
     def register(self, drafter: str) -> None:
-        """There is one more drafter."""
+        """Add a registered drafter to the members."""
         self._registered[drafter] = None
         self._publish()
 
     def unregister(self, drafter: str) -> None:
-        """It is gone."""
+        """Remove a registered drafter from the members."""
         self._registered.pop(drafter, None)
         self._publish()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Membership]:
-        """Look sources up while the scope lasts; the first lookup is over when it begins."""
+        """Look sources up while the scope lasts. The first lookup is over when the scope begins."""
         sources = dict.fromkeys((*self._verifiers, *self._drafters))
         await asyncio.gather(*map(self._refresh, sources))
         async with background(*map(self._watch, sources)):
@@ -99,8 +99,8 @@ class Discovery:
             await self._refresh(source)
 
     async def _refresh(self, source: str) -> None:
-        """Look it up once; a source that cannot be used has what it had, and so has for a while one
-        that does not have all of it any more.
+        """Look a source up once. A source that cannot be used keeps its addresses; an address that
+        is missing in a source is kept for a while.
         """
         try:
             found, problem = self._resolved[source].after(await resolve(source)), ""

@@ -1,6 +1,6 @@
-"""Which replicas there are, and which of them answer, as the front end sees them; for Prometheus.
+"""Prometheus metrics of the replicas there are and those that answer, as the front end sees them.
 
-Asks every replica again and again what it serves. Replicas that have left leave no series.
+Every replica is asked periodically what it serves. Replicas that have left leave no series.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from tandem.orchestrator.fleet.membership import Acceptance, Membership
 from tandem.orchestrator.fleet.replicas import Replicas, ReplicaStatus
 from tandem.protos.wire.registration import registered_name
 
-PAUSE_SECONDS = 1.0  # between two questions to all
+PAUSE_SECONDS = 1.0  # between two rounds of questions to all replicas
 MOST = 64  # replicas of a role with a series of their own
 
 
 class FleetMetrics(Collector):
-    """What the newest answers were. `fewest` are the replicas that have to serve, by their roles:
-    those that leave DNS, as pods that are lost do, are not known any more, and are still missed.
+    """Exports the replicas' newest answers. `fewest` tells, by role, how many replicas have to
+    serve: lost pods leave DNS and are not known any more, but should still be missed.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class FleetMetrics(Collector):
         registry.register(self)
 
     async def follow(self, replicas: Replicas) -> None:
-        """Ask all replicas again and again, until cancelled."""
+        """Ask all replicas periodically, until cancelled."""
         while True:
             verifiers, drafters = await replicas.status()
             self._seen = {"verifier": verifiers, "drafter": drafters}
             await asyncio.sleep(PAUSE_SECONDS)
 
     def collect(self) -> Iterable[Metric]:
-        """Called by the exporter."""
+        """Return the metrics. The exporter calls this."""
         members, seen = self._membership.now, self._seen
         known = {"verifier": members.verifiers, "drafter": members.drafters}
         counts = GaugeMetricFamily(

@@ -1,5 +1,5 @@
-"""Which replicas there are now, and what lives for as long as each of them is there: a connection,
-or the counts of a drafter's tokens.
+"""The replicas that there are now, and the things that live as long as each replica is there: a
+connection, or the counts of a drafter's tokens.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Addresses of all replicas that are to be used."""
+    """The addresses of all replicas that are to be used."""
 
     verifiers: tuple[str, ...] = ()
     drafters: tuple[str, ...] = ()
 
 
 class Membership:
-    """The members now; to be used on one event loop."""
+    """The present members. A membership is to be used on one event loop."""
 
     def __init__(self, members: Members | None = None) -> None:
         self.now = members or Members()
         self._changed = asyncio.Event()
 
     def set(self, members: Members) -> None:
-        """These are the members from now on."""
+        """Let these be the members from now on."""
         if members != self.now:
             self.now = members
             self._changed.set()
             self._changed = asyncio.Event()
 
     async def other_than(self, known: Members | None) -> Members:
-        """The members, once they are not the known ones."""
+        """Wait until the members are not the known ones, and return them."""
         while self.now == known:
             await self._changed.wait()
         return self.now
 
 
 class PerAddress(Generic[Item]):
-    """An item for each address, which is entered when the address comes and left when it goes, each
-    in a task of its own, so that none waits for another; a scope, to be entered and updated by one
-    task.
+    """A scope that has an item for each address. An item is entered when its address comes and left
+    when it goes, in a task of its own, so that no item waits for another. One task is to enter and
+    update the scope.
     """
 
     def __init__(self, make: Callable[[str], AbstractAsyncContextManager[Item]]) -> None:
@@ -66,8 +66,8 @@ class PerAddress(Generic[Item]):
         await self._group.__aexit__(*error)
 
     async def update(self, addresses: Iterable[str]) -> None:
-        """From now on there are these; returns when their items are entered. What leaves may take
-        longer.
+        """Let these be the addresses from now on. Returns when their items are entered. Items that
+        leave may take longer.
         """
         wanted = dict.fromkeys(addresses)
         for address in [each for each in self._gone if each not in wanted]:
@@ -90,7 +90,7 @@ class PerAddress(Generic[Item]):
         entered: asyncio.Event,
         older: asyncio.Task[None] | None,
     ) -> None:
-        """One item, once an older one of its address is left."""
+        """Keep one item entered, once an older item of its address has been left."""
         if older:
             await asyncio.wait((older,))
         async with self._make(address) as item:
@@ -102,22 +102,24 @@ class PerAddress(Generic[Item]):
 
 
 class Acceptance:
-    """How many draft tokens of each drafter were verified, and how many of them accepted: counts by
-    its address, from when it came until it leaves.
+    """Counts of each drafter's verified and accepted draft tokens, by its address, from when the
+    drafter came until it leaves.
     """
 
     def __init__(self) -> None:
         self._counts: dict[str, tuple[int, int]] = {}
 
     def add(self, drafter: str, verified: int, accepted: int) -> None:
-        """One step; of a drafter that is not there, any more or yet, nothing is counted."""
+        """Count the tokens of one step. A drafter that is not there, yet or any more,
+        is ignored.
+        """
         if known := self._counts.get(drafter):
             self._counts[drafter] = known[0] + verified, known[1] + accepted
 
     def of(self, drafter: str) -> tuple[int, int]:
-        """Verified and accepted draft tokens."""
+        """Return the numbers of a drafter's verified and accepted draft tokens."""
         return self._counts.get(drafter, (0, 0))
 
     def retain(self, drafters: Collection[str]) -> None:
-        """These are there now."""
+        """Keep the counts of these drafters, and forget all others."""
         self._counts = {each: self.of(each) for each in drafters}

@@ -1,4 +1,4 @@
-"""Single questions to a drafter or a verifier: which model it has, and whether it serves."""
+"""Single questions to a drafter or a verifier: which model does it have, and does it serve?"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Response = TypeVar("Response")
 
 
 async def answer_of(call: Awaitable[Response]) -> Response:
-    """Await a call; raises its failure as a TandemError."""
+    """Await a call and return its response; raises the call's failure as a TandemError."""
     try:
         response = await call
     except grpc.aio.AioRpcError as failure:
@@ -35,36 +35,36 @@ async def answer_of(call: Awaitable[Response]) -> Response:
 
 
 class DrafterProbe:
-    """A drafter at an address."""
+    """Asks the drafter at an address."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
         self._stub = drafter_pb2_grpc.DrafterServiceStub(channel)
 
     async def serving(self, seconds: float) -> bool:
-        """Whether it reports within so many seconds that it serves."""
+        """Tell whether the drafter reports within so many seconds that it serves."""
         return await is_serving(self._channel, "tandem.v1.DrafterService", seconds)
 
     async def describe(self, seconds: float) -> ModelDescription:
-        """The draft model; waits up to `seconds` for the service to come up."""
+        """Return the draft model; waits up to `seconds` for the service to come up."""
         request = drafter_pb2.DescribeDrafterRequest()
         call = self._stub.DescribeDrafter(request, timeout=seconds, wait_for_ready=True)
         return codec.decode_model((await answer_of(call)).model)
 
 
 class VerifierProbe:
-    """A verifier at an address."""
+    """Asks the verifier at an address."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
         self._stub = verifier_pb2_grpc.VerifierServiceStub(channel)
 
     async def serving(self, seconds: float) -> bool:
-        """Whether it reports within so many seconds that it serves."""
+        """Tell whether the verifier reports within so many seconds that it serves."""
         return await is_serving(self._channel, "tandem.v1.VerifierService", seconds)
 
     async def describe(self, seconds: float) -> ModelDescription:
-        """The target model; waits up to `seconds` for the service to come up."""
+        """Return the target model; waits up to `seconds` for the service to come up."""
         request = verifier_pb2.DescribeVerifierRequest()
         call = self._stub.DescribeVerifier(request, timeout=seconds, wait_for_ready=True)
         return codec.decode_model((await answer_of(call)).model)

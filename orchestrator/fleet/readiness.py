@@ -1,4 +1,4 @@
-"""Whether the orchestrator can serve: it needs a verifier, of the model that it started with."""
+"""Reports whether the orchestrator can serve: it needs a verifier of the model it started with."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from tandem.orchestrator.fleet.replicas import Replicas
 from tandem.protos.errors import Unusable
 from tandem.protos.transport.health import Health
 
-PAUSE_SECONDS = 0.25  # between two looks
-ANSWER_SECONDS = 1.0  # in which a verifier answers; health is NOT_SERVING within 2 s
+PAUSE_SECONDS = 0.25  # between two looks at the verifiers
+ANSWER_SECONDS = 1.0  # for a verifier to answer; so health is NOT_SERVING within 2 s
 REPLACED = 20  # looks in a row at which only another model is there: five seconds
 
 
 async def report_verifiers(health: Health, replicas: Replicas) -> None:
-    """Report whether any verifier serves, which is enough. Raise Unusable once all verifiers have
-    another model: no request could be served any more. Whoever started the orchestrator starts it
-    again, with that model.
+    """Report whether any verifier serves; one is enough. Raises Unusable once all verifiers have
+    another model, because no request could be served any more. Whoever started the orchestrator
+    is to start it again, with that model.
     """
     looks = 0
     while looks < REPLACED:

@@ -1,4 +1,4 @@
-"""Registered drafters: each connects to the port of the client API, and serves the cell's requests
+"""Registered drafters. Each connects to the port of the client API, and serves the cell's requests
 on the very call that registers it, as if the cell had called the drafter.
 """
 
@@ -26,7 +26,7 @@ from tandem.protos.wire.registration import (
 )
 from tandem.v1 import drafter_pb2, registration_pb2, registration_pb2_grpc
 
-ANSWER_SECONDS = 5.0  # in which a drafter must send its first message
+ANSWER_SECONDS = 5.0  # for a drafter to send its first message
 RETRY_SECONDS = 5.0  # after which a drafter that found no place may try again
 
 Context: TypeAlias = "aio.ServicerContext[Any, Any]"
@@ -42,7 +42,7 @@ async def never() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who registers drafters, and what returns when it may no more."""
+    """The client that registers drafters. `until_revoked` returns when it may not any more."""
 
     name: str = ""
     until_revoked: Callable[[], Awaitable[None]] = never
@@ -50,8 +50,8 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Who may register: at most `limit` drafters that have the token, if there is one, for this
-    target; `owner` is who makes a call.
+    """The terms on which drafters register: at most `limit` of them, for this target, and with the
+    token if there is one. `owner` returns the client that makes a call.
     """
 
     token: str | None
@@ -62,8 +62,8 @@ class Terms:
 
 @dataclass(slots=True, eq=False)
 class RegisteredDrafter:
-    """One registration, while it lasts: to a link it is the call of `DrafterService.Guess` that it
-    would have made, once.
+    """One registration, while it lasts. A link uses it, once, in place of a call of
+    `DrafterService.Guess`.
     """
 
     name: str
@@ -74,26 +74,26 @@ class RegisteredDrafter:
     receive: Callable[[RegisteredDrafter, registration_pb2.RegisterRequest], None]
     called: bool = False
     leaving: bool = False
-    why: str = ""  # it is over
+    why: str = ""  # reason why the registration is over
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def wait_for_connection(self) -> None:
-        """It is connected."""
+        """Return at once: a registered drafter is connected."""
 
     async def write(self, request: drafter_pb2.GuessRequest) -> None:
-        """Send a request."""
+        """Send the drafter a request."""
         await self.context.write(registration_pb2.RegisterResponse(request=request))
 
     async def done_writing(self) -> None:
-        """There are no more requests: the registration is over."""
+        """End the registration, because there are no more requests."""
         self.end()
 
     def cancel(self) -> None:
-        """It is not used any more."""
+        """End the registration, because the link does not use it any more."""
         self.end("it was silent, or did not read")
 
     def end(self, why: str = "") -> None:
-        """The registration is over, for this reason if it is not over already."""
+        """End the registration for this reason, unless it is over already."""
         if not self.over.is_set():
             self.why = why
             self.over.set()
@@ -108,11 +108,11 @@ class RegisteredDrafter:
 
 
 class Registry:
-    """The drafters that are registered, by their names; to be used on one event loop."""
+    """The registered drafters, by their names. A registry is to be used on one event loop."""
 
     def __init__(self, added: Reported, removed: Reported) -> None:
-        """`added` and `removed` are called with the address of a drafter that may get sessions, or
-        may no more.
+        """`added` is called with the address of a drafter that may get sessions from now on,
+        `removed` with that of one that may not any more.
         """
         self._added, self._removed = added, removed
         self._drafters: dict[str, RegisteredDrafter] = {}
@@ -121,13 +121,15 @@ class Registry:
         return len(self._drafters)
 
     def find(self, name: str) -> RegisteredDrafter:
-        """The drafter of that name; raises Unavailable."""
+        """Return the drafter of that name; raises Unavailable."""
         if drafter := self._drafters.get(name):
             return drafter
         raise Unavailable(f"no drafter is registered as {name!r}")
 
     def calling(self, name: str) -> Callable[..., RegisteredDrafter]:
-        """What makes its call, once for each registration; raises Unavailable."""
+        """Return a function that makes the drafter's call, once for each registration, and raises
+        Unavailable.
+        """
 
         def call(**options: Any) -> RegisteredDrafter:
             drafter = self.find(name)
@@ -140,16 +142,16 @@ class Registry:
 
     @contextmanager
     def registered(self, drafter: RegisteredDrafter, limit: int) -> Iterator[None]:
-        """A drafter is registered while the scope lasts, unless a newer one of its name and owner
-        comes: the same device, connected again. Raises Busy, and PermissionDenied if the name is
-        that of another owner's.
+        """Keep a drafter registered while the scope lasts, unless a newer one of its name and owner
+        comes: the same device, connected again. Raises Busy, and PermissionDenied if another
+        owner's drafter has the name.
         """
         name = drafter.name
         older = self._drafters.get(name)
         if older and older.owner != drafter.owner:
             raise PermissionDenied(f"another client's drafter is registered as {name!r}")
         if not older and len(self._drafters) >= limit:
-            raise Busy(f"max_registered is {limit}, and as many are", RETRY_SECONDS)
+            raise Busy(f"max_registered is {limit}, and as many drafters are", RETRY_SECONDS)
         if older:
             older.end(f"a newer drafter is registered as {name!r}")
             self._remove(older)
@@ -163,7 +165,7 @@ class Registry:
             self._remove(drafter)
 
     def leave(self, drafter: RegisteredDrafter, leaving: bool) -> None:
-        """It gets no new sessions, or does again."""
+        """Let a drafter get no new sessions, or let it get some again."""
         if self._drafters.get(drafter.name) is drafter and leaving != drafter.leaving:
             drafter.leaving = leaving
             (self._removed if leaving else self._added)(drafter.name + REGISTERED)
@@ -177,13 +179,13 @@ class Registry:
 
 
 class RegistrationService(registration_pb2_grpc.RegistrationServiceServicer):
-    """Serves drafters."""
+    """The gRPC service at which drafters register."""
 
     def __init__(self, registry: Registry, terms: Terms) -> None:
         self._registry, self._terms = registry, terms
 
     async def Register(self, requests: Requests, context: Context) -> None:  # type: ignore[override]
-        """A drafter is registered until it ends the call, is silent, or is replaced."""
+        """Keep a drafter registered until it ends the call, is silent, or is replaced."""
         given = metadata_value(context.invocation_metadata(), TOKEN)
         if self._terms.token is not None and not same(given, self._terms.token):
             problem = f"{TOKEN} is not the registration token of this front end"
@@ -211,7 +213,7 @@ class RegistrationService(registration_pb2_grpc.RegistrationServiceServicer):
     def _receive(
         self, drafter: RegisteredDrafter, message: registration_pb2.RegisterRequest
     ) -> None:
-        """Take in what a message says of the drafter itself."""
+        """Take in what a message says about the drafter itself."""
         if message.HasField("model"):
             drafter.model = decode_described(message, self._terms.target)
         self._registry.leave(drafter, message.leaving)

@@ -23,42 +23,42 @@ from tandem.protos.types import ModelDescription
 from tandem.protos.wire.registration import registered_name
 
 STATUS_SECONDS = 2.0
-PAUSE_SECONDS = 0.1  # between two questions at the start
+PAUSE_SECONDS = 0.1  # between two questions to verifiers at the start
 
 log = structlog.get_logger()
 
 
 class ModelProbe(Protocol):
-    """Of a service with a model."""
+    """Asks a service with a model."""
 
     async def describe(self, seconds: float) -> ModelDescription:
-        """The model; waits up to `seconds` for the service."""
+        """Return the model; waits up to `seconds` for the service."""
 
     async def serving(self, seconds: float) -> bool:
-        """Whether it reports within so many seconds that it serves."""
+        """Tell whether the service reports within so many seconds that it serves."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredProbe:
-    """A registered drafter, which says of itself what others are asked for."""
+    """The probe of a registered drafter, which need not be asked: it has described itself."""
 
     registry: Registry
     name: str
 
     async def describe(self, seconds: float) -> ModelDescription:
-        """The model as the drafter described it last; raises Unavailable."""
+        """Return the model as the drafter described it last; raises Unavailable."""
         return self.registry.find(self.name).model
 
     async def serving(self, seconds: float) -> bool:
-        """It is removed when it does not."""
+        """Return True: a drafter that does not serve is removed."""
         return True
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """A service, its model unless it did not answer, and how long it took to answer; `problem` is
-    why it is not used, empty if it is. Of a drafter, how many of its draft tokens were verified and
-    accepted.
+    """The status of a replica: its model, None if it did not answer, and the time that its answer
+    took. `problem` is the reason why it is not used, empty if it is used. The counts are those of a
+    drafter's verified and accepted draft tokens.
     """
 
     address: str
@@ -70,14 +70,14 @@ class ReplicaStatus:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted of the verified draft tokens; None if there were none."""
+        """The share of verified draft tokens that were accepted; None if none were verified."""
         return self.accepted_tokens / self.draft_tokens if self.draft_tokens else None
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Whether any verifier that is used serves; and whether all that answer have another model,
-    with the same tokens.
+    """A look at the verifiers: whether any with the right model is `serving`, and whether the model
+    was `replaced`: all that answer have another one with the same tokens.
     """
 
     serving: bool
@@ -92,13 +92,13 @@ class Replicas:
     ) -> None:
         self._config, self._membership, self._registry = config, membership, registry
         self.fingerprint = fingerprint(config.tokenizer)
-        self.model_identity = ""  # of the target at the start
+        self.model_identity = ""  # identity of the target at the start
         self.acceptance = Acceptance()
         self.verifiers: Mapping[str, VerifierProbe] = {}
         self.drafters: Mapping[str, ModelProbe] = {}
 
     async def follow(self) -> None:
-        """Have a client for each member, until cancelled."""
+        """Keep a client for each member, until cancelled."""
         async with (
             PerAddress(self._verifier) as verifiers,
             PerAddress(self._drafter) as drafters,
@@ -112,8 +112,8 @@ class Replicas:
                 await drafters.update(known.drafters)
 
     async def check_models(self) -> ModelDescription:
-        """Wait for a verifier, and check that its tokenizer is the orchestrator's; the target's
-        description. A drafter that is not there, or does not fit, stops nobody.
+        """Wait for a verifier, check that its tokenizer is the orchestrator's, and return the
+        target's description. A drafter that is not there, or does not fit, is no error.
 
         Raises Unusable without a verifier, IncompatibleModels if tokenizers differ.
         """
@@ -129,7 +129,7 @@ class Replicas:
         return target
 
     async def status(self) -> tuple[list[ReplicaStatus], list[ReplicaStatus]]:
-        """Those of verifiers and of drafters."""
+        """Return the status of each verifier and of each drafter."""
         verifiers, drafters = await asyncio.gather(
             asyncio.gather(*(_status(*each, self._other_model) for each in self.verifiers.items())),
             asyncio.gather(*(_status(*each, self._other_tokens) for each in self.drafters.items())),
@@ -149,7 +149,7 @@ class Replicas:
         return "" if same else f"another tokenizer ({model.tokenizer_fingerprint})"
 
     async def look(self, seconds: float) -> Look:
-        """What the verifiers say that answer within so many seconds."""
+        """Look at the verifiers that answer within so many seconds."""
         verifiers = self.verifiers.values()
         models, up = await asyncio.gather(
             asyncio.gather(*(_described(each, seconds) for each in verifiers)),
@@ -183,14 +183,14 @@ class Replicas:
 
 
 async def _described(client: ModelProbe, seconds: float) -> ModelDescription | None:
-    """What it describes; None without an answer."""
+    """Return the model of a service; None without an answer."""
     with suppress(TandemError):
         return await client.describe(seconds)
     return None
 
 
 async def _first(clients: Mapping[str, ModelProbe], seconds: float) -> ModelDescription | None:
-    """The description by the first that answers; None if none does."""
+    """Return the model of the first service that answers; None if none does."""
     asking = [asyncio.create_task(client.describe(seconds)) for client in clients.values()]
     try:
         for answer in asyncio.as_completed(asking):

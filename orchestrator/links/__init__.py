@@ -1,1 +1,1 @@
-"""One link to each replica, all of a service as one, and the relays that run over them."""
+"""A link to each replica, one balanced link to each service, and the relays that run over them."""

@@ -1,7 +1,7 @@
-"""All replicas of a service as one link: each session is at one of them, and moves only when that
-one is lost, refuses it, or is much slower than others.
+"""All replicas of a service as one link. Each session is at one replica, and moves only when that
+replica is lost, refuses it, or is much slower than others.
 
-Has the methods of a link, so that who opens streams knows of one service.
+The balanced link has the methods of a link, so its callers see a single service.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ log = structlog.get_logger()
 
 @dataclass(slots=True, eq=False)
 class Watch(Generic[Sent, Received]):
-    """Reports a link's loss and return to the balanced one."""
+    """Reports a replica's loss and return to the balanced link."""
 
     balanced: BalancedLink[Sent, Received]
     name: str
 
     def connected(self) -> None:
-        """Called by the link."""
+        """Tell the balanced link that the replica is connected."""
         self.balanced.on_connected()
 
     def lost(self) -> None:
-        """Called by the link."""
+        """Tell the balanced link that the replica is lost."""
         self.balanced.on_lost(self.name)
 
     def receive(self, item: Received) -> None:
-        """It has no stream."""
+        """Do nothing: a watch has no stream."""
 
     def failed(self, error: TandemError) -> None:
-        """It has no stream."""
+        """Do nothing: a watch has no stream."""
 
 
 class BalancedLink(Generic[Sent, Received]):
-    """Links to replicas, by their names; they may come and go. One that leaves is drained: it gets
-    no new streams, and those that it has may end.
+    """Links to replicas, by their names; replicas may come and go. A replica that leaves is
+    drained: it gets no new streams, and its streams may go on to their end.
     """
 
     def __init__(self, links: Mapping[str, ReplicaLink[Sent, Received]] | None = None) -> None:
@@ -57,53 +57,53 @@ class BalancedLink(Generic[Sent, Received]):
         self._subscribers: dict[Subscriber[Received], None] = {}
         self._streams: dict[int, Placement[Received]] = {}
         self._sessions: dict[bytes, SessionPlaces] = {}
-        self._count: Counter[str] = Counter()  # streams of each
+        self._count: Counter[str] = Counter()  # streams of each replica
         self._leaving: set[str] = set()
         self._outliers = OutlierDetection()
-        self.drained: Callable[[], None] = lambda: None  # called when one that leaves has none
+        self.drained: Callable[[], None] = lambda: None  # called when a leaving one has no streams
         for name, link in (links or {}).items():
             self.add(name, link)
 
     @property
     def names(self) -> Collection[str]:
-        """Of all replicas."""
+        """The names of all replicas."""
         return self._links.keys()
 
     @property
     def connected(self) -> bool:
-        """Whether any replica is that new streams may go to."""
+        """Whether there is a replica that new streams may go to."""
         return bool(self._open_to_new())
 
     @property
     def problem(self) -> str:
-        """Why a replica must not be used; empty if nothing is known against any."""
+        """The reason why a replica must not be used; empty if nothing is known against any."""
         return next((link.problem for link in self._links.values() if link.problem), "")
 
     @property
     def round_trip(self) -> float:
-        """Seconds to a replica and back: the mean over all that are known."""
+        """The seconds to a replica and back: the mean over all replicas where they are known."""
         known = [link.round_trip for link in self._links.values() if link.round_trip]
         return sum(known) / len(known) if known else 0.0
 
     def group(self, stream: int) -> str:
-        """The fingerprint of the model where a stream is open."""
+        """Return the fingerprint of the model where a stream is open; empty if it is not known."""
         placement = self._streams.get(stream)
         return placement.link.group(stream) if placement else ""
 
     def replica(self, stream: int) -> str:
-        """The name of the replica where a stream is open."""
+        """Return the name of the replica where a stream is open; empty if none is."""
         placement = self._streams.get(stream)
         return placement.replica if placement else ""
 
     @property
     def load(self) -> tuple[float, float]:
-        """Price and seconds per token: the mean over all that report them."""
+        """The price and the seconds per token: the mean over all replicas that report them."""
         loads = [link.load for link in self._links.values() if link.connected and any(link.load)]
         count = max(1, len(loads))
         return sum(price for price, _ in loads) / count, sum(each for _, each in loads) / count
 
     def add(self, name: str, link: ReplicaLink[Sent, Received]) -> None:
-        """There is one more replica."""
+        """Add a replica."""
         self._links[name] = link
         watch = self._watches[name] = Watch(self, name)
         link.subscribe(watch)
@@ -111,7 +111,9 @@ class BalancedLink(Generic[Sent, Received]):
             self.on_connected()
 
     def retain(self, members: Collection[str]) -> list[str]:
-        """These are the members from now on. They, and those that leave but still have streams."""
+        """Let these be the members from now on. Returns their names, followed by those of leaving
+        replicas that still have streams.
+        """
         returned = self._leaving.intersection(members)
         self._leaving = self._links.keys() - set(members)
         if returned:
@@ -119,7 +121,7 @@ class BalancedLink(Generic[Sent, Received]):
         return [*members, *(name for name in sorted(self._leaving) if self._count[name])]
 
     def remove(self, name: str) -> None:
-        """It is to be used no more; its streams are lost."""
+        """Remove a replica, whose streams are lost."""
         self._links.pop(name).unsubscribe(self._watches.pop(name))
         self._leaving.discard(name)
         self.on_lost(name)
@@ -129,11 +131,11 @@ class BalancedLink(Generic[Sent, Received]):
         self._subscribers[subscriber] = None
 
     def unsubscribe(self, subscriber: Subscriber[Received]) -> None:
-        """Report it no more."""
+        """Stop reporting to a subscriber when the service is connected and lost."""
         self._subscribers.pop(subscriber, None)
 
     def open(self, stream: int, opening: Sent, subscriber: Subscriber[Received]) -> None:
-        """Open a stream: where the session is, or where routing sends it."""
+        """Open a stream at the replica that has the session, or that routing chooses."""
         assert isinstance(opening, Decoding | Drafting)
         context = opening.context
         session = self._sessions.setdefault(context.session_id, SessionPlaces(context.session_id))
@@ -163,13 +165,13 @@ class BalancedLink(Generic[Sent, Received]):
                 self.drained()
 
     def send(self, stream: int, item: Sent) -> None:
-        """Send an item to where its stream is open."""
+        """Send an item to the replica where its stream is open."""
         if placement := self._streams.get(stream):
             placement.link.send(stream, item)
 
     def leave_slow(self, now: float) -> None:
-        """Move the streams of replicas that are much slower than others with the same model; to be
-        called again and again.
+        """Move the streams of replicas that are much slower than others with the same model. This
+        is to be called periodically.
         """
         known, ejected = self._outliers, self._outliers.ejected
         links = {name: link for name, link in self._links.items() if link.connected}
@@ -194,13 +196,15 @@ class BalancedLink(Generic[Sent, Received]):
                 link.close(session_id, turn)
 
     def on_connected(self) -> None:
-        """A replica is connected; who has a stream at another stays there."""
+        """Tell the subscribers without a stream that a replica is connected. A subscriber with a
+        stream stays at its replica.
+        """
         placed = {placement.subscriber for placement in self._streams.values()}
         for subscriber in [each for each in self._subscribers if each not in placed]:
             _report(subscriber, subscriber.connected)
 
     def on_lost(self, name: str) -> None:
-        """A replica is lost, and with it its streams."""
+        """Report the loss of a replica to the subscribers with streams there."""
         for stream, placed in [each for each in self._streams.items() if each[1].replica == name]:
             self.drop(stream)
             if not placed.answered:
@@ -213,7 +217,7 @@ class BalancedLink(Generic[Sent, Received]):
 
 
 def _report(subscriber: Subscriber[Any], report: Callable[[], None]) -> None:
-    """Call a subscriber; a bug in one must not affect the others."""
+    """Call a subscriber, so that a bug in one does not affect the others."""
     try:
         report()
     except Exception as error:

@@ -1,6 +1,6 @@
 """One call to one service, which carries all sessions of a cell; opened again whenever it is lost.
 
-Items are sent in as few messages as possible; those received go to their stream's subscriber.
+Items are sent in as few messages as possible; received items go to their stream's subscriber.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from tandem.protos.wire.codec import decode_model, decode_passes
 from tandem.protos.wire.requests import encode_closing, encode_item
 
 BACK_OFF_SECONDS = (0.05, 1.0)
-CONNECT_SECONDS = 30.0  # then with another call, which shows the certificates of then
+CONNECT_SECONDS = 30.0  # before another call is made, which shows the certificates of that time
 CLOSE_SECONDS = 2.0
-MESSAGE_BYTES = 1 << 20  # of one message, unless one item is larger
+MESSAGE_BYTES = 1 << 20  # size limit of one message, unless one item is larger
 MAX_GUESSES = 1 << 10  # items in the outbox, above which guesses that are passed on are dropped
-MAX_ITEMS = 1 << 14  # above which the service, which does not read, is lost
+MAX_ITEMS = 1 << 14  # items in the outbox, above which the service is lost: it does not read
 MAX_CLOSING = 1 << 16  # sessions that are remembered while the service is not connected
 
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
-Fits: TypeAlias = Callable[[ModelDescription], str | None]  # why a model must not be used
+Fits: TypeAlias = Callable[[ModelDescription], str | None]  # returns why a model must not be used
 log = structlog.get_logger()
 
 
 class Link(Generic[Sent, Received]):
-    """A scope: the call is made, as often as it is lost, while the scope lasts."""
+    """A scope that keeps a call to a service open: while it lasts, a lost call is made again."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Link(Generic[Sent, Received]):
         self._subscribers: dict[Subscriber[Received], None] = {}
         self._streams: dict[int, Subscriber[Received]] = {}
         self._outbox: deque[tuple[str, Any]] = deque()
-        self._closing: dict[tuple[bytes, int], float] = {}  # when they were sent; if unconfirmed
+        self._closing: dict[tuple[bytes, int], float] = {}  # when unconfirmed closings were sent
         self._wake, self._full = asyncio.Event(), asyncio.Event()
         self._trip, self._responses, self._ending, self._group = RoundTrip(), 0, False, ""
 
@@ -81,11 +81,11 @@ class Link(Generic[Sent, Received]):
 
     @property
     def round_trip(self) -> float:
-        """Seconds, smoothed; 0 = not known."""
+        """The seconds to the service and back, smoothed; 0 = not known."""
         return self._trip.seconds
 
     def group(self, stream: int) -> str:
-        """The fingerprint of its model, the same for all streams."""
+        """Return the fingerprint of the service's model, the same for all streams."""
         return self._group
 
     def replica(self, stream: int) -> str:
@@ -96,7 +96,7 @@ class Link(Generic[Sent, Received]):
         self._subscribers[subscriber] = None
 
     def unsubscribe(self, subscriber: Subscriber[Received]) -> None:
-        """Report it no more."""
+        """Stop reporting to a subscriber when the service is connected and lost."""
         self._subscribers.pop(subscriber, None)
 
     def open(self, stream: int, opening: Sent, subscriber: Subscriber[Received]) -> None:
@@ -109,8 +109,8 @@ class Link(Generic[Sent, Received]):
         self._streams.pop(stream, None)
 
     def send(self, stream: int, item: Sent) -> None:
-        """Send an item in the next message; it is dropped while the service is not connected, and
-        guesses that nobody waits for are while it reads too slowly.
+        """Send an item in the next message. While the service is not connected, items are dropped;
+        while it reads too slowly, guesses that nobody waits for are dropped.
         """
         waiting = len(self._outbox)
         optional = isinstance(item, EncodedGuess) and not item.awaited
@@ -121,7 +121,7 @@ class Link(Generic[Sent, Received]):
                 self._full.set()
 
     def close(self, session_id: bytes, turn: int) -> None:
-        """Have the service forget a session, unless it is at a newer turn."""
+        """Have the service forget a session, unless the session is at a newer turn."""
         if len(self._closing) < MAX_CLOSING:
             self._closing[session_id, turn] = inf
             if self.connected:
@@ -138,7 +138,7 @@ class Link(Generic[Sent, Received]):
             except Exception as error:  # whatever a service does, the link must come back
                 problem = status.problem_of(error)
             if self._responses == seen:
-                self.problem = ""  # who had one is there no more
+                self.problem = ""  # the service that had a problem is not there any more
             if self.connected:
                 if monotonic() - began > most:  # a service that ends every call is left alone
                     pause = BACK_OFF_SECONDS[0]
@@ -149,7 +149,7 @@ class Link(Generic[Sent, Received]):
                 pause = min(most, 2 * pause)
 
     async def _run_call(self) -> None:
-        """One call, until it ends or no response comes."""
+        """Run one call until it ends or no response comes."""
         call = self._call(wait_for_ready=True)
         self._full.clear()
         self._trip.called()
@@ -174,7 +174,7 @@ class Link(Generic[Sent, Received]):
         await asyncio.Event().wait()  # the service ends the call, or is too slow
 
     def _message(self) -> Any:
-        """As much of the outbox as fits into one message."""
+        """Take as much of the outbox as fits into one message, and return the message."""
         message, left = self._request(sent=monotonic()), MESSAGE_BYTES
         self._complete(message)
         while self._outbox:
@@ -225,7 +225,7 @@ class Link(Generic[Sent, Received]):
         subscriber.receive(self._decode(item))
 
     def _report(self, subscriber: Subscriber[Received], report: Callable[[], None]) -> None:
-        """Call a subscriber; a bug in one must not affect the others."""
+        """Call a subscriber, so that a bug in one does not affect the others."""
         try:
             report()
         except Exception as error:

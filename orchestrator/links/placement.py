@@ -1,4 +1,4 @@
-"""Where a session is and was, and where one of its streams is open."""
+"""The replicas at which a session is and was, and the one at which a stream of it is open."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class SessionPlaces:
-    """Replicas that may hold it, the newest last; since something came, those that failed and those
-    that were lost before they answered; and when it last left one that was slow.
+    """The replicas of one session. `held` are those that may hold the session, the newest last.
+    `refused` are those that failed, and `lost` those that were lost before they answered, since the
+    last item came. `left_at` is when the session last left a slow replica.
     """
 
     session_id: bytes
@@ -29,27 +30,31 @@ class SessionPlaces:
     left_at: float = -inf
 
     def untried(self, connected: Collection[str]) -> Collection[str]:
-        """Those that have not failed since something came; all, once all have."""
+        """Return the connected replicas that have not failed since the last item came, or all of
+        them once all have failed.
+        """
         left = [name for name in connected if name not in self.refused]
         if not left:
             self.refused.clear()
         return left or connected
 
     def nearest(self, candidates: Collection[str]) -> Collection[str]:
-        """Of those, where it is or was to be tried first, unless that was lost."""
+        """Return the candidates to try first: the replica that had the session last or, if that was
+        lost, those that were not lost.
+        """
         steady = [name for name in candidates if name not in self.lost] or candidates
         last = next(reversed(self.held), "")
         return [last] if last in steady else steady
 
     def answered(self) -> None:
-        """Something came."""
+        """Note that an item came."""
         self.refused.clear()
         self.lost.clear()
 
 
 @dataclass(slots=True, eq=False)
 class Placement(Generic[Received]):
-    """Where a stream is open; reports failures there on their way to the subscriber."""
+    """The replica at which a stream is open. It notes failures on their way to the subscriber."""
 
     session: SessionPlaces
     turn: int
@@ -59,28 +64,28 @@ class Placement(Generic[Received]):
     answered: bool = False
 
     def connected(self) -> None:
-        """The balanced link reports it."""
+        """Do nothing: the balanced link reports it."""
 
     def lost(self) -> None:
-        """The balanced link reports it."""
+        """Do nothing: the balanced link reports it."""
 
     def receive(self, item: Received) -> None:
-        """Called by a link."""
+        """Note that the replica answers, and pass the item on."""
         self.answered = True
         self.session.answered()
         self.subscriber.receive(item)
 
     def failed(self, error: TandemError) -> None:
-        """Called by a link."""
+        """Note that the replica failed, and pass the error on."""
         self.session.refused.add(self.replica)
         self.subscriber.failed(error)
 
     def leave(self, now: float) -> None:
-        """Have the replica forget the session, and its stream be opened at another."""
+        """Have the replica forget the session, and have the stream opened at another replica."""
         self.session.left_at = now
         self.link.close(self.session.session_id, self.turn)
         try:
             self.subscriber.failed(TransportLost("the replica is much slower than another"))
-        except Exception as error:  # a bug in one must not affect the others
+        except Exception as error:  # a bug in one subscriber must not affect the others
             log.error("a session failed", exc_info=error)
             self.subscriber.failed(Internal("internal error; see the server's log"))

@@ -38,14 +38,14 @@ from tandem.protos.wire.registration import registered_name
 from tandem.protos.wire.requests import receive_guess
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 
-JITTER = 0.5  # of a delay, by which it may be longer
+JITTER = 0.5  # share of a delay by which the delay may be longer
 
 VerifierLink: TypeAlias = Link[ToVerifier, Fact]
 DrafterLink: TypeAlias = Link[ToDrafter, EncodedGuess]
 
 
 class LoopTimer:
-    """The event loop's time."""
+    """The clock and timer of the event loop."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -57,7 +57,7 @@ class LoopTimer:
 
 
 class Relays:
-    """Runs requests; to be made on the event loop that it runs on."""
+    """Runs requests on the event loop on which it was made."""
 
     def __init__(
         self, verifier: ServiceLink[ToVerifier, Fact], drafter: ServiceLink[ToDrafter, EncodedGuess]
@@ -65,8 +65,8 @@ class Relays:
         self.services = Services(verifier, drafter, LoopTimer(), itertools.count(1))
 
     async def run(self, request: RunRequest) -> AsyncGenerator[Step, None]:
-        """Steps until the generation ends; however it ends, its sessions are closed. Raises a
-        TandemError.
+        """Run a request and yield its steps until the generation ends. However it ends, its
+        sessions are closed. Raises a TandemError.
         """
         changed = asyncio.Event()
         span = tracing.begin("relay", request.traceparent, request_id=request.request_id)
@@ -92,7 +92,7 @@ class Relays:
 async def relaying(
     tls: Tls | None, target: ModelDescription, membership: Membership, registry: Registry
 ) -> AsyncIterator[Relays]:
-    """Runs requests while the scope lasts, at the members: verifiers of this very target, and
+    """Run requests at the members while the scope lasts: at verifiers of this very target, and
     drafters with its tokens.
     """
     verifiers: BalancedLink[ToVerifier, Fact] = BalancedLink()
@@ -120,7 +120,7 @@ async def relaying(
 
 
 async def _leave_slow(*services: BalancedLink[Any, Any]) -> None:
-    """Have sessions leave slow replicas, until cancelled."""
+    """Move sessions away from slow replicas, until cancelled."""
     while True:
         await asyncio.sleep(heartbeat.SECONDS)
         for service in services:
@@ -161,7 +161,7 @@ async def _linked(
     make: Callable[[str], AbstractAsyncContextManager[Link[Any, Any]]],
     address: str,
 ) -> AsyncIterator[None]:
-    """One more replica while the scope lasts."""
+    """Add a replica to a balanced link while the scope lasts."""
     async with make(address) as link:
         balanced.add(address, link)
         try:
@@ -171,8 +171,8 @@ async def _linked(
 
 
 def verifier_link(channel: aio.Channel, identity: str = "") -> VerifierLink:
-    """The link to a verifier, while it holds the model with this identity; by default the first
-    that it is seen with.
+    """Return a link to a verifier, which is used while it holds the model with this identity; by
+    default the model that it has at first.
     """
     stub = verifier_pb2_grpc.VerifierServiceStub(channel)
     return Link(
@@ -188,15 +188,15 @@ def verifier_link(channel: aio.Channel, identity: str = "") -> VerifierLink:
 def drafter_link(
     channel: aio.Channel, verifier: ServiceLink[ToVerifier, Fact], tokenizer: str = ""
 ) -> DrafterLink:
-    """The link to a drafter at a port."""
+    """Return a link to a drafter that listens at a port."""
     return guess_link(drafter_pb2_grpc.DrafterServiceStub(channel).Guess, verifier, tokenizer)
 
 
 def guess_link(
     guess: Callable[..., Any], verifier: ServiceLink[ToVerifier, Fact], tokenizer: str = ""
 ) -> DrafterLink:
-    """The link to a drafter that is called by `guess`, while its tokenizer has this fingerprint; by
-    default any. Its requests report the verifiers' load, now and then, and what has been read.
+    """Return a link to a drafter that `guess` calls, used while its tokenizer has this fingerprint;
+    by default any. Requests report what was read and, periodically, the verifiers' load.
     """
 
     reported = -inf
@@ -223,7 +223,7 @@ def guess_link(
 
 
 def same_model(identity: str = "") -> Fits:
-    """The model with this identity, however it is computed; without one, the first that is seen."""
+    """Return a check for the model with this identity; without one, for the first that is seen."""
     expected = identity
 
     def check(model: ModelDescription) -> str | None:
@@ -237,7 +237,9 @@ def same_model(identity: str = "") -> Fits:
 
 
 def same_tokenizer(fingerprint: str = "") -> Fits:
-    """A model with the target's tokens; without their fingerprint, any model."""
+    """Return a check that accepts models with the target's tokens; without a fingerprint, any
+    model.
+    """
 
     def check(model: ModelDescription) -> str | None:
         if fingerprint in ("", model.tokenizer_fingerprint):

@@ -1,1 +1,1 @@
-"""One request's streams at a drafter and a verifier, and what is relayed between them."""
+"""One request's streams at a drafter and a verifier, and the relay between them."""

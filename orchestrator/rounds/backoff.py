@@ -1,9 +1,10 @@
-"""When a drafter whose guesses bring nothing is left alone for a while. Pure.
+"""Decides when a drafter whose guesses bring nothing is left alone for a while. Pure.
 
 Guesses that are wrong, late or not worth a row cost messages, and time where the drafter shares the
 verifier's machine. After many steps for which guesses came and none was accepted, the drafter is
-sent nothing for a pause, and then everything at once: drafts may pay again. An honest drafter stops
-guessing by itself before that; one that is silent is never left alone.
+sent nothing during a pause. After the pause it is sent all held-back facts at once, because drafts
+may pay again. An honest drafter stops guessing by itself before that; a silent drafter is never
+left alone.
 """
 
 from __future__ import annotations
@@ -13,29 +14,30 @@ from dataclasses import dataclass, replace
 from tandem.protos.streams import Fact
 
 FIRST, TRIAL = 32, 16  # steps in vain before the first pause, and before each one after it
-WORTH = 16  # of them, that an accepted token makes up for
-ROUND_TRIPS = 4  # that they last at least
+WORTH = 16  # steps in vain that an accepted token makes up for
+ROUND_TRIPS = 4  # round trips that the steps in vain must last, at least
 PAUSES = 1.0, 3.0  # seconds: the first, and the longest; they double in between
 
 
 @dataclass(slots=True)
 class DraftBackoff:
-    """Of one opening of a drafter."""
+    """The backoff of one opening of a drafter."""
 
     arrived: bool = False  # whether a guess has come since the newest step
-    _in_vain: int = 0  # steps; below 0, as many more may be
-    _since: float = 0.0  # when the first of them was
-    _pause: float = 0.0  # seconds of the newest one; 0 = drafts have paid since then
-    _until: float = 0.0  # when it ends
-    _held: Fact | None = None  # what the drafter was not sent
+    _in_vain: int = 0  # number of steps in vain; below 0 is credit for as many more
+    _since: float = 0.0  # when the first step in vain was
+    _pause: float = 0.0  # seconds of the newest pause; 0 = drafts have paid since then
+    _until: float = 0.0  # when the pause ends
+    _held: Fact | None = None  # facts, as one, that the drafter was not sent
 
     def paused(self, now: float) -> bool:
-        """Whether the drafter is left alone."""
+        """Tell whether the drafter is left alone now."""
         return now < self._until
 
     def stepped(self, fact: Fact, now: float, round_trip: float) -> Fact | None:
-        """What the drafter is sent now, unless it is left alone: this fact and those held back.
-        `round_trip`: seconds from a fact to the arrival of what it causes at the verifier.
+        """Return the fact to send to the drafter now, which includes those held back; None while
+        the drafter is left alone. `round_trip` is the seconds from a fact to the arrival, at the
+        verifier, of the guess that it causes.
         """
         if fact.sent_accepted:
             self._until = 0.0

@@ -1,6 +1,6 @@
 """A request, and its state: the committed tokens and when they end.
 
-Pure. Only this state is authoritative; what the services hold are copies.
+Pure. Only this state is authoritative; the services hold copies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tandem.protos.types import (
 
 
 class Finish(Enum):
-    """Why a generation ended; the numbers are the client API's."""
+    """The reasons why a generation ended; the numbers are the client API's."""
 
     STOP = 1
     LENGTH = 2
@@ -28,9 +28,9 @@ class Finish(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """A request that was checked and completed with defaults; `completion` are tokens that its
-    client has already. `prompt_logprobs`: how many of the likeliest tokens beside each of the
-    prompt, of which those of its first `told` tokens are not wanted any more.
+    """A request that was checked and completed with defaults. `completion` are tokens that the
+    client has already. `prompt_logprobs` is how many of the likeliest tokens to report for each
+    token of the prompt; for the first `told` tokens nothing is wanted any more.
     """
 
     request_id: str
@@ -42,7 +42,7 @@ class RunRequest:
     shape: DraftShape = NO_DRAFT_SHAPE
     client: bytes = b""
     completion: tuple[int, ...] = ()
-    traceparent: str = ""  # of the span that runs it
+    traceparent: str = ""  # of the span in which the request runs
     known: tuple[int, ...] = ()  # tokens that the completion may repeat
     prompt_logprobs: int | None = None
     told: int = 1  # the first token has none
@@ -50,8 +50,8 @@ class RunRequest:
 
 @dataclass(slots=True)
 class Generation:
-    """A growing completion, and how far the log-probabilities of its prompt have come. `turn` is
-    that of the newest opening, at either service.
+    """A growing completion. The log-probabilities of the first `told` tokens of its prompt have
+    been reported. `turn` is that of the newest opening, at either service.
     """
 
     session_id: bytes
@@ -64,13 +64,13 @@ class Generation:
     matched_token_id: int | None = None
     client: bytes = b""
     turn: int = 0
-    group: str = ""  # of verifiers, that the newest tokens are from
+    group: str = ""  # group of verifiers that the newest tokens are from
     prompt_logprobs: int | None = None
     told: int = 1
 
     @classmethod
     def of(cls, request: RunRequest) -> Generation:
-        """The generation that a request starts, or continues."""
+        """Return the generation that a request starts or continues."""
         return cls(
             request.session_id,
             request.prompt,
@@ -85,24 +85,24 @@ class Generation:
 
     @property
     def length(self) -> int:
-        """Committed tokens: prompt and completion."""
+        """The number of committed tokens: prompt and completion."""
         return len(self.prompt) + len(self.completion)
 
     @property
     def until(self) -> int:
-        """Committed tokens at the most."""
+        """The largest number of committed tokens that the request allows."""
         return len(self.prompt) + self.max_new_tokens
 
     @property
     def untold(self) -> PromptLogprobs | None:
-        """What is still wanted of the prompt."""
+        """The log-probabilities of the prompt that are still wanted, if any."""
         if self.prompt_logprobs is None or self.told >= len(self.prompt):
             return None
         return PromptLogprobs(self.told, len(self.prompt), self.prompt_logprobs)
 
     def context(self) -> Context:
-        """The context of the next opening: all tokens. A service that still holds the session, or a
-        prefix of its text, uses what it has cached.
+        """Return the context of the next opening, with all tokens. A service that still holds the
+        session, or a prefix of its text, uses its cache.
         """
         self.turn += 1
         tokens = (*self.prompt, *self.completion)
@@ -110,7 +110,7 @@ class Generation:
 
     def extend(self, start: int, tokens: Sequence[int]) -> tuple[int, ...]:
         """Commit that the text from `start` on is `tokens`, up to the first stop token or the
-        limit; the new tokens.
+        limit. Returns the new tokens.
         """
         assert start <= self.length, "a fact that leaves a gap"
         fresh = tuple(tokens[self.length - start :][: self.until - self.length])
@@ -124,8 +124,8 @@ class Generation:
         return fresh
 
     def tell(self, start: int, logprobs: Sequence[TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
-        """Take the log-probabilities of tokens from `start` on, if they are of the prompt; those
-        that are new.
+        """Take the log-probabilities of tokens from `start` on, if these belong to the prompt, and
+        return the new ones.
         """
         if start >= len(self.prompt):
             return ()

@@ -1,11 +1,12 @@
-"""How long a verifier in lockstep waits for a guess: as long as a guess saves, and not at all while
-guesses come later than that.
+"""Decides how long a verifier in lockstep waits for a guess: as long as the guess may save, and not
+at all while guesses come later than that.
 
-In lockstep each step needs a guess behind exactly its length; an empty one has it decode plainly.
-While guesses are not waited for, the verifier gets empty ones for the next steps too, so that it
-decodes at its own pace. Guesses that come too late still show how late they are, so a drafter that
-recovers is used again. Where both models share a processor, a guess is later while the verifier
-does not wait for it: it could come up to `FAR` times sooner, so now and then one is waited for.
+In lockstep each step needs a guess for exactly its length; after an empty guess the verifier
+decodes plainly. While it does not wait, the verifier gets empty guesses for the next steps too, so
+that it decodes at its own pace. Guesses that come too late still show how late they are, so a
+drafter that recovers is used again. If both models share a processor, a guess comes later while the
+verifier does not wait for it. It could come up to `FAR` times sooner, so now and then the verifier
+waits for a guess.
 """
 
 from __future__ import annotations
@@ -18,25 +19,25 @@ from functools import partial
 from tandem.orchestrator.rounds.stream import Timer, TimerHandle
 from tandem.protos.streams import Fact, Guess
 
-WEIGHT, GAIN_WEIGHT = 0.25, 0.125  # of what is newest: seconds, and tokens, which vary more
+WEIGHT, GAIN_WEIGHT = 0.25, 0.125  # weights of the newest seconds, and tokens, which vary more
 OUTLIER = 2.0  # times an average: longer steps count as that long
-LONGEST = 2  # times what a guess saves: the seconds that it is waited for
-OVERDUE = 4  # times what it may save at most: the seconds that one counts as which did not come
+LONGEST = 2  # times the seconds that a guess saves: the longest wait for it
+OVERDUE = 4  # times the seconds that a guess may save: the delay of a guess that did not come
 HOPED, HOPED_AGAIN = 2.0, 1.0  # tokens that a guess may add: at first, and when tried again
-TRIAL_STEPS = 64  # of one kind, after which one of the other is tried
-FIRST_TRIAL = 8  # plain steps, after which a guess that could be in time is waited for; then 16 ...
-FAR = 4  # times as late as if it were waited for: a guess at most
-FIRST_SECONDS = 0.02  # of a step, as long as none is known
+TRIAL_STEPS = 64  # steps of one kind, with or without a guess, before one of the other is tried
+FIRST_TRIAL = 8  # plain steps before a wait for a guess that could be in time; then 16 ...
+FAR = 4  # times later that a guess comes, at most, because the verifier does not wait for it
+FIRST_SECONDS = 0.02  # assumed for a step while none is measured
 REMEMBERED = 64  # lengths whose guess may still come
 RUN = 32  # plain steps ahead that are measured as one: their facts may arrive together
-MOST_AHEAD = 48  # plain steps; a verifier keeps 64 guesses of a session
+MOST_AHEAD = 48  # plain steps at most; a verifier keeps 64 guesses of a session
 
 
 @dataclass(slots=True)
 class WaitPolicy:
-    """Averages over a generation: seconds from a fact to the guess behind it, tokens that a guess
-    adds to a step, and seconds of steps without and with a guess. A step with a guess takes the
-    `round_trip` to the verifier too, plain ones are taken ahead of it.
+    """Averages over a generation: the `delay` in seconds from a fact to the guess after it, the
+    tokens that a guess adds to a step, and the seconds of steps without and with a guess. A step
+    with a guess includes the `round_trip` to the verifier; plain steps are ordered ahead.
     """
 
     delay: float = 0.0
@@ -45,14 +46,14 @@ class WaitPolicy:
     guessed: float = 0.0
     in_a_row: int = 0  # steps of one kind: above 0 those with a guess, below 0 those without
     round_trip: float = 0.0
-    newest: float = math.inf  # delay of a guess; math.inf = it did not come
-    pause: int = FIRST_TRIAL  # plain steps before the next trial, for each token that it may add
-    untried: int = 0  # plain steps since the newest
-    trying: bool = False  # the next guess is waited for, if it could be in time
+    newest: float = math.inf  # delay of the newest guess; math.inf = it did not come
+    pause: int = FIRST_TRIAL  # plain steps before the next trial, per token that a guess may add
+    untried: int = 0  # plain steps since the newest trial
+    trying: bool = False  # whether to wait for the next guess, if it could be in time
 
     @property
     def seconds(self) -> float:
-        """To wait for the next guess."""
+        """The seconds to wait for the next guess."""
         most = TRIAL_STEPS if self.plain else 1  # steps with a guess before one without
         if self.in_a_row >= most:
             return 0.0
@@ -62,24 +63,26 @@ class WaitPolicy:
 
     @property
     def worth(self) -> float:
-        """Seconds that the next guess may save."""
+        """The seconds that the next guess may save."""
         plain = self.plain or self.guessed or FIRST_SECONDS
         return (1 + self.gain) * plain - (self.guessed or plain)
 
     @property
     def steps_ahead(self) -> int:
-        """Plain steps that the verifier may take by itself: one at first, then one more after each,
-        up to what it takes in two round trips.
+        """The number of plain steps that the verifier may take by itself: one at first, then one
+        more after each step, up to the number that it takes in two round trips.
         """
         enough = 2 + 2 * self.round_trip / (self.plain or FIRST_SECONDS)
         return int(min(1 + max(0, -self.in_a_row), enough, MOST_AHEAD))
 
     def no_drafter(self) -> None:
-        """There is none: plain steps do not show how late guesses are."""
+        """Note that there is no drafter, so that plain steps do not lead to a trial."""
         self.pause, self.untried, self.trying = FIRST_TRIAL, 0, False
 
     def came(self, delay: float, waited: bool = False) -> None:
-        """A guess came so many seconds after its fact; `waited`: the verifier waited for it."""
+        """Note that a guess came so many seconds after its fact. `waited` tells whether the
+        verifier waited for it.
+        """
         self.newest = delay
         if waited and self.trying:
             self.delay, self.trying = delay, False
@@ -87,14 +90,16 @@ class WaitPolicy:
         self.delay += WEIGHT * (seen - self.delay)
 
     def missed(self) -> None:
-        """It did not come in time."""
+        """Note that the guess that the verifier waited for did not come in time."""
         self.trying = False
         most = max(HOPED * (self.plain or FIRST_SECONDS), self.worth)
         self.came(OVERDUE * most, waited=True)
         self.newest = math.inf
 
     def stepped(self, seconds: float, fact: Fact) -> None:
-        """A step took so long, 0 = not measured; the first of an opening reads its context too."""
+        """Learn from a step that took so long, 0 = not measured. The first step of an opening does
+        not count, because it reads the context too.
+        """
         if fact.epoch:
             return
         if fact.drafted:
@@ -108,7 +113,7 @@ class WaitPolicy:
             self.plain = _average(self.plain, min(seconds, most)) if seconds else self.plain
             self.in_a_row = min(0, self.in_a_row) - 1
             self.untried += 1
-            if self.untried >= self.pause * max(1.0, self.gain):  # what a trial costs is its gain
+            if self.untried >= self.pause * max(1.0, self.gain):  # a trial may cost as much
                 self.untried, self.pause, self.trying = 0, 2 * self.pause, True
             if self.in_a_row % TRIAL_STEPS == 0:
                 self.gain = max(self.gain, HOPED_AGAIN)
@@ -120,21 +125,22 @@ def _average(known: float, newest: float) -> float:
 
 
 class Lockstep:
-    """One generation's; `send` takes what the verifier is to verify."""
+    """The lockstep of one generation. `send` sends the verifier a guess to verify."""
 
     def __init__(self, timer: Timer, send: Callable[[Guess], None]) -> None:
         self.policy = WaitPolicy()
         self._timer, self._send = timer, send
-        self._asked: dict[int, float] = {}  # when which length was reached
-        self._length = -1  # that was reached last
-        self._answered = -1  # the longest that the verifier has a guess for
-        self._began = -1.0  # when it could begin its newest steps; below 0 = it waits
-        self._ahead = 0  # how many these are, if they needed no answer any more
+        self._asked: dict[int, float] = {}  # length -> when it was reached
+        self._length = -1  # the length that was reached last
+        self._answered = -1  # the longest length that the verifier has a guess for
+        self._began = -1.0  # when the verifier could begin its newest steps; below 0 = it waits
+        self._ahead = 0  # the number of these steps, if their guesses were sent ahead
         self._handle: TimerHandle | None = None
 
     def wait(self, length: int, drafting: bool, round_trip: float = 0.0) -> None:
-        """The verifier waits for a guess behind this length, unless it has one. `drafting`: whether
-        a drafter makes one; `round_trip`: seconds to the verifier and back.
+        """Wait for a guess for this length, or send an empty one, unless the verifier has a guess.
+        `drafting` tells whether a drafter makes one; `round_trip` is the seconds to the verifier
+        and back.
         """
         self.stop()
         self.policy.round_trip = round_trip
@@ -151,7 +157,9 @@ class Lockstep:
             self._handle = self._timer.call_later(seconds, partial(self._give_up, length))
 
     def takes(self, behind: int, length: int) -> bool:
-        """A guess came, and whether it is the one that the verifier waits for, behind `length`."""
+        """Note that a guess for the length `behind` came. Returns whether the verifier waits for
+        it, at `length`.
+        """
         now = self._timer.now()
         taken = behind == length > self._answered
         if (asked := self._asked.pop(behind, None)) is not None:
@@ -164,12 +172,12 @@ class Lockstep:
         return True
 
     def opened(self) -> None:
-        """The verifier was opened: it has no guess."""
+        """Note that the verifier was opened and so has no guess."""
         self.stop()
         self._length, self._answered, self._began = -1, -1, -1.0
 
     def stepped(self, fact: Fact) -> None:
-        """The verifier has taken a step."""
+        """Note that the verifier has taken a step."""
         if self._began < 0:
             return
         seconds, round_trip = self._timer.now() - self._began, self.policy.round_trip
@@ -180,7 +188,7 @@ class Lockstep:
         self.policy.stepped(seconds, fact)
 
     def stop(self) -> None:
-        """Send nothing more."""
+        """Cancel the timer: send no empty guess."""
         if self._handle:
             self._handle.cancel()
             self._handle = None
@@ -200,7 +208,7 @@ class Lockstep:
         self._answer(length, 1)
 
     def _answer(self, length: int, steps: int) -> None:
-        """Have it decode so many steps plainly; each adds one token."""
+        """Have the verifier decode so many steps plainly; each adds one token."""
         if length > self._answered:
             self._began = self._timer.now()
         for place in range(max(self._answered + 1, length), length + steps):

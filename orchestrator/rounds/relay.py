@@ -1,8 +1,8 @@
 """Relays facts and guesses: the verifier's facts go to the drafter and to the reader, the drafter's
 guesses to the verifier.
 
-Read this file first. Events come in as plain calls, and what they cause are plain calls too:
-nothing waits here. The verifier decodes by itself, whatever the drafter does.
+Read this file first. Events come in as plain calls, and cause plain calls: nothing waits here. The
+verifier decodes by itself, whatever the drafter does.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from tandem.protos.streams import Decoding, Drafting, EncodedGuess, Fact, Flow, 
 from tandem.protos.types import NO_DRAFT_SHAPE, Method, Rule
 
 PAUSE_AT, RESUME_AT = 64, 16  # steps that the reader has not taken
-VERIFIER_PAUSES = (0.05, 1.0)  # seconds before it is opened again: least, most
+VERIFIER_PAUSES = (0.05, 1.0)  # seconds before a verifier is opened again: least, most
 DRAFTER_PAUSES = (0.2, 2.0)
-VERIFIER_LOST_SECONDS = 30.0  # after which the request ends
-VERIFIER_BUSY_SECONDS = 600.0  # the same, for one that answers Busy
+VERIFIER_LOST_SECONDS = 30.0  # without a verifier, after which the request ends
+VERIFIER_BUSY_SECONDS = 600.0  # with only Busy from the verifier, after which the request ends
 LARGEST_GUESS = 256 << 10  # bytes; a whole tree with its distributions is smaller
 
 ToVerifier: TypeAlias = Decoding | EncodedGuess | Guess | Flow
@@ -37,7 +37,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What all relays of a cell share; `numbers` are those of their streams."""
+    """The services that all relays of a cell share. `numbers` yields the numbers of streams."""
 
     verifier: ServiceLink[ToVerifier, Fact]
     drafter: ServiceLink[ToDrafter, EncodedGuess]
@@ -46,7 +46,7 @@ class Services:
 
 
 class Relay:
-    """One request's; `changed` is called when there are steps to take, or none will come."""
+    """One request's relay. It calls `changed` when there are steps to take, or no more come."""
 
     def __init__(
         self, request: RunRequest, services: Services, changed: Callable[[], None]
@@ -62,7 +62,7 @@ class Relay:
         in_lockstep = self._drafts and request.sampling.rule is not Rule.MATCH
         self._paused = self._drafter_may_open = False
         self._last_step = self._timer.now()
-        self._drafter = self._reported_drafter = ""  # that sent the newest guess
+        self._drafter = self._reported_drafter = ""  # name of the one that sent the newest guess
         self.verifier: SessionStream[ToVerifier, Fact] = SessionStream(
             services.verifier,
             self._timer,
@@ -84,14 +84,14 @@ class Relay:
         self._open_verifier()
 
     def take(self) -> Step:
-        """The oldest step."""
+        """Take the oldest step from the queue."""
         step = self.steps.popleft()
         if self._paused and len(self.steps) < RESUME_AT:
             self._pause(False)
         return step
 
     def end(self, error: TandemError | None = None) -> None:
-        """Have both services forget the session."""
+        """End the relay and have both services forget the session."""
         if self.ended:
             return
         self.ended, self.error = True, error
@@ -102,9 +102,9 @@ class Relay:
         self._changed()
 
     def _open_verifier(self) -> None:
-        """Open the verifier, and in lockstep the drafter too, again: its guesses refer to what this
-        very stream was sent. Else the drafter is opened at the first fact: it may share a machine
-        with the verifier, and must not delay the first token.
+        """Open the verifier. In lockstep the drafter is opened again too, because its guesses
+        refer to what this very stream was sent. Else the drafter is opened at the first fact: it
+        may share a machine with the verifier, and must not delay the first token.
         """
         if not self.verifier.link.connected:
             self.verifier.lost()
@@ -148,7 +148,7 @@ class Relay:
         self.drafter.start(next(self._numbers), opening.context.turn, opening)
 
     def _await_guess(self) -> None:
-        """In lockstep the verifier waits for a guess; in the end it gets an empty one."""
+        """In lockstep, let the verifier wait for a guess, or get an empty one in the end."""
         if self._lockstep:
             round_trip = self.verifier.link.round_trip
             self._lockstep.wait(self.generation.length, self.drafter.opened, round_trip)
@@ -174,7 +174,7 @@ class Relay:
         self._changed()
 
     def _step(self, fact: Fact) -> Step:
-        """Commit a fact: the step that it is for the reader."""
+        """Commit a fact and return it as a step for the reader."""
         generation, now = self.generation, self._timer.now()
         told = generation.tell(fact.start, fact.logprobs)
         tokens = generation.extend(fact.start, fact.tokens)
@@ -200,7 +200,7 @@ class Relay:
         )
 
     def _inform_drafter(self, fact: Fact) -> None:
-        """In lockstep each guess needs its fact."""
+        """Send the drafter the fact, or hold it back, but not in lockstep: each guess needs it."""
         due: Fact | None = fact
         if not self._lockstep:
             round_trip = self.drafter.link.round_trip + self.verifier.link.round_trip
@@ -217,12 +217,12 @@ class Relay:
                 self.verifier.send(replace(guess, awaited=True) if lockstep else guess)
 
     def _pause(self, paused: bool) -> None:
-        """The reader is too far behind, or no more."""
+        """Pause the verifier, because the reader is too far behind, or let it go on."""
         self._paused = paused
         self.verifier.send(Flow(paused))
 
     def _on_verifier_failure(self, error: TandemError) -> None:
-        """Retry until it was away for too long; time in which it was open does not count."""
+        """Retry until the verifier was away for too long; its open time does not count."""
         if self._lockstep:
             self._lockstep.stop()
         retry_after = error.retry_after if isinstance(error, Busy) else 0.0
@@ -244,5 +244,5 @@ class Relay:
 
 
 def _may_retry(error: TandemError) -> bool:
-    """Whether the same opening may succeed a little later."""
+    """Tell whether the same opening may succeed a little later."""
     return isinstance(error, SessionMiss) or is_transient(error)

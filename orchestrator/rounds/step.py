@@ -1,5 +1,5 @@
-"""A step of a generation, and why it had no draft although its request asked for drafts: what an
-operator asks first when speculation does not pay. Pure.
+"""A step of a generation, and the reason why it had no draft although its request asked for drafts.
+An operator asks for this reason first when speculation does not pay. Pure.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from tandem.protos.types import TokenLogprobs
 
 
 class Fallback(Enum):
-    """Why a step had no draft although drafts were requested."""
+    """The reasons why a step had no draft although drafts were requested."""
 
-    FIRST_STEP = auto()  # the drafter is asked when it is over
-    NO_DRAFTER = auto()  # none is connected, or it has not been opened yet
+    FIRST_STEP = auto()  # the drafter is asked when the first step is over
+    NO_DRAFTER = auto()  # no drafter is connected, or it has not been opened yet
     REFUSED = auto()  # the drafter will not draft for this request
     LATE = auto()  # a draft arrived when the text had passed it
-    NOT_VERIFIED = auto()  # one was sent since the step before, and none of its tokens was verified
-    NO_DRAFT = auto()  # the drafter had sent none since the step before
-    NO_MATCH = auto()  # of the newest tokens, where drafts are by suffix alone
-    BACKOFF = auto()  # many brought nothing, and are tried again soon
+    NOT_VERIFIED = auto()  # a draft came since the step before, and no token of it was verified
+    NO_DRAFT = auto()  # the drafter had sent no draft since the step before
+    NO_MATCH = auto()  # the newest tokens occurred nowhere before, and drafts are by suffix alone
+    BACKOFF = auto()  # many drafts brought nothing, and are tried again soon
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the verifier for one request: its fact, cut to the tokens that were committed; or
-    what it has told of the prompt.
+    """One step of the verifier for one request: its fact, cut to the tokens that were committed, or
+    log-probabilities of the prompt.
     """
 
     fact: Fact
     seconds: float = 0.0  # since the step before, or since the opening
     finish: Finish | None = None
     matched_token_id: int | None = None  # the stop token that ended the generation
-    drafter_switches: int = 0  # so far: openings after one that was answered
+    drafter_switches: int = 0  # openings so far after one that was answered
     verifier_switches: int = 0
     drafter_round_trip: float = 0.0  # seconds, smoothed; 0 = not known
     verifier_round_trip: float = 0.0
     fallback: Fallback | None = None
-    verifier_group: str = ""  # fingerprint of its model, where it is another than before
-    drafter: str = ""  # address of the one that drafts, where it is another than before
+    verifier_group: str = ""  # fingerprint of the verifier's model; empty = as before
+    drafter: str = ""  # address of the drafter; empty = as before
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
@@ -52,7 +52,7 @@ class Step:
 
 @dataclass(slots=True)
 class DraftWatch:
-    """What has come from the drafter of one generation since its newest step."""
+    """Watches what has come from the drafter of one generation since its newest step."""
 
     requested: bool
     alone: bool  # drafts are by suffix alone
@@ -60,8 +60,9 @@ class DraftWatch:
     arrived: bool = False
 
     def stepped(self, fact: Fact, willing: bool, opened: bool, paused: bool) -> Fallback | None:
-        """Why this step had no draft, if it should have had one; `willing` is a drafter that has
-        not refused, `opened` one that the session is open at, `paused` one that is left alone.
+        """Return why this step had no draft, or None if it had one or needed none. The drafter is
+        `willing` if it has not refused, `opened` if the session is open there, and `paused` while
+        it is left alone.
         """
         arrived, self.arrived = self.arrived, False
         self.steps += 1

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 from tandem.protos.errors import TandemError, TransportLost
 from tandem.protos.streams import PassTimes
 
-MAX_DOUBLINGS = 16  # of a pause: a number for which there is a float
+MAX_DOUBLINGS = 16  # doublings of a pause, at most, so that the power stays a float
 
 Sent = TypeVar("Sent")
 SentContra = TypeVar("SentContra", contravariant=True)
@@ -19,23 +19,23 @@ ReceivedContra = TypeVar("ReceivedContra", contravariant=True)
 
 
 class Subscriber(Protocol[ReceivedContra]):
-    """What a link calls."""
+    """The methods of a stream's owner that a link calls."""
 
     def connected(self) -> None:
-        """The service can be reached."""
+        """Note that the service can be reached."""
 
     def lost(self) -> None:
-        """The service cannot be reached, or no more."""
+        """Note that the service cannot be reached, or not any more."""
 
     def receive(self, item: ReceivedContra) -> None:
-        """An item of the stream arrived."""
+        """Take an item of the stream, which arrived."""
 
     def failed(self, error: TandemError) -> None:
-        """The stream has ended, or could not be opened."""
+        """Note that the stream has ended, or could not be opened."""
 
 
 class ServiceLink(Protocol[SentContra, ReceivedCo]):
-    """The connection to a service; `link.Link` is one. Streams have numbers of the caller's."""
+    """The connection to a service, such as `link.Link`. The caller numbers the streams."""
 
     @property
     def connected(self) -> bool:
@@ -43,17 +43,19 @@ class ServiceLink(Protocol[SentContra, ReceivedCo]):
 
     @property
     def problem(self) -> str:
-        """Why the service must not be used; empty if nothing is known against it."""
+        """The reason why the service must not be used; empty if nothing is known against it."""
 
     @property
     def round_trip(self) -> float:
-        """Seconds to the service and back, smoothed; 0 = not known."""
+        """The seconds to the service and back, smoothed; 0 = not known."""
 
     def group(self, stream: int) -> str:
-        """The fingerprint of the model where a stream is open; empty if it is not known."""
+        """Return the fingerprint of the model where a stream is open; empty if it is not known."""
 
     def replica(self, stream: int) -> str:
-        """The name of the replica where a stream is open; empty if none is, or if it has none."""
+        """Return the name of the replica where a stream is open; empty if no stream is open or the
+        replica has no name.
+        """
 
     @property
     def load(self) -> tuple[float, float]:
@@ -63,7 +65,7 @@ class ServiceLink(Protocol[SentContra, ReceivedCo]):
         """Report from now on when the service is connected and lost."""
 
     def unsubscribe(self, subscriber: Subscriber[ReceivedCo]) -> None:
-        """Report it no more."""
+        """Stop reporting to a subscriber when the service is connected and lost."""
 
     def open(self, stream: int, opening: SentContra, subscriber: Subscriber[ReceivedCo]) -> None:
         """Open a stream; the subscriber gets what arrives for it."""
@@ -75,8 +77,8 @@ class ServiceLink(Protocol[SentContra, ReceivedCo]):
         """Send an item; it is dropped while the service is not connected."""
 
     def close(self, session_id: bytes, turn: int) -> None:
-        """Have the service forget a session, now or when it is connected, unless it was opened with
-        a newer turn.
+        """Have the service forget a session, now or when the service is connected, unless the
+        session was opened with a newer turn.
         """
 
 
@@ -85,25 +87,25 @@ class ReplicaLink(ServiceLink[SentContra, ReceivedCo], Protocol[SentContra, Rece
 
     @property
     def passes(self) -> PassTimes:
-        """How long its forward passes take."""
+        """The times that the process's forward passes take."""
 
     @property
     def others(self) -> int:
-        """Streams that it has of other orchestrators."""
+        """The number of streams that the process has from other orchestrators."""
 
 
 class TimerHandle(Protocol):
     """A call that is scheduled."""
 
     def cancel(self) -> None:
-        """Do not make it."""
+        """Cancel the call."""
 
 
 class Timer(Protocol):
     """The clock and timer of an event loop, or of a simulation."""
 
     def now(self) -> float:
-        """Seconds."""
+        """Return the time in seconds."""
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> TimerHandle:
         """Call after so many seconds, or a random part more, so that callers spread out."""
@@ -111,8 +113,8 @@ class Timer(Protocol):
 
 @dataclass(slots=True, eq=False)
 class SessionStream(Generic[Sent, Received]):
-    """The subscriber for one generation. `open` opens a stream if there is reason to; `on_item` and
-    `on_failure` are called with what comes of it.
+    """The subscriber for one generation. `open` opens a stream if there is reason to. `on_item` is
+    called with each item of the stream, `on_failure` with the error that ends it.
     """
 
     link: ServiceLink[Sent, Received]
@@ -121,12 +123,12 @@ class SessionStream(Generic[Sent, Received]):
     on_item: Callable[[Received], None]
     on_failure: Callable[[TandemError], None]
     number: int = 0  # 0 = no stream is open
-    turn: int = 0  # of the newest opening
+    turn: int = 0  # the turn of the newest opening
     openings: int = 0
     switches: int = 0  # openings after one that the service had answered
     _answered: bool = False
     failures: int = 0  # since an item arrived
-    waited: float = 0.0  # seconds of pauses since then
+    waited: float = 0.0  # seconds of pauses since an item arrived
     _retry: TimerHandle | None = None
     _retry_since: float = 0.0
 
@@ -150,8 +152,8 @@ class SessionStream(Generic[Sent, Received]):
             self.link.send(self.number, item)
 
     def retry(self, least: float, most: float, retry_after: float = 0.0) -> None:
-        """Open a stream after a pause that doubles with every failure, of at least `retry_after`
-        seconds; or at once when the service is connected.
+        """Open a stream after a pause that doubles with every failure and lasts at least
+        `retry_after` seconds, or as soon as the service is connected.
         """
         self.stop()
         doublings = min(self.failures - 1, MAX_DOUBLINGS)
@@ -159,7 +161,7 @@ class SessionStream(Generic[Sent, Received]):
         self._retry, self._retry_since = self.timer.call_later(pause, self.open), self.timer.now()
 
     def stop(self) -> None:
-        """Drop the stream, or the retry, if there is one."""
+        """Drop the stream, and cancel the retry, if there is one."""
         if self.opened:
             self.link.drop(self.number)
             self.number = 0
@@ -176,20 +178,20 @@ class SessionStream(Generic[Sent, Received]):
             self.link.close(session_id, self.turn)
 
     def connected(self) -> None:
-        """Called by the link."""
+        """Open a stream, because the link is connected."""
         self.open()
 
     def lost(self) -> None:
-        """Called by the link."""
+        """Fail, because the link is lost."""
         self.failed(TransportLost(self.link.problem or "the service cannot be reached"))
 
     def receive(self, item: Received) -> None:
-        """Called by the link."""
+        """Take an item that the link received, which ends the count of failures."""
         self.failures, self.waited, self._answered = 0, 0.0, True
         self.on_item(item)
 
     def failed(self, error: TandemError) -> None:
-        """Called by the link."""
+        """Drop the stream, which the link reports as failed, and report the error."""
         self.stop()
         self.failures += 1
         self.on_failure(error)

@@ -1,1 +1,1 @@
-"""What running a service process takes: settings, command line, stopping, processor cores."""
+"""The parts that every service process needs: settings, command line, stopping, processor cores."""

@@ -1,5 +1,5 @@
-"""What a process is: its version and its model, as metrics whose labels are the information, for
-queries that join other metrics with them; and its model as an announcement, for `tandem up`.
+"""Reports a process's version and model as metrics whose labels are the information, so that
+queries can join other metrics with them. The model is also announced, for `tandem up`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from tandem.protos.types import ModelDescription
 
 
 def report_build(registry: CollectorRegistry) -> None:
-    """The version of Tandem that runs."""
+    """Report the version of Tandem that runs."""
     gauge = Gauge("tandem_build_info", "1; the version", ("version",), registry=registry)
     gauge.labels(version("tandem-serving")).set(1)
 
 
 def report_model(registry: CollectorRegistry, model: ModelDescription) -> None:
-    """The model that the process holds, or, at an orchestrator, that its verifiers hold."""
+    """Report the model that the process holds or, at an orchestrator, that its verifiers hold."""
     gauge = Gauge(
         "tandem_model_info",
         "1; the model, and how it is computed",
@@ -30,7 +30,7 @@ def report_model(registry: CollectorRegistry, model: ModelDescription) -> None:
 
 
 def report_drafter(registry: CollectorRegistry, model: ModelDescription) -> None:
-    """How a drafter's tokenizer compares with the target's."""
+    """Report how a drafter's tokenizer compares with the target's."""
     likeness = Gauge(
         "tandem_draft_tokenizer_info",
         "1; the drafter's tokenizer beside the target's: equal, nearly equal, or foreign",
@@ -47,7 +47,7 @@ def report_drafter(registry: CollectorRegistry, model: ModelDescription) -> None
 
 
 def announce_model(model: ModelDescription) -> None:
-    """What the process has loaded, in the words of a replica's status."""
+    """Announce the model that the process has loaded, in the words of a replica's status."""
     announce(
         "loaded",
         model=model.name,

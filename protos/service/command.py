@@ -1,6 +1,6 @@
-"""A service's command line: one flag per setting, then serve until it is to stop.
+"""A service's command line: it has one flag per setting, and serves until it is to stop.
 
-Whatever takes long to import is imported only when the arguments are known to be good.
+Modules that take long to import are imported only when the arguments are known to be good.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ Serve = Callable[..., AbstractAsyncContextManager[str]]
 
 
 def command(role: str, kind: type[Config], module: str) -> None:
-    """Run a service by its command line: `serving` of a module. What it cannot start with is one
-    line and exit code 1.
+    """Run a service, which is `serving` of a module, by its command line. If it cannot start, it
+    prints one line and ends with exit code 1.
     """
     start(role, kind, lambda config: serve(role, config, module))
 
 
 def start(role: str, kind: type[Config], work: Callable[[Config], None]) -> None:
-    """The same of anything that is done with the settings."""
+    """Read the command line and run any `work` with the settings. If it cannot start, it prints one
+    line and ends with exit code 1.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing has to be ended in order yet
     try:
         config = configured(kind, role, sys.argv[1:])
@@ -52,15 +54,15 @@ def start(role: str, kind: type[Config], work: Callable[[Config], None]) -> None
 
 
 def serve(role: str, config: ServiceConfig, module: str) -> None:
-    """Run `serving` of a module."""
+    """Run a service, which is `serving` of a module."""
     serving = import_module(module).serving
     with tracing.exporting(config.otlp_endpoint, f"tandem-{role}"):
         asyncio.run(run(role, config, serving))
 
 
 async def run(role: str, config: ServiceConfig, serve: Serve) -> None:
-    """Serve until it is stopped: one signal has it drain, another ends it at once. Until it
-    serves, signals do what they did before: they end the process at once.
+    """Run a service until it is stopped: one signal makes it drain, another ends it at once. Until
+    it serves, a signal ends the process at once.
     """
     from prometheus_client import REGISTRY
 
@@ -69,7 +71,7 @@ async def run(role: str, config: ServiceConfig, serve: Serve) -> None:
     serving = serve(config, REGISTRY, drain, pages)
     with served(config, pages) as metrics:
         async with process.parent_watched(), serving as address:
-            stop = process.stop_signals()  # before anybody knows that it serves
+            stop = process.stop_signals()  # before it is announced that the service serves
             process.announce("serving", role=role, address=address, metrics=metrics)
             await stop.get()
             again = asyncio.create_task(stop.get())
@@ -78,7 +80,7 @@ async def run(role: str, config: ServiceConfig, serve: Serve) -> None:
 
 @contextmanager
 def served(config: ServiceConfig, pages: Pages) -> Iterator[str]:
-    """The pages of a service while the scope lasts; yields their URL."""
+    """Serve the pages of a service while the scope lasts; yields their URL."""
     host = config.metrics_host or config.host
     asked = config.tls if config.metrics_tls else None
     context = server_context(asked, ssl.CERT_OPTIONAL) if asked else None  # the pages demand it

@@ -1,6 +1,6 @@
-"""How a service is configured: flags, then the environment, then a YAML file, then defaults.
+"""The configuration of a service: flags, then the environment, then a YAML file, then defaults.
 
-Validated where it is built and passed down; nothing else reads these settings.
+It is validated where it is built, and passed down; nothing else reads these settings.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ PREFIX = "TANDEM__"
 FILE = "TANDEM_CONFIG"
 
 LEAST, MOST = 16, 256  # characters of a token
-# kinds of problems whose value is shown: it is no token's, and not in the message yet
-FOLLOWS = "default_factory_not_called"  # from another field's error
+FOLLOWS = "default_factory_not_called"  # an error that follows from another field's error
+# kinds of errors whose value is shown: it is not a token's, and not in the message yet
 SHOWN = ("int_", "float_", "bool_", "byte_", "literal_", "greater_", "less_", "string_pattern_")
 
 
 def _secret(given: SecretStr) -> SecretStr:
-    """It travels as metadata of a call, and must not be guessed."""
+    """Check a token, which travels as metadata of a call and must not be guessed."""
     token = given.get_secret_value()
     if not (LEAST <= len(token) <= MOST and re.fullmatch(r"[!-~]+", token)):
         raise ValueError(f"needs {LEAST} to {MOST} ASCII characters, none of them a space")
@@ -70,13 +70,13 @@ class ServiceConfig(ListeningSettings):
     )
     port: int = Field(default=0, ge=0, le=65535, description="0 takes a free port")
     metrics_port: int = Field(
-        default=0, ge=0, le=65535, description="for Prometheus; 0 takes a free one"
+        default=0, ge=0, le=65535, description="port of the metrics page; 0 takes a free one"
     )
     otlp_endpoint: str = Field(
         default="", description="URL of an OpenTelemetry collector for traces; none by default"
     )
     drain_seconds: float = Field(
-        default=30.0, ge=0, description="that what runs has to finish when the service is stopped"
+        default=30.0, ge=0, description="time for running work to finish when the service stops"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="debug, info, warning or error"
@@ -93,21 +93,21 @@ class ServiceConfig(ListeningSettings):
         *others: PydanticBaseSettingsSource,
         **more: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only `configured` reads more than the arguments."""
+        """Read nothing but the arguments; `configured` reads environment and file."""
         return (init_settings,)
 
     @property
     @abstractmethod
     def folder(self) -> Path:
-        """The directory that is loaded."""
+        """The directory from which a model or tokenizer is loaded."""
 
     def prepare(self) -> None:
-        """What they ask of the process before it starts threads; raises Unusable."""
+        """Set up the process as the settings ask, before it starts threads; raises Unusable."""
 
 
 class Outside(BaseSettings):
-    """What environment and file set for each role: `TANDEM__VERIFIER__PORT`, or `port` in the
-    section `verifier`. Names and values are not checked yet.
+    """The settings of environment and file for each role, such as `TANDEM__VERIFIER__PORT`, or
+    `port` in the section `verifier`. Names and values are not checked yet.
     """
 
     model_config = SettingsConfigDict(
@@ -125,15 +125,15 @@ Settings = TypeVar("Settings", bound=BaseSettings)
 
 
 class Help(HelpFormatter):
-    """Without defaults that the description gives in words."""
+    """Formats help without the defaults that a description gives in words."""
 
     def _expand_help(self, action: Action) -> str:
         return re.sub(r" \(default(: None| factory: .*)\)$", "", super()._expand_help(action))
 
 
 def outside(file: Path | str | None = None) -> Outside:
-    """The environment's settings and those of a YAML file, else of the one that `TANDEM_CONFIG`
-    names. Raises Unusable, also for roles that do not exist.
+    """Read the settings of the environment and of a YAML file, by default the one that
+    `TANDEM_CONFIG` names. Raises Unusable, also for roles that do not exist.
     """
     for variable in map(str.upper, os.environ):
         role, _, name = variable.removeprefix(PREFIX).partition("__")
@@ -149,12 +149,12 @@ def outside(file: Path | str | None = None) -> Outside:
             if found["type"] == "extra_forbidden":
                 raise _unknown(str(found["loc"][0]), ROLES, f"{file}: ") from None
         raise Unusable(f"{file}: {_problems(error)}") from None
-    except Exception as error:  # of the YAML parser, which is imported only for a file
+    except Exception as error:  # the YAML parser's, which is imported only for a file
         raise Unusable(f"{file or 'environment'}: {' '.join(str(error).split())}") from None
 
 
 def configured(kind: type[Config], role: str, arguments: Sequence[str]) -> Config:
-    """A role's settings: its command line, then environment and file, then defaults.
+    """Read a role's settings: its command line, then environment and file, then defaults.
 
     Raises Unusable naming every bad field; `--help` raises SystemExit.
     """
@@ -175,14 +175,16 @@ def configured(kind: type[Config], role: str, arguments: Sequence[str]) -> Confi
 
 
 def completed(kind: type[Config], role: str, given: Mapping[str, Any]) -> Config:
-    """The same with settings in place of a command line; raises Unusable."""
+    """Read a role's settings as `configured` does, with `given` ones in place of a command line;
+    raises Unusable.
+    """
     return _completed(kind, role, InitSettingsSource(kind, dict(given)), given.get("config"))
 
 
 def _completed(
     kind: type[Config], role: str, first: PydanticBaseSettingsSource, file: Any
 ) -> Config:
-    """Settings that are given, then environment and file, then defaults."""
+    """Read a role's settings: those of `first`, then environment and file, then defaults."""
     more = getattr(outside(file), role)
     _refuse_unknown(role, more, file, kind.model_fields.keys() - {"config"})
     try:
@@ -192,7 +194,7 @@ def _completed(
 
 
 def _built(kind: type[Settings], *sources: PydanticBaseSettingsSource) -> Settings:
-    """Settings of these sources alone, the first of which wins; raises ValidationError."""
+    """Build settings from these sources only, the first of which wins; raises ValidationError."""
     arguments: dict[str, Any] = {"_build_sources": (sources, {})}
     return kind(**arguments)
 
@@ -214,7 +216,7 @@ def _unknown(name: str, known: Iterable[str], place: str = "") -> Unusable:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    """A hint, if there is anything near."""
+    """Return a hint at the known name that is nearest to a wrong one, if any is near."""
     near = get_close_matches(name, list(known), 1)
     return f"; did you mean {near[0]}?" if near else ""
 

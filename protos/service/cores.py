@@ -1,6 +1,4 @@
-"""How many processor cores this process can use, as reported by the system, and those of one NUMA
-node alone.
-"""
+"""Counts the processor cores that this process can use, and binds it to those of a NUMA node."""
 
 from __future__ import annotations
 
@@ -16,9 +14,10 @@ CPUS, NODES = "sys/devices/system/cpu", "sys/devices/system/node"
 
 
 def usable(root: Path = ROOT, numa: int | None = None) -> int:
-    """Physical cores of a NUMA node that the process may run on, by default of the node where it
-    may run on most; no more than the time its group is allowed; at least 1. Two hardware threads of
-    a core multiply no faster than one, and the memory of another node is slow.
+    """Return how many physical cores of a NUMA node the process may run on, by default of the node
+    where it may run on most. The number is at most the time that its control group is allowed, and
+    at least 1. Two hardware threads of a core multiply no faster than one, and the memory of
+    another node is slow.
     """
     allowed = _allowed()
     shares = (own & allowed for node, own in nodes(root).items() if numa in (None, node))
@@ -27,8 +26,9 @@ def usable(root: Path = ROOT, numa: int | None = None) -> int:
 
 
 def bind(numa: int, root: Path = ROOT) -> None:
-    """Run on the processors of a NUMA node alone from now on, with all threads that this one is
-    going to start; memory is of the node that first writes to it. Raises Unusable.
+    """Run only on the processors of a NUMA node from now on, with all threads that this thread is
+    going to start. Memory then lies at that node, because it lies where it is first written. Raises
+    Unusable.
     """
     allowed, found = _allowed(), nodes(root)
     if not (own := found.get(numa, set()) & allowed):
@@ -39,7 +39,7 @@ def bind(numa: int, root: Path = ROOT) -> None:
 
 
 def nodes(root: Path = ROOT) -> dict[int, set[int]]:
-    """The hardware threads of every NUMA node; empty if the system does not say."""
+    """Return the hardware threads of every NUMA node; empty if the system does not say."""
     found = dict[int, set[int]]()
     for folder in (root / NODES).glob("node[0-9]*"):
         with suppress(OSError, ValueError):
@@ -48,13 +48,13 @@ def nodes(root: Path = ROOT) -> dict[int, set[int]]:
 
 
 def _listed(file: Path) -> set[int]:
-    """The numbers of a list like `0-3,8`; raises OSError, ValueError."""
+    """Return the numbers of a file's list like `0-3,8`; raises OSError, ValueError."""
     ends = [part.partition("-") for part in file.read_text().strip().split(",") if part]
     return {each for low, _, high in ends for each in range(int(low), int(high or low) + 1)}
 
 
 def _allowed() -> set[int]:
-    """Hardware threads that the process may run on."""
+    """Return the hardware threads that the process may run on."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
@@ -65,8 +65,8 @@ def _cores(root: Path, numbers: Iterable[int]) -> int:
 
 
 def _core(root: Path, number: int) -> tuple[str, ...]:
-    """What hardware threads that share a core have in common: the list of them, or else the numbers
-    of package and core.
+    """Return a value that is equal for all hardware threads of a core: the list of these threads,
+    or else the numbers of package and core.
     """
     topology = root / CPUS / f"cpu{number}" / "topology"
     for names in (("thread_siblings_list",), ("physical_package_id", "core_id")):
@@ -76,8 +76,10 @@ def _core(root: Path, number: int) -> tuple[str, ...]:
 
 
 def _quota(root: Path, most: int) -> int:
-    """Whole cores' worth of time, of control groups version 2, as a container sees its own."""
+    """Return how many whole cores' time control groups (version 2) allow, as a container sees its
+    own group, or else `most`.
+    """
     with suppress(OSError, ValueError):
         time, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
-        return int(time) // int(period)  # "max" is no number: there is no limit
+        return int(time) // int(period)  # "max" is not a number: there is no limit
     return most

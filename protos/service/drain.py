@@ -1,4 +1,4 @@
-"""The end of a service: it takes nothing new, and lets what runs finish, for a limited time."""
+"""The end of a service: it takes no new work and lets running work finish, for a limited time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager, suppress
 
 from tandem.protos.errors import Unavailable
 
-LAST_SECONDS = 0.5  # for what is cut to tell its client
+LAST_SECONDS = 0.5  # for work that is cut short to tell its client
 
 
 class Drain:
-    """What runs in a service, and whether it is stopping; to be used on one event loop."""
+    """The running work of a service, and whether it is stopping; to be used on one event loop."""
 
     def __init__(self, seconds: float = 0.0) -> None:
-        """Once it takes nothing new, what runs has so many seconds."""
+        """Once the service takes no new work, running work has so many seconds."""
         self.leaving = self.begun = False
         self._seconds = seconds
         self._running = 0
@@ -23,14 +23,14 @@ class Drain:
         self._over, self._cut = asyncio.Event(), asyncio.Event()
 
     def check(self) -> None:
-        """Raise Unavailable if nothing new is taken."""
+        """Raise Unavailable if no new work is taken."""
         if self.begun:
             raise Unavailable("the service is stopping")
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """A scope in which something runs; raises Unavailable if it may not begin, and when the
-        time of what runs is over.
+        """A scope in which work runs. Raises Unavailable if no work may begin, and when the time
+        for running work is over.
         """
         self.check()
         self.begin_one()
@@ -48,30 +48,30 @@ class Drain:
             self.end_one()
 
     def begin_one(self) -> None:
-        """Something runs, although the service may be stopping."""
+        """Note that work begins, although the service may be stopping."""
         self._running += 1
 
     def end_one(self) -> None:
-        """It does no more."""
+        """Note that work has ended."""
         self._running -= 1
         if not self._running and self.begun:
             self._over.set()
 
     def cut(self) -> None:
-        """Wait no longer for what runs."""
+        """Wait no longer for running work."""
         self._seconds = 0.0
         self._cut.set()
         self._over.set()
 
     async def leave(self, seconds: float) -> None:
-        """Take new work for so many seconds more, in which those who send it learn that the service
-        is stopping; cut, it returns at once.
+        """Take new work for so many seconds more, in which its senders learn that the service is
+        stopping. After `cut` this returns at once.
         """
         self.leaving = True
         await _until(self._cut, seconds)
 
     async def finish(self) -> None:
-        """Take nothing new; returns when nothing runs any more, or the time is over."""
+        """Take no new work; returns when no work runs any more, or the time is over."""
         self.leaving = self.begun = True
         if self._running and self._seconds:
             await _until(self._over, self._seconds)
@@ -83,7 +83,7 @@ class Drain:
 
 
 async def _until(event: asyncio.Event, seconds: float) -> None:
-    """Wait for it, so many seconds at most."""
+    """Wait for an event, so many seconds at most."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

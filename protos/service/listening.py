@@ -1,5 +1,5 @@
-"""Settings that are addresses, with commas or as a list; and those of every service: where it
-listens, and how its ports are protected.
+"""Settings that are addresses, and the settings of every service that tell where it listens and how
+its ports are protected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from tandem.protos.tls import Tls
 
 
 def _listed(check: Callable[[str], object]) -> BeforeValidator:
-    """A list, as in a YAML file, or text with commas; `check` raises ValueError."""
+    """Return a validator of addresses, which are a list, as in a YAML file, or a text with commas.
+    `check` raises ValueError for a wrong address.
+    """
 
     def listed(given: object) -> object:
         given = given.split(",") if given and isinstance(given, str) else given or []
@@ -24,7 +26,7 @@ def _listed(check: Callable[[str], object]) -> BeforeValidator:
             return given
         names = [each.strip() for each in given]
         if not all(names) or len(set(names)) < len(names):
-            raise ValueError("has an address that is empty or there twice")
+            raise ValueError("has an address that is empty or listed twice")
         for name in names:
             check(name)
         return ",".join(names)
@@ -37,13 +39,15 @@ Sources = Annotated[str, _listed(check_source)]
 
 
 class ListeningSettings(BaseSettings):
-    """A service that can be reached from other machines has TLS, or is meant to have none."""
+    """The settings of a service's ports. A service that other machines can reach needs TLS, unless
+    it is set to be insecure.
+    """
 
     host: str = Field(default="127.0.0.1", description="address to listen on")
     tls_cert: Path | None = Field(
         default=None, description="PEM file of the service's certificate, for all connections"
     )
-    tls_key: Path | None = Field(default=None, description="PEM file of its key")
+    tls_key: Path | None = Field(default=None, description="PEM file of the certificate's key")
     tls_ca: Path | None = Field(
         default=None, description="PEM file of the CA that signs the certificates of all peers"
     )
@@ -59,7 +63,7 @@ class ListeningSettings(BaseSettings):
 
     @property
     def tls(self) -> Tls | None:
-        """What connections are encrypted with, if they are."""
+        """The certificate files that connections are encrypted with, if they are encrypted."""
         return Tls(self.tls_ca, self.tls_cert, self.tls_key) if self.tls_ca else None
 
     @model_validator(mode="after")

@@ -1,6 +1,7 @@
 """The HTTP pages of a service: WSGI applications by their paths, served in threads.
 
-Beside gRPC, for people and for Prometheus. Knows no page but `/metrics`.
+The pages are there beside gRPC, for people and for Prometheus. This module knows no page but
+`/metrics`.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
-MAX_REQUESTS = 64  # at once, each with a thread
-READ_SECONDS = 10.0  # that a client may take for its whole request
+MAX_REQUESTS = 64  # requests at once, each with a thread
+READ_SECONDS = 10.0  # time that a client may take for its whole request
 METHODS = ("GET", "HEAD")
 PLAIN = ("Content-Type", "text/plain; charset=utf-8")
-CERTIFICATE = "SSL_CLIENT_VERIFY"  # in an environ, as web servers name it, where TLS is spoken
+CERTIFICATE = "SSL_CLIENT_VERIFY"  # web servers' name, in an environ, of a certificate's check
 
 
 class Pages:
@@ -41,20 +42,20 @@ class Pages:
         self._anybody: set[str] = set()
 
     def add(self, path: str, application: WSGIApplication, anybody: bool = False) -> None:
-        """Serve an application at a path from now on; it is called in threads. Where TLS is spoken,
-        clients need a certificate unless it is for `anybody`.
+        """Serve an application, which is called in threads, at a path from now on. With TLS,
+        clients need a certificate unless the page is for `anybody`.
         """
         self._applications[path] = application
         if anybody:
             self._anybody.add(path)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Called by the server, once per request."""
+        """Answer a request with the application of its path. The server calls this."""
         if environ["REQUEST_METHOD"] not in METHODS:
             start_response("405 Method Not Allowed", [PLAIN, ("Allow", ", ".join(METHODS))])
             return [b"only GET and HEAD\n"]
         here, asked = environ.get("SERVER_NAME", ""), environ.get("HTTP_HOST", "")
-        if is_loopback(here) and not names_this_machine(asked):  # of a page in a browser
+        if is_loopback(here) and not names_this_machine(asked):  # asked by a page in a browser
             start_response("403 Forbidden", [PLAIN])
             return [b"the host is not this machine\n"]
         path = environ.get("PATH_INFO") or "/"
@@ -70,8 +71,8 @@ class Pages:
 
 
 def metrics_page(registry: CollectorRegistry) -> WSGIApplication:
-    """The metrics of a registry, in the format that the client accepts; with `?compat=vllm`, those
-    that mean the same at vLLM, under its names.
+    """Return a page with the metrics of a registry, in the format that the client accepts. With
+    `?compat=vllm` it has the metrics that mean the same at vLLM, under vLLM's names.
     """
     from prometheus_client import make_wsgi_app
 
@@ -96,8 +97,8 @@ def _bytes(body: Any) -> Iterable[bytes]:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each request; a slow client holds nobody up. Above the limit connections are
-    closed.
+    """A server with a thread for each request, so that a slow client holds nobody up. Connections
+    above MAX_REQUESTS are closed.
     """
 
     daemon_threads = True
@@ -106,13 +107,13 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._places = threading.Semaphore(MAX_REQUESTS)
         super().__init__((host, port), _Handler)
-        if tls:  # the handshake is the thread's, else a silent client would hold up all others
+        if tls:  # threads do the handshakes, or a silent client would hold up all others
             self.socket = tls.wrap_socket(
                 self.socket, server_side=True, do_handshake_on_connect=False
             )
 
     def server_bind(self) -> None:
-        """Without looking up the host's name, which may take long."""
+        """Bind without looking up the host's name, which may take long."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -120,40 +121,42 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Called for each connection."""
+        """Start a thread for a connection, or close it above the limit."""
         if not self._places.acquire(blocking=False):
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:  # no thread can be had
+        except BaseException:  # no thread can be started
             self._places.release()
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Called in the thread of a connection."""
+        """Serve a connection in its thread, and give its place back."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that left, or does not speak TLS, is no event of ours."""
+        """Ignore errors: a client that left, or does not speak TLS, is not worth a log line."""
 
 
 class _InTime(io.RawIOBase):
-    """Reads from a connection for so many seconds in all; raises TimeoutError after them."""
+    """Reads from a connection for so many seconds in all, then raises TimeoutError."""
 
     def __init__(self, connection: socket.socket, seconds: float) -> None:
         self._connection, self._seconds = connection, seconds
         self._until = time.monotonic() + seconds
 
     def readable(self) -> bool:
-        """As of every file that is read."""
+        """Return True: this file can be read."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Called when the buffer is empty; the answer may take as many seconds again."""
+        """Fill the empty buffer in the time that is left. Writing the answer may take as many
+        seconds again.
+        """
         if (left := self._until - time.monotonic()) <= 0:
             raise TimeoutError
         self._connection.settimeout(left)
@@ -165,20 +168,22 @@ class _InTime(io.RawIOBase):
 
 class _Handler(WSGIRequestHandler):
     def setup(self) -> None:
-        """Called before the request is read."""
+        """Limit the time for reading the request, before it is read."""
         super().setup()
         self.rfile = io.BufferedReader(_InTime(self.connection, READ_SECONDS))
 
     def get_environ(self) -> WSGIEnvironment:
-        """Called when the head of the request was read."""
+        """Return the request's environ, which with TLS tells whether the client has a
+        certificate.
+        """
         environ = super().get_environ()
         if isinstance(self.connection, ssl.SSLSocket):
-            environ["HTTPS"] = "on"  # of which WSGI makes its scheme
+            environ["HTTPS"] = "on"  # WSGI derives its URL scheme from this
             environ[CERTIFICATE] = "SUCCESS" if self.connection.getpeercert() else "NONE"
         return environ
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not logged."""
+        """Log nothing: requests are not logged."""
 
 
 @contextmanager

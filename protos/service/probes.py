@@ -1,5 +1,5 @@
-"""`/healthz` and `/readyz`, the pages that probes of containers ask: answered by a service's event
-loop, from the moment when its port is open. Before that there are no such pages.
+"""`/healthz` and `/readyz`, the pages for the probes of containers. A service's event loop answers
+them from the moment when its port is open. Before that there are no such pages.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 ALIVE, READY = "/healthz", "/readyz"
-ANSWER_SECONDS = 5.0  # a little less than probes wait
+ANSWER_SECONDS = 5.0  # for the event loop to answer; probes wait a little longer
 
 
 def add_probes(pages: Pages, problems: Callable[[], Sequence[str]]) -> None:
-    """Serve them, also to clients without a certificate, as the kubelet shows none; to be called on
-    the service's event loop. It is alive while the loop answers, and ready without `problems`.
+    """Serve the probes' pages, also to clients without a certificate, because the kubelet shows
+    none. To be called on the service's event loop. The service is alive while the loop answers, and
+    ready if there are no `problems`.
     """
     loop = asyncio.get_running_loop()
 

@@ -1,4 +1,4 @@
-"""Running as a process: logs, signals, and announcements on standard output.
+"""The surroundings of a service's process: logs, signals, and announcements on standard output.
 
 `tandem up` reads the announcements of the services it started; people read them in a terminal.
 """
@@ -18,12 +18,12 @@ from typing import Any, Never
 from tandem.protos.errors import TandemError
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
-CHILD = "TANDEM_CHILD"  # set: stop when standard input closes, so that nobody outlives the parent
+CHILD = "TANDEM_CHILD"  # if set, stop when standard input closes, not to outlive the parent
 
 
 def configure_logging(level: str, form: str | None = None) -> None:
-    """Events on standard error, with the request id where there is one: JSON lines, or as people
-    read them on a `console`. By default the latter in a terminal.
+    """Log events on standard error, with the request id if there is one, as JSON lines or, on a
+    `console`, as people read them. The default is `console` in a terminal, else JSON.
     """
     import structlog
 
@@ -56,7 +56,7 @@ def announce(event: str, **fields: str | int) -> None:
 
 
 def announcement(line: bytes) -> dict[str, str] | None:
-    """The event that a line announces, or None if it is something else."""
+    """Return the event that a line announces, or None if the line is no announcement."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -65,7 +65,7 @@ def announcement(line: bytes) -> dict[str, str] | None:
 
 
 def refuse(role: str, problem: TandemError) -> Never:
-    """End with exit code 1; the reason goes to the parent, or as a line to standard error."""
+    """End the process with exit code 1. The reason goes to the parent, or to standard error."""
     if os.environ.get(CHILD):
         announce("failed", role=role, problem=str(problem))
     else:
@@ -74,7 +74,7 @@ def refuse(role: str, problem: TandemError) -> Never:
 
 
 def raise_on_signals() -> None:
-    """Have SIGTERM and Ctrl-C unwind all scopes, with the usual exit code."""
+    """Let SIGTERM and Ctrl-C unwind all scopes and end the process with the usual exit code."""
 
     def unwind(number: int, frame: object) -> Never:
         for each in STOPPING:
@@ -87,7 +87,7 @@ def raise_on_signals() -> None:
 
 @asynccontextmanager
 async def parent_watched() -> AsyncIterator[None]:
-    """While the scope lasts, the end of the parent is a SIGTERM, if it started us as its child."""
+    """Treat the end of the parent as a SIGTERM while the scope lasts, if this is its child."""
     if not os.environ.get(CHILD):
         yield
         return
@@ -102,7 +102,7 @@ async def parent_watched() -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def standard_input() -> AsyncIterator[asyncio.StreamReader]:
-    """What comes there while the scope lasts."""
+    """Read standard input while the scope lasts; yields a reader."""
     reader = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(reader)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
@@ -114,12 +114,12 @@ async def standard_input() -> AsyncIterator[asyncio.StreamReader]:
 
 def _end(parent: asyncio.Task[bytes]) -> None:
     if not parent.cancelled():
-        for _ in range(2):  # at once
+        for _ in range(2):  # the second signal ends the process at once
             signal.raise_signal(signal.SIGTERM)
 
 
 def stop_signals() -> asyncio.Queue[int]:
-    """From now on SIGTERM and Ctrl-C do no more than put their numbers into a queue."""
+    """Let SIGTERM and Ctrl-C only put their numbers into a queue from now on; returns the queue."""
     loop = asyncio.get_running_loop()
     numbers: asyncio.Queue[int] = asyncio.Queue()
     for number in STOPPING:
@@ -128,14 +128,16 @@ def stop_signals() -> asyncio.Queue[int]:
 
 
 async def until_cancelled() -> None:
-    """Wait until cancelled, and return: to be stopped while serving is a good end."""
+    """Wait until cancelled, and return without an error: being stopped while serving is
+    no error.
+    """
     with suppress(asyncio.CancelledError):
         await asyncio.get_running_loop().create_future()
 
 
 async def until_stopped(service: Coroutine[Any, Any, None]) -> int:
-    """Run a service until it ends by itself or a signal ends it; raises what it raises.
-    The exit code: 0, or that of a signal which cut it short.
+    """Run a service until it ends by itself or a signal ends it. Returns the exit code: 0, or that
+    of the signal which cut the service short. Raises the service's errors.
     """
     serving = asyncio.create_task(service)
     stop = asyncio.create_task(stop_signals().get())

@@ -18,8 +18,8 @@ async def background(*work: Coroutine[Any, Any, object]) -> AsyncIterator[list[a
     """Run coroutines while the scope lasts, then cancel them; yields their tasks. The first that
     fails cancels the scope, which raises its error.
 
-    An `asyncio.TaskGroup` whose errors come without an ExceptionGroup around them, and hide no
-    cancellation of the scope: who catches them and goes on would never end.
+    This is an `asyncio.TaskGroup` whose errors come without an ExceptionGroup around them, and hide
+    no cancellation of the scope: code that caught such an error and went on would never end.
     """
     raised: BaseException | None = None
     cancelled = _cancelled()
@@ -44,20 +44,20 @@ async def background(*work: Coroutine[Any, Any, object]) -> AsyncIterator[list[a
 
 
 def _cancelled() -> int:
-    """How often this task was cancelled."""
+    """Return how often this task was cancelled."""
     task = asyncio.current_task()
     return task.cancelling() if task else 0
 
 
 async def first_done(*work: Coroutine[Any, Any, object]) -> None:
-    """Run coroutines until the first has ended, cancel the others; raises what one raises."""
+    """Run coroutines until the first has ended, then cancel the others; raises the error of one."""
     async with background(*work) as tasks:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def in_daemon(work: Callable[[], T]) -> T:
-    """What some work returns or raises, in a thread that does not keep the process alive: one that
-    a signal ends waits for all others.
+    """Do work in a daemon thread, and return or raise what it does. Such a thread does not keep the
+    process alive, while a process that a signal ends waits for all other threads.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -81,13 +81,13 @@ async def in_daemon(work: Callable[[], T]) -> T:
 def from_thread(
     loop: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[Any, Any, T]], seconds: float
 ) -> T:
-    """What a coroutine on another thread's loop returns or raises; raises TimeoutError if the loop
-    is closed, or after so many seconds.
+    """Run a coroutine on another thread's loop, and return or raise what it does. Raises
+    TimeoutError if the loop is closed, or after so many seconds.
     """
     coroutine = work()
     try:
         future = asyncio.run_coroutine_threadsafe(coroutine, loop)
-    except RuntimeError:  # the process ends
+    except RuntimeError:  # the loop is closed, because the process ends
         coroutine.close()
         raise TimeoutError from None
     try:

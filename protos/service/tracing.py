@@ -1,7 +1,6 @@
-"""OpenTelemetry spans, which nobody makes but while `exporting`; the only module that names
-OpenTelemetry.
+"""OpenTelemetry spans, which are made only while `exporting`. No other module names OpenTelemetry.
 
-Other processes know a span by its W3C `traceparent`, a text; an empty one is no span.
+Other processes know a span by its W3C `traceparent`, which is a text; an empty text means no span.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from tandem.protos.errors import Unusable
 
 TRACEPARENT = "traceparent"  # in the metadata of calls
 W3C = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-EXPORT_SECONDS = 2  # that a collector may take for what is sent to it
+EXPORT_SECONDS = 2  # time that a collector may take for the spans sent to it
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class Span:
-    """One operation, which may take several calls and threads; nothing but a `traceparent` to pass
-    on where no spans are made.
+    """One operation, which may take several calls and threads. If no spans are made, it is only a
+    `traceparent` to pass on.
     """
 
     traceparent: str
@@ -39,7 +38,7 @@ class Span:
     _since: int = 0  # when the newest part ended
 
     def part(self, name: str, **attributes: str | float) -> None:
-        """A part of it that ends now, and began when the part before ended."""
+        """Add a part of the span that ends now and began when the part before ended."""
         if self._span is not None:
             began, self._since = self._since, time_ns()
             part = self._tracer.start_span(
@@ -48,7 +47,7 @@ class Span:
             part.end(self._since)
 
     def end(self, error: BaseException | None = None, **attributes: str | float) -> None:
-        """It is over; `error` is why, without its text."""
+        """End the span. The type of an `error` is noted as the reason, without its text."""
         if self._span is not None:
             if error:
                 attributes["error.type"] = type(error).__name__
@@ -60,7 +59,7 @@ _tracer: Any = None
 
 
 def begin(name: str, parent: str = "", **attributes: str | float) -> Span:
-    """A span begins, as a part of the one with this `traceparent`, if there is one."""
+    """Begin a span, as a part of the one that has the `parent` traceparent, if any."""
     if _tracer is None:
         return Span(parent)
     from opentelemetry import trace
@@ -77,7 +76,7 @@ def begin(name: str, parent: str = "", **attributes: str | float) -> Span:
 
 @contextmanager
 def during(name: str, parent: str = "", **attributes: str | float) -> Iterator[Span]:
-    """A span that lasts as long as the scope."""
+    """Make a span that lasts as long as the scope."""
     span, problem = begin(name, parent, **attributes), None
     try:
         yield span
@@ -89,17 +88,17 @@ def during(name: str, parent: str = "", **attributes: str | float) -> Iterator[S
 
 
 def given(traceparent: str) -> str:
-    """What a client sent, or nothing if that is no `traceparent`."""
+    """Return the `traceparent` that a client sent, or an empty text if it is none."""
     return traceparent if W3C.fullmatch(traceparent) else ""
 
 
 def metadata(traceparent: str) -> Sequence[tuple[str, str]]:
-    """What a call has as metadata."""
+    """Return the metadata of a call that carries a `traceparent`."""
     return ((TRACEPARENT, traceparent),) if traceparent else ()
 
 
 def current() -> str:
-    """The `traceparent` of the span in which a program that uses OpenTelemetry by itself is."""
+    """Return the `traceparent` of the present span of a program that uses OpenTelemetry itself."""
     if "opentelemetry.trace" not in sys.modules:
         return ""
     carrier: dict[str, str] = {}
@@ -108,17 +107,17 @@ def current() -> str:
 
 
 class Reported(logging.Handler):
-    """What the exporter logs, in ours."""
+    """Writes the exporter's log records to this process's log."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Called by the standard library."""
+        """Log a record of the exporter. The standard library calls this."""
         log.warning("traces are not exported", problem=" ".join(record.getMessage().split())[:200])
 
 
 @contextmanager
 def exporting(endpoint: str, service: str) -> Iterator[None]:
-    """Spans of this process are made, and sent to a collector, while the scope lasts; none if there
-    is no endpoint. Raises Unusable.
+    """Make spans of this process, and send them to a collector, while the scope lasts; none if
+    there is no endpoint. Raises Unusable.
     """
     global _tracer
     if not endpoint:

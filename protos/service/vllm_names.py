@@ -1,5 +1,5 @@
-"""Our metrics under vLLM's names, so that dashboards and queries for vLLM work: only those that
-mean the same there.
+"""Tandem's metrics under vLLM's names, so that dashboards and queries for vLLM work. Only metrics
+that mean the same at vLLM are among them.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ SAME = frozenset(
 
 
 class VLLMNames:
-    """A collector: what a registry has, with another prefix, and `model_name` as a label."""
+    """A collector of a registry's metrics, with vLLM's prefix, and `model_name` as a label."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
 
     def collect(self) -> Iterator[Metric]:
-        """Called by the exporter."""
+        """Yield the metrics. The exporter calls this."""
         from prometheus_client.core import Metric
 
         found = list(self._registry.collect())

@@ -1,1 +1,1 @@
-"""Channels, servers, statuses and health."""
+"""gRPC channels, servers, statuses and health."""

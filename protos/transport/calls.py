@@ -1,7 +1,7 @@
-"""What is counted of every call that a server answers: its end, its duration, its bytes.
+"""Counts the end, the duration and the bytes of every call that a server answers.
 
-Knows methods by their names alone; a method that does not exist is counted as one of "unknown", so
-that callers cannot add series.
+This module knows methods by their names only. A method that does not exist is counted as
+"unknown", so that callers cannot add series.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ USUAL = (
     *("UNAVAILABLE", "INTERNAL", "UNAUTHENTICATED", "PERMISSION_DENIED"),
 )
 SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60)
-NEAR_SECONDS, NEAR_PART = 0.05, 0.02  # of a deadline: a client's clock runs a little ahead
+NEAR_SECONDS, NEAR_PART = 0.05, 0.02  # left of a deadline that counts as over: clocks differ a bit
 
 Code = Callable[[str], None]
 
 
 class CallMetrics:
-    """Counts calls in a registry; `ended` are called with the code of each call of a method."""
+    """Counts calls in a registry. `ended` maps a method to a function that gets each
+    call's code.
+    """
 
     def __init__(
         self, registry: CollectorRegistry, ended: Mapping[str, Code] | None = None
@@ -56,7 +58,7 @@ class CallMetrics:
         self._total.labels(*UNKNOWN, "UNIMPLEMENTED")
 
     def know(self, services: Iterable[str]) -> None:
-        """These are served: all their series are there from now on."""
+        """Add all series of these services, which are served from now on."""
         for service in services:
             for direction in ("received", "sent"):
                 self._bytes.labels(service, direction)
@@ -67,7 +69,7 @@ class CallMetrics:
                     self._total.labels(*labels, code)
 
     def observe(self, method: str, context: aio.ServicerContext[Any, Any]) -> None:
-        """A call begins; it is counted when it has ended, however it ends."""
+        """Observe a call that begins. It is counted when it has ended, however it ends."""
         left = context.time_remaining()
         near = max(NEAR_SECONDS, NEAR_PART * left) if left is not None else 0.0
         began = time.perf_counter()
@@ -78,11 +80,13 @@ class CallMetrics:
         context.add_done_callback(count)  # type: ignore[arg-type]  # its stub is no protocol
 
     def unknown(self) -> None:
-        """A method that does not exist was called."""
+        """Count a call of a method that does not exist."""
         self._total.labels(*UNKNOWN, "UNIMPLEMENTED").inc()
 
     def counting(self, method: str, direction: str, convert: Any) -> Any:
-        """A method's serialiser or deserialiser that counts bytes; None passes bytes on."""
+        """Return a method's serialiser or deserialiser with a count of bytes. It applies `convert`;
+        None passes bytes on.
+        """
         service, _ = self._methods.get(method, UNKNOWN)
         count = self._bytes.labels(service, direction).inc
 
@@ -108,8 +112,9 @@ class CallMetrics:
 
 
 def code_of(context: aio.ServicerContext[Any, Any], near: float) -> str:
-    """The name of an ended call's status, as its caller got it. gRPC ends a call in the same way
-    when its caller leaves and when its time is over: then less than `near` seconds are left.
+    """Return the name of an ended call's status, as its caller got it. gRPC ends a call in the same
+    way when its caller leaves and when its time is over; in the latter case at most `near` seconds
+    are left.
     """
     if code := context.code():
         return code.name if isinstance(code, grpc.StatusCode) else "UNKNOWN"

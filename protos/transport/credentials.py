@@ -1,5 +1,5 @@
-"""gRPC's credentials of certificates in files: those of a port are replaced when the files change,
-and so is a channel, for new calls; calls that run go on.
+"""gRPC credentials of certificates in files. When the files change, a port's credentials are
+replaced, and new calls use a new channel; running calls go on.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tandem.protos.address import DNS, split
 from tandem.protos.tls import CertificateFiles, Pem, Tls
 
 Fetch: TypeAlias = Callable[[], grpc.ServerCertificateConfiguration]
-_FILES: dict[Tls, CertificateFiles] = {}  # all that this process has used
+_FILES: dict[Tls, CertificateFiles] = {}  # all files that this process has used
 _LOOKING = threading.Lock()  # handshakes are in threads
 
 
 def _newest(tls: Tls) -> Pem:
-    """The newest contents that can be used; raises Unusable if this process has never had any."""
+    """Return the files' newest usable contents; raises Unusable if there have never been any."""
     with _LOOKING:
         if files := _FILES.get(tls):
             files.refresh()
@@ -33,13 +33,15 @@ def _newest(tls: Tls) -> Pem:
 
 
 def port_credentials(tls: Tls, certificates: bool) -> grpc.ServerCredentials:
-    """Of a port whose callers must have `certificates`, or are not asked for them: gRPC for Python
-    cannot ask and do without. Raises Unusable.
+    """Return the credentials of a port whose callers must have `certificates`, or are not asked for
+    them: gRPC for Python cannot ask for optional certificates. Raises Unusable.
     """
     used = _newest(tls)
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
-        """Called by gRPC before every handshake; None: nothing has changed."""
+        """Return new credentials, or None if nothing has changed. gRPC calls this before every
+        handshake.
+        """
         nonlocal used
         if (pem := _newest(tls)) == used:
             return None
@@ -56,8 +58,8 @@ def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
 
 
 def server_name(address: str, role: str) -> str:
-    """What a peer's certificate must be for: its host; or its role, if that is an IP address, which
-    may be another one tomorrow.
+    """Return the name that a peer's certificate must have: its host or, if the host is an IP
+    address, which may be another one tomorrow, its role.
     """
     host, _ = split(address.removeprefix(DNS))
     try:
@@ -69,7 +71,7 @@ def server_name(address: str, role: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class VersionedChannel:
-    """A channel with certificates as they were once, and the calls on it."""
+    """A channel with the certificates of one time, and the number of calls on it."""
 
     channel: aio.Channel
     pem: Pem
@@ -78,7 +80,7 @@ class VersionedChannel:
 
 
 class RotatingChannel(aio.Channel):
-    """A channel whose new calls use the certificates as they are then."""
+    """A channel whose calls use the certificates as they are when the call begins."""
 
     def __init__(self, tls: Tls, open_channel: Callable[[grpc.ChannelCredentials], aio.Channel]):
         """Raises Unusable."""
@@ -92,7 +94,7 @@ class RotatingChannel(aio.Channel):
         return VersionedChannel(self._open(credentials), pem)
 
     def current(self) -> VersionedChannel:
-        """The one for a new call."""
+        """Return the channel for a new call."""
         if (pem := _newest(self._tls)) != self._now.pem:
             older, self._now = self._now, self._made(pem)
             self._older.add(older)
@@ -100,7 +102,7 @@ class RotatingChannel(aio.Channel):
         return self._now
 
     def released(self, generation: VersionedChannel) -> None:
-        """A call has ended."""
+        """Note that a call on a channel has ended."""
         generation.calls -= 1
         self._close_unused(generation)
 
@@ -125,19 +127,19 @@ class RotatingChannel(aio.Channel):
         return call
 
     def unary_unary(self, method: str, *serialisers: Any, **more: Any) -> Any:
-        """As of any channel; so are the rest."""
+        """Return a method with one request and one response, as any channel does."""
         return self._method("unary_unary", method, *_both(*serialisers, **more))
 
     def unary_stream(self, method: str, *serialisers: Any, **more: Any) -> Any:
-        """One request, many responses."""
+        """Return a method with one request and many responses."""
         return self._method("unary_stream", method, *_both(*serialisers, **more))
 
     def stream_unary(self, method: str, *serialisers: Any, **more: Any) -> Any:
-        """Many requests, one response."""
+        """Return a method with many requests and one response."""
         return self._method("stream_unary", method, *_both(*serialisers, **more))
 
     def stream_stream(self, method: str, *serialisers: Any, **more: Any) -> Any:
-        """Many of both."""
+        """Return a method with many requests and many responses."""
         return self._method("stream_stream", method, *_both(*serialisers, **more))
 
     async def close(self, grace: float | None = None) -> None:
@@ -147,15 +149,15 @@ class RotatingChannel(aio.Channel):
         await asyncio.gather(*(channel.close(grace) for channel in channels), *self._closing)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """Whether it is connected."""
+        """Return the state of the channel for a new call."""
         return self.current().channel.get_state(try_to_connect)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """Wait for another state."""
+        """Wait until the channel's state is another one."""
         await self._now.channel.wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:
-        """Wait until it is connected."""
+        """Wait until the channel is connected."""
         await self.current().channel.channel_ready()
 
     async def __aenter__(self) -> RotatingChannel:

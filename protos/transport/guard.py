@@ -1,4 +1,4 @@
-"""Who may call what: asked before every call of every method but health."""
+"""Guards decide who may call what. They are asked before every call of every method but health."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ Context: TypeAlias = "aio.ServicerContext[Any, Any]"
 
 
 class Guard(Protocol):
-    """Decides for one port."""
+    """Decides who may call the methods of one port."""
 
     def check(self, method: str, context: Context) -> None:
-        """Raise Unauthenticated or PermissionDenied if a method, by its full name, may not be
-        called by who calls it.
+        """Raise Unauthenticated or PermissionDenied if the caller may not call a method, which is
+        given by its full name.
         """
 
 
 class Open:
-    """Everybody may call everything."""
+    """A guard with which everybody may call everything."""
 
     def check(self, method: str, context: Context) -> None:
-        """It may."""
+        """Allow the call."""
 
 
 class Peers:
-    """Who has a certificate with one of these common names may call."""
+    """A guard that lets callers pass that have a certificate with one of these common names."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
 
     def check(self, method: str, context: Context) -> None:
-        """As of every guard."""
+        """Raise Unauthenticated or PermissionDenied if the caller's certificate does not fit."""
         if method.startswith(HEALTH):
             return
         name = common_name(context)
@@ -50,30 +50,30 @@ class Peers:
 
 
 def metadata_value(details: Any, name: str) -> str:
-    """What a call has under a name in its metadata; empty if it has nothing."""
+    """Return the value of a name in a call's metadata; empty if there is none."""
     return str(dict(details or ()).get(name, ""))
 
 
 def same(given: str, expected: str) -> bool:
-    """Whether two secrets are the same, in a time that does not depend on them."""
+    """Tell whether two secrets are the same, in a time that does not depend on them."""
     return secrets.compare_digest(given.encode(), expected.encode())
 
 
 def common_name(context: Context) -> str:
-    """Of the certificate that the caller has shown, which the handshake has verified; empty without
-    one.
+    """Return the common name of the caller's certificate, which the handshake has verified; empty
+    without one.
     """
     names = context.auth_context().get("x509_common_name", ())
     return next((name.decode("utf-8", "replace") for name in names), "")
 
 
 def bearer_token(context: Context) -> str:
-    """What the caller has sent in `authorization: Bearer ...`; empty if nothing."""
+    """Return the token that the caller has sent in `authorization: Bearer ...`; empty if none."""
     return token_of(metadata_value(context.invocation_metadata(), AUTHORIZATION))
 
 
 def token_of(authorization: str) -> str:
-    """The token of `Bearer TOKEN`; empty if it is something else."""
+    """Return the token of a text `Bearer TOKEN`; empty if the text has another form."""
     if authorization.lower().startswith(BEARER):
         return authorization[len(BEARER) :].strip()
     return ""

@@ -22,12 +22,12 @@ from tandem.protos.transport.status import is_cancelled
 
 Request = health_pb2.HealthCheckRequest
 Response = health_pb2.HealthCheckResponse
-MAX_WATCHES = 64  # at once on one connection, of one service each
+MAX_WATCHES = 64  # calls of Watch at once on one connection, each for one service
 log = structlog.get_logger()
 
 
 class Health(health_pb2_grpc.HealthServicer):
-    """What all owners report; to be made and used on one event loop."""
+    """The health of a process by all owners' reports; to be made and used on one event loop."""
 
     def __init__(self) -> None:
         self._names = {""}
@@ -36,7 +36,7 @@ class Health(health_pb2_grpc.HealthServicer):
         self._changed = asyncio.Event()
 
     def report(self, owner: str, problem: str | None) -> None:
-        """Why an owner cannot serve now; None: it can."""
+        """Report why an owner cannot serve now, or, with None, that it can."""
         if self._problems.get(owner) == problem:
             return
         if problem:
@@ -54,33 +54,35 @@ class Health(health_pb2_grpc.HealthServicer):
 
     @property
     def problems(self) -> Sequence[str]:
-        """Why services cannot serve; empty if they can."""
+        """The reasons why services cannot serve; empty if they can."""
         return list(self._problems.values())
 
     async def until(self, serving: bool, seconds: float | None = None) -> None:
-        """Wait until `serving` is so, for as many seconds at most."""
+        """Wait until the property `serving` has this value, for so many seconds at most."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.serving != serving:
                     await self._changed.wait()
 
     def know(self, names: Iterable[str]) -> None:
-        """The services that the process has."""
+        """Add the names of services that the process has."""
         self._names |= set(names)
         self._notify()
 
     def stopping(self) -> None:
-        """No service serves any more, but the process still lives."""
+        """Report that no service serves any more, though the process still lives."""
         self._problems["process"] = "it is stopping"
         self._notify()
 
     def close(self) -> None:
-        """The process ends: nothing serves any more, and every watch is answered and ended."""
+        """Report that the process ends and nothing serves any more. Every watch is answered and
+        ended.
+        """
         self._closed = True
         self._notify()
 
     async def Check(self, request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
-        """The status of a service now."""
+        """Return the status of a service now."""
         if request.service not in self._names:
             await context.abort(grpc.StatusCode.NOT_FOUND)
         return Response(status=self._status(request.service))
@@ -88,7 +90,9 @@ class Health(health_pb2_grpc.HealthServicer):
     async def Watch(
         self, request: Any, context: aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Any]:
-        """The status of a service now, and whenever it changes. Raises Busy above the limit."""
+        """Yield the status of a service now, and whenever it changes. Raises Busy above
+        the limit.
+        """
         peer = context.peer()
         if self._watches[peer] >= MAX_WATCHES:
             raise Busy(f"{MAX_WATCHES} calls of Watch run on this connection, the most at once")
@@ -101,7 +105,7 @@ class Health(health_pb2_grpc.HealthServicer):
                 if status != sent:
                     yield Response(status=status)
                 sent = status
-                if closed:  # not: by now, while the status before was on its way
+                if closed:  # with this status; the process may have closed since, unreported
                     return
                 await changed.wait()
         finally:
@@ -121,14 +125,14 @@ class Health(health_pb2_grpc.HealthServicer):
 
 
 async def is_serving(channel: aio.Channel, service: str, seconds: float) -> bool:
-    """Whether a service reports within so many seconds that it serves; not if its channel is closed
-    meanwhile, which gRPC reports as a cancellation.
+    """Tell whether a service reports within so many seconds that it serves. The result is False if
+    the channel is closed meanwhile, which gRPC reports as a cancellation.
     """
     return await _status(channel, service, seconds) == Response.SERVING
 
 
 async def answers(channel: aio.Channel, seconds: float) -> bool:
-    """Whether a process reports anything within so many seconds."""
+    """Tell whether a process reports any status within so many seconds."""
     return await _status(channel, "", seconds) is not None
 
 

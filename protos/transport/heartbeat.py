@@ -1,17 +1,19 @@
-"""Whether the other end of a stream still answers: it sends something every quarter of a second."""
+"""Heartbeats: the other end of a stream sends a message every quarter of a second, or is lost."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 
-SECONDS = 0.25  # between two messages at the most
+SECONDS = 0.25  # between two messages at most
 SLOWEST = 50_000 / 8  # bytes per second of the slowest connection that is used
-MISSED = 5  # heartbeats after which the other end is lost: 1.5 s after it fell silent at the most
+MISSED = 5  # heartbeats after which the other end is lost: at most 1.5 s after it fell silent
 
 
 def missed(size: int) -> int:
-    """Heartbeats after which the other end is lost that may have so many bytes to receive yet."""
+    """Return the heartbeats after which an other end is lost that still has `size` bytes to
+    receive.
+    """
     return MISSED + int(size / SLOWEST / SECONDS)
 
 
@@ -20,9 +22,9 @@ async def until_silent(
     beat: Callable[[], None] = lambda: None,
     limit: Callable[[], int] = lambda: MISSED,
 ) -> None:
-    """Return when `received`, which differs if something came, has stopped changing for `limit`
-    heartbeats; `beat` has something sent. Counts heartbeats, not seconds: this process may be the
-    one that was suspended.
+    """Return when `received`, whose result changes with each message, has not changed for `limit`
+    heartbeats. `beat` sends a message. Heartbeats are counted, not seconds, because this process
+    may be the one that was suspended.
     """
     count = 0
     while count < limit():

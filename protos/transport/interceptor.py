@@ -1,8 +1,8 @@
-"""What happens around every call that a server of ours answers: who may call, its request id, its
-errors, and how many run at once. Knows no service.
+"""Wraps every call that a Tandem server answers: checks its caller, logs its request id, reports
+its errors, and limits how many run at once. This module knows no service.
 
-Every handler is one of a stream of requests to gRPC, so that nothing of a message is read before
-its caller may call: who may not, cannot have the process keep half a message.
+To gRPC every handler takes a stream of requests, so that nothing of a message is read before the
+caller was checked: a caller that may not call cannot make the process keep half a message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tandem.protos.transport import status
 from tandem.protos.transport.calls import CallMetrics
 from tandem.protos.transport.guard import Guard, Open
 
-MAX_CONCURRENT_CALLS = 2048  # of our services; health has no limit
+MAX_CONCURRENT_CALLS = 2048  # calls of Tandem's services; health has no limit
 REQUEST_ID, LONGEST_ID = "x-request-id", 128  # characters
 
 log = structlog.get_logger()
@@ -35,8 +35,8 @@ Scope: TypeAlias = Callable[[], AbstractContextManager[None]]
 
 class ErrorInterceptor(aio.ServerInterceptor):
     """Wraps every handler: binds the request id to the log, turns exceptions into statuses, and
-    refuses calls of our own services when too many run. gRPC's own limit would also refuse
-    questions after health.
+    refuses calls of Tandem's own services when too many run. gRPC's own limit would also refuse
+    health checks.
     """
 
     def __init__(self, guard: Guard | None = None, calls: CallMetrics | None = None) -> None:
@@ -47,7 +47,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """Called by gRPC once per call."""
+        """Return the wrapped handler of a call. gRPC calls this once per call."""
         handler = await continuation(details)
         given = str(dict(details.invocation_metadata or ()).get(REQUEST_ID) or "")
         if handler is None:
@@ -72,7 +72,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
     def _counted(self) -> Iterator[None]:
         """A scope in which a call runs; raises Busy."""
         if self._running >= MAX_CONCURRENT_CALLS:
-            raise Busy(f"{self._running} calls run, the most at once")
+            raise Busy(f"{self._running} calls run, which is the most at once")
         self._running += 1
         try:
             yield
@@ -81,26 +81,26 @@ class ErrorInterceptor(aio.ServerInterceptor):
 
 
 def _uncounted(context: Any) -> None:
-    """For servers without metrics."""
+    """Do nothing: a server without metrics counts no calls."""
 
 
 async def _only(requests: AsyncIterator[Any]) -> Any:
-    """The one request of a call; raises InvalidRequest if there is none."""
+    """Return the only request of a call; raises InvalidRequest if there is none."""
     async for request in requests:
         return request
     raise InvalidRequest.of("request", "is missing")
 
 
 def _logged_as(request_id: str) -> AbstractContextManager[None]:
-    """A scope whose log lines have the id, if the caller sent one; no more of it than an id has."""
+    """Return a scope whose log lines have the request id, cut to LONGEST_ID, if there is one."""
     known = {"request_id": request_id[:LONGEST_ID]} if request_id else {}
     return structlog.contextvars.bound_contextvars(**known)
 
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What happens around one call: its request id, its place, whether its caller may call, and
-    what counts it.
+    """The wrapping of one call: its request id, the scope in which it runs, the check of its
+    caller, and the function that counts it.
     """
 
     request_id: str
@@ -134,9 +134,10 @@ def _stream(behaviour: Any, around: Around, streams: bool) -> Any:
 async def _scope(
     context: aio.ServicerContext[Any, Any], around: Around, requests: Any, streams: bool
 ) -> AsyncIterator[Any]:
-    """What a call runs in, with what it is given: its requests, or the only one, which is read
-    before the call takes a place. It is not counted any more while its status is sent: gRPC waits
-    with that for as long as the client reads nothing, and such calls are bounded by connection.
+    """Run a call in a scope; yields its requests or, if there is only one, that request, which is
+    read before the call takes a place. The call gives its place back before its status is sent,
+    because gRPC does not send it while the client reads nothing; such calls are limited per
+    connection.
     """
     around.begun(context)
     with _logged_as(around.request_id):
@@ -149,14 +150,14 @@ async def _scope(
             await _abort(context, error)
 
 
-WRAPS = {False: _unary, True: _stream}  # by whether responses are a stream
+WRAPS = {False: _unary, True: _stream}  # wrappers, by whether responses are a stream
 
 
 async def _abort(context: aio.ServicerContext[Any, Any], error: Exception) -> None:
-    """End the call with the error's status; a bug is logged and not described to the caller."""
+    """End a call with the error's status. A bug is logged, and not described to the caller."""
     if isinstance(error, aio.AbortError):
         raise error
-    if isinstance(error, DecodeError):  # of a stream's message
+    if isinstance(error, DecodeError):  # a message of a stream cannot be decoded
         error = InvalidRequest.of("request", "cannot be decoded")
     if not isinstance(error, TandemError):
         log.error("a call failed", exc_info=error)

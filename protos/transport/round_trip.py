@@ -1,37 +1,37 @@
-"""The round trip of a stream's messages. Each has its sender's clock, and the other end sends back
-that of the newest message which it has read. Pure: time is an argument.
+"""The round trip of a stream's messages. Each message has its sender's clock, and the other end
+sends back the clock of the newest message that it has read. Pure: time is an argument.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-ROUND_TRIP_WINDOW = 32  # answers until a shorter round trip is mostly forgotten
+ROUND_TRIP_WINDOW = 32  # answers after which a shorter round trip is mostly forgotten
 
 
 class RoundTrip:
-    """Of one stream, over all of its calls."""
+    """The round trip of one stream, over all of its calls."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0  # seconds, smoothed
-        self.newest = 0.0  # the clock of the newest message that was read
+        self.seconds = 0.0  # round trip, smoothed
+        self.newest = 0.0  # clock of the newest message that was read
         self.unread = 0  # bytes of later messages
-        self._messages: deque[tuple[float, int]] = deque()  # these: clock, bytes
+        self._messages: deque[tuple[float, int]] = deque()  # unread messages: clock, bytes
 
     def called(self) -> None:
-        """A new call has begun: what was sent on the one before is lost."""
+        """Note that a new call has begun. Messages sent on the call before are lost."""
         self._messages.clear()
         self.unread = 0
 
     def sent(self, clock: float, size: int) -> None:
-        """A message of so many bytes was sent."""
+        """Note that a message of so many bytes was sent."""
         self._messages.append((clock, size))
         self.unread += size
 
     def received(self, clock: float, now: float, busy: bool) -> bool:
-        """Whether an answer is the first to show that messages up to this clock were read. The
-        other end answers when it has something to send, so the shortest times are the true ones,
-        and longer ones count only if it is `busy`.
+        """Learn from an answer, and tell whether it is the first to show that messages up to this
+        clock were read. The other end answers only when it has something to send. So the shortest
+        times are the true ones, and longer ones count only if the other end is `busy`.
         """
         if not self.newest < clock <= now:
             return False
@@ -44,8 +44,8 @@ class RoundTrip:
         return True
 
     def late(self, now: float) -> float:
-        """By how many seconds the oldest message that was not read is later than usual; 0 while the
-        other end has not told of any.
+        """Return by how many seconds the oldest unread message is later than usual; 0 while the
+        other end has not confirmed any message.
         """
         if not (self.seconds and self._messages):
             return 0.0

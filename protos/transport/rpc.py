@@ -31,7 +31,7 @@ from tandem.protos.transport.health import Health
 from tandem.protos.transport.interceptor import REQUEST_ID, ErrorInterceptor
 
 MAX_MESSAGE_BYTES = 4 << 20
-MAX_NEW_CALLS = 10_000  # that are not looked at yet
+MAX_NEW_CALLS = 10_000  # calls that are not looked at yet
 DRAIN_SECONDS = 5.0
 LAST_SECONDS = 0.5  # for answers that are on their way
 WHILE_DRAINED = 86_400.0  # seconds: longer than any drain
@@ -47,16 +47,16 @@ CLIENT_OPTIONS = [
     *LIMITS,
     ("grpc.keepalive_time_ms", 2000),
     ("grpc.keepalive_timeout_ms", 1000),
-    ("grpc.http2.ping_timeout_ms", 10_000),  # behind a large message on a slow connection; without
-    # it a frozen peer goes unnoticed
+    ("grpc.http2.ping_timeout_ms", 10_000),  # a ping waits behind a large message on a slow
+    # connection; without the timeout a frozen peer goes unnoticed
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 2000),  # an attempt may take so long; not a pause
+    ("grpc.min_reconnect_backoff_ms", 2000),  # the time for one attempt, not a pause
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
 SERVER_OPTIONS = [
     *LIMITS,
-    ("grpc.max_concurrent_streams", MAX_NEW_CALLS),  # of one connection, read or not
+    ("grpc.max_concurrent_streams", MAX_NEW_CALLS),  # calls of one connection, read or not
     ("grpc.server.max_pending_requests", MAX_NEW_CALLS),  # above it some are cancelled
     ("grpc.server.max_pending_requests_hard_limit", MAX_NEW_CALLS),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -68,7 +68,7 @@ SERVER_OPTIONS = [
 @dataclass(frozen=True, slots=True)
 class Security:
     """How a port is protected: by TLS, by a guard, and by whether callers must have certificates.
-    There they must at `certificate_port`, another port of the same services, in any case.
+    At `certificate_port`, another port of the same services, callers must have them in any case.
     """
 
     tls: Tls | None = None
@@ -78,8 +78,9 @@ class Security:
 
 
 def connect(address: str, tls: Tls | None = None, role: str = "orchestrator") -> aio.Channel:
-    """A channel to a service of ours; connects lazily, and reconnects. Raises Unusable if `tls`
-    is; `role` is what the certificate of a peer at an IP address must be for.
+    """Return a channel to a Tandem service, which connects lazily, and reconnects. `role` is the
+    name that the certificate of a peer at an IP address must have. Raises Unusable if `tls` cannot
+    be used.
     """
     if tls is None:
         return aio.insecure_channel(address, options=CLIENT_OPTIONS)
@@ -91,9 +92,10 @@ def connect(address: str, tls: Tls | None = None, role: str = "orchestrator") ->
 
 
 async def reconnected(channel: aio.Channel, after: float) -> None:
-    """Return when a channel has lost its connection and has one again, or is closed, but only
-    `after` so many seconds, as connections may be made and lost in a moment. Looks again and again:
-    gRPC's own wait for another state cannot be ended, and leaves memory.
+    """Return when a channel has lost its connection and has one again, but not before `after`
+    seconds, because connections may be made and lost in a moment; or when the channel is closed.
+    The state is polled, because gRPC's own wait for another state cannot be ended, and leaks
+    memory.
     """
     earliest, lost = monotonic() + after, False
     while (state := channel.get_state(try_to_connect=True)) is not State.SHUTDOWN:
@@ -107,8 +109,8 @@ INSECURE = Security()
 
 
 def free_port(host: str, wanted: int = 0, shared: bool = False) -> int:
-    """A port that is free, and that the system does not assign by itself; raises Unusable if the
-    wanted one is taken. Of one that is `shared`, others of its kind may have opened it, too.
+    """Return a free port that the system does not assign by itself; raises Unusable if the wanted
+    port is taken. A `shared` port counts as free if only others that share it have opened it.
     """
     problem, host = "", unbracketed(host)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -142,12 +144,12 @@ async def serving(
 ) -> AsyncIterator[str]:
     """Serve one or several servicers until the scope ends; yields the address.
 
-    What is reported to `health` is true of every service. When the scope ends, no service is
-    SERVING any more, but new calls are taken while `leave(lame_duck_seconds)` is awaited. Then the
-    port is closed, and calls that run go on while `drained` is awaited. Without `leave` the port
-    stays open meanwhile; without `drained` calls have a few seconds to end. `calls` counts every
-    call, refused ones too. At a port that is `shared`, others may listen who share it. Raises
-    Unusable if the port is taken.
+    Reports to `health` apply to every service. When the scope ends, no service is SERVING any more,
+    but new calls are taken while `leave(lame_duck_seconds)` is awaited. Then the port is closed,
+    and running calls go on while `drained` is awaited. Without `leave` the port stays open
+    meanwhile; without `drained` calls have a few seconds to end. `calls` counts every call, refused
+    ones too. At a `shared` port, other servers that share it may listen. Raises Unusable if the
+    port is taken.
 
     gRPC cancels calls that arrive while it closes a port. So every connection is renewed within
     the lame-duck time: by then load balancers connect their clients to other servers.
@@ -179,8 +181,8 @@ async def serving(
 
 
 def _options(lame_duck_seconds: float, shared: bool) -> list[tuple[str, int]]:
-    """Those of a server."""
-    age = [("grpc.max_connection_age_ms", round(lame_duck_seconds * 500))]  # 10 % more at most
+    """Return the options of a server."""
+    age = [("grpc.max_connection_age_ms", round(lame_duck_seconds * 500))]  # gRPC adds 10 % at most
     reused = ("grpc.so_reuseport", int(shared))  # by default two servers silently share a port
     return [*SERVER_OPTIONS, reused, *(age if lame_duck_seconds else ())]
 
@@ -191,7 +193,9 @@ def _offer(
     health: Health,
     calls: CallMetrics | None,
 ) -> Iterable[str]:
-    """Register services, and what every port has; returns the services' names."""
+    """Register services, and health and reflection as at every port; returns the
+    services' names.
+    """
     services = _services(*(servicer if isinstance(servicer, tuple) else (servicer,)))
     for register in services.values():
         register(server)
@@ -206,7 +210,7 @@ def _offer(
 def _open_port(
     server: aio.Server, host: str, port: int, tls: Tls | None, certificates: bool
 ) -> int:
-    """Have a server listen; raises Unusable."""
+    """Let a server listen at a port; returns the port. Raises Unusable."""
     credentials = tls and port_credentials(tls, certificates)
     place = joined(host, port)
     try:
@@ -220,8 +224,8 @@ def _open_port(
 
 
 def _services(*servicers: object) -> dict[str, Callable[[aio.Server], None]]:
-    """What registers servicers, by the full names of their services, found by their generated base
-    classes.
+    """Return functions that register servicers, by the full names of their services, which are
+    found by the servicers' generated base classes.
     """
     found: dict[str, Callable[[aio.Server], None]] = {}
     for servicer, base in ((each, base) for each in servicers for base in type(each).__mro__):
@@ -235,5 +239,5 @@ def _services(*servicers: object) -> dict[str, Callable[[aio.Server], None]]:
 
 
 def metadata_of(request_id: str, *more: tuple[str, str]) -> Sequence[tuple[str, str]]:
-    """Call metadata that carries the request id."""
+    """Return call metadata that carries the request id."""
     return ((REQUEST_ID, request_id), *more)

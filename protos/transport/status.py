@@ -1,7 +1,7 @@
-"""Errors to gRPC statuses and back, with `google.rpc` details.
+"""Converts errors to gRPC statuses and back, with `google.rpc` details.
 
-What is raised on one side of a call is raised on the other. A status without our details was made
-by the transport: the peer did not answer.
+An error that is raised on one side of a call is raised on the other. A status without Tandem's
+details was made by the transport: the peer did not answer.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ LOST = (StatusCode.UNAVAILABLE, StatusCode.CANCELLED, StatusCode.INTERNAL)
 
 
 def encode(error: TandemError) -> Status:
-    """What a server aborts with."""
+    """Return the status with which a server aborts a call."""
     status: Status = rpc_status.to_status(_status(error))
     return status
 
 
 def pack(error: TandemError) -> bytes:
-    """A serialised google.rpc.Status, for an error that travels in a message."""
+    """Return a serialised google.rpc.Status for an error that travels in a message."""
     packed: bytes = _status(error).SerializeToString()
     return packed
 
@@ -66,7 +66,7 @@ def _status(error: TandemError) -> status_pb2.Status:
 
 
 def unpack(packed: bytes) -> TandemError:
-    """The error in a google.rpc.Status of ours."""
+    """Return the error in a serialised google.rpc.Status that `pack` has made."""
     try:
         status = status_pb2.Status.FromString(packed)
     except DecodeError:  # a peer may send anything
@@ -75,12 +75,12 @@ def unpack(packed: bytes) -> TandemError:
 
 
 def _clip(text: str) -> str:
-    """A text that fits into metadata together with others."""
+    """Cut a text so that it fits into metadata together with others."""
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}..."
 
 
 def decode(failure: AioRpcError) -> TandemError:
-    """The error of a failed call."""
+    """Return the error of a failed call."""
     message = failure.details() or failure.code().name
     try:
         status = rpc_status.from_call(cast(Call, failure))
@@ -98,7 +98,7 @@ def decode(failure: AioRpcError) -> TandemError:
 
 
 def problem_of(error: Exception) -> str:
-    """Why a call failed, for a log, whatever it was."""
+    """Return why a call failed, for a log, whatever the error is."""
     if isinstance(error, AioRpcError):
         with suppress(Exception):
             return str(decode(error))
@@ -106,7 +106,7 @@ def problem_of(error: Exception) -> str:
 
 
 def _error(message: str, status: status_pb2.Status) -> TandemError | None:
-    """The error in a status of ours; None if it is not ours."""
+    """Return the error in a status with Tandem's details; None if it has none."""
     info = error_details_pb2.ErrorInfo()
     for detail in status.details:
         if detail.Unpack(info) and info.domain == DOMAIN:
@@ -129,8 +129,8 @@ def _with_details(kind: type[TandemError], message: str, status: status_pb2.Stat
 
 
 def is_cancelled() -> bool:
-    """Whether this very task is to end, rather than a call that it waits for: gRPC reports one that
-    was ended, or whose channel was closed, by this very process as if the task were cancelled.
+    """Tell whether this very task is to end, rather than a call that it waits for. If this process
+    ends a call, or closes its channel, gRPC reports that as if the task were cancelled.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,1 +1,1 @@
-"""Values of the contract to and from its messages."""
+"""Converts the contract's values to messages and back."""

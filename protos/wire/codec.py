@@ -1,8 +1,8 @@
-"""Values to messages and back; those of guesses and options are in `drafting` and `sampling`,
-log-probabilities in `logprobs`, and those of registered drafters in `registration`.
+"""Converts values to messages and back. Guesses and options are in `drafting` and `sampling`,
+log-probabilities in `logprobs`, and registered drafters in `registration`.
 
-Decoding refuses what cannot be a value of its type, naming the field; a model's limits are checked
-by its service.
+Decoding refuses a message that cannot be a value of its type, and names the field. A model's
+service checks the model's limits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CLIENT_BYTES = 32
 
 
 def encode_context(context: types.Context) -> common_pb2.Context:
-    """Context to message."""
+    """Convert a context to a message."""
     return common_pb2.Context(
         session_id=context.session_id,
         turn=context.turn,
@@ -39,7 +39,7 @@ def encode_context(context: types.Context) -> common_pb2.Context:
 
 
 def decode_context(message: common_pb2.Context) -> types.Context:
-    """Message to context; raises InvalidRequest."""
+    """Convert a message to a context; raises InvalidRequest."""
     violations = list[Violation]()
     if (size := len(message.session_id)) != SESSION_ID_BYTES:
         problem = f"has {size} bytes, not {SESSION_ID_BYTES}"
@@ -62,7 +62,7 @@ def decode_context(message: common_pb2.Context) -> types.Context:
 
 
 def encode_decoding(stream: int, opening: streams.Decoding) -> verifier_pb2.Decoding:
-    """Opening to message."""
+    """Convert an opening at a verifier to a message."""
     return verifier_pb2.Decoding(
         stream=stream,
         context=encode_context(opening.context),
@@ -81,7 +81,7 @@ def encode_decoding(stream: int, opening: streams.Decoding) -> verifier_pb2.Deco
 
 
 def decode_decoding(message: verifier_pb2.Decoding) -> streams.Decoding:
-    """Message to opening; raises InvalidRequest."""
+    """Convert a message to an opening at a verifier; raises InvalidRequest."""
     return streams.Decoding(
         context=decode_context(message.context),
         sampling=decode_sampling(message.sampling),
@@ -99,7 +99,7 @@ def decode_decoding(message: verifier_pb2.Decoding) -> streams.Decoding:
 
 
 def encode_drafting(stream: int, opening: streams.Drafting) -> drafter_pb2.Drafting:
-    """Opening to message."""
+    """Convert an opening at a drafter to a message."""
     return drafter_pb2.Drafting(
         stream=stream,
         context=encode_context(opening.context),
@@ -113,7 +113,7 @@ def encode_drafting(stream: int, opening: streams.Drafting) -> drafter_pb2.Draft
 
 
 def decode_drafting(message: drafter_pb2.Drafting) -> streams.Drafting:
-    """Message to opening; raises InvalidRequest."""
+    """Convert a message to an opening at a drafter; raises InvalidRequest."""
     return streams.Drafting(
         context=decode_context(message.context),
         sampling=decode_sampling(message.sampling),
@@ -126,7 +126,7 @@ def decode_drafting(message: drafter_pb2.Drafting) -> streams.Drafting:
 
 
 def encode_fact(stream: int, fact: streams.Fact) -> common_pb2.Fact:
-    """Fact to message."""
+    """Convert a fact to a message."""
     return common_pb2.Fact(
         stream=stream,
         start=fact.start,
@@ -145,7 +145,7 @@ def encode_fact(stream: int, fact: streams.Fact) -> common_pb2.Fact:
 
 
 def decode_fact(message: common_pb2.Fact) -> streams.Fact:
-    """Message to fact."""
+    """Convert a message to a fact."""
     return streams.Fact(
         message.start,
         tuple(message.tokens),
@@ -163,17 +163,17 @@ def decode_fact(message: common_pb2.Fact) -> streams.Fact:
 
 
 def encode_passes(passes: streams.PassTimes) -> common_pb2.PassTimes:
-    """Times to message."""
+    """Convert the times of forward passes to a message."""
     return common_pb2.PassTimes(newest=passes.newest, light=passes.light)
 
 
 def decode_passes(message: common_pb2.PassTimes) -> streams.PassTimes:
-    """Message to times."""
+    """Convert a message to the times of forward passes."""
     return streams.PassTimes(message.newest, message.light)
 
 
 def encode_model(model: types.ModelDescription) -> common_pb2.ModelDescription:
-    """Description to message."""
+    """Convert a model's description to a message."""
     return common_pb2.ModelDescription(
         name=model.name,
         tokenizer_fingerprint=model.tokenizer_fingerprint,
@@ -198,7 +198,7 @@ def encode_model(model: types.ModelDescription) -> common_pb2.ModelDescription:
 
 
 def decode_model(message: common_pb2.ModelDescription) -> types.ModelDescription:
-    """Message to description."""
+    """Convert a message to a model's description."""
     return types.ModelDescription(
         message.name,
         message.tokenizer_fingerprint,
@@ -223,12 +223,12 @@ def decode_model(message: common_pb2.ModelDescription) -> types.ModelDescription
 
 
 def encode_generation(defaults: GenerationDefaults) -> common_pb2.GenerationDefaults:
-    """Defaults to message; what is not set is absent."""
+    """Convert a model's defaults to a message, in which unset ones are absent."""
     return common_pb2.GenerationDefaults(**asdict(defaults))
 
 
 def decode_generation(message: common_pb2.GenerationDefaults) -> GenerationDefaults:
-    """Message to defaults."""
+    """Convert a message to a model's defaults."""
     given = {field.name: value for field, value in message.ListFields()}
     lists = {name: tuple(given[name]) for name in given if name.endswith("_tokens")}
     return GenerationDefaults(**given | lists)

@@ -1,4 +1,4 @@
-"""Drafts, and how much to draft, to messages and back."""
+"""Converts drafts and their shapes to messages and back."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tandem.protos import streams, tree, types
 from tandem.protos.errors import InvalidRequest
 from tandem.v1 import common_pb2
 
-SCORE_STEPS = 16  # of a score's byte to one unit of the natural logarithm
+SCORE_STEPS = 16  # steps of a score's byte per unit of the natural logarithm
 _SCORES = tuple(-step / SCORE_STEPS for step in range(256))
 
 Choice = TypeVar("Choice", bound=Enum)
 
 
 def decode_choice(field: str, kind: type[Choice], number: int) -> Choice:
-    """An enum's number to its value, 0 to the first; raises InvalidRequest."""
+    """Convert a number to an enum's value, 0 to the first one; raises InvalidRequest."""
     try:
         return kind(number or 1)
     except ValueError:
@@ -26,7 +26,7 @@ def decode_choice(field: str, kind: type[Choice], number: int) -> Choice:
 
 
 def encode_shape(shape: types.DraftShape) -> common_pb2.DraftShape:
-    """Shape to message; defaults are not sent."""
+    """Convert a shape to a message; defaults are not sent."""
     message = common_pb2.DraftShape(
         levels=shape.levels,
         branches=shape.branches,
@@ -41,7 +41,7 @@ def encode_shape(shape: types.DraftShape) -> common_pb2.DraftShape:
 
 
 def decode_shape(message: common_pb2.DraftShape) -> types.DraftShape:
-    """Message to shape; raises InvalidRequest."""
+    """Convert a message to a shape; raises InvalidRequest."""
     method = decode_choice("shape.method", types.Method, message.method)
     for field, most in (
         ("levels", types.MAX_LEVELS),
@@ -64,7 +64,7 @@ def decode_shape(message: common_pb2.DraftShape) -> types.DraftShape:
 
 
 def encode_guess(stream: int, guess: streams.Guess) -> common_pb2.Guess:
-    """Guess to message."""
+    """Convert a guess to a message."""
     numbers = range(guess.first, guess.first + len(guess.tokens))
     return common_pb2.Guess(
         stream=stream,
@@ -84,7 +84,9 @@ def encode_guess(stream: int, guess: streams.Guess) -> common_pb2.Guess:
 
 
 def decode_guess(message: common_pb2.Guess, arrived: float = 0.0) -> streams.Guess:
-    """Message to guess; raises InvalidRequest. Unknown scores are those of certain nodes."""
+    """Convert a message to a guess; raises InvalidRequest. Nodes without scores count
+    as certain.
+    """
     tokens, count = tuple(message.tokens), len(message.tokens)
     if count > types.MAX_NODES:
         raise InvalidRequest.of("draft.tokens", f"has {count} nodes, above {types.MAX_NODES}")
@@ -122,15 +124,15 @@ def decode_guess(message: common_pb2.Guess, arrived: float = 0.0) -> streams.Gue
 
 
 def guess_of(draft: types.Draft, behind: int) -> streams.Guess:
-    """A whole draft as a guess, of nodes that count as certain."""
+    """Convert a whole draft to a guess, whose nodes count as certain."""
     parents = tuple(parent + 1 for parent in draft.parents)
     scores = (0.0,) * len(draft)
     return streams.Guess(behind, draft.tokens, parents, scores, distributions=draft.distributions)
 
 
 def draft_of(guess: streams.Guess) -> types.Draft:
-    """A guess that holds a whole tree; raises InvalidRequest if it does not, or not what its tokens
-    were drawn from.
+    """Convert a guess that holds a whole tree to a draft. Raises InvalidRequest if the guess holds
+    no whole tree, or if its distributions do not fit its tokens.
     """
     if any(0 < parent < guess.first for parent in guess.parents):
         raise InvalidRequest.of("draft.parents", "name a node of another guess")
@@ -147,7 +149,7 @@ def _distribution_problem(
     tokens: tuple[int, ...],
     parents: tuple[int, ...],
 ) -> str | None:
-    """Why these cannot be what the tokens were drawn from, or None."""
+    """Return why the tokens cannot have been drawn from these distributions, or None."""
     if not distributions:
         return None
     if len(distributions) != len(tokens) + 1:

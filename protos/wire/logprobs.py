@@ -1,4 +1,4 @@
-"""Log-probabilities to messages and back, and which ones of a prompt are wanted."""
+"""Converts log-probabilities, and requests for those of a prompt, to messages and back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tandem.v1 import common_pb2, verifier_pb2
 
 
 def encode_logprobs(logprobs: types.TokenLogprobs) -> common_pb2.Logprobs:
-    """Log-probabilities to message."""
+    """Convert log-probabilities to a message."""
     ids, values = zip(*logprobs.top, strict=True) if logprobs.top else ((), ())
     return common_pb2.Logprobs(
         logprob=logprobs.logprob, top_ids=ids, top_logprobs=values, rank=logprobs.rank
@@ -18,7 +18,7 @@ def encode_logprobs(logprobs: types.TokenLogprobs) -> common_pb2.Logprobs:
 
 
 def decode_logprobs(message: common_pb2.Logprobs) -> types.TokenLogprobs:
-    """Message to log-probabilities."""
+    """Convert a message to log-probabilities."""
     top = tuple(zip(message.top_ids, message.top_logprobs, strict=False))
     return types.TokenLogprobs(message.logprob, top, message.rank)
 
@@ -26,14 +26,16 @@ def decode_logprobs(message: common_pb2.Logprobs) -> types.TokenLogprobs:
 def encode_prompt_logprobs(
     wanted: streams.PromptLogprobs | None,
 ) -> verifier_pb2.PromptLogprobs | None:
-    """What is wanted to message."""
+    """Convert a request for log-probabilities of a prompt to a message; None stays None."""
     return verifier_pb2.PromptLogprobs(**asdict(wanted)) if wanted else None
 
 
 def decode_prompt_logprobs(
     message: verifier_pb2.Decoding,
 ) -> streams.PromptLogprobs | None:
-    """What an opening wants of its context; raises InvalidRequest."""
+    """Return the request for log-probabilities of its context in an opening, or None; raises
+    InvalidRequest.
+    """
     if not message.HasField("prompt_logprobs"):
         return None
     wanted, length = message.prompt_logprobs, len(message.context.tokens)

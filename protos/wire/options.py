@@ -1,6 +1,6 @@
 """The options of a request by their names: every field of the client API's groups.
 
-Taken from the API's own description, so that none is forgotten.
+They are taken from the API's own description, so that none is forgotten.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ GROUPS = ("sampling", "stopping", "speculation")
 
 
 def options() -> dict[str, tuple[str, FieldDescriptor]]:
-    """Every option: its group, and its field there."""
+    """Return every option's group, and its field there, by the option's name."""
     messages = ((group, getattr(api.GenerateRequest(), group).DESCRIPTOR) for group in GROUPS)
     return {field.name: (group, field) for group, message in messages for field in message.fields}
 
 
 def put(request: api.GenerateRequest, name: str, value: Any) -> None:
-    """Set an option; raises InvalidRequest if it is no value of its field. A map takes a dict, an
-    enum the end of a name or a number, a list also a single text, and JSON also what it is of.
+    """Set an option; raises InvalidRequest if the value does not fit its field. A map takes a dict;
+    an enum takes the end of a name, or a number; a list also takes a single text; a text of JSON
+    also takes the object that it describes.
     """
     group, field = options()[name]
     try:

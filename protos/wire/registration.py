@@ -1,4 +1,4 @@
-"""The registration of a drafter: its metadata, what is checked of a message, and its address."""
+"""The registration of a drafter: its metadata, the checks of its messages, and its address."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from tandem.v1 import registration_pb2
 
 TOKEN = "x-tandem-registration-token"
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-REGISTERED = "@registered"  # behind the name of a drafter, where others have HOST:PORT
+REGISTERED = "@registered"  # follows a drafter's name in the place of an address HOST:PORT
 MAX_BYTES = 1 << 14
 
 
 def encode_registration(name: str, model: ModelDescription) -> registration_pb2.RegisterRequest:
-    """What a drafter sends first."""
+    """Return the first message that a drafter sends."""
     return registration_pb2.RegisterRequest(name=name, model=encode_model(model))
 
 
 def decode_registration(
     message: registration_pb2.RegisterRequest, target: ModelDescription
 ) -> tuple[str, ModelDescription]:
-    """Name and model of a drafter for a target, of its first message. Raises InvalidRequest and
-    IncompatibleModels.
+    """Return name and model of a drafter for a target, from its first message. Raises
+    InvalidRequest and IncompatibleModels.
     """
     if (size := message.ByteSize()) > MAX_BYTES:
         raise InvalidRequest.of("request", f"has {size} bytes, above {MAX_BYTES}")
@@ -38,7 +38,7 @@ def decode_registration(
 def decode_described(
     message: registration_pb2.RegisterRequest, target: ModelDescription
 ) -> ModelDescription:
-    """The model that a message describes; raises InvalidRequest and IncompatibleModels."""
+    """Return the model that a message describes; raises InvalidRequest and IncompatibleModels."""
     for field, value in message.model.ListFields():
         if isinstance(value, str) and not value.isprintable():
             problem = f"is {value[:80]!r}, which is not printable"
@@ -52,5 +52,5 @@ def decode_described(
 
 
 def registered_name(address: str) -> str:
-    """The name of a registered drafter; empty for one that is called at its own port."""
+    """Return the name of a registered drafter; empty for one that is called at its own port."""
     return address.removesuffix(REGISTERED) if address.endswith(REGISTERED) else ""

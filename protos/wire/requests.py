@@ -1,5 +1,5 @@
-"""What a cell sends to the model services: values to items of a request, by their type, and
-guesses that are passed on without being decoded.
+"""Converts the values that a cell sends to the model services to items of a request, by their type.
+Guesses are passed on without being decoded.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tandem.v1 import common_pb2, verifier_pb2
 
 
 def receive_guess(message: common_pb2.Guess) -> EncodedGuess:
-    """A guess that is to be passed on."""
+    """Return a received guess, still encoded, to be passed on."""
     return EncodedGuess(message.behind, message.ByteSize(), message)
 
 
 def pass_on_guess(stream: int, guess: EncodedGuess) -> common_pb2.Guess:
-    """The same guess, for another stream."""
+    """Return the message of the same guess, for another stream."""
     message = guess.message
     assert isinstance(message, common_pb2.Guess)
     message.stream = stream
@@ -29,21 +29,21 @@ def pass_on_guess(stream: int, guess: EncodedGuess) -> common_pb2.Guess:
 
 
 def encode_fact_tokens(stream: int, fact: Fact) -> common_pb2.Fact:
-    """What a drafter needs of a fact."""
+    """Convert a fact to a message with only the parts that a drafter needs."""
     return common_pb2.Fact(stream=stream, start=fact.start, tokens=fact.tokens)
 
 
 def encode_flow(stream: int, flow: Flow) -> verifier_pb2.Flow:
-    """Flow to message."""
+    """Convert a flow to a message."""
     return verifier_pb2.Flow(stream=stream, paused=flow.paused)
 
 
 def encode_closing(session_id: bytes, turn: int) -> tuple[str, common_pb2.Closing]:
-    """The field of a request, and the closing to add to it."""
+    """Return the field of a request, and the closing to add to it."""
     return "closings", common_pb2.Closing(session_id=session_id, turn=turn)
 
 
-# The field of a request, and what encodes an item of it.
+# The field of a request, and the function that encodes an item of it, by the value's type.
 ITEMS: dict[type[object], tuple[str, Callable[[int, Any], Message]]] = {
     Decoding: ("open", encode_decoding),
     Drafting: ("open", encode_drafting),
@@ -55,6 +55,6 @@ ITEMS: dict[type[object], tuple[str, Callable[[int, Any], Message]]] = {
 
 
 def encode_item(stream: int, value: object) -> tuple[str, Message]:
-    """The field of a request, and the item to add to it."""
+    """Return the field of a request, and the item to add to it."""
     field, encode = ITEMS[type(value)]
     return field, encode(stream, value)

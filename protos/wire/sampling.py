@@ -1,5 +1,5 @@
-"""Sampling options to messages and back, and what values they may have: the same for a client's
-request and for a call between services.
+"""Converts sampling options to messages and back, and checks their values. The limits are the same
+for a client's request and for a call between services.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from tandem.protos.wire.drafting import decode_choice
 from tandem.v1 import common_pb2
 
 REPETITION = 0.01, 100.0
-MOST_PENALTY = 2.0  # presence and frequency, either sign
-MOST_BIAS = 100.0  # of one token, either sign
+MOST_PENALTY = 2.0  # for presence and frequency, either sign
+MOST_BIAS = 100.0  # for one token, either sign
 
 
 def problems(sampling: SamplingParams) -> Iterator[Violation]:
-    """Every option that is out of range, by the client's name for it."""
+    """Yield every option that is out of range, by the client's name for it."""
     yield from _number("temperature", sampling.temperature, 0, math.inf)
     if not 0 < sampling.top_p <= 1:
         limit = f"is {sampling.top_p:g}, not above 0 and at most 1"
@@ -38,7 +38,7 @@ def problems(sampling: SamplingParams) -> Iterator[Violation]:
     for token, bias in sampling.logit_bias:
         if found := list(_number(f"logit_bias[{token}]", bias, -MOST_BIAS, MOST_BIAS)):
             yield from found
-            break  # there may be a thousand
+            break  # one is enough: there may be a thousand
 
 
 def _number(name: str, value: float, least: float, most: float) -> Iterator[Violation]:
@@ -49,7 +49,7 @@ def _number(name: str, value: float, least: float, most: float) -> Iterator[Viol
 
 
 def encode_sampling(sampling: SamplingParams) -> common_pb2.SamplingParams:
-    """Sampling to message; what is off, or cannot matter, is not sent."""
+    """Convert sampling options to a message; options that are off or cannot matter are not sent."""
     message = common_pb2.SamplingParams(
         repetition_penalty=_zero_if_one(sampling.repetition_penalty),
         presence_penalty=sampling.presence_penalty,
@@ -78,7 +78,7 @@ def encode_sampling(sampling: SamplingParams) -> common_pb2.SamplingParams:
 
 
 def decode_sampling(message: common_pb2.SamplingParams) -> SamplingParams:
-    """Message to sampling; raises InvalidRequest."""
+    """Convert a message to sampling options; raises InvalidRequest."""
     sampling = SamplingParams(
         temperature=message.temperature,
         top_k=message.top_k,

@@ -75,7 +75,7 @@ def test_files_are_given_together_or_not_at_all(left_out: str) -> None:
 
 def test_drafters_register_by_one_token_or_as_clients(tmp_path: Path) -> None:
     token = "--registration-token=a-secret-of-16-characters"
-    with pytest.raises(Unusable, match="registration_token is for no clients"):
+    with pytest.raises(Unusable, match="registration_token cannot be used with clients"):
         listening("orchestrator", token, f"--clients={tmp_path}")
     assert listening("orchestrator", token)
 

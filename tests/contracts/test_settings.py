@@ -165,8 +165,8 @@ TOKENIZER = f"--tokenizer={models.TARGET}"
     ("verifier", "problem"),
     [
         ("", "at least 1 character"),
-        ("a:1,a:1", "empty or there twice"),
-        ("a:1,,b:1", "empty or there twice"),
+        ("a:1,a:1", "empty or listed twice"),
+        ("a:1,,b:1", "empty or listed twice"),
         ("host", "'host' is not HOST:PORT"),
         ("host:99999", "'host:99999' is not HOST:PORT"),
         ("dns:///name", "'name' is not HOST:PORT"),
