@@ -1,4 +1,4 @@
-"""A configured model, and what runs it."""
+"""Load the configured model, and make the runner that runs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tandem.engine.runner import HFRunner
 
 
 def load_model(config: ModelServiceConfig) -> model.HFModel:
-    """The model; raises Unusable."""
+    """Load the configured model, and set the kernels' threads; raises Unusable."""
     loaded = model.load(config.model, config.dtype, config.device, config.weights)
     use_threads(config.threads)
     return loaded
@@ -19,5 +19,7 @@ def load_model(config: ModelServiceConfig) -> model.HFModel:
 def runner_of(
     loaded: model.HFModel, positions: int, exact: bool, footprint: Footprint | None = None
 ) -> HFRunner:
-    """What runs it, with space for so many cached tokens; raises MemoryError, OutOfMemoryError."""
+    """Make a runner with memory for `positions` cached tokens; raises MemoryError or
+    OutOfMemoryError.
+    """
     return HFRunner(loaded, positions, exact, footprint=footprint)
