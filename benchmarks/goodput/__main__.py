@@ -75,7 +75,7 @@ def rising(
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """What people see."""
+    """Return the table that people see."""
     shown = Table("world", "plain", "best fixed shape", box=None)
     for heading in ("its goodput", "policy", "policy/\nfixed", "policy/\nplain"):
         shown.add_column(heading, justify="right")

@@ -106,7 +106,7 @@ class World:
 
     @property
     def name(self) -> str:
-        """What people see."""
+        """The name that people see."""
         trips, users = (
             "-".join(f"{value:g}" for _, value in each) for each in (self.delay, self.sessions)
         )
