@@ -45,7 +45,7 @@ class Fault:
 
 
 def faults(seed: int, members: Mapping[str, int], kinds: Sequence[Kind]) -> Iterator[Fault]:
-    """Faults without end. `members`: how many there are of each role."""
+    """Yield random faults without end. `members`: how many processes there are of each role."""
     rng = random.Random(seed)
     choices = [
         (kind, role)

@@ -1,4 +1,4 @@
-"""The flags of `tandem bench serve`; named as those of vLLM's command where they do the same."""
+"""The flags of `tandem bench serve`, with the names of vLLM's command where they do the same."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Picture = Annotated[Path | None, typer.Option("--plot", help="write distribution
 
 
 def limits_of(given: Sequence[str]) -> dict[str, float]:
-    """`ttft:500` and the like, in ms."""
+    """Parse limits such as `ttft:500`, in ms."""
     found = {}
     for each in given:
         name, _, limit = each.partition(":")
