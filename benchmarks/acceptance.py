@@ -192,7 +192,7 @@ def entry(row: Figures) -> dict[str, Any]:
 def main(
     target: Annotated[Path, typer.Option(help="directory or GGUF file")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="directory or GGUF file")] = models.DRAFT,
-    prompts: Annotated[int, typer.Option(help="how many", min=1, max=story_count())] = 40,
+    prompts: Annotated[int, typer.Option(help="number of prompts", min=1, max=story_count())] = 40,
     file: Annotated[
         Path | None,
         typer.Option(help="chats of JSON lines with prompt, question or turns; not stories"),
@@ -200,7 +200,7 @@ def main(
     max_new_tokens: Annotated[
         int, typer.Option(help="a generation also ends where its story ends", min=2)
     ] = 64,
-    draft_weights: Annotated[Weights, typer.Option(help="of the drafter")] = "full",
+    draft_weights: Annotated[Weights, typer.Option(help="weights of the drafter")] = "full",
     json: Annotated[
         Path | None, typer.Option("--json", help="write the figures to this file too")
     ] = None,

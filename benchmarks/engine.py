@@ -152,7 +152,7 @@ def main(
     ] = None,
     dtype: Annotated[str, typer.Option(help="one or several, with commas")] = "float32",
     threads: Annotated[int, typer.Option(help="CPU threads", min=1)] = 1,
-    repetitions: Annotated[int, typer.Option(help="of every step", min=1)] = 15,
+    repetitions: Annotated[int, typer.Option(help="repetitions of every step", min=1)] = 15,
     json: Annotated[
         Path | None, typer.Option("--json", help="write the figures to this file too")
     ] = None,

@@ -186,7 +186,7 @@ def main(
     sessions: Annotated[int, typer.Option(help="sessions that decode")] = 8,
     drafted: Annotated[int, typer.Option(help="draft tokens per step")] = 4,
     prompt: Annotated[int, typer.Option(help="tokens of the long prompt")] = 2000,
-    seconds: Annotated[float, typer.Option(help="of decoding before the prompt")] = 15.0,
+    seconds: Annotated[float, typer.Option(help="seconds of decoding before the prompt")] = 15.0,
     file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
     """Measure gaps between the steps of decoding sessions, alone and beside a long prompt."""

@@ -152,7 +152,7 @@ def main(
     dtype: Annotated[str, typer.Option(help="one or several, with commas")] = "float32,bfloat16",
     other: Annotated[Path | None, typer.Option(help="another checkout, with kernels built")] = None,
     threads: Annotated[int, typer.Option(help="CPU threads", min=1)] = 1,
-    repetitions: Annotated[int, typer.Option(help="of every figure", min=1)] = 9,
+    repetitions: Annotated[int, typer.Option(help="repetitions of every figure", min=1)] = 9,
     file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
     """Time the compiled kernels, beside PyTorch's and those of another checkout."""

@@ -86,7 +86,7 @@ class Drafter:
             self._sessions.keep(self._session, self._context, ())
 
     def grown(self, nodes: int) -> tuple[SessionText, GrowingTree]:
-        """Grow a tree whose next level has `nodes` nodes; raises Unusable if none grows so wide."""
+        """Grow a tree that can feed `nodes` nodes at once; raises Unusable if none is so wide."""
         for _ in range(TRIES):
             text, growing = self._begun()
             while 1 + len(list(growing.chances())) < nodes and growing.ready():
@@ -190,7 +190,7 @@ def table(rows: Iterable[Row]) -> Table:
 
 def main(
     model: Annotated[Path, typer.Argument(help="model directory")] = models.DRAFT,
-    repetitions: Annotated[int, typer.Option(help="of every figure", min=1)] = 101,
+    repetitions: Annotated[int, typer.Option(help="repetitions of every figure", min=1)] = 101,
     file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
     """Measure the milliseconds of a level of the drafter, beside a step of generate()."""

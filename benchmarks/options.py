@@ -190,7 +190,7 @@ async def measure(target: Path, draft: Path, requests: int, seed: int, at_once: 
 def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
-    requests: Annotated[int, typer.Option(help="drawn at random", min=1)] = 1000,
+    requests: Annotated[int, typer.Option(help="requests drawn at random", min=1)] = 1000,
     seed: int = 0,
     at_once: Annotated[int, typer.Option(help="pairs in flight", min=1)] = 4,
     file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,

@@ -206,8 +206,10 @@ def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
     places: Annotated[int, typer.Option(help="requests that run at once", min=1)] = 8,
-    times: Annotated[float, typer.Option(help="of what can be served", min=0.1)] = 10.0,
-    seconds: Annotated[float, typer.Option(help="of each stretch", min=4)] = 30.0,
+    times: Annotated[
+        float, typer.Option(help="requests, in times of what can be served", min=0.1)
+    ] = 10.0,
+    seconds: Annotated[float, typer.Option(help="seconds of each stretch", min=4)] = 30.0,
     file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
     """Measure refusals, and gaps of admitted streams, under an overload."""

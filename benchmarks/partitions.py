@@ -201,7 +201,7 @@ def main(
     target: Annotated[Path, typer.Option(help="whose tokenizer is used")] = models.TARGET,
     where: Annotated[str, typer.Option(help="with commas")] = "verifier,drafter,front end",
     ways: Annotated[str, typer.Option("--way", help="with commas")] = "both,to it,from it",
-    seconds: Annotated[float, typer.Option(help="of each partition", min=1.0)] = 4.0,
+    seconds: Annotated[float, typer.Option(help="seconds of each partition", min=1.0)] = 4.0,
     file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
     """Measure how long streams wait when the network loses everything, and after it is healed."""

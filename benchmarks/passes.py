@@ -150,7 +150,7 @@ def table(found: list[Row]) -> Table:
 def main(
     model: Annotated[Path | None, typer.Argument(help="model directory")] = None,
     dtype: Annotated[str, typer.Option(help="one or several, with commas")] = "float32,bfloat16",
-    repetitions: Annotated[int, typer.Option(help="of every figure", min=1)] = 20,
+    repetitions: Annotated[int, typer.Option(help="repetitions of every figure", min=1)] = 20,
     file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
     """Measure what a pass takes beside its kernels, with and without a program."""

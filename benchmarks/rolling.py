@@ -153,8 +153,8 @@ def main(
     target: Annotated[Path, typer.Option(help="model directory of the verifier")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
     updates: Annotated[int, typer.Option(help="one after the other", min=1)] = 20,
-    clients: Annotated[int, typer.Option(help="of each kind", min=1)] = 2,
-    tokens: Annotated[int, typer.Option(help="of an answer", min=1)] = 60,
+    clients: Annotated[int, typer.Option(help="clients of each kind", min=1)] = 2,
+    tokens: Annotated[int, typer.Option(help="tokens of an answer", min=1)] = 60,
 ) -> None:
     """Make rolling updates under ordinary clients. Exits with 1 if anything failed for them."""
     print(described("one thread per model"))

@@ -155,8 +155,8 @@ def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
     prompts: Annotated[int, typer.Option(help="stories", min=1, max=story_count())] = 80,
-    max_new_tokens: Annotated[int, typer.Option(help="each", min=2)] = 64,
-    nodes: Annotated[int, typer.Option(help="of a draft", min=1, max=MAX_NODES)] = 16,
+    max_new_tokens: Annotated[int, typer.Option(help="tokens of each answer", min=2)] = 64,
+    nodes: Annotated[int, typer.Option(help="nodes of a draft", min=1, max=MAX_NODES)] = 16,
 ) -> None:
     """Measure accepted tokens per round, rule by rule."""
     configure_logging("warning")

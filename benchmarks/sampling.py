@@ -174,9 +174,9 @@ def table(found: Sequence[Figure], nodes: int) -> Table:
 
 def main(
     vocabulary: Annotated[list[int] | None, typer.Option(help="tokens; may be repeated")] = None,
-    sessions: Annotated[int, typer.Option(help="of a step", min=1)] = 16,
+    sessions: Annotated[int, typer.Option(help="sessions of a step", min=1)] = 16,
     visited: Annotated[int, typer.Option(help="nodes of each", min=1)] = 3,
-    repetitions: Annotated[int, typer.Option(help="of every figure", min=1)] = 5,
+    repetitions: Annotated[int, typer.Option(help="repetitions of every figure", min=1)] = 5,
     file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:
     """Time draws of a token from a large vocabulary, as they are defined and as they are done."""

@@ -141,9 +141,9 @@ def main(
     target: Annotated[Path, typer.Option(help="model directory of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="model directory of the drafter")] = models.DRAFT,
     rules: Annotated[str, typer.Option("--rule", help="with commas")] = "match,reject",
-    streams: Annotated[str, typer.Option(help="at once, with commas")] = "1,8",
-    tokens: Annotated[int, typer.Option(help="of a stream")] = 200,
-    turns: Annotated[int, typer.Option(help="of each kind")] = 3,
+    streams: Annotated[str, typer.Option(help="streams at once, with commas")] = "1,8",
+    tokens: Annotated[int, typer.Option(help="tokens of a stream")] = 200,
+    turns: Annotated[int, typer.Option(help="turns of each kind")] = 3,
     faults: Annotated[str, typer.Option("--fault", help="with commas")] = ",".join(FAULTS),
     file: Annotated[Path | None, typer.Option("--json", help="figures, for programs")] = None,
 ) -> None:

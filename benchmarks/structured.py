@@ -188,7 +188,7 @@ def main(
         list[Path],
         typer.Option(help="model directory of a drafter; may be repeated", exists=True),
     ] = [models.DRAFT, models.FOREIGN],  # noqa: B006
-    schemas: Annotated[int, typer.Option(help="drawn at random", min=1)] = 500,
+    schemas: Annotated[int, typer.Option(help="schemas drawn at random", min=1)] = 500,
     at_once: Annotated[int, typer.Option(help="requests in flight", min=1)] = 4,
     tokenizer: Annotated[
         list[Path] | None, typer.Option(help="others whose masks are timed; may be repeated")

@@ -53,7 +53,7 @@ class ModelServiceConfig(ServiceConfig):
     register_name: str | None = Field(
         default=None,
         pattern=f"^{NAME}$",
-        description="by which it is registered; by default the host's with a random part",
+        description="name to register by; by default the host's with a random part",
     )
     draft_cost: float = Field(
         default_factory=lambda: draft_cost(shared=cores.usable() < ENOUGH_CORES),

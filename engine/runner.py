@@ -55,7 +55,7 @@ class HFRunner:
     If `exact`, logits are batch-invariant, bit for bit, where the model allows it; tiles do not.
     Without a `backend` the fastest usable one is taken. Raises Unusable if the given backend cannot
     be used, MemoryError or OutOfMemoryError. With `program`, passes along paths and by rows run a
-    compiled program of the network where there is one; `unfused` says why there is none.
+    program of the network where there is one; `unfused` says why there is none.
     """
 
     def __init__(

@@ -114,7 +114,7 @@ async def bad_drafts(folder: Path) -> bool:
 
 def main(
     clean: Annotated[float, typer.Option(help="seconds of load without a fault, at first")] = 30.0,
-    fault: Annotated[list[Fault], typer.Option(help="may be repeated")] = list(Fault),  # noqa: B006
+    fault: Annotated[list[Fault], typer.Option(help="fault; may be repeated")] = list(Fault),  # noqa: B006
 ) -> None:
     """Make each alert fire by its fault. Exits with 1 if an alert fires without a fault, or too
     late after its own.

@@ -109,8 +109,8 @@ def table_model(tokenizer: Path) -> common_pb2.ModelDescription:
 
 def main(
     tokenizer: Annotated[Path, typer.Option(help="model directory whose tokens it has")],
-    step: Annotated[float, typer.Option(help="seconds")] = 0.01,
-    tokens: Annotated[int, typer.Option(help="of a step")] = 1,
+    step: Annotated[float, typer.Option(help="seconds between steps")] = 0.01,
+    tokens: Annotated[int, typer.Option(help="tokens of a step")] = 1,
 ) -> None:
     """Serve the table as a verifier until stopped."""
     model = table_model(tokenizer)

@@ -48,7 +48,8 @@ class PageAllocator(PageLedger):
 
     def prepare(self, table: PageTable, context: int, stop: int) -> None:
         """Prepare a table to be fed the positions from `context` to `stop`: a page that has no
-        memory in layers with a window gets that of a page which the windows have left.
+        memory in layers with a window gets that of a page of the same table which the windows have
+        left.
         """
         while table.bare is not None and table.bare * self.page < stop:
             assert table.spare < self.footprint.first(context), "a pass feeds too much of a session"

@@ -141,8 +141,8 @@ def main(
     tokens: Annotated[
         int, typer.Option(help="tokens of answers to learn from", min=1000)
     ] = 600_000,
-    max_new_tokens: Annotated[int, typer.Option(help="of an answer at most", min=8)] = 256,
-    minutes: Annotated[float, typer.Option(help="of training at most", min=0.1)] = 90.0,
+    max_new_tokens: Annotated[int, typer.Option(help="tokens of an answer at most", min=8)] = 256,
+    minutes: Annotated[float, typer.Option(help="minutes of training at most", min=0.1)] = 90.0,
     threads: Annotated[int | None, typer.Option(help="CPU threads; by default all", min=1)] = None,
     device: Annotated[
         torch.device,
