@@ -30,7 +30,7 @@ class PageLedger(ABC):
         self.positions = positions // self.page * self.page
         self.allocated = self.idle = 0
         self.numbered = footprint.numbers(self.positions // self.page)
-        self._free = deque(reversed(range(self.numbered)))  # the last ones have memory
+        self._free = deque(reversed(range(self.numbered)))  # the last `_warm` have memory
         self._warm = 0  # the number of free pages that have memory
         self._holders = [0] * self.numbered
         self._viewers = [0] * self.numbered

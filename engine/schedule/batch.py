@@ -48,7 +48,7 @@ class Pace:
         self.last = now
 
     def at(self, now: float) -> float:
-        """Return the seconds of such a step; 0 if no session has been decoding lately."""
+        """Return the smoothed seconds of a step; 0 if no session has been decoding lately."""
         return self.seconds if now - self.last <= RESTING_SECONDS else 0.0
 
 

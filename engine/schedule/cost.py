@@ -69,7 +69,9 @@ class Rates:
         self.token = smoothed(self.token, seconds / expected)
 
     def predicted(self, seconds: float) -> None:
-        """Note that such a step is predicted to take `seconds` now: if less, lower the rates."""
+        """Note that a step without long prompts would take `seconds` now, as others show. If that
+        is less than before, the rates fall.
+        """
         if seconds < self.step:
             ratio = smoothed(self.step, seconds) / self.step
             self.step *= ratio
